@@ -30,8 +30,8 @@ import torch.nn.functional as F
 
 from mega_model.distributed.mesh import Mesh, World
 from mega_schema.app.config import load_config
-from mega_train.config import Run
-from mega_train.data.gpt_dataset import Samples
+from mega_train.config import RunConfig
+from mega_train.data.gpt_dataset import GPTDataset
 from mega_train.engine.train import prepare
 from mega_train.engine.trainer import Trainer
 from mega_train.telemetry.event_log import read_events
@@ -70,7 +70,7 @@ def theirs(folder: Path) -> None:
     trainer = _beginning(folder)
     if not (folder / "start-hf").exists():
         trainer.save()
-        trainer.saves.finish()
+        trainer.saver.finish()
         _tool(
             "mega_ckpt", "convert", "--from", "mega", "--to", "hf", "--load", folder / "start",
             "--save", folder / "start-hf",
@@ -94,11 +94,11 @@ def theirs(folder: Path) -> None:
         optimizer.load_state_dict(kept["optimizer"])
     lines = record.read_text("utf-8").splitlines()[: begin // LOGGED] if begin else []
     record.write_text("".join(f"{line}\n" for line in lines), "utf-8")
-    plan, losses, began = trainer.plan, list[float](), time.monotonic()
+    plan, losses, began = trainer.config, list[float](), time.monotonic()
     for step in range(begin, STEPS):
-        consumed = step * plan.global_samples
+        consumed = step * plan.global_batch_size
         for group in optimizer.param_groups:
-            group["lr"] = plan.courses.rate.at(consumed)
+            group["lr"] = plan.schedules.lr.lr_at(consumed)
         loss = _loss(model, trainer, trainer.train, consumed)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -121,7 +121,7 @@ def theirs(folder: Path) -> None:
     model.eval()
     (valid,) = trainer.valid.values()
     with torch.no_grad():
-        sums = [_loss(model, trainer, valid, i * plan.global_samples).item() for i in range(VALIDATED)]
+        sums = [_loss(model, trainer, valid, i * plan.global_batch_size).item() for i in range(VALIDATED)]
     (folder / "theirs-valid.json").write_text(json.dumps(float(np.mean(sums))), "utf-8")
 
 
@@ -161,15 +161,15 @@ def compare(folder: Path, result: Path | None, picture: Path | None) -> int:
 def _beginning(folder: Path) -> Trainer:
     given = {name.removeprefix("--").replace("-", "_"): value for name, value in FLAGS.items()}
     where = {"data_path": (str(folder / "c_text_document"),), "save": folder / "start"}
-    ready = prepare(load_config(Run, None, {**given, **where}), "gpt", World())
+    ready = prepare(load_config(RunConfig, None, {**given, **where}), "gpt", World())
     return Trainer(
-        ready.plan, Mesh.join(ready.plan.layout, World()), ready.corpora, tokenizer=ready.tokenizer
+        ready.config, Mesh.join(ready.config.layout, World()), ready.datasets, tokenizer=ready.tokenizer
     )
 
 
-def _loss(model: Any, trainer: Trainer, samples: Samples, consumed: int) -> torch.Tensor:
-    plan = trainer.plan
-    (numbers,) = trainer.cursors[samples].micro_batches(consumed, 1)
+def _loss(model: Any, trainer: Trainer, samples: GPTDataset, consumed: int) -> torch.Tensor:
+    plan = trainer.config
+    (numbers,) = trainer.samplers[samples].micro_batches(consumed, 1)
     tokens = torch.from_numpy(np.stack([samples[number] for number in numbers]))
     logits = model(input_ids=tokens[:, :-1]).logits[..., : plan.spec.vocab]
     return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())

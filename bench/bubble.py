@@ -30,9 +30,9 @@ from torch import Tensor, nn
 from mega_model.distributed.mesh import Mesh, World
 from mega_model.weight_gradients import WeightGradients
 from mega_schema.parallel_layout import Layout
-from mega_train.pipeline.executor import run
-from mega_train.pipeline.schedules import SCHEDULES, BackwardInput, BackwardWeight, Forward, Pipe
-from mega_train.pipeline.simulator import Costs, Span, Timeline, simulate
+from mega_train.pipeline.executor import execute
+from mega_train.pipeline.schedules import SCHEDULES, BackwardInput, BackwardWeight, Forward, PipelineShape
+from mega_train.pipeline.simulator import PassCosts, ScheduledPass, Timeline, simulate
 
 STEPS = 6  # of each schedule, the first not counted
 COLOURS = {"forward": "#4c78a8", "input": "#f58518", "weight": "#54a24b"}
@@ -44,7 +44,7 @@ class Case:
 
     name: str
     schedule: str
-    pipe: Pipe
+    pipe: PipelineShape
 
     @property
     def bubble(self) -> float:
@@ -64,7 +64,7 @@ class Sleeper:
 
     boundary = (1, 1)
 
-    def __init__(self, pipe: Pipe, rank: int, unit: float, weights: WeightGradients) -> None:
+    def __init__(self, pipe: PipelineShape, rank: int, unit: float, weights: WeightGradients) -> None:
         self.pipe, self.rank, self.seconds, self.weights = pipe, rank, unit / pipe.chunks, weights
         self.weight = nn.Parameter(torch.ones(1, 1))
         gradient = torch.zeros(1, 1)
@@ -74,7 +74,7 @@ class Sleeper:
     def forward(self, chunk: int, micro: int, received: Tensor | None) -> Tensor:
         x = torch.ones(1, 1) if received is None else received
         output: Tensor = _Pass.apply(x, self.weight, self, chunk, micro)
-        return output.sum() if self.pipe.last(chunk, self.rank) else output
+        return output.sum() if self.pipe.is_last_stage(chunk, self.rank) else output
 
     def sleep(self, kind: str, chunk: int, micro: int) -> None:
         begin = time.perf_counter()
@@ -103,7 +103,7 @@ class _Pass(torch.autograd.Function):
 
 
 def cases(ranks: int, micros: int) -> list[Case]:
-    plain, chunks = Pipe(ranks, 1, micros), Pipe(ranks, 2, micros)
+    plain, chunks = PipelineShape(ranks, 1, micros), PipelineShape(ranks, 2, micros)
     return [
         Case("GPipe", "gpipe", plain),
         Case("1F1B", "1f1b", plain),
@@ -127,7 +127,7 @@ def _rank(rank: int, ranks: int, micros: int, unit: float, folder: Path) -> None
             weights = WeightGradients()
             work = Sleeper(case.pipe, rank, unit, weights)
             mesh.barrier()
-            run(table, work, mesh.channels, weights, dtype=torch.float32, device=mesh.device)
+            execute(table, work, mesh.channels, weights, dtype=torch.float32, device=mesh.device)
             steps.append(work.spans)
         found[case.name] = steps
     (folder / f"{rank}.json").write_text(json.dumps(found), "utf-8")
@@ -142,7 +142,10 @@ def timeline(ranks: list[list[list[Any]]]) -> Timeline:
     start = min(span[3] for spans in ranks for span in spans)
     return Timeline(
         [
-            [Span(KINDS[kind](chunk, micro), a - start, b - start) for kind, chunk, micro, a, b in spans]
+            [
+                ScheduledPass(KINDS[kind](chunk, micro), a - start, b - start)
+                for kind, chunk, micro, a, b in spans
+            ]
             for spans in ranks
         ]
     )
@@ -168,7 +171,7 @@ def measure(ranks: int, micros: int, unit: float) -> dict[str, Timeline]:
 def theory(case: Case) -> Timeline:
     tables = [SCHEDULES[case.schedule](case.pipe, rank) for rank in range(case.pipe.ranks)]
     each = 1 / case.pipe.chunks
-    return simulate(tables, case.pipe, Costs(forward=each, input=each, weight=each))
+    return simulate(tables, case.pipe, PassCosts(forward=each, input=each, weight=each))
 
 
 def idle(line: Timeline, work: float) -> float:
@@ -186,7 +189,7 @@ def draw(measured: dict[str, Timeline], results: list[dict[str, Any]], unit: flo
     figure, axes = pyplot.subplots(len(measured), 1, figsize=(13, 2.1 * len(measured)), sharex=True)
     longest = max(line.makespan for line in measured.values()) / unit
     for axis, (name, line), row in zip(axes, measured.items(), results, strict=True):
-        for rank, spans in enumerate(line.spans):
+        for rank, spans in enumerate(line.passes):
             for span in spans:
                 action = span.action
                 kind = next(k for k, c in KINDS.items() if isinstance(action, c))
@@ -199,7 +202,7 @@ def draw(measured: dict[str, Timeline], results: list[dict[str, Any]], unit: flo
                     span.begin / unit + wide / 2, rank, str(action.micro), ha="center", va="center",
                     fontsize=5.5, color="white" if not action.chunk else "black",
                 )  # fmt: skip
-        axis.set(yticks=range(len(line.spans)), ylabel="rank", xlim=(0, longest))
+        axis.set(yticks=range(len(line.passes)), ylabel="rank", xlim=(0, longest))
         axis.invert_yaxis()
         told = f"{name}: measured {row['measured']:.1%} idle, simulated {row['simulated']:.1%}"
         told += f", paper {row['paper']:.1%}" if row["paper"] is not None else ""
@@ -238,7 +241,9 @@ def main() -> None:
             "measured": idle(line, case.work * asked.unit),
             "simulated": ideal.bubble,
             "paper": case.bubble / (case.bubble + case.work) if known else None,
-            "alive": [ideal.alive(rank) / case.pipe.chunks for rank in range(case.pipe.ranks)],
+            "alive": [
+                ideal.micro_batches_in_flight(rank) / case.pipe.chunks for rank in range(case.pipe.ranks)
+            ],
         }
         results.append(row)
         paper = f"{row['paper']:7.1%}" if row["paper"] is not None else "      -"

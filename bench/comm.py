@@ -37,8 +37,8 @@ from mega_model.distributed.mesh import Mesh, World
 from mega_schema.app.config import load_config
 from mega_schema.dataset.indexed_dataset import DatasetInfo, IndexedDataset, IndexedWriter
 from mega_schema.tokenizer.tokenizer import open_tokenizer
-from mega_train.config import Run
-from mega_train.distributed.bucket_layout import cut
+from mega_train.config import RunConfig
+from mega_train.distributed.bucket_layout import assign_buckets
 from mega_train.engine.trainer import Trainer
 from mega_train.resolve import resolve
 
@@ -119,13 +119,13 @@ def _is_group(box: torch.ScriptObject) -> bool:
 
 def formulas(run: Trainer) -> Count:
     """What this rank's step exchanges by the papers, and what the loss and the optimizer ask about."""
-    plan, mesh, found = run.plan, run.mesh, Counted(run.mesh)
-    t, spec, micros = mesh.tp.size, plan.spec, plan.accumulation
-    stages = [model.stage for model in run.shards.models]
+    plan, mesh, found = run.config, run.mesh, Counted(run.mesh)
+    t, spec, micros = mesh.tp.size, plan.spec, plan.accumulation_steps
+    stages = [model.stage for model in run.sharding.models]
     layers = sum(len(stage.layers) for stage in stages)
     first, last = any(stage.is_first for stage in stages), any(stage.is_last for stage in stages)
     activation = 2 if plan.run.train.bf16 else FLOAT
-    tokens = plan.micro * plan.length // mesh.cp.size
+    tokens = plan.micro_batch_size * plan.seq_length // mesh.cp.size
     stream = tokens * spec.hidden * activation  # of one micro-batch, whole
 
     def add(key: str, calls: int, size: int) -> None:
@@ -138,7 +138,7 @@ def formulas(run: Trainer) -> Count:
             add("tp all-gather", micros * (4 * layers + first + last), stream)
             add("tp reduce-scatter", micros * (4 * layers + first + last), stream)
             add("tp all-gather", micros * 2 * layers, stream)  # of what was kept in shares
-            whole = sum(row.size for row, _ in run.held if row.split is None)
+            whole = sum(row.size for row, _ in run.params if row.split is None)
             add("tp all-reduce", 1, FLOAT * whole)  # gradients of norms and biases, over the shares
         else:
             add("tp all-reduce", micros * (4 * layers + first + last), stream)
@@ -171,16 +171,18 @@ def formulas(run: Trainer) -> Count:
 
 def _add_replicas(add: Callable[[str, int, int], None], run: Trainer, weight: int) -> None:
     """ZeRO's exchanges, with the padding of its buckets (one, in models so small)."""
-    plan, axis = run.plan, run.mesh.replicas
-    stage = plan.sharing.stage
-    sizes = [w.numel() for _, w in run.held]
-    buckets = cut(sizes, most=plan.sharing.bucket, replicas=axis.size if stage else 1)
+    plan, axis = run.config, run.mesh.replicas
+    stage = plan.sharding_config.stage
+    sizes = [w.numel() for _, w in run.params]
+    buckets = assign_buckets(
+        sizes, max_elements=plan.sharding_config.bucket_elements, replicas=axis.size if stage else 1
+    )
     elements = sum(bucket.length for bucket in buckets)
     add(f"{axis.name} all-reduce", 1, FLOAT)  # the loss
     if stage == 0:
         add(f"{axis.name} all-reduce", len(buckets), FLOAT * elements // len(buckets))
     else:
-        times = plan.accumulation if stage == 2 else 1  # of 2, after every micro-batch
+        times = plan.accumulation_steps if stage == 2 else 1  # of 2, after every micro-batch
         add(f"{axis.name} reduce-scatter", times * len(buckets), FLOAT * elements // len(buckets))
         add(f"{axis.name} all-gather", len(buckets), weight * elements // len(buckets))
         add(f"{axis.name} all-reduce", 1, FLOAT)  # the gradient's norm
@@ -192,8 +194,8 @@ def _rank(rank: int, ranks: int, cases: Sequence[tuple[str, ...]], folder: Path)
     assert corpus.info is not None
     found = []
     for number, values in enumerate(cases):
-        run = load_config(Run, None, {}, [*COMMON, f"data.path={folder / 'data'}", *values])
-        plan = resolve(run, "gpt", ranks, corpus=corpus.info.tokenizer, loaded=None, cuda=False)
+        run = load_config(RunConfig, None, {}, [*COMMON, f"data.path={folder / 'data'}", *values])
+        plan = resolve(run, "gpt", ranks, corpus=corpus.info.tokenizer, loaded_spec=None, cuda=False)
         meet = f"file://{folder / f'meet{ranks}-{number}'}"
         mesh = Mesh.join(
             plan.layout, World(ranks, rank, rank), sequence=run.parallel.sequence, init_method=meet

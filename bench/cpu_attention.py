@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mega_model.kernels import REFERENCE, cpp, cpu_attention
-from mega_train.engine.train import keep_freed_memory
+from mega_train.engine.train import tune_malloc
 
 # rows, heads, key heads, tokens, width
 SHAPES = (
@@ -58,7 +58,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 def child(way: str, shape: tuple[int, ...], dtype: torch.dtype) -> dict[str, float]:
     """CPU milliseconds, and what is kept in MB."""
-    keep_freed_memory()
+    tune_malloc()
     rows, heads, key_heads, tokens, width = shape
     packed = torch.randn(rows, tokens, heads + 2 * key_heads, width).to(dtype).requires_grad_()
     q, k, v = (x.transpose(1, 2) for x in packed.split([heads, key_heads, key_heads], 2))

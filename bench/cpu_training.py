@@ -34,8 +34,8 @@ from mega_model.distributed.mesh import Mesh, World
 from mega_schema.app.config import load_config
 from mega_schema.dataset.indexed_dataset import DatasetInfo, IndexedDataset, IndexedWriter
 from mega_schema.tokenizer.tokenizer import open_tokenizer
-from mega_train.config import Run
-from mega_train.engine.train import keep_freed_memory, prepare
+from mega_train.config import RunConfig
+from mega_train.engine.train import prepare, tune_malloc
 from mega_train.engine.trainer import Trainer
 
 STEPS = 10
@@ -50,9 +50,11 @@ def steps(folder: Path, *, keep: bool) -> float:
     """CPU seconds of a training step, in this process."""
     torch.set_num_threads(1)
     if keep:
-        keep_freed_memory()
-    ready = prepare(load_config(Run, None, {}, [*MODEL, f"data.path={folder / 'data'}"]), "gpt", World())
-    trainer = Trainer(ready.plan, Mesh.join(ready.plan.layout, World()), IndexedDataset(folder / "data"))
+        tune_malloc()
+    ready = prepare(
+        load_config(RunConfig, None, {}, [*MODEL, f"data.path={folder / 'data'}"]), "gpt", World()
+    )
+    trainer = Trainer(ready.config, Mesh.join(ready.config.layout, World()), IndexedDataset(folder / "data"))
     for _ in range(3):
         trainer.step(1e-3)
     began = time.process_time()

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from mega_model.distributed.mesh import Axis
 from mega_model.dropout import Dropout, token_keys
-from mega_train.engine.train import keep_freed_memory
+from mega_train.engine.train import tune_malloc
 
 SHAPES = ((12, 128, 192), (4, 1024, 768))  # samples, tokens in one, width: the demo's model, and GPT-2's
 
@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    keep_freed_memory()
+    tune_malloc()
     print(f"{platform.machine()}, torch {torch.__version__}, {given.pairs} pairs, CPU seconds, one thread")
     results = [compare(*shape, given.pairs) for shape in SHAPES]
     if given.json:

@@ -33,7 +33,7 @@ from mega_model.distributed.mesh import Axis
 from mega_model.loss import head_loss
 from mega_model.matmul_precision import matmul_dtype
 from mega_model.weight_gradients import WeightGradients
-from mega_train.engine.train import keep_freed_memory
+from mega_train.engine.train import tune_malloc
 
 TOKENS, WIDTH, VOCAB, PASSES = 2048, 384, 50304, 3
 OWN = matmul_dtype(torch.empty(0, dtype=torch.bfloat16)) == torch.bfloat16
@@ -41,7 +41,7 @@ OWN = matmul_dtype(torch.empty(0, dtype=torch.bfloat16)) == torch.bfloat16
 
 def child(ours: bool, dtype: torch.dtype) -> tuple[float, float]:
     """CPU seconds of a pass, and MiB by which it raised the process's peak."""
-    keep_freed_memory()
+    tune_malloc()
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(TOKENS, WIDTH, generator=generator).to(dtype).requires_grad_()
     weight = nn.Parameter((0.02 * torch.randn(VOCAB, WIDTH, generator=generator)).to(dtype))

@@ -36,11 +36,11 @@ import numpy as np
 
 from mega_schema.dataset.dataset_info import sibling
 from mega_schema.dataset.indexed_dataset import HEADER, MAGIC, VERSION, IndexedWriter
-from mega_train.config import Data
-from mega_train.data.array_cache import kept
-from mega_train.data.blend import blend_blocks, normalised, plain
-from mega_train.data.datasets import Corpora
-from mega_train.data.sample_index import Recipe, Stream
+from mega_train.config import DataConfig
+from mega_train.data.array_cache import load_or_build
+from mega_train.data.blend import blend_blocks, blend_reference, normalize
+from mega_train.data.datasets import Datasets
+from mega_train.data.sample_index import BlendedDataset, SampleIndexSpec
 
 LENGTH = 2048  # tokens of a sample
 PLAIN = 300_000  # samples that the loop is run for
@@ -136,8 +136,8 @@ def indices(folder: Path, documents: int, turns: Turns) -> int:
     """Open, make, keep and find again the index of one large corpus."""
     tokens, name = sparse(folder / "large", documents), str(folder / "large")
 
-    def opened() -> Corpora:
-        return Corpora.open(Data(path=(name,), split="1,0,0"))
+    def opened() -> Datasets:
+        return Datasets.open(DataConfig(path=(name,), split="1,0,0"))
 
     turns.take("open a corpus", opened, lambda peer: peer.opened(name))
     corpora, cache = opened(), folder / "kept"
@@ -145,9 +145,11 @@ def indices(folder: Path, documents: int, turns: Turns) -> int:
     for epochs in (1, 3):
         samples = (epochs * tokens - LENGTH) // LENGTH
 
-        def stream(samples: int = samples) -> Stream:
-            recipe = Recipe.of(corpora.sources.training, corpora, length=LENGTH, samples=samples, seed=1234)
-            return recipe.opened(kept([cache], "training", recipe.values(), recipe.write))
+        def stream(samples: int = samples) -> BlendedDataset:
+            recipe = SampleIndexSpec.from_source(
+                corpora.spec.training, corpora, length=LENGTH, samples=samples, seed=1234
+            )
+            return recipe.open_dataset(load_or_build([cache], "training", recipe.cache_key(), recipe.write))
 
         def theirs(peer: Any, samples: int = samples) -> Any:
             return peer.made(their_corpus, samples, LENGTH, folder / "theirs")
@@ -170,8 +172,8 @@ def indices(folder: Path, documents: int, turns: Turns) -> int:
 
 def blends(size: int, turns: Turns) -> None:
     """Choose the corpora of `size` samples, and of a few with the loop."""
-    falling = normalised(list(np.geomspace(0.3, 0.002, 20)))
-    rare = normalised([*np.geomspace(0.3, 0.002, 18), 1e-5, 1e-6])
+    falling = normalize(list(np.geomspace(0.3, 0.002, 20)))
+    rare = normalize([*np.geomspace(0.3, 0.002, 18), 1e-5, 1e-6])
     for name, shares in (("20 corpora", falling), ("20 corpora, two of them rare", rare)):
 
         def choose(shares: Any = shares) -> None:
@@ -186,7 +188,7 @@ def blends(size: int, turns: Turns) -> None:
             some = np.concatenate([corpus for corpus, _ in blend_blocks(shares, PLAIN)])
             np.testing.assert_array_equal(some, turns.peer.choices(shares, PLAIN))
     with timed(turns.found, f"the loop, {PLAIN:,} samples of 20 corpora"):
-        plain(falling, 0, PLAIN, np.zeros(20))
+        blend_reference(falling, 0, PLAIN, np.zeros(20))
 
 
 def many(folder: Path, datasets: int, turns: Turns) -> None:
@@ -194,17 +196,21 @@ def many(folder: Path, datasets: int, turns: Turns) -> None:
     rng = np.random.default_rng(7)
     names = [written(folder / f"part-{number:05d}", 20, rng) for number in range(datasets)]
 
-    def opened(threads: int = 8) -> Corpora:
-        return Corpora.open(Data(path=tuple(names), split="1,0,0", threads=threads))
+    def opened(threads: int = 8) -> Datasets:
+        return Datasets.open(DataConfig(path=tuple(names), split="1,0,0", threads=threads))
 
     for threads in (1, 8, 1, 8):
         with timed(turns.found, f"open {datasets:,} datasets, threads {threads}"):
             opened(threads)
 
-    def ours() -> Stream:
+    def ours() -> BlendedDataset:
         corpora = opened()
-        recipe = Recipe.of(corpora.sources.training, corpora, length=64, samples=10**6, seed=1234)
-        return recipe.opened(kept([folder / "kept"], "training", recipe.values(), recipe.write))
+        recipe = SampleIndexSpec.from_source(
+            corpora.spec.training, corpora, length=64, samples=10**6, seed=1234
+        )
+        return recipe.open_dataset(
+            load_or_build([folder / "kept"], "training", recipe.cache_key(), recipe.write)
+        )
 
     def theirs(peer: Any) -> Any:
         return peer.together(names, 10**6, 64, folder / "theirs", 8)
@@ -217,16 +223,20 @@ def many(folder: Path, datasets: int, turns: Turns) -> None:
     stream = ours()
     turns.take("open them and find their index again, threads 8", ours, theirs)
     if turns.peer is not None:
-        assert stream.mixed is not None
-        np.testing.assert_array_equal(stream.mixed[0], theirs(turns.peer).dataset_index)
+        assert stream.order is not None
+        np.testing.assert_array_equal(stream.order[0], theirs(turns.peer).dataset_index)
 
 
 def reading(folder: Path, turns: Turns) -> dict[str, float]:
     """Samples a second by the index, from a corpus in the page cache."""
     name, count = written(folder / "read", 50_000, np.random.default_rng(7)), 10_000
-    corpora = Corpora.open(Data(path=(name,), split="1,0,0"))
-    recipe = Recipe.of(corpora.sources.training, corpora, length=LENGTH, samples=20_000, seed=1234)
-    stream = recipe.opened(kept([folder / "kept"], "training", recipe.values(), recipe.write))
+    corpora = Datasets.open(DataConfig(path=(name,), split="1,0,0"))
+    recipe = SampleIndexSpec.from_source(
+        corpora.spec.training, corpora, length=LENGTH, samples=20_000, seed=1234
+    )
+    stream = recipe.open_dataset(
+        load_or_build([folder / "kept"], "training", recipe.cache_key(), recipe.write)
+    )
     other = turns.peer and turns.peer.made(turns.peer.opened(name), 20_000, LENGTH, folder / "theirs")
 
     def ours() -> None:

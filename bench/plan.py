@@ -21,7 +21,7 @@ from bench.published import PUBLISHED, Row
 from bench.published_others import OTHERS
 from mega_train.planning.estimate import Estimate, estimate
 from mega_train.planning.hardware import GIB, HARDWARE, Hardware
-from mega_train.planning.search import alike
+from mega_train.planning.search import variants
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -46,20 +46,20 @@ class Prediction:
         return self.seconds / self.estimate.seconds.step - 1
 
     def as_json(self) -> dict[str, object]:
-        job, layout = self.estimate.job, self.estimate.job.layout
+        job, layout = self.estimate.workload, self.estimate.workload.layout
         return {
             "table": self.row.table,
             "run": self.row.name,
             "software": self.row.software,
             "hardware": self.row.hardware.name,
             "layout": {name: getattr(layout, name) for name in ("tp", "pp", "vp", "cp", "dp")},
-            "micro_batch": job.micro,
+            "micro_batch": job.micro_batch_size,
             "precision": job.precision.name,
             "recompute": job.recompute.granularity,
             "published_seconds": round(self.seconds, 4),
             "predicted_seconds": round(self.estimate.seconds.step, 4),
             "error": round(self.error, 4),
-            "memory_gib": round(self.estimate.fullest.total / GIB, 1),
+            "memory_gib": round(self.estimate.peak_rank.total / GIB, 1),
             "fitted": self.row.fitted,
             "note": self.row.note,
         }
@@ -69,7 +69,7 @@ def predict(row: Row, hardware: Hardware) -> Prediction:
     """Where micro-batch and chunks were not published, of the fastest that fit."""
     if row.told:
         return Prediction(row, estimate(row.job, hardware))
-    return Prediction(row, min(alike(row.job, hardware), key=lambda e: e.seconds.step))
+    return Prediction(row, min(variants(row.job, hardware), key=lambda e: e.seconds.step))
 
 
 def predictions(rows: Sequence[Row] = PUBLISHED) -> list[Prediction]:
@@ -98,11 +98,11 @@ def table(done: list[Prediction]) -> str:
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for p in done:
-        layout = p.estimate.job.layout
+        layout = p.estimate.workload.layout
         degrees = f"{layout.tp}·{layout.pp}·{layout.vp}·{layout.cp}·{layout.dp}"
         numbers = f"{p.seconds:.2f} | {p.estimate.seconds.step:.2f} | {100 * p.error:+.1f}"
         run, mark = f"{p.row.table} | {p.row.name} | {p.row.software}", "fit" if p.row.fitted else p.row.note
-        lines.append(f"| {run} | {degrees} | {p.estimate.job.micro} | {numbers} | {mark} |")
+        lines.append(f"| {run} | {degrees} | {p.estimate.workload.micro_batch_size} | {numbers} | {mark} |")
     return "\n".join(lines)
 
 

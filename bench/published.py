@@ -15,13 +15,13 @@ from mega_schema.parallel_layout import Layout
 from mega_schema.recompute_policy import RecomputePolicy
 from mega_schema.spec import ModelSpec, gpt
 from mega_train.planning.hardware import HARDWARE, Hardware
-from mega_train.planning.sharded_sizes import Cut
-from mega_train.planning.workload import BF16, Job, Precision, Software
+from mega_train.planning.sharded_sizes import ShardedModel
+from mega_train.planning.workload import BF16, Implementation, Precision, Workload
 
 # gradients too were float16, and the optimizer had a float32 copy of them
 FP16_GRADIENTS = Precision(name="fp16", weight=2, gradient=2, main=8)
 
-MEGATRON_2021 = Software(
+MEGATRON_2021 = Implementation(
     attention="scores",
     keeps_masks=True,
     whole_logits=True,
@@ -30,10 +30,10 @@ MEGATRON_2021 = Software(
     overlaps_tp="none",
     overlaps_pp=False,
 )
-MEGATRON_2022 = Software(
+MEGATRON_2022 = Implementation(
     attention="scores", keeps_masks=True, whole_logits=True, sliced_p2p=True, overlaps_pp=False
 )
-MEGATRON_2024 = Software(
+MEGATRON_2024 = Implementation(
     whole_logits=True, overlaps_tp="both", overlaps_pp_fill=False, overlaps_reduce=True, overlaps_gather=True
 )
 
@@ -55,7 +55,7 @@ class Row:
     table: str
     name: str
     machine: str | Hardware
-    job: Job
+    job: Workload
     utilisation: float | None = None
     counted: str = "mfu"
     seconds: float | None = None
@@ -93,14 +93,16 @@ def _weak_2021() -> list[Row]:
             "2021",
             name,
             "a100",
-            Job(
-                cut=Cut.of(model(layers, hidden, heads), Layout(tp=tp, pp=pp, dp=dp, vp=vp)),
-                length=2048,
-                micro=micro,
-                global_samples=batch,
+            Workload(
+                model=ShardedModel.from_layout(
+                    model(layers, hidden, heads), Layout(tp=tp, pp=pp, dp=dp, vp=vp)
+                ),
+                seq_length=2048,
+                micro_batch_size=micro,
+                global_batch_size=batch,
                 precision=FP16_GRADIENTS,
                 recompute=RecomputePolicy("full"),
-                software=MEGATRON_2021,
+                implementation=MEGATRON_2021,
             ),
             tflops / 312,
             "hfu",
@@ -119,15 +121,15 @@ def _recompute_2022() -> list[Row]:
     )
     rows = []
     for name, hidden, layers, heads, pp, dp, vp, batch, micro, slow, fast in lines:
-        job = Job(
-            cut=Cut.of(model(layers, hidden, heads), Layout(tp=8, pp=pp, dp=dp, vp=vp)),
-            length=2048,
-            micro=micro,
-            global_samples=batch,
+        job = Workload(
+            model=ShardedModel.from_layout(model(layers, hidden, heads), Layout(tp=8, pp=pp, dp=dp, vp=vp)),
+            seq_length=2048,
+            micro_batch_size=micro,
+            global_batch_size=batch,
             precision=FP16_GRADIENTS,
             sequence=True,
             recompute=RecomputePolicy("selective"),
-            software=MEGATRON_2022,
+            implementation=MEGATRON_2022,
         )
         rows += [
             Row("2022", name, "a100", job, seconds=fast),
@@ -135,7 +137,7 @@ def _recompute_2022() -> list[Row]:
         ]
         if name == "530B":
             layout = Layout(tp=8, pp=pp, dp=8, vp=vp)
-            wide = replace(job, cut=Cut.of(job.spec, layout), global_samples=8 * batch)
+            wide = replace(job, model=ShardedModel.from_layout(job.spec, layout), global_batch_size=8 * batch)
             rows += [
                 Row("2022", "530B, 2240 GPUs", "a100", wide, 0.542),
                 Row("2022", "530B full, 2240 GPUs", "a100", _full(wide), 0.421),
@@ -143,7 +145,7 @@ def _recompute_2022() -> list[Row]:
     return rows
 
 
-def _full(job: Job) -> Job:
+def _full(job: Workload) -> Workload:
     return replace(job, sequence=False, recompute=RecomputePolicy("full"))
 
 
@@ -167,17 +169,17 @@ def _weak_2024() -> list[Row]:
             "2024",
             name,
             "h100",
-            Job(
-                cut=Cut.of(
+            Workload(
+                model=ShardedModel.from_layout(
                     model(layers, hidden, heads, vocab=131072, context=4096), Layout(tp=tp, pp=pp, dp=dp)
                 ),
-                length=4096,
-                micro=1,
-                global_samples=batch,
+                seq_length=4096,
+                micro_batch_size=1,
+                global_batch_size=batch,
                 precision=BF16,
                 sequence=tp > 1,
                 zero=1,
-                software=MEGATRON_2024,
+                implementation=MEGATRON_2024,
             ),
             tflops / 989,
             told=False,

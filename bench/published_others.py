@@ -21,8 +21,8 @@ from mega_schema.parallel_layout import Layout, split_layers
 from mega_schema.recompute_policy import RecomputePolicy
 from mega_schema.spec import gpt, llama
 from mega_train.planning.hardware import GIB, HARDWARE
-from mega_train.planning.sharded_sizes import Cut
-from mega_train.planning.workload import FP8, Job, Precision, Software
+from mega_train.planning.sharded_sizes import ShardedModel
+from mega_train.planning.workload import FP8, Implementation, Precision, Workload
 
 # the clusters that are not the planner's own machines
 JEAN_ZAY = replace(HARDWARE["a100"], name="A100 80GB, 4 x 100 Gbit/s a node", network=6.25e9)
@@ -49,7 +49,7 @@ META = replace(
     reduces_by_round=True,
     frees_stage_inputs=True,
 )
-FSDP_COMPILED = Software(fused=True, overlaps_reduce=True, overlaps_gather=True)
+FSDP_COMPILED = Implementation(fused=True, overlaps_reduce=True, overlaps_gather=True)
 # torch's attention in 2024, and flash-attn, were FlashAttention 2
 FSDP_2024 = replace(FSDP_COMPILED, attention="flash-2")
 FSDP_EAGER = replace(FSDP_2024, fused=False, eager=True)
@@ -61,10 +61,10 @@ LLAMA_70B = llama(layers=80, hidden=8192, heads=64, kv_heads=8, ffn=28672, vocab
 LLAMA_405B = llama(layers=126, hidden=16384, heads=128, kv_heads=8, ffn=53248, vocab=128256, context=131072)
 
 
-def megatron_tflops(job: Job, tflops: float) -> float:
+def megatron_tflops(job: Workload, tflops: float) -> float:
     """Seconds of a step from TFLOP/s a GPU by arXiv:2104.04473 eq. 3, which counts full recomputation."""
-    spec, tokens = job.spec, job.global_samples * job.length
-    s, h, layers, vocab = job.length, spec.hidden, spec.layers, spec.vocab
+    spec, tokens = job.spec, job.global_batch_size * job.seq_length
+    s, h, layers, vocab = job.seq_length, spec.hidden, spec.layers, spec.vocab
     flops = 96 * tokens * layers * h * h * (1 + s / (6 * h) + vocab / (16 * layers * h))
     return flops / (job.layout.world * tflops * 1e12)
 
@@ -74,14 +74,14 @@ def _bloom() -> Row:
         layers=70, hidden=14336, heads=112, vocab=250880, context=2048, positions="alibi", embed_norm=True
     )
     layout = Layout(tp=4, pp=12, dp=8, layers_per_stage=split_layers(70, pp=12, embedding=True, head=True))
-    job = Job(
-        cut=Cut.of(spec, layout),
-        length=2048,
-        micro=2,
-        global_samples=2048,
+    job = Workload(
+        model=ShardedModel.from_layout(spec, layout),
+        seq_length=2048,
+        micro_batch_size=2,
+        global_batch_size=2048,
         recompute=FULL,
         zero=1,
-        software=DEEPSPEED,
+        implementation=DEEPSPEED,
     )
     seconds = megatron_tflops(job, 156)
     return Row("BLOOM", "176B, 384 GPUs", JEAN_ZAY, job, seconds=seconds, software="Megatron-DeepSpeed")
@@ -94,14 +94,14 @@ def _mt_nlg() -> list[Row]:
             "MT-NLG",
             f"530B, {280 * dp} GPUs",
             HARDWARE["a100"],
-            Job(
-                cut=Cut.of(spec, Layout(tp=8, pp=35, dp=dp)),
-                length=2048,
-                micro=1,
-                global_samples=1920,
+            Workload(
+                model=ShardedModel.from_layout(spec, Layout(tp=8, pp=35, dp=dp)),
+                seq_length=2048,
+                micro_batch_size=1,
+                global_batch_size=1920,
                 recompute=FULL,
                 zero=1,
-                software=DEEPSPEED,
+                implementation=DEEPSPEED,
             ),
             seconds=seconds,
             software="Megatron-DeepSpeed",
@@ -122,15 +122,15 @@ def _neox() -> Row:
         parallel_residual=True,
         tied=False,
     )
-    job = Job(
-        cut=Cut.of(spec, Layout(tp=2, pp=4, dp=12)),
-        length=2048,
-        micro=4,
-        global_samples=1536,
+    job = Workload(
+        model=ShardedModel.from_layout(spec, Layout(tp=2, pp=4, dp=12)),
+        seq_length=2048,
+        micro_batch_size=4,
+        global_batch_size=1536,
         precision=FP16_GRADIENTS,
         recompute=FULL,
         zero=1,
-        software=DEEPSPEED,
+        implementation=DEEPSPEED,
     )
     seconds = 1830 * 3600 / 150_000
     return Row("GPT-NeoX", "20B, 96 GPUs", A100_40GB, job, seconds=seconds, software="GPT-NeoX, DeepSpeed")
@@ -147,14 +147,14 @@ def _llama_405b() -> list[Row]:
     rows = []
     for cp, dp, length, samples, tflops, note in lines:
         layout = Layout(tp=8, pp=16, dp=dp, cp=cp, vp=8, layers_per_stage=dealt)
-        job = Job(
-            cut=Cut.of(LLAMA_405B, layout),
-            length=length,
-            micro=1,
-            global_samples=dp * samples,
+        job = Workload(
+            model=ShardedModel.from_layout(LLAMA_405B, layout),
+            seq_length=length,
+            micro_batch_size=1,
+            global_batch_size=dp * samples,
             sequence=True,
             zero=2,
-            software=META,
+            implementation=META,
         )
         name = f"405B, {layout.world} GPUs" + (f", {length} tokens" if cp > 1 else "")
         utilisation = tflops / 989
@@ -185,14 +185,14 @@ def _nemotron() -> list[Row]:
             "Nemotron-4",
             f"340B, {96 * dp} GPUs",
             HARDWARE["h100"],
-            Job(
-                cut=Cut.of(spec, Layout(tp=8, pp=12, dp=dp, vp=8)),
-                length=4096,
-                micro=1,
-                global_samples=samples,
+            Workload(
+                model=ShardedModel.from_layout(spec, Layout(tp=8, pp=12, dp=dp, vp=8)),
+                seq_length=4096,
+                micro_batch_size=1,
+                global_batch_size=samples,
                 sequence=True,
                 zero=1,
-                software=FUSED,
+                implementation=FUSED,
             ),
             seconds=seconds,
             software="Megatron Core 2024",
@@ -203,14 +203,14 @@ def _nemotron() -> list[Row]:
 
 def _fsdp() -> list[Row]:
     # torchtitan's selective recomputation keeps every other matrix product, here every other layer
-    titan = Job(
-        cut=Cut.of(LLAMA_8B, Layout(dp=8)),
-        length=8192,
-        micro=2,
-        global_samples=16,
+    titan = Workload(
+        model=ShardedModel.from_layout(LLAMA_8B, Layout(dp=8)),
+        seq_length=8192,
+        micro_batch_size=2,
+        global_batch_size=16,
         recompute=RecomputePolicy("full", "block", 16),
         zero=3,
-        software=FSDP_2024,
+        implementation=FSDP_2024,
     )
     mpt = gpt(
         layers=32,
@@ -222,29 +222,29 @@ def _fsdp() -> list[Row]:
         bias=False,
         qkv_bias=False,
     )
-    foundry = Job(
-        cut=Cut.of(mpt, Layout(dp=8)),
-        length=2048,
-        micro=8,
-        global_samples=64,
+    foundry = Workload(
+        model=ShardedModel.from_layout(mpt, Layout(dp=8)),
+        seq_length=2048,
+        micro_batch_size=8,
+        global_batch_size=64,
         zero=3,
-        software=FSDP_2024,
+        implementation=FSDP_2024,
     )
-    kempner = Job(
-        cut=Cut.of(LLAMA_8B, Layout()),
-        length=4096,
-        micro=4,
-        global_samples=4,
+    kempner = Workload(
+        model=ShardedModel.from_layout(LLAMA_8B, Layout()),
+        seq_length=4096,
+        micro_batch_size=4,
+        global_batch_size=4,
         precision=BF16_STATE,
         recompute=FULL,
-        software=FSDP_COMPILED,
+        implementation=FSDP_COMPILED,
     )
     return [
         Row(
             "torchtitan",
             "8B eager, 8 GPUs",
             H100_HBM2E,
-            replace(titan, software=FSDP_EAGER),
+            replace(titan, implementation=FSDP_EAGER),
             seconds=2 * 8192 / 5762,
             software="FSDP2",
         ),
@@ -285,15 +285,15 @@ def _bridge() -> list[Row]:
             "Megatron Bridge",
             f"{name}, FP8",
             HARDWARE["h100"],
-            Job(
-                cut=Cut.of(spec, layout),
-                length=8192,
-                micro=1,
-                global_samples=samples,
+            Workload(
+                model=ShardedModel.from_layout(spec, layout),
+                seq_length=8192,
+                micro_batch_size=1,
+                global_batch_size=samples,
                 precision=FP8,
                 sequence=layout.tp > 1,
                 zero=zero,
-                software=FUSED,
+                implementation=FUSED,
             ),
             seconds=samples * 8192 / (layout.world * rate),
             software="Megatron Core 2025",

@@ -31,7 +31,7 @@ from mega_model.runtime import Runtime
 from mega_schema.arch import table
 from mega_schema.recompute_policy import KEEP_ALL, RecomputePolicy
 from mega_schema.spec import gpt
-from mega_train.engine.train import keep_freed_memory
+from mega_train.engine.train import tune_malloc
 
 SPEC = gpt(layers=6, hidden=256, heads=8, vocab=1000, context=512)
 ROWS, LENGTH = 2, 512
@@ -88,7 +88,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    keep_freed_memory()
+    tune_malloc()
     print(f"{platform.machine()}, torch {torch.__version__}, {given.pairs} pairs, CPU seconds, one thread")
     results = []
     for dropout in (0.0, 0.1):

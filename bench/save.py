@@ -35,10 +35,10 @@ from torch import Tensor
 from mega_model.distributed.mesh import Mesh
 from mega_schema.app.config import load_config as configured
 from mega_schema.dataset.indexed_dataset import IndexedWriter
-from mega_train.checkpointing.async_save import Saves
-from mega_train.config import Run
-from mega_train.data.datasets import Corpora
-from mega_train.engine.train import keep_freed_memory
+from mega_train.checkpointing.async_save import CheckpointSaver
+from mega_train.config import RunConfig
+from mega_train.data.datasets import Datasets
+from mega_train.engine.train import tune_malloc
 from mega_train.engine.trainer import Trainer
 from mega_train.resolve import resolve
 
@@ -86,17 +86,19 @@ def trainer(folder: Path) -> Trainer:
             out.add(rng.integers(0, 4096, 2000))
             out.end_document()
     sets = [*SETTINGS, f'data.path="{prefix}"', f'checkpoint.save="{folder / "run"}"']
-    run = configured(Run, None, {}, sets)
-    corpora = Corpora.open(run.data)
-    plan = resolve(run, "gpt", 1, corpus=None, loaded=None, cuda=False)
+    run = configured(RunConfig, None, {}, sets)
+    corpora = Datasets.open(run.data)
+    plan = resolve(run, "gpt", 1, corpus=None, loaded_spec=None, cuda=False)
     return Trainer(plan, Mesh(), corpora)
 
 
 def tensors(run: Trainer) -> dict[str, Tensor]:
     """What a checkpoint holds, by name."""
-    main = zip(run.shards.stretches, run.shards.main, strict=True)
+    main = zip(run.sharding.shard_ranges, run.sharding.main_params, strict=True)
     found = {f"model.{stretch.row.name}": values for stretch, values in main}
-    return found | {f"{space}.{stretch.row.name}": values for space, stretch, values in run.optimizer.state()}
+    return found | {
+        f"{space}.{stretch.row.name}": values for space, stretch, values in run.optimizer.state_shards()
+    }
 
 
 def ours(run: Trainer) -> Wait:
@@ -104,8 +106,8 @@ def ours(run: Trainer) -> Wait:
     run.save()
 
     def done() -> bool:
-        run.saves.advance()
-        return not run.saves.busy
+        run.saver.poll()
+        return not run.saver.is_saving
 
     return done
 
@@ -138,7 +140,7 @@ def cost(run: Trainer, begin: Callable[[], Wait]) -> Cost:
 
     def step() -> float:
         began = time.perf_counter()
-        run.step(run.rate)
+        run.step(run.lr)
         return time.perf_counter() - began
 
     idle = statistics.median(step() for _ in range(IDLE))
@@ -162,19 +164,21 @@ def main() -> None:
     )
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    keep_freed_memory()
+    tune_malloc()
     load = [os.getloadavg()[0]]  # of everything on the machine, before and after
     warnings.filterwarnings("ignore", module="torch.distributed.checkpoint")  # that there is one process
     folder = Path(tempfile.mkdtemp(dir=given.folder))
     try:
         run = trainer(folder)
-        kept = run.plan.run.checkpoint
-        background, in_place = (Saves(replace(kept, background=on), run.mesh) for on in (True, False))
+        kept = run.config.run.checkpoint
+        background, in_place = (
+            CheckpointSaver(replace(kept, background=on), run.mesh) for on in (True, False)
+        )
         size = sum(values.nbytes for values in tensors(run).values())
         print(f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, {size / 1e9:.2f} GB")
 
-        def with_saves(saves: Saves) -> Wait:
-            run.saves = saves
+        def with_saves(saves: CheckpointSaver) -> Wait:
+            run.saver = saves
             return ours(run)
 
         ways: dict[str, Callable[[], Wait]] = {

@@ -55,7 +55,7 @@ import torch.nn.functional as F
 from gpu.peers import installed, megatron_core
 from torch import Tensor, nn
 
-from mega_train.engine.train import keep_freed_memory
+from mega_train.engine.train import tune_malloc
 
 LAYERS, HIDDEN, HEADS, VOCAB, LENGTH, MICRO = 6, 384, 6, 50304, 512, 4
 TOKENS = LENGTH * MICRO
@@ -93,7 +93,7 @@ def ours(dtype: str, *, rounded: bool, recompute: bool = False) -> tuple[Step, f
     from mega_schema.app.config import load_config
     from mega_schema.dataset.indexed_dataset import DatasetInfo, IndexedDataset, IndexedWriter
     from mega_schema.tokenizer.tokenizer import open_tokenizer
-    from mega_train.config import Run
+    from mega_train.config import RunConfig
     from mega_train.engine.train import prepare
     from mega_train.engine.trainer import Trainer
 
@@ -113,9 +113,9 @@ def ours(dtype: str, *, rounded: bool, recompute: bool = False) -> tuple[Step, f
     }  # fmt: skip
     if recompute:
         settings |= {"recompute.granularity": "selective", "recompute.modules": ["layernorm", "mlp_act"]}
-    run = load_config(Run, None, {}, [f"{key}={value}" for key, value in settings.items()])
+    run = load_config(RunConfig, None, {}, [f"{key}={value}" for key, value in settings.items()])
     ready = prepare(run, "gpt", World())
-    trainer = Trainer(ready.plan, Mesh.join(ready.plan.layout, World()), IndexedDataset(folder / "data"))
+    trainer = Trainer(ready.config, Mesh.join(ready.config.layout, World()), IndexedDataset(folder / "data"))
     return lambda: trainer.step(3e-4)[0], before
 
 
@@ -234,7 +234,7 @@ def _timed(work: Callable[[], Any]) -> tuple[float, float]:
 
 def child(way: str, dtype: str, steps: int) -> dict[str, float]:
     """Measure one way in this process."""
-    keep_freed_memory()
+    tune_malloc()
     if way == "products":
         return {"cpu_s": products(dtype)}
     build: dict[str, Callable[[str], tuple[Step, float]]] = {

@@ -22,13 +22,13 @@ from tempfile import TemporaryDirectory
 import torch
 
 from mega_model.distributed.mesh import World
-from mega_train.config import Log, Run, Save
-from mega_train.telemetry.events import Progress, Stepped
-from mega_train.telemetry.factory import opened
+from mega_train.config import CheckpointConfig, LoggingConfig, RunConfig
+from mega_train.telemetry.events import LogLine, StepEnd
+from mega_train.telemetry.factory import open_observers
 from mega_train.telemetry.timers import LEVELS, Timers
 
 STEPS = 2000
-STEP = Stepped(
+STEP = StepEnd(
     iteration=0,
     consumed_samples=0,
     loss=2.5,
@@ -40,7 +40,7 @@ STEP = Stepped(
     seq_length=1024,
     seconds=0.5,
 )
-LINE = Progress(
+LINE = LogLine(
     iteration=0,
     iterations=STEPS,
     consumed_samples=0,
@@ -61,14 +61,14 @@ LINE = Progress(
 )
 
 
-def telling(run: Run) -> float:
+def telling(run: RunConfig) -> float:
     """CPU seconds of a step, those that threads take up to the end included."""
-    with opened(run, World(), io.StringIO()) as watch:
+    with open_observers(run, World(), io.StringIO()) as watch:
         started = time.process_time()
         for iteration in range(1, STEPS + 1):
-            watch.see(replace(STEP, iteration=iteration, consumed_samples=8 * iteration))
+            watch.on_event(replace(STEP, iteration=iteration, consumed_samples=8 * iteration))
             if iteration % 10 == 0:
-                watch.see(replace(LINE, iteration=iteration, consumed_samples=8 * iteration))
+                watch.on_event(replace(LINE, iteration=iteration, consumed_samples=8 * iteration))
                 time.sleep(0.005)  # as steps do, lets other threads work
     return (time.process_time() - started) / STEPS
 
@@ -92,8 +92,8 @@ def main() -> None:
     taken: dict[str, list[float]] = {"the record and a log": [], "all": [], "timing a phase": []}
     with TemporaryDirectory() as place:
         for number in range(said.rounds):
-            near = Run(checkpoint=Save(save=Path(place) / f"near-{number}"))
-            all_flags = Log(
+            near = RunConfig(checkpoint=CheckpointConfig(save=Path(place) / f"near-{number}"))
+            all_flags = LoggingConfig(
                 tensorboard_dir=Path(place) / f"all-{number}",
                 tensorboard_timers=True,
                 tensorboard_memory=True,
@@ -101,7 +101,7 @@ def main() -> None:
                 tensorboard_world=True,
                 prometheus_port=0,
             )
-            far = Run(checkpoint=Save(save=Path(place) / f"far-{number}"), log=all_flags)
+            far = RunConfig(checkpoint=CheckpointConfig(save=Path(place) / f"far-{number}"), log=all_flags)
             taken["the record and a log"].append(telling(near))
             taken["all"].append(telling(far))
             taken["timing a phase"].append(phase())

@@ -42,13 +42,13 @@ from mega_schema.app.config import load_config
 from mega_schema.dataset.indexed_dataset import DatasetInfo, IndexedDataset, IndexedWriter
 from mega_schema.spec import Family
 from mega_schema.tokenizer.tokenizer import open_tokenizer
-from mega_train.commands.plan import job
-from mega_train.config import Run
+from mega_train.commands.plan import build_workload
+from mega_train.config import RunConfig
 from mega_train.engine.train import prepare
 from mega_train.engine.trainer import Trainer
 from mega_train.planning.flops import model_flops
-from mega_train.planning.memory import fullest
-from mega_train.resolve import Plan
+from mega_train.planning.memory import peak_rank
+from mega_train.resolve import ResolvedConfig
 
 PEAK = 989e12
 COMMON = ("train.bf16=true", "train.iterations=1000", "optimizer.lr=0.0001", "evaluation.iterations=0")
@@ -81,17 +81,17 @@ KINDS = (
 )
 
 
-def configured(name: str, kernels: str, data: Path, memory: float, *, fp8: bool) -> tuple[Run, Family]:
+def configured(name: str, kernels: str, data: Path, memory: float, *, fp8: bool) -> tuple[RunConfig, Family]:
     """The run of a case, of as many layers as `memory` bytes hold where it does not say how many."""
     family, own = CASES[name]
     sets = [*own, *COMMON, f"train.kernels={kernels}", f"data.path={data}"]
     if fp8:
         sets.append('train.fp8="hybrid"')
     if any(one.startswith("model.layers") for one in own):
-        return load_config(Run, None, {}, sets), family
+        return load_config(RunConfig, None, {}, sets), family
     for layers in range(32, 0, -1):
-        run = load_config(Run, None, {}, [*sets, f"model.layers={layers}"])
-        if fullest(job(run, family, 1)).total < memory:
+        run = load_config(RunConfig, None, {}, [*sets, f"model.layers={layers}"])
+        if peak_rank(build_workload(run, family, 1)).total < memory:
             return run, family
     raise SystemExit(f"{name}: not one layer fits {memory / 2**30:.0f} GiB")
 
@@ -125,9 +125,9 @@ def _wait() -> None:
 
 def product_rate(trainer: Trainer, times: int) -> float:
     """FLOP/s of the step's products with weights, alone: forward, and backward with its float32 sums."""
-    tokens, total, spent = trainer.plan.micro * trainer.plan.length, 0.0, 0.0
+    tokens, total, spent = trainer.config.micro_batch_size * trainer.config.seq_length, 0.0, 0.0
     device, dtype = trainer.mesh.device, trainer.dtype
-    shapes = Counter(tuple(weight.shape) for row, weight in trainer.held if len(row.shape) == 2)
+    shapes = Counter(tuple(weight.shape) for row, weight in trainer.params if len(row.shape) == 2)
     for (out, into), count in shapes.items():
         x, w = (torch.randn(n, into, device=device, dtype=dtype) for n in (tokens, out))
         y = torch.randn(tokens, out, device=device, dtype=dtype)
@@ -152,24 +152,24 @@ def split(step: Callable[[], object]) -> dict[str, float]:
     return dict(kinds.most_common())
 
 
-def peer(name: str, plan: Plan, device: torch.device, steps: int) -> dict[str, Any]:
+def peer(name: str, plan: ResolvedConfig, device: torch.device, steps: int) -> dict[str, Any]:
     """Tokens a second of another's model, with the largest micro-batch up to ours that fits."""
     module, made = PEERS[name]
     if not installed(module):
         return {"missing": module}
-    micro = plan.micro
+    micro = plan.micro_batch_size
     while micro:
         gc.collect()
         try:
             step = made(plan.spec, device, compiled=device.type == "cuda")
-            tokens = torch.randint(plan.spec.vocab, (micro, plan.length + 1), device=device)
+            tokens = torch.randint(plan.spec.vocab, (micro, plan.seq_length + 1), device=device)
             seconds(lambda step=step, tokens=tokens: step(tokens), 3)
             taken = seconds(lambda step=step, tokens=tokens: step(tokens), steps)
         except torch.cuda.OutOfMemoryError:
             micro //= 2
             step = tokens = None
             continue
-        return {"micro": micro, "tokens_per_second": micro * plan.length / statistics.median(taken)}
+        return {"micro": micro, "tokens_per_second": micro * plan.seq_length / statistics.median(taken)}
     return {"missing": "memory for one sample"}
 
 
@@ -183,20 +183,20 @@ def measured(name: str, kernels: str, steps: int, *, peers: bool, fp8: bool = Fa
         assert run.model.vocab is not None
         write_corpus(data, run.model.vocab)
         ready = prepare(run, family, World())
-        mesh = Mesh.join(ready.plan.layout, World(), device=ready.plan.device)
-        trainer = Trainer(ready.plan, mesh, IndexedDataset(data))
+        mesh = Mesh.join(ready.config.layout, World(), device=ready.config.device)
+        trainer = Trainer(ready.config, mesh, IndexedDataset(data))
         seconds(lambda: trainer.step(1e-4), 3)  # compiles, and finds its memory
         taken = seconds(lambda: trainer.step(1e-4), steps)
         kinds = split(lambda: trainer.step(1e-4))
         peak = torch.cuda.max_memory_allocated() if cuda else 0
         rate = product_rate(trainer, steps)
-    needed, median = model_flops(job(run, family, 1)), statistics.median(taken)
-    tokens = ready.plan.global_samples * ready.plan.length
+    needed, median = model_flops(build_workload(run, family, 1)), statistics.median(taken)
+    tokens = ready.config.global_batch_size * ready.config.seq_length
     found = {
         "case": name,
         "fp8": run.train.fp8,
-        "kernels": trainer.choice.summary,
-        "layers": ready.plan.spec.layers,
+        "kernels": trainer.kernel_choice.summary,
+        "layers": ready.config.spec.layers,
         "tokens_per_second": tokens / median,
         "step_seconds": [min(taken), median, max(taken)],
         "tflops": needed / median / 1e12,
@@ -206,7 +206,10 @@ def measured(name: str, kernels: str, steps: int, *, peers: bool, fp8: bool = Fa
         "seconds_by_kind": kinds,
         "peak_gib": peak / 2**30,
     }
-    print(f"{name}: {ready.plan.spec.layers} layers, {'FP8, ' * fp8}kernels of {trainer.choice.summary}")
+    print(
+        f"{name}: {ready.config.spec.layers} layers, {'FP8, ' * fp8}"
+        f"kernels of {trainer.kernel_choice.summary}"
+    )
     print(f"  {tokens / median:,.0f} tokens/s, {1e3 * median:.1f} ms a step, peak {peak / 2**30:.1f} GiB")
     print(f"  {needed / median / 1e12:.1f} TFLOP/s, MFU {100 * needed / median / PEAK:.1f} % of 989")
     share = f"the step has {100 * needed / median / rate:.1f} % of that"
@@ -214,7 +217,7 @@ def measured(name: str, kernels: str, steps: int, *, peers: bool, fp8: bool = Fa
     for kind, its in kinds.items():
         print(f"  {kind:10} {1e3 * its:9.2f} ms")
     if peers:
-        plan, device = ready.plan, trainer.mesh.device
+        plan, device = ready.config, trainer.mesh.device
         del trainer  # its memory is for the other
         for name in PEERS:
             found[name] = peer(name, plan, device, steps)

@@ -9,7 +9,7 @@ import pytest
 
 from mega_data.preprocess import Options, preprocess
 from mega_schema.tokenizer.tokenizer import open_tokenizer
-from mega_train.data.sft import Pairs
+from mega_train.data.sft import PromptResponsePairs
 
 EXAMPLES = [("1 2 3", "4 5"), ("", "6"), ("7", ""), ("8 9", "10"), ("", ""), ("11", "12 13 14")]
 
@@ -21,7 +21,7 @@ def test_every_line_is_an_example_also_where_a_text_is_empty(tmp_path: Path, app
     tokenizer = open_tokenizer("NullTokenizer", vocab_size=20)
     options = Options(keys=("question", "reply"), append_eod=append_eod)
     preprocess([tmp_path / "lines.jsonl"], tmp_path / "sft", tokenizer, options)
-    pairs = Pairs(tmp_path / "sft", ("question", "reply"))
+    pairs = PromptResponsePairs(tmp_path / "sft", ("question", "reply"))
     assert (pairs.identity, pairs.eod) == (tokenizer.identity, 20)
     found = [pairs.read(i) for i in range(len(pairs))]
     assert [(ids.tolist(), prompt) for ids, prompt in found] == [

@@ -27,8 +27,8 @@ from mega_schema.arch import table
 from mega_schema.parallel_layout import Layout
 from mega_schema.sharding import Slab
 from mega_schema.spec import ModelSpec, gpt, llama
-from mega_train.config import Data
-from mega_train.engine.forward_step import of_samples
+from mega_train.config import DataConfig
+from mega_train.engine.forward_step import split_batch
 
 SMALL = {"layers": 2, "hidden": 16, "heads": 4, "vocab": 128, "context": 8}
 WIDE = {**SMALL, "hidden": 48, "ffn": 128, "activation": "swiglu", "positions": "rope"}
@@ -83,9 +83,11 @@ def test_documents_end_where_megatrons_do(
     told = json.loads((golden / "gpt_masks.json").read_text("utf-8"))
     key = f"reset_pos={reset_positions:d},reset_attn={reset_attention:d},eod_mask_loss={mask_eod:d}"
     wanted = told["out"][key]
-    data = Data(reset_positions=reset_positions, reset_attention=reset_attention, eod_mask_loss=mask_eod)
+    data = DataConfig(
+        reset_positions=reset_positions, reset_attention=reset_attention, eod_mask_loss=mask_eod
+    )
     batch = torch.tensor([[*told["tokens"], 11]])
-    token_BS, target_BS, position_BS, apart_BS = of_samples(batch, data, told["eod"])
+    token_BS, target_BS, position_BS, apart_BS = split_batch(batch, data, told["eod"])
     assert token_BS[0].tolist() == told["tokens"]
     assert position_BS[0].tolist() == wanted["position_ids"]
     length = token_BS.shape[1]

@@ -25,8 +25,8 @@ from mega_schema.app.cli_runner import run_command as run_command
 from mega_schema.app.config import load_config
 from mega_schema.errors import FormatError
 from mega_train.cli import app
-from mega_train.config import Run
-from mega_train.engine.train import prepare, train_on
+from mega_train.config import RunConfig
+from mega_train.engine.train import prepare, train
 from mega_train.engine.trainer import Trainer
 from mega_train.fault_tolerance import error_reporting
 from tests.parity.runs import corpus
@@ -124,15 +124,15 @@ def _rank(folder: Path, config: Path, sets: tuple[str, ...], world: World, fault
         sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
         os.environ.update(RANK=str(world.rank), WORLD_SIZE=str(world.size))
         torch.set_num_threads(1)
-        error_reporting.PATIENCE = 1.0  # under torchrun the first rank's end ends the others
+        error_reporting.REPORT_DELAY = 1.0  # under torchrun the first rank's end ends the others
         if fault is not None:
             _inject(fault)
 
         @app.command("as-configured")
         def _train() -> int:
-            run = load_config(Run, config, {}, sets)
+            run = load_config(RunConfig, config, {}, sets)
             meet = f"file://{folder / 'meet'}"
-            return train_on(prepare(run, "gpt", world), world, io.StringIO(), meet)
+            return train(prepare(run, "gpt", world), world, io.StringIO(), meet)
 
         run_command(app, ["as-configured"])
     except SystemExit as left:
@@ -170,7 +170,7 @@ def poison_at(iteration: int) -> Fault:
     def fault(trainer: Trainer) -> None:
         if trainer.iteration == iteration:
             with torch.no_grad():
-                trainer.held[-1][1].view(-1)[0] = torch.nan
+                trainer.params[-1][1].view(-1)[0] = torch.nan
 
     return fault
 

@@ -16,7 +16,7 @@ import pytest
 
 from mega_ckpt.checkpoint.verify import verify
 from mega_schema.checkpoint.reader import MODEL, Checkpoint
-from mega_train.fault_tolerance.watchdog import LOST, TOLD
+from mega_train.fault_tolerance.watchdog import EXIT_RANK_LOST, EXIT_TERMINATED
 from mega_train.telemetry.event_log import read_events
 from tests.faults.ranks import EVERY, STEPS, Fault, Running, bad_token_at, poison_at, signal_at, start
 from tests.selection import one_of_each, requested
@@ -136,13 +136,17 @@ def _ended_well(case: Case, running: Running) -> str:
     if case.kind == "nan":
         good = set(codes.values()) == {2} and all("not finite" in line for line in lines) and lines
     elif case.kind == "told":
-        good = codes.keys() == set(range(case.ranks)) and set(codes.values()) in ({TOLD}, {0}) and not lines
+        good = (
+            codes.keys() == set(range(case.ranks))
+            and set(codes.values()) in ({EXIT_TERMINATED}, {0})
+            and not lines
+        )
     elif set(codes.values()) == {0}:
         good = not lines  # the run was over before the signal came
     else:
         survivors = {code for rank, code in codes.items() if rank != case.victim}
         named = re.compile(rf"rank {case.victim} \(\S+\) does not answer")
-        good = survivors == {LOST} and len(lines) == 1 and bool(named.search(lines[0]))
+        good = survivors == {EXIT_RANK_LOST} and len(lines) == 1 and bool(named.search(lines[0]))
     return "" if good else f"ended with {codes}\n{said}"
 
 
@@ -204,5 +208,5 @@ def test_ranks_agree_on_what_to_do_about_a_damaged_checkpoint(
 def test_what_one_rank_alone_finds_is_the_one_cause_that_is_said(tmp_path: Path) -> None:
     running = start(tmp_path / "run", tmp_path / "save", 2, (), {1: bad_token_at(2)})
     assert running.wait(TIME), running.said()
-    assert running.codes == {0: LOST, 1: 2}
+    assert running.codes == {0: EXIT_RANK_LOST, 1: 2}
     assert running.said() == "error: corpus: holds a token outside the model's vocabulary\n"

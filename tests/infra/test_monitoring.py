@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from mega_train.telemetry.gauges import GAUGES, LABEL
-from mega_train.telemetry.prometheus import PREFIX
+from mega_train.telemetry.gauges import GAUGES, LABELS
+from mega_train.telemetry.prometheus import METRIC_PREFIX
 from tests.house.house import ROOT
 
 MONITORING = ROOT / "infra/monitoring"
@@ -25,13 +25,15 @@ def _queries() -> list[str]:
 
 def test_every_metric_of_the_dashboard_is_one_that_a_run_serves() -> None:
     asked = set(re.findall(r"\bmega_\w+", json.dumps(DASHBOARD)))
-    served = {PREFIX + name for name in GAUGES}
+    served = {METRIC_PREFIX + name for name in GAUGES}
     assert asked - served == set()
     without = {
-        PREFIX + name
+        METRIC_PREFIX + name
         for name in ("parameters", "ranks", "consumed_samples", "consumed_tokens", "step_seconds")
     }
-    assert served - asked == without | {PREFIX + "validation_perplexity"}, "what one reads once, or twice"
+    assert served - asked == without | {METRIC_PREFIX + "validation_perplexity"}, (
+        "what one reads once, or twice"
+    )
 
 
 def test_a_query_names_only_labels_that_the_metric_has() -> None:
@@ -39,7 +41,7 @@ def test_a_query_names_only_labels_that_the_metric_has() -> None:
         found = QUERY.findall(query)
         assert found, query
         for metric, labels in found:
-            has = {"instance", LABEL.get(metric.removeprefix(PREFIX), "instance")}
+            has = {"instance", LABELS.get(metric.removeprefix(METRIC_PREFIX), "instance")}
             assert set(re.findall(r"(\w+)(?:=~|!~|!=|=)", labels)) <= has, query
             assert query.count("(") == query.count(")")
 
@@ -48,7 +50,7 @@ def test_every_alert_asks_for_metrics_that_a_run_serves() -> None:
     scrape = yaml.safe_load((MONITORING / "prometheus.yml").read_text("utf-8"))
     (group,) = yaml.safe_load((MONITORING / scrape["rule_files"][0]).read_text("utf-8"))["groups"]
     assert len(group["rules"]) >= 5
-    served = {PREFIX + name for name in GAUGES}
+    served = {METRIC_PREFIX + name for name in GAUGES}
     for rule in group["rules"]:
         asked = set(re.findall(r"\bmega_\w+", rule["expr"]))
         assert asked, rule

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from mega_schema.dataset.indexed_dataset import IndexedWriter
-from mega_train.data.splits import shares, split_ranges
+from mega_train.data.splits import parse_split, split_ranges
 
 Case = dict[str, Any]
 KINDS = ("uint8", "int8", "int16", "int32", "int64", "uint16", "float32", "float64")
@@ -204,7 +204,7 @@ def _blend(rng: random.Random, number: int, corpora: Sequence[Case]) -> Case:
 
 def _tokens(corpus: Case, split: str) -> np.ndarray:
     """Of each use that has a share."""
-    ranges = itertools.compress(split_ranges(split, len(corpus["lengths"])), shares(split))
+    ranges = itertools.compress(split_ranges(split, len(corpus["lengths"])), parse_split(split))
     return np.array([sum(corpus["lengths"][begin:end]) for begin, end in ranges])
 
 

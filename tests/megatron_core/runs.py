@@ -23,8 +23,8 @@ from mega_schema.parallel_layout import Layout
 from mega_schema.spec import Family, ModelSpec
 from mega_schema.tokenizer.tokenizer import open_tokenizer
 from mega_train.cli import app
-from mega_train.config import Run
-from mega_train.engine.forward_step import of_samples
+from mega_train.config import RunConfig
+from mega_train.engine.forward_step import split_batch
 from mega_train.engine.train import prepare
 from mega_train.engine.trainer import Trainer
 
@@ -95,15 +95,17 @@ def begun(case: Case, data: Path) -> Trainer:
     words = [*COMMON.split(), *case.words.split(), "--data-path", str(data)]
     context = app.commands[case.family].make_context(case.family, words)
     given = dict(context.params)
-    ready = prepare(load_config(Run, given.pop("config"), given, given.pop("sets")), case.family, World())
-    return Trainer(ready.plan, Mesh.join(ready.plan.layout, World()), ready.corpora)
+    ready = prepare(
+        load_config(RunConfig, given.pop("config"), given, given.pop("sets")), case.family, World()
+    )
+    return Trainer(ready.config, Mesh.join(ready.config.layout, World()), ready.datasets)
 
 
 def whole(run: Trainer, of: Any) -> dict[str, Tensor]:
     """The values of every parameter, in their shapes."""
     return {
         row.name: values.detach().view(row.local_shape(1)).float().clone()
-        for (row, _), values in zip(run.held, of, strict=True)
+        for (row, _), values in zip(run.params, of, strict=True)
     }
 
 
@@ -126,9 +128,11 @@ def arranged(spec: ModelSpec, ours: Mapping[str, Tensor], case: Case) -> list[di
 def micro_batches(run: Trainer) -> list[dict[str, Tensor]]:
     """Of the next step, as theirs takes them."""
     samples, made = run.train, []
-    for numbers in run.cursors[samples].micro_batches(run.consumed, run.plan.micros(run.samples)):
+    for numbers in run.samplers[samples].micro_batches(
+        run.consumed_samples, run.config.num_micro_batches(run.global_batch_size)
+    ):
         batch = torch.from_numpy(np.stack([samples[number] for number in numbers]))
-        token_BS, target_BS, place_BS, document_BS = of_samples(batch, run.plan.run.data, run.plan.eod)
+        token_BS, target_BS, place_BS, document_BS = split_batch(batch, run.config.run.data, run.config.eod)
         hidden = torch.ones(token_BS.shape[1], token_BS.shape[1]).triu(1).bool()[None, None]
         if document_BS is not None:
             hidden = hidden | (document_BS[:, None, :, None] != document_BS[:, None, None, :])
@@ -138,10 +142,10 @@ def micro_batches(run: Trainer) -> list[dict[str, Tensor]]:
 
 def said(run: Trainer, case: Case) -> dict[str, Any]:
     """The run's options as theirs take them."""
-    o, train, samples = run.plan.run.optimizer, run.plan.run.train, run.plan.global_samples
+    o, train, samples = run.config.run.optimizer, run.config.run.train, run.config.global_batch_size
     dtype = torch.bfloat16 if train.bf16 else torch.float16 if train.fp16 else torch.float32
-    multiple = run.plan.spec.vocab_multiple * case.tp
-    args = from_spec(run.plan.spec, "the model", core=True) | {
+    multiple = run.config.spec.vocab_multiple * case.tp
+    args = from_spec(run.config.spec, "the model", core=True) | {
         "padded_vocab_size": -(-VOCAB // multiple) * multiple,
         "num_experts": None,
         "bf16": train.bf16,
@@ -175,23 +179,23 @@ def said(run: Trainer, case: Case) -> dict[str, Any]:
 def trained(case: Case, data: Path, file: Path) -> Trained:
     """Train a case, and leave in a file for theirs what they begin with and read."""
     run = begun(case, data)
-    clip, steps = run.plan.run.optimizer.clip, list[Any]()
+    clip, steps = run.config.run.optimizer.clip, list[Any]()
 
     def shares(of: Any, scale: float = 1.0) -> list[dict[str, Tensor]]:
-        return arranged(run.plan.spec, {key: each * scale for key, each in whole(run, of).items()}, case)
+        return arranged(run.config.spec, {key: each * scale for key, each in whole(run, of).items()}, case)
 
-    found = Trained(initial=shares(run.shards.main))
+    found = Trained(initial=shares(run.sharding.main_params))
     for step in range(STEPS):
         steps.append(micro_batches(run))
-        found.rates.append(run.rate)
-        loss, norm = run.step(run.rate)
+        found.rates.append(run.lr)
+        loss, norm = run.step(run.lr)
         if not step:  # what was clipped is undone
-            found.gradients = shares(run.gradients.of, max(1.0, (norm + 1e-6) / clip) if clip else 1.0)
+            found.gradients = shares(run.grad_sync.shards, max(1.0, (norm + 1e-6) / clip) if clip else 1.0)
         found.losses.append(loss)
         found.norms.append(norm if math.isfinite(norm) else math.nan)  # skipped
         found.zeros.append(run.extra.get("num-zeros"))
-        found.scales.append(run.scale.value)
-    found.weights = shares(run.shards.main)
+        found.scales.append(run.loss_scaler.value)
+    found.weights = shares(run.sharding.main_params)
     begin = {"tp": case.tp, "pp": case.pp, "weights": found.initial, "steps": steps}
     torch.save(said(run, case) | begin, file)
     return found

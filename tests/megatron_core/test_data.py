@@ -16,17 +16,17 @@ import torch
 from mega_data.merge import merge_datasets
 from mega_schema.dataset.indexed_dataset import open_dataset, smallest_dtype
 from mega_schema.errors import ConfigError
-from mega_train.config import Batch, Data, Run, Train
-from mega_train.data.blend import blend_blocks, normalised
-from mega_train.data.blend_spec import sources
-from mega_train.data.datasets import Corpora
-from mega_train.data.gpt_dataset import Samples, build_index, passes
-from mega_train.data.sample_index import Recipe, Stream
+from mega_train.config import BatchConfig, DataConfig, RunConfig, TrainConfig
+from mega_train.data.blend import blend_blocks, normalize
+from mega_train.data.blend_spec import parse_data_spec
+from mega_train.data.datasets import Datasets
+from mega_train.data.gpt_dataset import GPTDataset, build_sample_index, plan_epochs
+from mega_train.data.sample_index import BlendedDataset, SampleIndexSpec
 from mega_train.data.splits import split_ranges
-from mega_train.engine.forward_step import IGNORED, of_samples
-from mega_train.optim.loss_scaler import LossScale
-from mega_train.resolve.batch import batch_course, batch_sizes
-from mega_train.schedules.lr import LearningRate, WeightDecay
+from mega_train.engine.forward_step import IGNORED, split_batch
+from mega_train.optim.loss_scaler import DynamicLossScaler
+from mega_train.resolve.batch import batch_size_schedule, batch_sizes
+from mega_train.schedules.lr import LRSchedule, WeightDecaySchedule
 from tests.megatron_core import theirs
 from tests.megatron_core.data_cases import Case, drawn
 
@@ -98,7 +98,7 @@ def test_the_samples_of_a_dataset_are_theirs(answers: Answers) -> None:
             not case["drop"] and case["use"] == "valid",
         )
         numbers = np.arange(*case["range"], dtype=np.int32)
-        todo = passes(
+        todo = plan_epochs(
             int(corpus.lengths[numbers].sum()),
             length=case["length"],
             samples=case["samples"],
@@ -106,10 +106,10 @@ def test_the_samples_of_a_dataset_are_theirs(answers: Answers) -> None:
             keep_partial=keep,
         )
         assert todo is not None
-        index = build_index(corpus.lengths, numbers, todo, case["seed"])
+        index = build_sample_index(corpus.lengths, numbers, todo, case["seed"])
         for name in ("document", "sample", "shuffle"):
             np.testing.assert_array_equal(getattr(index, name), arrays[name], f"{name} of {case}")
-        samples = Samples(corpus, index, extra=int(case["extra"]), copy=not case["mmap"])
+        samples = GPTDataset(corpus, index, extra=int(case["extra"]), copy=not case["mmap"])
         assert len(samples) == told["count"]
         for number in (number for number in case["shown"] if number < len(samples)):
             ours, text = samples[number], arrays[f"text{number}"]
@@ -128,11 +128,13 @@ def test_samples_of_documents_of_millions_of_tokens_begin_where_theirs_do(answer
             continue
         lengths, numbers = np.array(case["lengths"], np.int32), np.array(case["documents"], np.int32)
         tokens, extra = int(lengths[numbers].sum(dtype=np.int64)), int(case["extra"])
-        todo = passes(tokens, length=case["length"], samples=None, extra=extra, keep_partial=not case["drop"])
+        todo = plan_epochs(
+            tokens, length=case["length"], samples=None, extra=extra, keep_partial=not case["drop"]
+        )
         assert todo is not None
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("mega_train.data.gpt_dataset._shuffled", lambda numbers, _: numbers)
-            index = build_index(lengths, numbers, todo, 0)
+            patch.setattr("mega_train.data.gpt_dataset._shuffle", lambda numbers, _: numbers)
+            index = build_sample_index(lengths, numbers, todo, 0)
         np.testing.assert_array_equal(index.sample, arrays["sample"], str(case))
         compared += 1
     assert compared > 20
@@ -142,7 +144,7 @@ def test_the_choices_of_a_blend_are_theirs(answers: Answers) -> None:
     for case, _, arrays in answers.of("greedy"):
         sizes = np.array(case["weights"], np.int64) if case["all"] else None
         size = sum(case["weights"]) if case["all"] else case["size"]
-        blocks = list(blend_blocks(normalised(case["weights"]), size, sizes))
+        blocks = list(blend_blocks(normalize(case["weights"]), size, sizes))
         for place, name in enumerate(("corpus", "number")):
             ours = np.concatenate([block[place] for block in blocks])
             np.testing.assert_array_equal(ours, arrays[name], str(case)[:300])
@@ -167,27 +169,29 @@ def test_what_is_read_for_each_use_is_theirs(
                 continue
             assert len(stream) == their["count"], where
             if their["parts"] is not None:
-                assert stream.mixed is not None, where
+                assert stream.order is not None, where
                 assert [len(part) for part in stream.parts] == their["parts"], where
-                np.testing.assert_array_equal(stream.mixed[0], arrays[f"{use}/corpus"], where)
-                np.testing.assert_array_equal(stream.mixed[1], arrays[f"{use}/number"], where)
+                np.testing.assert_array_equal(stream.order[0], arrays[f"{use}/corpus"], where)
+                np.testing.assert_array_equal(stream.order[1], arrays[f"{use}/number"], where)
             for shown in (shown for shown in case["shown"] if shown < len(stream)):
                 np.testing.assert_array_equal(stream[shown], arrays[f"{use}/text{shown}"], where)
 
 
-def _streams(case: Case, folder: Path) -> Iterator[Stream | None]:
+def _streams(case: Case, folder: Path) -> Iterator[BlendedDataset | None]:
     """Of training, validation and test, made of the words that the case says."""
     words = [tuple(several) for several in case["words"]]
     by_use = dict(zip(("train_path", "valid_path", "test_path"), words, strict=False))
     said = {"path": words[0], "split": case["split"]} if case["split"] else by_use
-    corpora = Corpora.open(Data(**said, blend_rule="exact"))
-    uses = corpora.sources
+    corpora = Datasets.open(DataConfig(**said, blend_rule="exact"))
+    uses = corpora.spec
     for several, size in zip(((uses.training,), uses.validation, uses.test), case["sizes"], strict=True):
         for source in several:
-            recipe = Recipe.of(source, corpora, length=case["length"], samples=size, seed=case["seed"])
+            recipe = SampleIndexSpec.from_source(
+                source, corpora, length=case["length"], samples=size, seed=case["seed"]
+            )
             recipe.write(folder)  # over the files of the one before
-            names = ("document", "sample", "shuffle", *(["corpus", "number"] if recipe.mixture else []))
-            yield recipe.opened({name: np.load(folder / f"{name}.npy") for name in names})
+            names = ("document", "sample", "shuffle", *(["corpus", "number"] if recipe.blend else []))
+            yield recipe.open_dataset({name: np.load(folder / f"{name}.npy") for name in names})
         if not several:
             yield None
 
@@ -196,7 +200,7 @@ def test_words_mean_the_blend_that_theirs_means(answers: Answers) -> None:
     refused = 0
     for words, told, _ in answers.of("words"):
         try:
-            training = sources(Data(path=tuple(words))).training
+            training = parse_data_spec(DataConfig(path=tuple(words))).training
         except ConfigError:  # they assert; or a number is taken for a dataset, and there is none
             assert told is None or (told[1] is None and {"0.3", "1", "1e-3", "2"} & set(told[0])), words
             refused += 1
@@ -221,13 +225,13 @@ def test_splits_are_theirs(answers: Answers) -> None:
 
 def test_masks_and_positions_are_theirs(answers: Answers) -> None:
     for case, _, arrays in answers.of("masks"):
-        data = Data(
+        data = DataConfig(
             reset_positions=case["reset_positions"],
             reset_attention=case["reset_attention"],
             eod_mask_loss=case["eod_mask_loss"],
         )
         batch = torch.tensor([[*case["tokens"], 1]])
-        _, target, position, document = of_samples(batch, data, case["eod"])
+        _, target, position, document = split_batch(batch, data, case["eod"])
         seen = torch.ones(2 * (len(case["tokens"]),), dtype=torch.bool).tril()
         if document is not None:
             seen &= document[0][:, None] == document[0]
@@ -239,7 +243,7 @@ def test_masks_and_positions_are_theirs(answers: Answers) -> None:
 def test_learning_rate_and_weight_decay_are_theirs_to_the_bit(answers: Answers) -> None:
     for case, _, arrays in answers.of("courses"):
         said, group = case["said"], case["group"]
-        rate = LearningRate(
+        rate = LRSchedule(
             peak=said["max_lr"],
             least=said["min_lr"],
             warmup=said["lr_warmup_steps"],
@@ -250,7 +254,7 @@ def test_learning_rate_and_weight_decay_are_theirs_to_the_bit(answers: Answers) 
             anneal_style=said["lr_wsd_decay_style"],
         )
         ends = replace(rate, peak=group["max_lr"], least=group["min_lr"])
-        decay = WeightDecay(
+        decay = WeightDecaySchedule(
             start=said["start_wd"],
             end=said["end_wd"],
             samples=said["wd_incr_steps"],
@@ -258,10 +262,10 @@ def test_learning_rate_and_weight_decay_are_theirs_to_the_bit(answers: Answers) 
         )
         for samples, (lr, wd, ends_lr, ends_wd) in zip(case["at"], arrays["values"].tolist(), strict=True):
             found = (
-                rate.at(samples),
-                decay.at(samples),
-                ends.at(samples),
-                decay.at(samples) * group["wd_mult"],
+                rate.lr_at(samples),
+                decay.value_at(samples),
+                ends.lr_at(samples),
+                decay.value_at(samples) * group["wd_mult"],
             )
             assert found == (lr, wd, ends_lr, ends_wd), (samples, case)
 
@@ -271,22 +275,26 @@ def test_the_sizes_of_steps_are_theirs(answers: Answers) -> None:
     compared, refused = 0, 0
     for case, told, arrays in answers.of("batches"):
         ramp, each = case["ramp"] and tuple(case["ramp"]), case["micro"] * case["dp"]
-        batch = Batch(
+        batch = BatchConfig(
             micro=case["micro"], global_samples=case["full"], rampup=ramp, decrease=case["decrease"]
         )
-        run = Run(batch=batch, train=Train(samples=10**6))
+        run = RunConfig(batch=batch, train=TrainConfig(samples=10**6))
         ladder = range(ramp[0], case["full"], ramp[1]) if ramp else ()
         uneven = not case["decrease"] and any(size % each for size in ladder)
         if isinstance(told, str) or uneven or not arrays["rows"][:, 1].all():
             with pytest.raises(ConfigError):
-                batch_course(run, batch_sizes(run, case["dp"])[1], each)
+                batch_size_schedule(run, batch_sizes(run, case["dp"])[1], each)
             refused += 1
             continue
-        sizes, consumed = batch_course(run, batch_sizes(run, case["dp"])[1], each), 0
+        sizes, consumed = batch_size_schedule(run, batch_sizes(run, case["dp"])[1], each), 0
         for samples, size, micros in arrays["rows"].tolist():
-            assert (consumed, sizes.at(consumed), sizes.at(consumed) // each) == (samples, size, micros), case
+            assert (consumed, sizes.size_at(consumed), sizes.size_at(consumed) // each) == (
+                samples,
+                size,
+                micros,
+            ), case
             consumed += size
-        assert consumed == sizes.after(0, len(arrays["rows"]))
+        assert consumed == sizes.samples_after(0, len(arrays["rows"]))
         compared += 1
     assert compared > 50
     assert refused > 20
@@ -294,8 +302,8 @@ def test_the_sizes_of_steps_are_theirs(answers: Answers) -> None:
 
 def test_the_loss_scale_goes_the_way_of_theirs(answers: Answers) -> None:
     for case, _, arrays in answers.of("scales"):
-        scale = LossScale.of(
-            Train(
+        scale = DynamicLossScaler.from_config(
+            TrainConfig(
                 fp16=True,
                 initial_loss_scale=case["initial"],
                 min_loss_scale=case["least"],

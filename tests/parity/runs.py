@@ -29,8 +29,8 @@ from mega_schema.dataset.indexed_dataset import (
 from mega_schema.params import Param
 from mega_schema.spec import Family
 from mega_schema.tokenizer.tokenizer import open_tokenizer
-from mega_train.config import Run
-from mega_train.data.sft import Pairs
+from mega_train.config import RunConfig
+from mega_train.data.sft import PromptResponsePairs
 from mega_train.engine.trainer import Trainer
 from mega_train.resolve import resolve
 
@@ -107,16 +107,16 @@ def trainer(
     file = folder / f"{data.name}.toml"
     counted_in_samples = "train__samples" in values
     file.write_text(COMMON.replace("iterations = 100\n", "") if counted_in_samples else COMMON)
-    run = load_config(Run, file, {}, sets)
+    run = load_config(RunConfig, file, {}, sets)
     checkpoint = Checkpoint.open(load_from) if load_from else None
-    opened = Pairs(data, run.data.sft_keys) if tunes else IndexedDataset(data)
+    opened = PromptResponsePairs(data, run.data.sft_keys) if tunes else IndexedDataset(data)
     assert opened.info is not None
     plan = resolve(
         run,
         family,
         world.size,
         corpus=opened.info.tokenizer,
-        loaded=checkpoint.spec if checkpoint else None,
+        loaded_spec=checkpoint.spec if checkpoint else None,
         cuda=False,
     )
     mesh = Mesh.join(plan.layout, world, sequence=run.parallel.sequence, init_method=meet)
@@ -125,7 +125,7 @@ def trainer(
 
 def steps(run: Trainer, count: int) -> list[float]:
     """Losses of the next steps."""
-    return [run.step(run.plan.rate.at(run.consumed))[0] for _ in range(count)]
+    return [run.step(run.config.lr_schedule.lr_at(run.consumed_samples))[0] for _ in range(count)]
 
 
 @dataclass(frozen=True)
@@ -151,12 +151,12 @@ def one_process(model: str, count: int, settings: Mapping[str, Any]) -> Course:
         def kept(gradients: bool) -> dict[str, torch.Tensor]:
             return {
                 row.name: values.view(row.local_shape(1)).clone()
-                for (row, _), values in zip(run.held, _kept(run, gradients), strict=True)
+                for (row, _), values in zip(run.params, _kept(run, gradients), strict=True)
             }
 
         done, gradients = [], {}
         for step in range(count):
-            done.append(run.step(run.plan.rate.at(run.consumed)))
+            done.append(run.step(run.config.lr_schedule.lr_at(run.consumed_samples)))
             if step in (0, count - 1):
                 gradients[step] = kept(True)
         return Course(done, gradients, kept(False))
@@ -190,11 +190,11 @@ def same_as_one_process(
     )
     run = trainer(model, world, meet, folder, **values)
     for step in range(count):
-        many = run.step(run.plan.rate.at(run.consumed))
+        many = run.step(run.config.lr_schedule.lr_at(run.consumed_samples))
         torch.testing.assert_close(torch.tensor(many), torch.tensor(expected.steps[step]), **TOLERANCE)
         if step in expected.gradients:
             _same_shares(run, expected.gradients[step], gradients=True)
-    run.shards.settle()
+    run.sharding.wait_all_gather()
     _same_shares(run, expected.weights, gradients=False)
     run.mesh.destroy()
 
@@ -213,15 +213,15 @@ def resumes(
     run = trainer(model, world, meet + "a", folder, checkpoint__save=str(folder / "run"), **before)
     steps(run, 3)
     run.save()
-    consumed, length = run.consumed, run.length
+    consumed, length = run.consumed_samples, run.seq_length
     on = steps(run, 2)  # while it is being written
-    run.saves.finish()
+    run.saver.finish()
     run.mesh.destroy()
     writers = {name.rpartition("-")[2] for name in Checkpoint.open(folder / "run").files}
     assert len(writers) == world.size, "every rank writes"
     again = trainer(model, world, meet + "b", folder, load_from=folder / "run", **after)
     assert again.iteration == 3
-    assert (again.consumed, again.length) == (consumed, length)
+    assert (again.consumed_samples, again.seq_length) == (consumed, length)
     resumed = steps(again, 2)
     again.mesh.destroy()
     assert resumed == (on if exact else pytest.approx(on, abs=1e-5))
@@ -239,10 +239,10 @@ def _same_shares(run: Trainer, whole: dict[str, torch.Tensor], *, gradients: boo
             local[slab.in_local] = whole[name][slab.in_global]
         return local
 
-    for stretch, values in zip(run.shards.stretches, _kept(run, gradients), strict=True):
+    for stretch, values in zip(run.sharding.shard_ranges, _kept(run, gradients), strict=True):
         _close(values, expected(stretch.row).flatten()[stretch.begin : stretch.end], stretch.row.name)
-    assert sum(stretch.size for stretch in run.shards.stretches)
-    for row, weight in () if gradients else run.held:
+    assert sum(stretch.size for stretch in run.sharding.shard_ranges)
+    for row, weight in () if gradients else run.params:
         if not isinstance(weight, DTensor):
             _close(weight.detach(), expected(row), row.name)
 
@@ -252,7 +252,7 @@ def _close(found: torch.Tensor, expected: torch.Tensor, name: str) -> None:
 
 
 def _kept(run: Trainer, gradients: bool) -> Sequence[torch.Tensor]:
-    return run.gradients.of if gradients else run.shards.main
+    return run.grad_sync.shards if gradients else run.sharding.main_params
 
 
 def storages() -> dict[int, int]:

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from mega_model.distributed.mesh import World
-from mega_train.engine.determinism import repeatable
-from mega_train.engine.train_loop import Loop
-from mega_train.fault_tolerance.exit_conditions import SIGNAL, Leaving
+from mega_train.engine.determinism import deterministic_algorithms
+from mega_train.engine.train_loop import TrainLoop
+from mega_train.fault_tolerance.exit_conditions import SIGNAL, ExitConditions
 from mega_train.telemetry.observers import Observers
 from tests.parity.ranks import Body, Outcomes
 from tests.parity.runs import resumes, same_as_one_process, trainer
@@ -22,8 +22,8 @@ def _leaves_together(world: World, meet: str, folder: Path) -> None:
     """One rank is told to end, after its second step; all leave after that step."""
     run = trainer("gpt", world, meet, folder, parallel__tp=2, parallel__pp=2)
     last = world.rank == world.size - 1
-    told = Leaving(run.plan, run.mesh, told=lambda: last and run.iteration >= 2)
-    assert Loop(run, Observers(), leaving=told).run() is SIGNAL
+    told = ExitConditions(run.config, run.mesh, received_signal=lambda: last and run.iteration >= 2)
+    assert TrainLoop(run, Observers(), exit_conditions=told).run() is SIGNAL
     assert run.iteration == 2
     run.mesh.destroy()
 
@@ -31,12 +31,12 @@ def _leaves_together(world: World, meet: str, folder: Path) -> None:
 def _repeats(world: World, meet: str, folder: Path) -> None:
     """Twice the same run in deterministic mode: losses, norms and weights to the last bit."""
     found = []
-    with repeatable(True):
+    with deterministic_algorithms(True):
         for start in "ab":
             run = trainer("gpt", world, meet + start, folder, parallel__tp=2, train__deterministic=True)
-            done = [run.step(run.rate) for _ in range(4)]
-            run.shards.settle()
-            found.append((done, [main.clone() for main in run.shards.main]))
+            done = [run.step(run.lr) for _ in range(4)]
+            run.sharding.wait_all_gather()
+            found.append((done, [main.clone() for main in run.sharding.main_params]))
             run.mesh.destroy()
     (one, weights), (other, others) = found
     assert one == other

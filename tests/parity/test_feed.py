@@ -13,10 +13,10 @@ import pytest
 from mega_model.distributed.mesh import Mesh, World
 from mega_schema.app.config import load_config
 from mega_schema.dataset.indexed_dataset import IndexedWriter
-from mega_train.config import Run
-from mega_train.data.dataloaders import feed
-from mega_train.data.datasets import Corpora
-from mega_train.data.sample_index import Recipe
+from mega_train.config import RunConfig
+from mega_train.data.dataloaders import build_data_splits
+from mega_train.data.datasets import Datasets
+from mega_train.data.sample_index import SampleIndexSpec
 from mega_train.resolve import resolve
 from tests.parity.ranks import on_ranks
 
@@ -38,18 +38,18 @@ def _reads(cache: Callable[[Path, int], Path], world: World, meet: str, folder: 
     """Leave what this rank read, and what it made for that."""
     words = ["0.2", _written(folder / f"a{world.rank}", 50), "0.8", _written(folder / f"b{world.rank}", 70)]
     data = [f"data.path={json.dumps(words)}", f"data.cache={cache(folder, world.rank)}"]
-    run = load_config(Run, None, {}, [*MODEL, *RUN, *data])
-    plan = resolve(run, "gpt", world.size, corpus=None, loaded=None, cuda=False)
+    run = load_config(RunConfig, None, {}, [*MODEL, *RUN, *data])
+    plan = resolve(run, "gpt", world.size, corpus=None, loaded_spec=None, cuda=False)
     mesh = Mesh.join(plan.layout, world, init_method=meet)
     made: list[str] = []
-    write = Recipe.write
+    write = SampleIndexSpec.write
 
-    def told(recipe: Recipe, to: Path) -> None:
+    def told(recipe: SampleIndexSpec, to: Path) -> None:
         made.append(to.parent.name)
         write(recipe, to)
 
-    with patch.object(Recipe, "write", told):
-        fed = feed(plan, Corpora.open(run.data), mesh, iteration=0, consumed=0)
+    with patch.object(SampleIndexSpec, "write", told):
+        fed = build_data_splits(plan, Datasets.open(run.data), mesh, iteration=0, consumed_samples=0)
     read = [fed.training[i].tolist() for i in range(len(fed.training))]
     (folder / f"read-{world.rank}.json").write_text(json.dumps([made, read]))
     mesh.barrier()

@@ -48,7 +48,7 @@ def _compiled(model: str, values: dict[str, object], world: World, meet: str, fo
         run = trainer(model, world, meet, folder, train__kernels="compile", **values)
     ranks = steps(run, 3)
     run.mesh.destroy()
-    assert run.choice.sources["swiglu"] == "compile"
+    assert run.kernel_choice.sources["swiglu"] == "compile"
     assert ranks == pytest.approx(one, rel=1e-5)
 
 

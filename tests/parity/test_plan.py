@@ -16,12 +16,12 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from mega_model.distributed.mesh import World
-from mega_train.commands.plan import job
-from mega_train.distributed.bucket_layout import cut
-from mega_train.distributed.grad_sync import tied_over_stages
+from mega_train.commands.plan import build_workload
+from mega_train.distributed.bucket_layout import assign_buckets
+from mega_train.distributed.grad_sync import tied_across_stages
 from mega_train.engine.trainer import Trainer
-from mega_train.planning.memory import Memory, memory
-from mega_train.planning.workload import Job
+from mega_train.planning.memory import RankMemory, rank_memory
+from mega_train.planning.workload import Workload
 from tests.parity.ranks import Body, on_ranks
 from tests.parity.runs import storages, trainer
 
@@ -88,7 +88,7 @@ class Saved:
 
     def __init__(self, run: Trainer) -> None:
         self.now = self.most = 0
-        self._parameters = {_storage(_local(weight)).data_ptr() for _, weight in run.held}
+        self._parameters = {_storage(_local(weight)).data_ptr() for _, weight in run.params}
         self._uses: Counter[int] = Counter()
 
     def keep(self, tensor: Tensor) -> Kept:
@@ -133,7 +133,7 @@ def _agree(model: str, values: dict[str, Any], world: World, meet: str, folder: 
     run = trainer(model, world, meet, folder, **SIZES | values)
     try:
         planned, made = _planned(run)
-        weights = [_local(weight) for _, weight in run.held]
+        weights = [_local(weight) for _, weight in run.params]
         slack = _padding(run)
         assert sum(w.numel() * w.element_size() for w in weights) == pytest.approx(
             planned.weights, abs=4 * slack if made.zero == 3 else 0
@@ -142,7 +142,7 @@ def _agree(model: str, values: dict[str, Any], world: World, meet: str, folder: 
         standing = planned.weights + planned.gradients + planned.optimizer
         if made.zero == 3:
             standing -= planned.gradients  # FSDP makes them in the first backward pass
-        assert held == pytest.approx(standing, abs=18 * slack + 16 * len(run.held) + 256)
+        assert held == pytest.approx(standing, abs=18 * slack + 16 * len(run.params) + 256)
         for model in run.models:
             model.forward = partial(_without_gradient, model.forward)  # type: ignore[method-assign]
         with _counted(run) as saved:
@@ -164,25 +164,25 @@ def _local(weight: Tensor) -> Tensor:
 
 def _padding(run: Trainer) -> int:
     """Elements a rank's buckets hold beside parameters, or that FSDP's whole rows differ from parts by."""
-    sharing, replicas = run.plan.sharing, run.mesh.replicas.size
+    sharing, replicas = run.config.sharding_config, run.mesh.replicas.size
     if sharing.stage == 3 and replicas > 1:
-        return sum(weight.shape[-1] for _, weight in run.held)
-    sizes = [weight.numel() for _, weight in run.held]
-    shared = tied_over_stages(run.rt.table.values(), run.mesh)
-    alone = [i for i, (row, _) in enumerate(run.held) if (row.tied_to or row.name) in shared]
-    buckets = cut(sizes, most=sharing.bucket, replicas=replicas, alone=alone)
+        return sum(weight.shape[-1] for _, weight in run.params)
+    sizes = [weight.numel() for _, weight in run.params]
+    shared = tied_across_stages(run.rt.table.values(), run.mesh)
+    alone = [i for i, (row, _) in enumerate(run.params) if (row.tied_to or row.name) in shared]
+    buckets = assign_buckets(sizes, max_elements=sharing.bucket_elements, replicas=replicas, separate=alone)
     return sum(bucket.length for bucket in buckets) - sum(sizes)
 
 
-def _planned(run: Trainer) -> tuple[Memory, Job]:
-    plan = run.plan
-    made = job(plan.run, plan.spec.family, plan.layout.world)
+def _planned(run: Trainer) -> tuple[RankMemory, Workload]:
+    plan = run.config
+    made = build_workload(plan.run, plan.spec.family, plan.layout.world)
     # torch's bfloat16 attention is slow on a CPU, so there attention computes in float32, if not in blocks
-    copied = plan.run.train.bf16 and run.choice.sources["attention"] == "reference"
+    copied = plan.run.train.bf16 and run.kernel_choice.sources["attention"] == "reference"
     # a plan is of GPUs, whose fused kernels keep less than the reference kernels that run here
     width = 4 if copied else None
-    made = replace(made, software=replace(made.software, attention_width=width, fused=False))
-    return memory(made, run.mesh.pp.rank), made
+    made = replace(made, implementation=replace(made.implementation, attention_width=width, fused=False))
+    return rank_memory(made, run.mesh.pp.rank), made
 
 
 @pytest.mark.parametrize("case", ALONE)

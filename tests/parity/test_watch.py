@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mega_model.distributed.mesh import World
-from mega_train.telemetry.timers import LEVELS, of_ranks
+from mega_train.telemetry.timers import LEVELS, reduce_timers
 from tests.parity.ranks import Body, Outcomes
 from tests.parity.runs import trainer
 from tests.selection import requested
@@ -23,27 +23,27 @@ def _counts_as_one_process(model: str, values: dict[str, Any], world: World, mee
     alone = trainer(model, World(), "", folder, **COUNTED)
     for _ in range(2):
         for one in (run, alone):
-            one.step(one.rate)
-        assert run.gradients.elements == alone.gradients.elements
-        assert 0 < run.extra["num-zeros"] == alone.extra["num-zeros"] < run.gradients.elements
+            one.step(one.lr)
+        assert run.grad_sync.num_elements == alone.grad_sync.num_elements
+        assert 0 < run.extra["num-zeros"] == alone.extra["num-zeros"] < run.grad_sync.num_elements
         assert run.extra["params-norm"] == pytest.approx(alone.extra["params-norm"], rel=1e-6)
     run.mesh.destroy()
 
 
 def _knows_the_times_of_all(world: World, meet: str, folder: Path) -> None:
     run = trainer("gpt", world, meet, folder, parallel__tp=2, parallel__pp=2)
-    run.step(run.rate)
-    mine = run.timers.take()
+    run.step(run.lr)
+    mine = run.timers.pop()
     for phase in set(LEVELS) - WAITS - {"optimizer-count-zeros"}:
         assert mine[phase] > 0, phase
     assert ("forward-recv" in mine) == (run.mesh.pp.rank == 1), "the second stage waits for the first"
     assert ("backward-recv" in mine) == (run.mesh.pp.rank == 0)
-    told = of_ranks(mine, 2, "all", run.mesh)
+    told = reduce_timers(mine, 2, "all", run.mesh)
     assert {name: told[name][world.rank] for name in mine} == mine
     assert [seconds > 0 for seconds in told["forward-recv"]] == [False, False, True, True]
-    ends = of_ranks(mine, 2, "minmax", run.mesh)
+    ends = reduce_timers(mine, 2, "minmax", run.mesh)
     assert ends == {name: [min(all_of), max(all_of)] for name, all_of in told.items()}
-    most = of_ranks(mine, 1, "max", run.mesh)
+    most = reduce_timers(mine, 1, "max", run.mesh)
     assert most == {name: [max(all_of)] for name, all_of in told.items() if LEVELS[name] == 1}
     run.mesh.destroy()
 

@@ -62,10 +62,10 @@ def _alike(model: str, some: tuple[dict[str, object], ...], world: World, meet: 
     for number, values in enumerate(some):
         run = trainer(model, world, f"{meet}{number}", folder, **values)
         # stages measure the gradient in other orders: then its norm is the same but for the last bits
-        both = [run.step(run.rate) for _ in range(4)]
+        both = [run.step(run.lr) for _ in range(4)]
         losses = [loss for loss, _ in both] if values.get("optimizer__clip") == 0.0 else both
-        run.shards.settle()
-        weights = [weight.detach().clone() for _, weight in run.held]
+        run.sharding.wait_all_gather()
+        weights = [weight.detach().clone() for _, weight in run.params]
         run.mesh.destroy()
         seen.append((losses, weights))
     (first, weights), *others = seen
@@ -84,7 +84,7 @@ def _same_files(world: World, meet: str, folder: Path) -> None:
         )
         steps(run, 3)
         run.save()
-        run.saves.finish()
+        run.saver.finish()
         run.mesh.destroy()
         saved.append(Checkpoint.open(where))
     for number, checkpoint in enumerate(saved if world.rank == 0 else ()):
@@ -123,7 +123,7 @@ def _stops(stage: int, named: str, world: World, meet: str, folder: Path) -> Non
     """All ranks see what one alone computed, before any of them updates."""
     run = trainer("gpt", world, meet, folder, **_zero(stage), **SMALL)
     steps(run, 1)
-    before = [main.clone() for main in run.shards.main]
+    before = [main.clone() for main in run.sharding.main_params]
     _spoil(run, float("nan"), on=1)
     try:
         line = f"took {len(steps(run, 1))} step"
@@ -132,20 +132,25 @@ def _stops(stage: int, named: str, world: World, meet: str, folder: Path) -> Non
     run.mesh.destroy()
     assert f"gradient norm nan, first in layers.1.attn_norm.bias{named}, wanted" in line
     assert line.startswith("iteration 2: loss or gradient is not finite: found loss 4.")
-    assert all(torch.equal(a, b) for a, b in zip(before, run.shards.main, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(before, run.sharding.main_params, strict=True))
 
 
 def _skips(stage: int, world: World, meet: str, folder: Path) -> None:
     """A gradient that overflows on one rank is skipped on all, and the scale is theirs together."""
     run = trainer("gpt", world, meet, folder, train__fp16=True, train__loss_scale_window=2, **_zero(stage))
-    run.scale.value, run.scale.patience = 1024.0, 1
+    run.loss_scaler.value, run.loss_scaler.hysteresis_tracker = 1024.0, 1
     steps(run, 2)
-    assert (run.scale.value, run.skipped) == (2048.0, 0)
+    assert (run.loss_scaler.value, run.skipped_samples) == (2048.0, 0)
     _spoil(run, float("inf"), on=1)
     steps(run, 1)
-    assert (run.scale.value, run.skipped, run.optimizer.steps, run.iteration) == (2048.0, 8, 2, 3)
+    assert (run.loss_scaler.value, run.skipped_samples, run.optimizer.steps, run.iteration) == (
+        2048.0,
+        8,
+        2,
+        3,
+    )
     steps(run, 1)
-    assert (run.scale.value, run.skipped) == (1024.0, 16)
+    assert (run.loss_scaler.value, run.skipped_samples) == (1024.0, 16)
     run.mesh.destroy()
 
 
@@ -155,7 +160,7 @@ def _holds(stage: int, bf16: bool, world: World, meet: str, folder: Path) -> Non
     sizes = {"model__hidden": 64, "batch__length": 64, "train__bf16": bf16}
     run = trainer("gpt", world, meet, folder, **sizes, **_zero(stage))
     steps(run, 2)
-    run.gradients.of = ()
+    run.grad_sync.shards = ()
     held = sum(size for place, size in storages().items() if place not in before)
     parameters = sum(row.size for row in run.rt.table.values() if not row.tied_to)
     parameters += (-(-101 // 8) * 8 - 101) * 64  # the vocabulary's padding
@@ -168,7 +173,7 @@ def _holds(stage: int, bf16: bool, world: World, meet: str, folder: Path) -> Non
         3: 16 / d,  # float32 weights are all there are
     }[stage] * parameters
     run.mesh.destroy()
-    scalars = 16 * len(run.held) + 256
+    scalars = 16 * len(run.params) + 256
     assert expected <= held <= expected + scalars + 64 * d * (weight + gradient + state), held / parameters
 
 
@@ -178,7 +183,7 @@ def _rounded(world: World, meet: str, folder: Path) -> None:
     for stage, rounded in ((0, False), (0, True), (1, True), (2, True), (3, True)):
         values = _all(_zero(stage), SMALL, ONE_MICRO, {"parallel__reduce_bf16": rounded})
         run = trainer("gpt", world, f"{meet}{stage}{rounded}", folder, **values)
-        seen[stage, rounded] = [run.step(run.rate)[0] for _ in range(4)]
+        seen[stage, rounded] = [run.step(run.lr)[0] for _ in range(4)]
         run.mesh.destroy()
     exact = seen.pop((0, False))
     for losses in seen.values():

@@ -15,9 +15,9 @@ from mega_schema.dataset.indexed_dataset import DatasetInfo, IndexedDataset, Ind
 from mega_schema.spec import Family, ModelSpec
 from mega_schema.tokenizer.identity import TokenizerIdentity
 from mega_schema.tokenizer.tokenizer import open_tokenizer
-from mega_train.config import Run
-from mega_train.resolve import Plan, resolve
-from mega_train.schedules.lr import Courses
+from mega_train.config import RunConfig
+from mega_train.resolve import ResolvedConfig, resolve
+from mega_train.schedules.lr import ParamSchedules
 
 VOCABULARY = 33  # 32 ids and the end of a document
 
@@ -69,11 +69,11 @@ TINY = {
 }
 
 
-def configured(**values: Any) -> Run:
+def configured(**values: Any) -> RunConfig:
     """TINY with these values, written section__key; None leaves one out."""
     merged = TINY | {key.replace("__", "."): value for key, value in values.items()}
     sets = [f"{key}={_toml(value)}" for key, value in merged.items() if value is not None]
-    return load_config(Run, None, {}, sets)
+    return load_config(RunConfig, None, {}, sets)
 
 
 def _toml(value: Any) -> str:
@@ -88,10 +88,10 @@ class Planned(Protocol):
         world: int = 1,
         corpus: TokenizerIdentity | None = None,
         loaded: ModelSpec | None = None,
-        loaded_courses: Courses | None = None,
+        loaded_courses: ParamSchedules | None = None,
         cuda: bool = False,
         **values: Any,
-    ) -> Plan: ...
+    ) -> ResolvedConfig: ...
 
 
 @pytest.fixture(scope="session")
@@ -104,17 +104,17 @@ def planned() -> Planned:
         world: int = 1,
         corpus: TokenizerIdentity | None = None,
         loaded: ModelSpec | None = None,
-        loaded_courses: Courses | None = None,
+        loaded_courses: ParamSchedules | None = None,
         cuda: bool = False,
         **values: Any,
-    ) -> Plan:
+    ) -> ResolvedConfig:
         return resolve(
             configured(**values),
             family,
             world,
             corpus=corpus,
-            loaded=loaded,
-            loaded_courses=loaded_courses,
+            loaded_spec=loaded,
+            loaded_schedules=loaded_courses,
             cuda=cuda,
         )
 

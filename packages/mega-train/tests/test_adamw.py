@@ -13,9 +13,9 @@ from mega_model.distributed.mesh import Axis, Mesh
 from mega_model.weight_gradients import WeightGradients
 from mega_schema.params import ONES, Param
 from mega_schema.sharding import Split
-from mega_train.distributed.bucket_layout import Sharing, Stretch
-from mega_train.distributed.data_parallel import Buckets
-from mega_train.distributed.grad_sync import Gradients
+from mega_train.distributed.bucket_layout import ShardingConfig, ShardRange
+from mega_train.distributed.data_parallel import BucketedDataParallel
+from mega_train.distributed.grad_sync import GradientSync
 from mega_train.optim.adamw import AdamW
 
 ROWS = [
@@ -29,8 +29,8 @@ class Stand:
     """Two weights alone, with what trains them."""
 
     held: list[tuple[Param, nn.Parameter]]
-    shards: Buckets
-    gradients: Gradients
+    shards: BucketedDataParallel
+    gradients: GradientSync
     adam: AdamW
     decay: float
 
@@ -42,40 +42,40 @@ class Stand:
         held = [
             (row, nn.Parameter(torch.randn(row.shape, generator=rng).to(dtype))) for row in (*ROWS, *more)
         ]
-        shards = Buckets(held, Axis("replicas"), WeightGradients(), Sharing())
-        adam = AdamW(shards.stretches, shards.main, betas=(0.9, 0.95), eps=1e-8)
-        return cls(held, shards, Gradients(shards, Mesh(), [*ROWS, *more]), adam, decay)
+        shards = BucketedDataParallel(held, Axis("replicas"), WeightGradients(), ShardingConfig())
+        adam = AdamW(shards.shard_ranges, shards.main_params, betas=(0.9, 0.95), eps=1e-8)
+        return cls(held, shards, GradientSync(shards, Mesh(), [*ROWS, *more]), adam, decay)
 
     def backward(self, *parts_BD: Tensor) -> list[Tensor]:
         """The gradients of a step with these micro-batches."""
         (_, matrix), (_, norm) = self.held
-        self.shards.begin(len(parts_BD))
+        self.shards.zero_grad(len(parts_BD))
         for x_BD in parts_BD:
             ((x_BD.to(matrix.dtype) * norm) @ matrix.T).float().square().mean(dim=1).sum().backward()
         self.gradients.reduce()
-        return [gradient.clone() for gradient in self.gradients.of]
+        return [gradient.clone() for gradient in self.gradients.shards]
 
     def given(self, *values: Tensor | float) -> None:
         """A step whose gradients are these."""
-        self.shards.begin(1)
+        self.shards.zero_grad(1)
         self.gradients.reduce()
-        for gradient, value in zip(self.gradients.of, values, strict=True):
+        for gradient, value in zip(self.gradients.shards, values, strict=True):
             gradient.copy_(torch.as_tensor(value))
 
     def update(self, rate: float) -> None:
-        self.adam.step(self.gradients.of, rate, self.decay)
-        self.shards.publish()
+        self.adam.step(self.gradients.shards, rate, self.decay)
+        self.shards.copy_main_to_model_params()
 
 
 def test_a_stage_of_an_embedding_alone_has_nothing_to_sum_over_the_tokens() -> None:
     row = Param("embed.weight", (4, 2), "first", ONES, Split("tp", 0))
     held = [(row, nn.Parameter(torch.zeros(4, 2)))]
-    shards = Buckets(held, Axis("replicas"), WeightGradients(), Sharing())
-    gradients = Gradients(shards, Mesh(tp=Axis("tp", sequence=True)), [row])
-    shards.begin(1)
+    shards = BucketedDataParallel(held, Axis("replicas"), WeightGradients(), ShardingConfig())
+    gradients = GradientSync(shards, Mesh(tp=Axis("tp", sequence=True)), [row])
+    shards.zero_grad(1)
     held[0][1].sum().backward()
     gradients.reduce()
-    assert [gradient.tolist() for gradient in gradients.of] == [[1.0] * 8]
+    assert [gradient.tolist() for gradient in gradients.shards] == [[1.0] * 8]
 
 
 def test_micro_batches_add_up_to_the_gradient_of_the_whole_batch() -> None:
@@ -90,12 +90,12 @@ def test_micro_batches_add_up_to_the_gradient_of_the_whole_batch() -> None:
 def test_gradients_of_bfloat16_weights_are_added_up_in_float32() -> None:
     stand = Stand.of(torch.bfloat16)
     ((_, matrix), _) = stand.held
-    stand.shards.begin(5)
+    stand.shards.zero_grad(5)
     for size in (256.0, 1.0, 1.0, 1.0, 1.0):  # in bfloat16 256 + 1 is 256
         (matrix[0, 0] * size).backward()
     stand.gradients.reduce()
-    assert stand.gradients.of[0][0] == 260.0
-    assert stand.gradients.of[0].dtype == torch.float32
+    assert stand.gradients.shards[0][0] == 260.0
+    assert stand.gradients.shards[0].dtype == torch.float32
 
 
 def test_a_step_forgets_the_one_before() -> None:
@@ -108,7 +108,7 @@ def test_gradients_of_a_scaled_loss_are_divided_by_the_scale() -> None:
     stand = Stand.of()
     whole = stand.backward(torch.ones(1, 4))
     stand.gradients.reduce(4.0)
-    torch.testing.assert_close([4 * gradient for gradient in stand.gradients.of], whole)
+    torch.testing.assert_close([4 * gradient for gradient in stand.gradients.shards], whole)
 
 
 def test_a_micro_batch_that_was_not_announced_is_noticed() -> None:
@@ -130,7 +130,7 @@ def test_clipping_cuts_the_norm_back_and_lets_a_smaller_one_be(most: float, expe
     stand.given(0.0, torch.tensor([-4.0, 0, 0, 0]))
     stand.gradients.clip(stand.gradients.norm(), most)
     assert stand.gradients.norm() == pytest.approx(expected, rel=1e-5)
-    assert stand.gradients.of[1][0] < 0
+    assert stand.gradients.shards[1][0] < 0
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_the_update_is_adamw_written_by_hand_and_norms_do_not_decay() -> None:
 
 def test_updates_smaller_than_a_bfloat16_step_are_not_lost() -> None:
     stand = Stand.of(torch.bfloat16, decay=0.0)
-    matrix, main = stand.held[0][1], stand.shards.main[0]
+    matrix, main = stand.held[0][1], stand.shards.main_params[0]
     main.fill_(1.0)
     rate = 2.0**-12  # a bfloat16 step below 1 is 2^-8
     seen = []
@@ -203,23 +203,23 @@ def test_an_optimizer_that_took_up_a_state_goes_on_bitwise_as_the_one_that_wrote
     rng = torch.Generator().manual_seed(4)
 
     def step(*stands: Stand) -> None:
-        values = [torch.randn(main.shape, generator=rng) for main in one.shards.main]
+        values = [torch.randn(main.shape, generator=rng) for main in one.shards.main_params]
         for stand in stands:
             stand.given(*values)
             stand.update(0.01)
 
     for _ in range(3):
         step(one)
-    state = {(space, stretch.row.name): values.clone() for space, stretch, values in one.adam.state()}
+    state = {(space, stretch.row.name): values.clone() for space, stretch, values in one.adam.state_shards()}
     assert {space for space, _ in state} == {"optim.exp_avg", "optim.exp_avg_sq"}
 
-    def fill(space: str, stretch: Stretch, values: Tensor) -> None:
+    def fill(space: str, stretch: ShardRange, values: Tensor) -> None:
         values.copy_(state[space, stretch.row.name])
 
-    for main, theirs in zip(other.shards.main, one.shards.main, strict=True):
+    for main, theirs in zip(other.shards.main_params, one.shards.main_params, strict=True):
         main.copy_(theirs)
-    other.shards.publish()
-    other.adam.load(fill, steps=one.adam.steps)
+    other.shards.copy_main_to_model_params()
+    other.adam.load_state(fill, steps=one.adam.steps)
     assert other.adam.steps == 3
     for _ in range(3):
         step(one, other)

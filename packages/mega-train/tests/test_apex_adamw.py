@@ -17,15 +17,15 @@ from mega_model.distributed.mesh import Axis, Mesh
 from mega_model.kernels.dispatch import choose_kernels
 from mega_model.weight_gradients import WeightGradients
 from mega_schema.params import ONES, Param
-from mega_train.config import Run
-from mega_train.config.training import Optimizer, Train
-from mega_train.distributed.bucket_layout import Sharing, Stretch
-from mega_train.distributed.data_parallel import Buckets
-from mega_train.engine.train import taken
+from mega_train.config import RunConfig
+from mega_train.config.training import OptimizerConfig, TrainConfig
+from mega_train.distributed.bucket_layout import ShardingConfig, ShardRange
+from mega_train.distributed.data_parallel import BucketedDataParallel
+from mega_train.engine.train import kernels_summary
 from mega_train.optim import apex_adamw, factory
 from mega_train.optim.adamw import AdamW
 from mega_train.optim.apex_adamw import ApexAdamW
-from mega_train.optim.factory import adam, checked_adam, optimizer
+from mega_train.optim.factory import build_optimizer, check_adamw, choose_adamw
 from mega_train.optim.muon import Muon
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -93,14 +93,14 @@ def _both() -> tuple[AdamW, AdamW]:
     start = [torch.randn(row.shape, generator=random).flatten() for row in ROWS]
 
     def made(kind: type[AdamW]) -> AdamW:
-        stretches = [Stretch(row, 0, len(each)) for row, each in zip(ROWS, start, strict=True)]
+        stretches = [ShardRange(row, 0, len(each)) for row, each in zip(ROWS, start, strict=True)]
         return kind(stretches, [each.clone() for each in start], betas=(0.9, 0.95), eps=1e-8)
 
     return made(AdamW), made(ApexAdamW)
 
 
 def _step(random: torch.Generator, *adams: AdamW, ends: float | None = None) -> None:
-    gradients = [torch.randn(len(main), generator=random) for main in adams[0].main]
+    gradients = [torch.randn(len(main), generator=random) for main in adams[0].main_params]
     for each in adams:
         each.step([g.clone() for g in gradients], 0.01, 0.1, ends)
 
@@ -111,9 +111,11 @@ def test_its_updates_are_torchs_with_decay_and_rate_of_each_group(calls: list[di
     for _ in range(4):
         _step(random, torchs, apexs, ends=0.003)
     assert torchs.steps == apexs.steps == 4
-    for (_, _, wanted), (space, stretch, got) in zip(torchs.state(), apexs.state(), strict=True):
+    for (_, _, wanted), (space, stretch, got) in zip(
+        torchs.state_shards(), apexs.state_shards(), strict=True
+    ):
         torch.testing.assert_close(got, wanted, msg=f"{space} {stretch.row.name}")
-    for one, other in zip(torchs.main, apexs.main, strict=True):
+    for one, other in zip(torchs.main_params, apexs.main_params, strict=True):
         torch.testing.assert_close(other, one)
     assert [call["step"] for call in calls] == [1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4]
     assert {(call["lr"], call["weight_decay"]) for call in calls} == {(0.01, 0.1), (0.01, 0.0), (0.003, 0.1)}
@@ -127,20 +129,22 @@ def test_what_took_up_a_state_goes_on_bitwise() -> None:
     random = torch.Generator().manual_seed(3)
     for _ in range(3):
         _step(random, one)
-    state = {(space, stretch.row.name): values.clone() for space, stretch, values in one.state()}
-    other.load(lambda space, stretch, values: values.copy_(state[space, stretch.row.name]), steps=one.steps)
-    for main, its in zip(other.main, one.main, strict=True):
+    state = {(space, stretch.row.name): values.clone() for space, stretch, values in one.state_shards()}
+    other.load_state(
+        lambda space, stretch, values: values.copy_(state[space, stretch.row.name]), steps=one.steps
+    )
+    for main, its in zip(other.main_params, one.main_params, strict=True):
         main.copy_(its)
     assert other.steps == 3
     _step(random, one, other)
-    assert all(torch.equal(a, b) for a, b in zip(one.main, other.main, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(one.main_params, other.main_params, strict=True))
 
 
 @pytest.mark.usefixtures("calls")
 def test_stretches_that_other_replicas_own_are_not_handed_over() -> None:
     """The kernel's launcher does nothing with what it has gathered where the last tensor is empty."""
     mains = [torch.ones(4), torch.empty(0), torch.empty(0)]
-    stretches = [Stretch(row, 0, len(main)) for row, main in zip(ROWS, mains, strict=True)]
+    stretches = [ShardRange(row, 0, len(main)) for row, main in zip(ROWS, mains, strict=True)]
     alone = ApexAdamW(stretches, mains, betas=(0.9, 0.95), eps=1e-8)
     alone.step([torch.ones_like(main) for main in mains], 0.1, 0.0)
     torch.testing.assert_close(mains[0], torch.full((4,), 0.9))
@@ -149,26 +153,29 @@ def test_stretches_that_other_replicas_own_are_not_handed_over() -> None:
 def test_a_tensor_too_long_for_32_bits_is_handed_over_in_parts(
     calls: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(apex_adamw, "_MOST", 5)
+    monkeypatch.setattr(apex_adamw, "_MAX_ELEMENTS", 5)
     torchs, apexs = _both()
     _step(torch.Generator().manual_seed(2), torchs, apexs)
     assert sorted(len(part) for call in calls for part in call["tensor_lists"][0]) == [2, 3, 4, 5, 5, 5]
-    for one, other in zip(torchs.main, apexs.main, strict=True):
+    for one, other in zip(torchs.main_params, apexs.main_params, strict=True):
         torch.testing.assert_close(other, one)
 
 
 @pytest.mark.usefixtures("calls")
 def test_it_is_taken_where_apex_is_asked_for_on_a_gpu_and_only_there() -> None:
-    assert (adam("apex", GPU).kind, adam("apex", GPU).whose) == (ApexAdamW, "apex")
-    assert adam("apex", CPU).kind is AdamW
+    assert (choose_adamw("apex", GPU).optimizer_class, choose_adamw("apex", GPU).source) == (
+        ApexAdamW,
+        "apex",
+    )
+    assert choose_adamw("apex", CPU).optimizer_class is AdamW
     for kernels in ("auto", "triton", "liger", "reference"):
-        assert adam(kernels, GPU).kind is AdamW  # type: ignore[arg-type]
+        assert choose_adamw(kernels, GPU).optimizer_class is AdamW  # type: ignore[arg-type]
 
 
 def test_apex_without_its_extensions_leaves_torchs_and_says_why() -> None:
-    found = adam("apex", GPU)
-    assert (found.kind, found.whose) == (AdamW, "torch")
-    assert found.why == "apex was built without its CUDA extensions"
+    found = choose_adamw("apex", GPU)
+    assert (found.optimizer_class, found.source) == (AdamW, "torch")
+    assert found.reason == "apex was built without its CUDA extensions"
 
 
 @pytest.mark.usefixtures("calls")
@@ -176,36 +183,38 @@ def test_apex_without_its_extensions_leaves_torchs_and_says_why() -> None:
 def test_a_run_that_asks_for_apex_updates_by_it(name: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[object, object]] = []
 
-    def on_a_gpu(kernels: Any, device: torch.device) -> factory.Adam:
+    def on_a_gpu(kernels: Any, device: torch.device) -> factory.AdamWChoice:
         asked.append((kernels, device))
-        return adam(kernels, GPU)
+        return choose_adamw(kernels, GPU)
 
-    monkeypatch.setattr(factory, "adam", on_a_gpu)
-    run = Run(train=Train(kernels="apex"), optimizer=Optimizer(name=name))
+    monkeypatch.setattr(factory, "choose_adamw", on_a_gpu)
+    run = RunConfig(train=TrainConfig(kernels="apex"), optimizer=OptimizerConfig(name=name))
     held = [(row, nn.Parameter(torch.zeros(row.shape))) for row in ROWS]
-    made = optimizer(run, Buckets(held, Axis("replicas"), WeightGradients(), Sharing()), Mesh())  # type: ignore[arg-type]
-    assert isinstance(made._adam if isinstance(made, Muon) else made, ApexAdamW)
+    made = build_optimizer(
+        run, BucketedDataParallel(held, Axis("replicas"), WeightGradients(), ShardingConfig()), Mesh()
+    )  # type: ignore[arg-type]
+    assert isinstance(made._adamw if isinstance(made, Muon) else made, ApexAdamW)
     assert asked == [("apex", CPU)]
 
 
 @pytest.mark.usefixtures("calls")
 def test_the_doctors_check_passes_both_and_finds_one_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in (AdamW, ApexAdamW):
-        result = checked_adam(kind, CPU)
+        result = check_adamw(kind, CPU)
         assert result.ok, result
 
     def swapped(size: int, flag: Tensor, lists: list[list[Tensor]], lr: float, *rest: Any) -> None:
         multi_tensor_adam(size, flag, lists, 2 * lr, *rest)
 
     monkeypatch.setattr(sys.modules["amp_C"], "multi_tensor_adam", swapped)
-    assert not checked_adam(ApexAdamW, CPU).ok
+    assert not check_adamw(ApexAdamW, CPU).ok
     monkeypatch.delattr(sys.modules["amp_C"], "multi_tensor_adam")
-    assert checked_adam(ApexAdamW, CPU).failure.startswith("ImportError: ")
+    assert check_adamw(ApexAdamW, CPU).failure.startswith("ImportError: ")
 
 
 @pytest.mark.usefixtures("calls")
 @pytest.mark.parametrize(("name", "wanted"), [("adam", "reference, apex (adamw)"), ("sgd", "reference")])
 def test_the_record_of_a_run_says_whose_the_update_is(name: Any, wanted: str) -> None:
-    run = Run(train=Train(kernels="apex"), optimizer=Optimizer(name=name))
-    assert taken(run, choose_kernels("reference", CPU), GPU) == wanted
-    assert taken(Run(), choose_kernels("reference", CPU), GPU) == "reference"
+    run = RunConfig(train=TrainConfig(kernels="apex"), optimizer=OptimizerConfig(name=name))
+    assert kernels_summary(run, choose_kernels("reference", CPU), GPU) == wanted
+    assert kernels_summary(RunConfig(), choose_kernels("reference", CPU), GPU) == "reference"

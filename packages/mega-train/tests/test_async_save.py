@@ -17,16 +17,16 @@ from mega_schema.checkpoint.checkpoint_dir import iterations
 from mega_schema.checkpoint.reader import Checkpoint
 from mega_schema.dataset.indexed_dataset import IndexedDataset
 from mega_schema.errors import MegaError
-from mega_train.engine.train_loop import Loop
+from mega_train.engine.train_loop import TrainLoop
 from mega_train.engine.trainer import Trainer
-from mega_train.resolve import Plan
-from mega_train.telemetry.event_log import Record, read_events
-from mega_train.telemetry.events import Event, Said
+from mega_train.resolve import ResolvedConfig
+from mega_train.telemetry.event_log import EventLog, read_events
+from mega_train.telemetry.events import Event, Message
 from mega_train.telemetry.observers import Observers
 
 
 class Planned(Protocol):
-    def __call__(self, **values: Any) -> Plan: ...
+    def __call__(self, **values: Any) -> ResolvedConfig: ...
 
 
 Start = Callable[..., Trainer]
@@ -51,14 +51,14 @@ def _run(trainer: Trainer) -> list[Event]:
         def __init__(self) -> None:
             self.events: list[Event] = []
 
-        def see(self, event: Event) -> None:
+        def on_event(self, event: Event) -> None:
             self.events.append(event)
 
         def close(self) -> None: ...
 
-    kept, save = Kept(), trainer.plan.run.checkpoint.save
+    kept, save = Kept(), trainer.config.run.checkpoint.save
     assert save is not None
-    Loop(trainer, Observers([kept, Record(save)])).run()
+    TrainLoop(trainer, Observers([kept, EventLog(save)])).run()
     return kept.events
 
 
@@ -91,20 +91,20 @@ def full_at(monkeypatch: pytest.MonkeyPatch) -> set[int]:
 def test_the_values_saved_are_those_of_the_step_though_the_run_goes_on(start: Start, tmp_path: Path) -> None:
     trainer = start()
     for _ in range(3):
-        trainer.step(trainer.rate)
-    kept = [main.clone() for main in trainer.shards.main]
+        trainer.step(trainer.lr)
+    kept = [main.clone() for main in trainer.sharding.main_params]
     trainer.save()
-    assert trainer.saves.busy
-    assert trainer.saves.saved_at is None
+    assert trainer.saver.is_saving
+    assert trainer.saver.saved_at is None
     for _ in range(3):
-        trainer.step(trainer.rate)
-    trainer.saves.finish()
-    assert trainer.saves.saved_at == 3
+        trainer.step(trainer.lr)
+    trainer.saver.finish()
+    assert trainer.saver.saved_at == 3
     again = start(resume=True)
     assert again.iteration == 3
-    for ours, theirs in zip(again.shards.main, kept, strict=True):
+    for ours, theirs in zip(again.sharding.main_params, kept, strict=True):
         assert torch.equal(ours, theirs)
-    for ours, theirs in zip(trainer.shards.main, kept, strict=True):
+    for ours, theirs in zip(trainer.sharding.main_params, kept, strict=True):
         assert not torch.equal(ours, theirs), "the run went on meanwhile"
 
 
@@ -157,11 +157,11 @@ def test_a_full_disk_leaves_the_checkpoint_before_and_the_run_goes_on(
         (iteration, "File too large" if iteration in full_at else "") for iteration in (2, 4, 6, 8, 10)
     ]
     assert all(0 <= save["waited"] <= save["seconds"] <= save["written"] for save in saves)
-    assert not [event for event in events if isinstance(event, Said)], "nothing more to say"
+    assert not [event for event in events if isinstance(event, Message)], "nothing more to say"
     undisturbed = start(checkpoint__save=str(tmp_path / "other"))
     _run(undisturbed)
     again = start(resume=True)
-    for ours, theirs in zip(again.shards.main, undisturbed.shards.main, strict=True):
+    for ours, theirs in zip(again.sharding.main_params, undisturbed.sharding.main_params, strict=True):
         assert torch.equal(ours, theirs)
 
 
@@ -194,16 +194,16 @@ def test_a_folder_that_cannot_be_written_to_is_no_end_either(
     with monkeypatch.context() as patch:
         patch.setattr("mega_schema.checkpoint.checkpoint_dir.begin", refused)
         trainer.save()
-        trainer.saves.finish()
+        trainer.saver.finish()
         patch.undo()
         patch.setattr("subprocess.Popen", refused)
         trainer.save()
-        trainer.saves.finish()
-    assert [saved.problem for saved in trainer.saves.ended] == ["Permission denied"] * 2
+        trainer.saver.finish()
+    assert [saved.problem for saved in trainer.saver.finished] == ["Permission denied"] * 2
     assert len(caplog.messages) == 2
     trainer.save()
-    trainer.saves.finish()
-    assert trainer.saves.problem == ""
+    trainer.saver.finish()
+    assert trainer.saver.last_error == ""
     assert iterations(tmp_path / "run") == [0]
 
 
@@ -227,7 +227,7 @@ def test_a_save_waits_for_the_one_before_and_says_so(
             until[0] = time.monotonic() + 1.5
 
     monkeypatch.setattr(Trainer, "save", slow_at_first)
-    said = [event.text for event in _run(trainer) if isinstance(event, Said)]
+    said = [event.text for event in _run(trainer) if isinstance(event, Message)]
     assert len(said) == 1
     assert said[0].startswith("waited 1.")
     assert said[0].endswith(" s until the checkpoint before that of iteration 8 was written")
@@ -242,9 +242,9 @@ def test_a_run_that_stops_at_a_number_that_is_none_keeps_the_save_that_was_under
 
     def poisoned(rate: float) -> tuple[float, float]:
         if trainer.iteration == 3:
-            assert trainer.saves.busy
+            assert trainer.saver.is_saving
             with torch.no_grad():
-                trainer.held[0][1].fill_(torch.nan)
+                trainer.params[0][1].fill_(torch.nan)
         return step(rate)
 
     trainer.step = poisoned  # type: ignore[method-assign]
@@ -257,5 +257,5 @@ def test_a_run_that_stops_at_a_number_that_is_none_keeps_the_save_that_was_under
 def test_writing_gives_signs_of_life(start: Start, background: bool) -> None:
     trainer = start(checkpoint__background=background)
     trainer.save()
-    trainer.saves.finish()
-    assert trainer.saves.beat > 0
+    trainer.saver.finish()
+    assert trainer.saver.heartbeat > 0

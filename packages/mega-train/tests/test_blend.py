@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from mega_train.data.blend import blend_blocks, normalised, part_samples
+from mega_train.data.blend import blend_blocks, dataset_samples, normalize
 
 Shares = NDArray[np.float64]
 
@@ -43,7 +43,7 @@ def test_the_choices_are_megatrons(golden: Path, oracle: Callable[[str], Any]) -
     assert len(cases) == 6
     for case in cases:
         sizes = case.get("exhaustive_sizes")
-        shares = normalised(sizes or case["weights"])
+        shares = normalize(sizes or case["weights"])
         size = sum(sizes) if sizes else case["size"]
         if not sizes:
             assert shares.tolist() == case["normalized"]
@@ -54,7 +54,7 @@ def test_the_choices_are_megatrons(golden: Path, oracle: Callable[[str], Any]) -
             assert ours == theirs.tolist(), (case["case"], name)
         if not sizes:
             assert np.bincount(_blend(shares, size)[0]).tolist() == case["counts"]
-    for block in blend_blocks(normalised([1, 2]), 5):
+    for block in blend_blocks(normalize([1, 2]), 5):
         assert [array.dtype.name for array in block] == cases[0]["dtypes"]
 
 
@@ -63,7 +63,7 @@ def test_the_samples_made_of_each_corpus_are_megatrons(oracle: Callable[[str], A
     assert len(cases) == 3
     for case in cases:
         for weight, counts in zip(case["weights"], case["per_dataset"], strict=True):
-            found = [part_samples(weight, target, "surplus") for target in case["targets"]]
+            found = [dataset_samples(weight, target, "surplus") for target in case["targets"]]
             assert found == [(count, count) for count in counts]
 
 
@@ -75,14 +75,14 @@ _WEIGHTS = st.one_of(
 @settings(max_examples=40, deadline=None)
 @given(st.lists(_WEIGHTS, min_size=1, max_size=7), st.integers(1, 6000))
 def test_runs_side_by_side_choose_as_the_loop_does(weights: list[float], size: int) -> None:
-    shares = normalised(weights)
+    shares = normalize(weights)
     assert _blend(shares, size) == _slowly(shares.tolist(), size)
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(1, 2500), min_size=1, max_size=6))
 def test_a_corpus_that_is_used_up_is_not_chosen_again(sizes: list[int]) -> None:
-    shares = normalised([float(size) for size in sizes])
+    shares = normalize([float(size) for size in sizes])
     found = _blend(shares, sum(sizes), sizes)
     assert found == _slowly(shares.tolist(), sum(sizes), sizes)
     assert np.bincount(found[0], minlength=len(sizes)).tolist() == sizes
@@ -97,7 +97,7 @@ def test_a_corpus_that_is_used_up_is_not_chosen_again(sizes: list[int]) -> None:
     ],
 )
 def test_long_blends_choose_as_the_loop_does(weights: list[float]) -> None:
-    shares, size = normalised(weights), 60_000
+    shares, size = normalize(weights), 60_000
     counts = np.zeros(len(shares))
     chosen, numbers = _blend(shares, size)
     for i in range(size):
@@ -107,7 +107,7 @@ def test_long_blends_choose_as_the_loop_does(weights: list[float]) -> None:
 
 
 def test_every_sample_of_a_corpus_comes_once_and_in_order() -> None:
-    chosen, numbers = (np.array(column) for column in _blend(normalised([5, 2, 1]), 300_000))
+    chosen, numbers = (np.array(column) for column in _blend(normalize([5, 2, 1]), 300_000))
     for corpus, share in enumerate([5 / 8, 2 / 8, 1 / 8]):
         of_it = numbers[chosen == corpus]
         assert of_it.tolist() == list(range(len(of_it)))

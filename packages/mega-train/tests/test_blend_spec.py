@@ -9,38 +9,38 @@ from typing import Any
 import pytest
 
 from mega_schema.errors import ConfigError
-from mega_train.config import Data
-from mega_train.data.blend_spec import Shares, Source, Third, sources
+from mega_train.config import DataConfig
+from mega_train.data.blend_spec import FractionRange, SplitFraction, SplitSource, parse_data_spec
 
 
-def _data(**values: Any) -> Data:
+def _data(**values: Any) -> DataConfig:
     """Words apart by spaces, but for BigScience's groups."""
     words = ("path", "train_path", "valid_path", "test_path")
-    return Data(**{key: tuple(v.split()) if key in words else v for key, v in values.items()})
+    return DataConfig(**{key: tuple(v.split()) if key in words else v for key, v in values.items()})
 
 
-def _prefixes(source: Source) -> list[str]:
+def _prefixes(source: SplitSource) -> list[str]:
     return [str(part.prefix) for part in source.parts]
 
 
 def _refused(**values: Any) -> str:
     with pytest.raises(ConfigError) as caught:
-        sources(_data(**values))
+        parse_data_spec(_data(**values))
     return str(caught.value)
 
 
 def test_one_dataset_is_cut_in_three() -> None:
-    said = sources(_data(path="P"))
+    said = parse_data_spec(_data(path="P"))
     assert [source.name for source in said] == ["training", "validation", "test"]
     for use, source in enumerate(said):
         assert (_prefixes(source), source.weights) == (["P"], None)
-        assert source.parts[0].cut == Third("969, 30, 1", "mcore", use)
-    ranges = [source.parts[0].cut.of(1000) for source in said]
+        assert source.parts[0].fraction == SplitFraction("969, 30, 1", "mcore", use)
+    ranges = [source.parts[0].fraction.sequence_range(1000) for source in said]
     assert ranges == [(0, 969), (969, 999), (999, 1000)]
 
 
 def test_a_share_of_nothing_is_no_use() -> None:
-    said = sources(_data(path="P", split="90,0,10"))
+    said = parse_data_spec(_data(path="P", split="90,0,10"))
     assert [source.name for source in said] == ["training", "test"]
 
 
@@ -57,14 +57,14 @@ def test_a_share_of_nothing_is_no_use() -> None:
 def test_weights_stand_before_their_datasets(
     words: str, prefixes: list[str], weights: tuple[float, ...] | None
 ) -> None:
-    training = sources(_data(path=words)).training
+    training = parse_data_spec(_data(path=words)).training
     assert (_prefixes(training), training.weights) == (prefixes, weights)
 
 
 def test_a_dataset_may_have_a_number_for_a_name(tmp_path: Path) -> None:
     """Megatron core's reading: an odd number of words, or one that is no number, means prefixes alone."""
     (tmp_path / "3.idx").touch()
-    training = sources(Data(path=(str(tmp_path / "3"), "A"))).training
+    training = parse_data_spec(DataConfig(path=(str(tmp_path / "3"), "A"))).training
     assert training.weights is None
 
 
@@ -93,42 +93,46 @@ def test_a_weight_is_above_zero(weight: str) -> None:
 
 
 def test_each_use_has_datasets_of_its_own() -> None:
-    said = sources(_data(train_path="0.5 A 0.5 B", valid_path="C"))
+    said = parse_data_spec(_data(train_path="0.5 A 0.5 B", valid_path="C"))
     assert [source.name for source in said] == ["training", "validation"]
     assert said.training.weights == (0.5, 0.5)
     assert _prefixes(said.validation[0]) == ["C"]
-    assert all(part.cut == Shares() for source in said for part in source.parts)
-    assert said.training.parts[0].cut.of(7) == (0, 7), "whole"
+    assert all(part.fraction == FractionRange() for source in said for part in source.parts)
+    assert said.training.parts[0].fraction.sequence_range(7) == (0, 7), "whole"
 
 
 def test_a_file_stands_for_the_words(tmp_path: Path) -> None:
     file = tmp_path / "words.txt"
     file.write_text("0.3 A\n0.7 'B c'\n")
-    training = sources(_data(path_file=file)).training
+    training = parse_data_spec(_data(path_file=file)).training
     assert (_prefixes(training), training.weights) == (["A", "B c"], (0.3, 0.7))
     told = tmp_path / "each.json"
     told.write_text(json.dumps({"train": [0.3, "A", "0.7", "B"], "valid": ["C"], "test": None}))
-    said = sources(_data(split_paths_file=told))
+    said = parse_data_spec(_data(split_paths_file=told))
     assert said.training.weights == (0.3, 0.7)
     assert (_prefixes(said.validation[0]), said.test) == (["C"], ())
 
 
 def test_bigsciences_groups(tmp_path: Path) -> None:
-    said = sources(
-        Data(
+    said = parse_data_spec(
+        DataConfig(
             train_group=("TRAIN: 0.3 0:0.6 A, 0.7 0:1 B",),
             valid_groups=("ONE: 1 0.6:0.8 A", "TWO: 1 0.6:0.7 A, 3 0.9:1 B"),
         )
     )
     assert [source.name for source in said] == ["TRAIN", "ONE", "TWO"]
     assert said.training.weights == (0.3, 0.7)
-    assert [part.cut for part in said.training.parts] == [Shares(0, 0.6), Shares(0, 1)]
-    assert said.validation[1].parts[0].cut.of(25) == (15, 18), "round(0.6 * 25), round(0.7 * 25): to even"
+    assert [part.fraction for part in said.training.parts] == [FractionRange(0, 0.6), FractionRange(0, 1)]
+    assert said.validation[1].parts[0].fraction.sequence_range(25) == (15, 18), (
+        "round(0.6 * 25), round(0.7 * 25): to even"
+    )
     assert said.training.separate_below == 0.95
     assert [source.weights for source in said.validation] == [None, (1.0, 3.0)], "one alone is no blend"
     file = tmp_path / "groups.txt"
     file.write_text('"ONE: 1 0.6:0.8 A" "TWO: 1 0.6:0.7 A, 3 0.9:1 B"\n')
-    again = sources(Data(train_group=("TRAIN: 0.3 0:0.6 A, 0.7 0:1 B",), valid_groups_file=file))
+    again = parse_data_spec(
+        DataConfig(train_group=("TRAIN: 0.3 0:0.6 A, 0.7 0:1 B",), valid_groups_file=file)
+    )
     assert again == said
 
 

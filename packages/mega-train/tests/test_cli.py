@@ -22,9 +22,9 @@ from mega_schema.checkpoint.side_files import replace_manifest, rewrite_checksum
 from mega_schema.dataset.indexed_dataset import DatasetInfo, IndexedWriter
 from mega_schema.tokenizer.tokenizer import open_tokenizer
 from mega_train.cli import main
-from mega_train.fault_tolerance.error_reporting import PATIENCE
+from mega_train.fault_tolerance.error_reporting import REPORT_DELAY
 from mega_train.telemetry.event_log import read_events
-from mega_train.telemetry.events import Progress, Validated
+from mega_train.telemetry.events import LogLine, ValidationEnd
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
@@ -101,7 +101,7 @@ def test_a_run_goes_on_when_the_reader_of_its_lines_goes_away(corpus: Path, tmp_
         run.stdout.close()
         said = run.stderr.read()
     why = "BrokenPipeError: [Errno 32] Broken pipe"
-    assert said == f"Screen failed and is told nothing more ({why}); the run goes on\n"
+    assert said == f"ConsoleReporter failed and is told nothing more ({why}); the run goes on\n"
     assert run.returncode == 0
     assert Checkpoint.open(tmp_path).iteration == 60
     assert [e["iteration"] for e in read_events(tmp_path) if e["event"] == "train"] == list(range(1, 61))
@@ -183,7 +183,7 @@ def test_the_record_of_a_run_is_complete(trained: tuple[Path, Done]) -> None:
     assert [e["consumed_samples"] for e in train] == [80 * i for i in range(1, 7)]
     assert [e["consumed_tokens"] for e in train] == [80 * 16 * i for i in range(1, 7)]
     for event in train:
-        assert set(event) == {"event", *(field.name for field in fields(Progress))}
+        assert set(event) == {"event", *(field.name for field in fields(LogLine))}
         assert event["tokens_per_second"] > 0
         assert event["tflops"] > 0
         assert event["mfu"] is None, "the peak of a CPU is not known"
@@ -193,7 +193,7 @@ def test_the_record_of_a_run_is_complete(trained: tuple[Path, Done]) -> None:
         assert event["timers_of_ranks"] == {}
     validations = [e for e in events if e["event"] == "validation"]
     assert [e["iteration"] for e in validations] == [30, 60]
-    assert all(set(e) == {"event", *(field.name for field in fields(Validated))} for e in validations)
+    assert all(set(e) == {"event", *(field.name for field in fields(ValidationEnd))} for e in validations)
     assert [e["iteration"] for e in events if e["event"] == "save"] == [20, 40, 60]
 
 
@@ -388,4 +388,4 @@ def test_a_rank_beside_the_first_speaks_when_nothing_ended_it(
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
     assert _refused(_run(*missing, code=2)).startswith(str(corpus.with_name("none")))
-    assert waited == [PATIENCE]
+    assert waited == [REPORT_DELAY]

@@ -11,11 +11,11 @@ import pytest
 from click.testing import CliRunner
 
 from mega_schema.app.config import add_flags, config_keys, load_config
-from mega_train.compat.compatible_command import Familiar
+from mega_train.compat.compatible_command import MegatronCompatibleCommand
 from mega_train.compat.flag_translation import translate_flags
-from mega_train.config import Curriculum, Run
-from mega_train.fault_tolerance.error_reporting import OneVoice
-from mega_train.resolve import Plan, resolve
+from mega_train.config import CurriculumConfig, RunConfig
+from mega_train.fault_tolerance.error_reporting import SingleRankErrors
+from mega_train.resolve import ResolvedConfig, resolve
 
 # examples/pretrain_gpt_distributed_with_mp.sh of Megatron-LM 23.06, its variables filled in
 MEGATRON = """
@@ -45,21 +45,21 @@ FAIRSEQ = """
 """
 
 
-def _parsed(*args: str) -> tuple[Run, str]:
+def _parsed(*args: str) -> tuple[RunConfig, str]:
     """The configuration that a command line is read as, and what was said."""
-    seen: list[Run] = []
+    seen: list[RunConfig] = []
 
-    @click.command(cls=Familiar)
-    @add_flags(Run)
+    @click.command(cls=MegatronCompatibleCommand)
+    @add_flags(RunConfig)
     def command(config: Path | None, sets: Any, **given: Any) -> None:
-        seen.append(load_config(Run, config, given, sets))
+        seen.append(load_config(RunConfig, config, given, sets))
 
     done = CliRunner().invoke(command, list(args), catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return seen[0], done.stderr
 
 
-OURS = {name for key in config_keys(Run) for name in key.declared.split("/")} | {
+OURS = {name for key in config_keys(RunConfig) for name in key.declared.split("/")} | {
     "--config",
     "--set",
     "--help",
@@ -70,8 +70,8 @@ def _words(script: str) -> list[str]:
     return [word for part in script.split("|") for word in ([part] if "(" in part else part.split())]
 
 
-def _plan(run: Run, world: int = 1) -> Plan:
-    return resolve(run, "gpt", world, corpus=None, loaded=None, cuda=False)
+def _plan(run: RunConfig, world: int = 1) -> ResolvedConfig:
+    return resolve(run, "gpt", world, corpus=None, loaded_spec=None, cuda=False)
 
 
 def test_a_megatron_script_is_read_as_it_is() -> None:
@@ -84,7 +84,7 @@ def test_a_megatron_script_is_read_as_it_is() -> None:
     assert run.tokenizer.vocab_file == Path("gpt2-vocab.json")
     plan = _plan(run, 4)
     assert (plan.spec.layers, plan.spec.hidden, plan.spec.positions) == (24, 1024, "learned")
-    assert (plan.layout.tp, plan.layout.pp, plan.global_samples, plan.accumulation) == (2, 2, 16, 4)
+    assert (plan.layout.tp, plan.layout.pp, plan.global_batch_size, plan.accumulation_steps) == (2, 2, 16, 4)
     assert run.train.fp16
     assert (run.data.path, run.data.split) == (("0.3", "P", "0.7", "Q"), "949,50,1")
 
@@ -102,8 +102,8 @@ def test_a_fairseq_script_is_megatron_11b() -> None:
     head, betas = FAIRSEQ.split("--adam-betas|(0.9, 0.98)")
     run, _ = _parsed(*head.split(), "--adam-betas", "(0.9, 0.98)", *betas.split(), "--vocab-size", "51200")
     plan = _plan(run)
-    assert (plan.spec.layers, plan.spec.ffn, plan.spec.tied, plan.length) == (72, 18432, True, 1024)
-    assert (plan.micro, plan.global_samples, plan.iterations) == (2, 6, 300000)
+    assert (plan.spec.layers, plan.spec.ffn, plan.spec.tied, plan.seq_length) == (72, 18432, True, 1024)
+    assert (plan.micro_batch_size, plan.global_batch_size, plan.iterations) == (2, 6, 300000)
     assert (run.optimizer.decay_style, run.optimizer.beta2) == ("inverse-square-root", 0.98)
     assert (run.optimizer.warmup_iterations, run.optimizer.clip) == (3000, 0.0)
     assert (run.train.fp16, run.train.hidden_dropout) == (True, 0.1)
@@ -221,7 +221,7 @@ def test_a_deepspeed_configuration_says_a_curriculum_over_lengths(tmp_path: Path
     c = run.curriculum
     assert (c.start, c.steps, c.multiple, c.root, run.batch.length) == (64, 36000, 8, 2.0, 2048)
     file.write_text(json.dumps({"curriculum_learning": CURRICULUM | {"enabled": False}}))
-    assert _parsed("--deepspeed_config", str(file))[0].curriculum == Curriculum()
+    assert _parsed("--deepspeed_config", str(file))[0].curriculum == CurriculumConfig()
 
 
 @pytest.mark.parametrize(
@@ -325,10 +325,10 @@ def test_deepspeeds_own_scaler_replaces_a_flags_loss_scale(tmp_path: Path) -> No
 def _refused(*args: str) -> tuple[list[str], str]:
     """What a command prints that refuses its flags, and the error it ends with."""
 
-    group = OneVoice("group")
+    group = SingleRankErrors("group")
 
-    @group.command("start", cls=Familiar)
-    @add_flags(Run)
+    @group.command("start", cls=MegatronCompatibleCommand)
+    @add_flags(RunConfig)
     def command(config: Path | None, sets: Any, **given: Any) -> None:
         raise AssertionError("it must not begin")
 
@@ -364,8 +364,8 @@ def test_one_flag_that_cannot_be_read_is_one_line() -> None:
 
 
 def test_help_is_shown_beside_flags_that_cannot_be_read() -> None:
-    @click.command(cls=Familiar)
-    @add_flags(Run)
+    @click.command(cls=MegatronCompatibleCommand)
+    @add_flags(RunConfig)
     def command(**given: Any) -> None:
         raise AssertionError("it must not begin")
 

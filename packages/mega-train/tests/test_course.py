@@ -14,33 +14,33 @@ from mega_model.distributed.mesh import Mesh, World
 from mega_schema.checkpoint.reader import Checkpoint
 from mega_schema.dataset.indexed_dataset import IndexedDataset
 from mega_schema.errors import ConfigError
-from mega_train.data.gpt_dataset import Samples
-from mega_train.engine.determinism import check_algorithm, repeatable
-from mega_train.engine.train import prepare, train_on
+from mega_train.data.gpt_dataset import GPTDataset
+from mega_train.engine.determinism import check_nccl_algorithm, deterministic_algorithms
+from mega_train.engine.train import prepare, train
 from mega_train.engine.trainer import Trainer
-from mega_train.resolve import Plan
-from mega_train.schedules.lr import Courses
+from mega_train.resolve import ResolvedConfig
+from mega_train.schedules.lr import ParamSchedules
 
 SAMPLED: dict[str, Any] = {"train__iterations": None, "train__samples": 100}
 RAMP: dict[str, Any] = SAMPLED | {"batch__global_samples": 8, "batch__rampup": "[2, 2, 24]"}
 
 
 class Planned(Protocol):
-    def __call__(self, **values: Any) -> Plan: ...
+    def __call__(self, **values: Any) -> ResolvedConfig: ...
 
 
 def test_a_run_counted_in_samples_has_its_courses_in_samples(planned: Planned) -> None:
     plan = planned(**SAMPLED, optimizer__warmup_samples=7, optimizer__decay_samples=60)
     assert (plan.iterations, plan.train_samples) == (25, 100)
-    assert (plan.rate.warmup, plan.rate.decay) == (7.0, 60)
-    assert planned(**SAMPLED).rate.decay == 100
-    assert planned(optimizer__wsd_iterations=3, optimizer__decay_style="WSD").rate.anneal == 12
+    assert (plan.lr_schedule.warmup, plan.lr_schedule.decay) == (7.0, 60)
+    assert planned(**SAMPLED).lr_schedule.decay == 100
+    assert planned(optimizer__wsd_iterations=3, optimizer__decay_style="WSD").lr_schedule.anneal == 12
 
 
 def test_a_ramp_changes_the_micro_batches_of_a_step_and_the_steps_of_a_run(planned: Planned) -> None:
     plan = planned(**RAMP, world=2)
-    assert [plan.batches.at(consumed) for consumed in (0, 8, 16, 24, 25)] == [2, 4, 6, 8, 8]
-    assert (plan.global_samples, plan.accumulation, plan.micros(2)) == (8, 4, 1)
+    assert [plan.batch_size_schedule.size_at(consumed) for consumed in (0, 8, 16, 24, 25)] == [2, 4, 6, 8, 8]
+    assert (plan.global_batch_size, plan.accumulation_steps, plan.num_micro_batches(2)) == (8, 4, 1)
     assert plan.iterations == 4 + 2 + 2 + 9, "4 x 2 + 2 x 4 + 2 x 6 samples on the ramp, then whole steps"
 
 
@@ -151,8 +151,8 @@ def test_a_course_that_cannot_be_is_refused_by_name(
 
 def test_sizes_that_replicas_cannot_share_are_rounded_down_where_that_is_asked_for(planned: Planned) -> None:
     plan = planned(**RAMP | {"batch__rampup": "[2, 3, 24]"}, world=2, batch__decrease=True)
-    assert [plan.batches.at(consumed) for consumed in (0, 12, 25)] == [2, 4, 8]
-    assert planned(batch__global_samples=11, world=2, batch__decrease=True).global_samples == 10
+    assert [plan.batch_size_schedule.size_at(consumed) for consumed in (0, 12, 25)] == [2, 4, 8]
+    assert planned(batch__global_samples=11, world=2, batch__decrease=True).global_batch_size == 10
 
 
 def _trainer(planned: Planned, corpus: IndexedDataset, resume: Path | None = None, **values: Any) -> Trainer:
@@ -161,7 +161,7 @@ def _trainer(planned: Planned, corpus: IndexedDataset, resume: Path | None = Non
 
 
 def _steps(trainer: Trainer, count: int) -> list[tuple[float, float]]:
-    return [trainer.step(trainer.rate) for _ in range(count)]
+    return [trainer.step(trainer.lr) for _ in range(count)]
 
 
 def test_a_step_of_a_ramp_is_the_step_of_a_run_whose_batches_have_that_size(
@@ -170,9 +170,14 @@ def test_a_step_of_a_ramp_is_the_step_of_a_run_whose_batches_have_that_size(
     ramp = _trainer(planned, open_corpus, **RAMP)
     plain = _trainer(planned, open_corpus, **SAMPLED, batch__global_samples=2)
     assert _steps(ramp, 4) == _steps(plain, 4)
-    assert (ramp.iteration, ramp.consumed, ramp.samples, plain.samples) == (4, 8, 4, 2)
+    assert (ramp.iteration, ramp.consumed_samples, ramp.global_batch_size, plain.global_batch_size) == (
+        4,
+        8,
+        4,
+        2,
+    )
     _steps(ramp, 13)
-    assert (ramp.iteration, ramp.consumed) == (ramp.plan.iterations, 100)
+    assert (ramp.iteration, ramp.consumed_samples) == (ramp.config.iterations, 100)
 
 
 def test_a_run_that_goes_on_in_the_middle_of_its_ramp_does_so_bitwise(
@@ -190,13 +195,13 @@ def test_a_run_that_goes_on_in_the_middle_of_its_ramp_does_so_bitwise(
     run = _trainer(planned, open_corpus, **values)
     _steps(run, 5)
     run.save()
-    run.saves.finish()
+    run.saver.finish()
     after = _steps(run, 6)
     again = _trainer(planned, open_corpus, tmp_path, **values)
-    assert (again.iteration, again.consumed, again.samples) == (5, 12, 4)
+    assert (again.iteration, again.consumed_samples, again.global_batch_size) == (5, 12, 4)
     assert len(again.train) == len(run.train)
     assert _steps(again, 6) == after
-    for (row, one), (_, other) in zip(run.held, again.held, strict=True):
+    for (row, one), (_, other) in zip(run.params, again.params, strict=True):
         assert torch.equal(one, other), row.name
 
 
@@ -209,10 +214,10 @@ def test_a_run_that_goes_on_in_the_middle_of_an_epoch_does_so_bitwise(
     assert run.train.parts[0].index.epochs == 3
     _steps(run, 7)
     run.save()
-    run.saves.finish()
+    run.saver.finish()
     after = _steps(run, 2)
     again = _trainer(planned, open_corpus, tmp_path, **values)
-    assert len(again.train) // 3 < again.consumed < len(again.train) // 3 * 2
+    assert len(again.train) // 3 < again.consumed_samples < len(again.train) // 3 * 2
     assert _steps(again, 2) == after
 
 
@@ -237,24 +242,26 @@ def test_embedding_and_output_may_have_a_rate_of_their_own(
     values |= {"optimizer__decay_style": "constant", "optimizer__weight_decay": 0.0}
     plain = _trainer(planned, open_corpus, **values)
     still = _trainer(planned, open_corpus, **values, optimizer__ends_lr=1e-30, optimizer__ends_min_lr=0.0)
-    before = {row.name: weight.detach().clone() for row, weight in plain.held}
+    before = {row.name: weight.detach().clone() for row, weight in plain.params}
     _steps(plain, 1)
     _steps(still, 1)
-    for (row, moved), (_, weight) in zip(plain.held, still.held, strict=True):
+    for (row, moved), (_, weight) in zip(plain.params, still.params, strict=True):
         end = row.name in ("embed.weight", "head.weight")
         assert torch.equal(weight, before[row.name] if end else moved), row.name
         assert not torch.equal(moved, before[row.name]), row.name
-    courses = planned(optimizer__ends_lr=0.002, optimizer__min_lr=0.001).courses
-    assert courses.ends is not None
-    assert [courses.ends.at(samples) for samples in (0, 20, 40)] == pytest.approx([0.002, 0.0015, 0.001])
-    assert Courses.of(courses.state()) == courses
+    courses = planned(optimizer__ends_lr=0.002, optimizer__min_lr=0.001).schedules
+    assert courses.decoupled_lr is not None
+    assert [courses.decoupled_lr.lr_at(samples) for samples in (0, 20, 40)] == pytest.approx(
+        [0.002, 0.0015, 0.001]
+    )
+    assert ParamSchedules.from_state_dict(courses.state_dict()) == courses
 
 
 def test_a_run_goes_on_with_the_courses_it_began_with_or_says_that_it_does_not(planned: Planned) -> None:
-    def goes_on(loaded: Courses, **values: Any) -> Courses:
-        return planned(loaded_courses=loaded, **values).courses
+    def goes_on(loaded: ParamSchedules, **values: Any) -> ParamSchedules:
+        return planned(loaded_courses=loaded, **values).schedules
 
-    begun = planned(optimizer__warmup_iterations=2).courses
+    begun = planned(optimizer__warmup_iterations=2).schedules
     assert goes_on(begun, optimizer__warmup_iterations=2) == begun
     ends = "ends the decay of the learning rate elsewhere than in the run that goes on, without"
     hint = (
@@ -300,19 +307,19 @@ def test_a_run_goes_on_with_the_courses_it_began_with_or_says_that_it_does_not(p
         goes_on(begun, optimizer__warmup_iterations=2, optimizer__lr=0.02)
     longer = {"train__iterations": 20}
     assert goes_on(begun, **longer, optimizer__checkpoint_schedule=True) == begun
-    assert goes_on(begun, **longer, optimizer__override_schedule=True) == planned(**longer).courses
-    flat = planned(optimizer__decay_style="constant").courses
-    assert goes_on(flat, optimizer__decay_style="constant", **longer).rate.decay == 80, (
-        "nothing depends on it"
-    )
+    assert goes_on(begun, **longer, optimizer__override_schedule=True) == planned(**longer).schedules
+    flat = planned(optimizer__decay_style="constant").schedules
+    assert goes_on(flat, optimizer__decay_style="constant", **longer).lr.decay == 80, "nothing depends on it"
 
 
 def test_a_checkpoint_says_the_courses(planned: Planned, open_corpus: IndexedDataset, tmp_path: Path) -> None:
     run = _trainer(planned, open_corpus, checkpoint__save=str(tmp_path))
     _steps(run, 1)
     run.save()
-    run.saves.finish()
-    assert Courses.of(Checkpoint.open(tmp_path).trainer["courses"]) == run.plan.courses
+    run.saver.finish()
+    assert (
+        ParamSchedules.from_state_dict(Checkpoint.open(tmp_path).trainer["courses"]) == run.config.schedules
+    )
 
 
 CURRICULUM: dict[str, Any] = {"curriculum__start": 2, "curriculum__steps": 8, "curriculum__multiple": 2}
@@ -320,17 +327,17 @@ CURRICULUM: dict[str, Any] = {"curriculum__start": 2, "curriculum__steps": 8, "c
 
 def test_a_curriculum_is_deepspeeds_fixed_linear_and_fixed_root(planned: Planned) -> None:
     """floor((step / total) ^ (1 / root) * (max - min) + min), less what is left of it by the multiple."""
-    even = planned(batch__length=16, **CURRICULUM).lengths
-    assert [even.at(step) for step in range(1, 12)] == [2, 4, 6, 8, 10, 12, 14, 16, 16, 16, 16]
-    root = planned(batch__length=16, **CURRICULUM | {"curriculum__root": 2.0}).lengths
-    assert [root.at(step) for step in range(1, 9)] == [6, 8, 10, 10, 12, 14, 14, 16]
+    even = planned(batch__length=16, **CURRICULUM).seq_length_schedule
+    assert [even.length_at(step) for step in range(1, 12)] == [2, 4, 6, 8, 10, 12, 14, 16, 16, 16, 16]
+    root = planned(batch__length=16, **CURRICULUM | {"curriculum__root": 2.0}).seq_length_schedule
+    assert [root.length_at(step) for step in range(1, 9)] == [6, 8, 10, 10, 12, 14, 14, 16]
     odd = planned(
         batch__length=16, **CURRICULUM | {"curriculum__start": 5, "curriculum__multiple": 4}
-    ).lengths
-    assert odd.all == [5, 8, 12, 16]
-    assert [odd.at(step) for step in range(1, 9)] == [5, 5, 8, 8, 8, 12, 12, 16]
-    assert {odd.at(step) for step in range(1, 100)} <= set(odd.all)
-    assert planned().lengths.at(1) == 8
+    ).seq_length_schedule
+    assert odd.all_lengths == [5, 8, 12, 16]
+    assert [odd.length_at(step) for step in range(1, 9)] == [5, 5, 8, 8, 8, 12, 12, 16]
+    assert {odd.length_at(step) for step in range(1, 100)} <= set(odd.all_lengths)
+    assert planned().seq_length_schedule.length_at(1) == 8
 
 
 SHORT: list[tuple[dict[str, Any], str]] = [
@@ -374,7 +381,7 @@ def test_a_curriculum_that_cannot_be_is_refused_by_name(
     assert str(refused.value).startswith(line)
 
 
-class Beginnings(Samples):
+class Beginnings(GPTDataset):
     """Two tokens of each sample, and a target for the second."""
 
     def __getitem__(self, i: int) -> np.ndarray:
@@ -388,31 +395,31 @@ def test_a_curriculum_reads_the_beginning_of_the_same_samples_and_goes_on_bitwis
     values = plain | CURRICULUM | {"checkpoint__save": str(tmp_path)}
     run = _trainer(planned, open_corpus, **values)
     whole, short = (_trainer(planned, open_corpus, **plain) for _ in range(2))
-    scores = [it.score(it.valid["validation"]) for it in (run, whole)]
+    scores = [it.evaluate(it.valid["validation"]) for it in (run, whole)]
     assert scores[0] == scores[1], "a validation is of whole samples"
     first = run.step(0.0)
     assert first != whole.step(0.0)
-    short.train.parts = [Beginnings(part.corpus, part.index) for part in short.train.parts]
+    short.train.parts = [Beginnings(part.dataset, part.index) for part in short.train.parts]
     assert first == short.step(0.0)
-    assert (run.consumed, run.tokens, run.length) == (4, 4 * 2, 2)
+    assert (run.consumed_samples, run.consumed_tokens, run.seq_length) == (4, 4 * 2, 2)
     _steps(run, 3)
-    assert (run.consumed, run.tokens, run.length) == (16, 4 * (2 + 2 + 4 + 4), 4)
+    assert (run.consumed_samples, run.consumed_tokens, run.seq_length) == (16, 4 * (2 + 2 + 4 + 4), 4)
     run.save()
-    run.saves.finish()
+    run.saver.finish()
     after = _steps(run, 4)
     again = _trainer(planned, open_corpus, tmp_path, **values)
-    assert (again.iteration, again.tokens, again.length) == (4, 48, 4)
+    assert (again.iteration, again.consumed_tokens, again.seq_length) == (4, 48, 4)
     assert _steps(again, 4) == after
-    assert (run.length, run.tokens) == (8, again.tokens)
-    for (row, one), (_, other) in zip(run.held, again.held, strict=True):
+    assert (run.seq_length, run.consumed_tokens) == (8, again.consumed_tokens)
+    for (row, one), (_, other) in zip(run.params, again.params, strict=True):
         assert torch.equal(one, other), row.name
 
 
 def test_arithmetic_that_repeats_is_asked_for_and_put_back() -> None:
     assert not torch.are_deterministic_algorithms_enabled()
-    with repeatable(False):
+    with deterministic_algorithms(False):
         assert not torch.are_deterministic_algorithms_enabled()
-    with repeatable(True):
+    with deterministic_algorithms(True):
         assert torch.are_deterministic_algorithms_enabled()
     assert not torch.are_deterministic_algorithms_enabled()
 
@@ -427,7 +434,7 @@ def test_in_deterministic_mode_a_run_repeats_bit_for_bit(
             checkpoint__save=str(tmp_path / name),
             data__path=f'["{open_corpus.prefix}"]',
         ).run
-        assert train_on(prepare(run, "gpt", World()), World(), io.StringIO()) == 0
+        assert train(prepare(run, "gpt", World()), World(), io.StringIO()) == 0
     one, other = (
         (tmp_path / name / "iter_0000010/model-00000.safetensors").read_bytes() for name in ("one", "other")
     )
@@ -435,10 +442,10 @@ def test_in_deterministic_mode_a_run_repeats_bit_for_bit(
 
 
 def test_nccl_is_to_add_up_in_one_order() -> None:
-    check_algorithm({"NCCL_ALGO": "Ring"})
+    check_nccl_algorithm({"NCCL_ALGO": "Ring"})
     for environment, found in (({}, "no NCCL_ALGO"), ({"NCCL_ALGO": "NVLS"}, "NCCL_ALGO=NVLS")):
         with pytest.raises(ConfigError) as refused:
-            check_algorithm(environment)
+            check_nccl_algorithm(environment)
         assert str(refused.value) == (
             f"--deterministic-mode: NCCL may choose how it adds up: found {found}, wanted Tree | Ring | "
             "CollnetDirect | CollnetChain | ^NVLS; hint: NCCL_ALGO=Ring before torchrun"

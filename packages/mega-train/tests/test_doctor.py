@@ -83,10 +83,10 @@ def test_the_c_compiler_that_triton_takes_is_named_and_a_missing_one_is_one_line
     monkeypatch.delenv("CC", raising=False)
     if cc is not None:
         monkeypatch.setenv("CC", cc)
-    found = doctor.examined("reference", "cpu")
+    found = doctor.collect_report("reference", "cpu")
     assert found["c_compiler"] == (path and str(tmp_path / path))
     assert found["healthy"], "a CPU needs no compiler"
-    (line,) = (line for line in doctor.told(found).splitlines() if line.startswith("C compiler"))
+    (line,) = (line for line in doctor.format_report(found).splitlines() if line.startswith("C compiler"))
     assert line.startswith(f"C compiler           {said or tmp_path / str(path)}")
     assert ("hint: apt-get install gcc libc6-dev" in line) is (path is None)
 

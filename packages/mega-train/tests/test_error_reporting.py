@@ -11,9 +11,9 @@ import pytest
 
 from mega_schema.app.cli_runner import run_command
 from mega_schema.errors import ConfigError
-from mega_train.engine.train import _ended_from_outside
+from mega_train.engine.train import _report_early_exit
 from mega_train.engine.trainer import Trainer
-from mega_train.fault_tolerance.error_reporting import PATIENCE, OneVoice
+from mega_train.fault_tolerance.error_reporting import REPORT_DELAY, SingleRankErrors
 
 PAIR = (
     "[/build/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:23704: "
@@ -21,7 +21,7 @@ PAIR = (
 )
 
 
-@click.group(cls=OneVoice)
+@click.group(cls=SingleRankErrors)
 def app() -> None:
     """Ends as it is told."""
 
@@ -69,7 +69,7 @@ def test_torchrun_finds_the_line_of_a_mistake(
 
     assert _left(word, rank, tmp_path / "error.json", monkeypatch) == 2
     assert capsys.readouterr().err == f"{line}\n"
-    assert waited == [PATIENCE] * rank
+    assert waited == [REPORT_DELAY] * rank
     failure = ProcessFailure(rank, 7, 2, str(tmp_path / "error.json"))
     assert f"traceback : {line}\n" in str(ChildFailedError("mega_train", {rank: failure}))
 
@@ -89,9 +89,9 @@ def test_an_interruption_is_said_by_the_first_rank_alone(
 def _trainer(saved_at: int | None, save: str | None = "runs/a", interval: int | None = None) -> Any:
     run_ = SimpleNamespace(checkpoint=SimpleNamespace(save=save, interval=interval))
     trainer: Any = SimpleNamespace(
-        iteration=7, saves=SimpleNamespace(saved_at=saved_at), plan=SimpleNamespace(run=run_)
+        iteration=7, saver=SimpleNamespace(saved_at=saved_at), config=SimpleNamespace(run=run_)
     )
-    trainer.goes_on = Trainer.goes_on.fget(trainer)  # type: ignore[attr-defined]
+    trainer.resume_hint = Trainer.resume_hint.fget(trainer)  # type: ignore[attr-defined]
     return trainer
 
 
@@ -109,21 +109,21 @@ def test_a_run_that_was_ended_says_where_it_stood_and_how_to_go_on(
 ) -> None:
     with (
         pytest.raises(KeyboardInterrupt, match=f"after iteration 7; {hint}$"),
-        _ended_from_outside(_trainer(*saves), None),
+        _report_early_exit(_trainer(*saves), None),
     ):
         raise KeyboardInterrupt
 
 
 def test_a_lost_rank_is_the_watchdogs_matter() -> None:
     told: list[Exception] = []
-    watchdog: Any = SimpleNamespace(lost=told.append)
+    watchdog: Any = SimpleNamespace(on_peer_lost=told.append)
     error = RuntimeError(PAIR)
-    with _ended_from_outside(_trainer(None), watchdog):
+    with _report_early_exit(_trainer(None), watchdog):
         raise error
     assert told == [error]
 
 
 def test_an_error_of_ours_keeps_its_traceback() -> None:
-    watchdog: Any = SimpleNamespace(lost=pytest.fail)
-    with pytest.raises(RuntimeError, match="shapes"), _ended_from_outside(_trainer(None), watchdog):
+    watchdog: Any = SimpleNamespace(on_peer_lost=pytest.fail)
+    with pytest.raises(RuntimeError, match="shapes"), _report_early_exit(_trainer(None), watchdog):
         raise RuntimeError("shapes cannot be multiplied")

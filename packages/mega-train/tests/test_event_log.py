@@ -16,12 +16,12 @@ import pytest
 from matplotlib.figure import Figure
 
 from mega_schema.errors import ConfigError, FormatError
-from mega_train.reports.loss_plot import draw
+from mega_train.reports.loss_plot import draw_loss
 from mega_train.reports.run_names import name_runs
-from mega_train.telemetry.event_log import EVENTS, Record, only_run, read_events
-from mega_train.telemetry.events import Began, Progress, Validated
+from mega_train.telemetry.event_log import EVENTS, EventLog, lock_run, read_events
+from mega_train.telemetry.events import LogLine, TrainStart, ValidationEnd
 
-NOW = Progress(
+NOW = LogLine(
     iteration=20,
     iterations=100,
     consumed_samples=80,
@@ -39,8 +39,8 @@ NOW = Progress(
 )
 
 
-def began(iteration: int) -> Began:
-    return Began(
+def began(iteration: int) -> TrainStart:
+    return TrainStart(
         iteration=iteration,
         iterations=100,
         consumed_samples=4 * iteration,
@@ -54,16 +54,16 @@ def began(iteration: int) -> Began:
     )
 
 
-def validated(iteration: int, loss: float) -> Validated:
-    return Validated(
+def validated(iteration: int, loss: float) -> ValidationEnd:
+    return ValidationEnd(
         iteration=iteration, consumed_samples=4 * iteration, loss=loss, perplexity=7.0, seconds=1.0
     )
 
 
 def test_an_event_is_one_line_and_reads_back(tmp_path: Path) -> None:
-    record = Record(tmp_path / "run")
-    record.see(began(0))
-    record.see(NOW)
+    record = EventLog(tmp_path / "run")
+    record.on_event(began(0))
+    record.on_event(NOW)
     lines = (tmp_path / "run" / EVENTS).read_text("utf-8").splitlines()
     assert json.loads(lines[1]) == {"event": "train", **asdict(NOW)}
     assert read_events(tmp_path / "run") == [json.loads(line) for line in lines]
@@ -73,17 +73,17 @@ def test_a_second_run_in_the_same_folder_is_refused_while_the_first_goes_on(tmp_
     folder = tmp_path / "run"
 
     def second() -> None:
-        with only_run(folder):
-            Record(folder).see(began(0))
+        with lock_run(folder):
+            EventLog(folder).on_event(began(0))
 
-    with only_run(folder):
+    with lock_run(folder):
         with pytest.raises(ConfigError) as caught:
             second()
         assert str(caught.value) == (
             f"--save: another process writes to this folder: found {folder}, wanted one writer at a time, "
             "a run or mega-ckpt; hint: wait for it, end it, or --save elsewhere"
         )
-        with only_run(tmp_path / "other"):
+        with lock_run(tmp_path / "other"):
             pass
     second()
     assert [e["event"] for e in read_events(folder)] == ["start"]
@@ -96,42 +96,42 @@ def test_where_the_file_system_cannot_lock_a_run_goes_on(
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", unable)
-    with caplog.at_level("INFO", "mega.schema"), only_run(tmp_path):
-        Record(tmp_path).see(began(0))
+    with caplog.at_level("INFO", "mega.schema"), lock_run(tmp_path):
+        EventLog(tmp_path).on_event(began(0))
     line = f"{tmp_path} cannot be locked (No locks available): nothing keeps a second writer out"
     assert caplog.messages == [line, line], "the folder and the record"
     assert len(read_events(tmp_path)) == 1
 
 
 def test_a_line_that_a_crash_cut_is_left_out_and_the_next_run_begins_a_new_one(tmp_path: Path) -> None:
-    Record(tmp_path).see(began(0))
-    Record(tmp_path).see(NOW)
+    EventLog(tmp_path).on_event(began(0))
+    EventLog(tmp_path).on_event(NOW)
     with (tmp_path / EVENTS).open("a") as out:
         out.write('{"event": "train", "iter')
     assert [e["event"] for e in read_events(tmp_path)] == ["start", "train"]
-    Record(tmp_path).see(began(20))
+    EventLog(tmp_path).on_event(began(20))
     assert [e["event"] for e in read_events(tmp_path)] == ["start", "train", "start"]
 
 
 def test_steps_that_a_resume_did_again_are_told_once(tmp_path: Path) -> None:
-    record = Record(tmp_path)
-    record.see(began(0))
+    record = EventLog(tmp_path)
+    record.on_event(began(0))
     for iteration in (10, 20, 30):
-        record.see(replace(NOW, iteration=iteration, loss=1.0))
-    again = Record(tmp_path)
-    again.see(began(20))
-    again.see(replace(NOW, iteration=30, loss=2.0))
+        record.on_event(replace(NOW, iteration=iteration, loss=1.0))
+    again = EventLog(tmp_path)
+    again.on_event(began(20))
+    again.on_event(replace(NOW, iteration=30, loss=2.0))
     losses = [(e["iteration"], e["loss"]) for e in read_events(tmp_path) if e["event"] == "train"]
     assert losses == [(10, 1.0), (20, 1.0), (30, 2.0)]
 
 
 def test_a_curve_is_a_png_of_several_runs(tmp_path: Path) -> None:
     for name in ("a", "b"):
-        record = Record(tmp_path / name)
-        record.see(began(0))
-        record.see(NOW)
-        record.see(validated(20, 2.0))
-    draw([tmp_path / "a", tmp_path / "b"], tmp_path / "loss.png")
+        record = EventLog(tmp_path / name)
+        record.on_event(began(0))
+        record.on_event(NOW)
+        record.on_event(validated(20, 2.0))
+    draw_loss([tmp_path / "a", tmp_path / "b"], tmp_path / "loss.png")
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "loss.png"]
 
@@ -148,7 +148,7 @@ def _drawn(
         return make(self, *args, **kwargs)
 
     monkeypatch.setattr(Figure, "subplots", remember)
-    draw(runs, output)
+    draw_loss(runs, output)
     lines = figures[0].axes[0].get_lines()
     return {str(line.get_label()): (str(line.get_marker()), list(line.get_ydata())) for line in lines}
 
@@ -158,11 +158,11 @@ def test_a_curve_draws_the_test_apart_from_validations_and_names_runs_apart(
 ) -> None:
     runs = [tmp_path / "s1" / "run", tmp_path / "s2" / "run"]
     for run in runs:
-        record = Record(run)
-        record.see(began(0))
-        record.see(NOW)
-        record.see(validated(20, 2.0))
-        record.see(replace(validated(20, 1.5), of="test"))
+        record = EventLog(run)
+        record.on_event(began(0))
+        record.on_event(NOW)
+        record.on_event(validated(20, 2.0))
+        record.on_event(replace(validated(20, 1.5), of="test"))
     lines = _drawn(monkeypatch, runs, tmp_path / "loss.png")
     assert list(lines) == [
         f"{run}: {group}" for run in ("s1/run", "s2/run") for group in ("training", "validation", "test")
@@ -188,11 +188,11 @@ def test_runs_have_the_shortest_names_that_tell_them_apart(folders: list[str], n
 
 def test_a_curve_of_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FormatError) as caught:
-        draw([tmp_path / "none"], tmp_path / "loss.png")
+        draw_loss([tmp_path / "none"], tmp_path / "loss.png")
     assert str(caught.value) == f"{tmp_path / 'none'}: holds no record of a run: wanted {EVENTS}"
-    Record(tmp_path).see(began(0))
+    EventLog(tmp_path).on_event(began(0))
     with pytest.raises(FormatError, match="holds no loss yet"):
-        draw([tmp_path], tmp_path / "loss.png")
+        draw_loss([tmp_path], tmp_path / "loss.png")
     assert not (tmp_path / "loss.png").exists()
 
 
@@ -201,15 +201,15 @@ def test_a_curve_without_matplotlib_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ConfigError) as caught:
-        draw([tmp_path], tmp_path / "loss.png")
+        draw_loss([tmp_path], tmp_path / "loss.png")
     assert str(caught.value) == 'curve: needs matplotlib; hint: pip install -e "packages/mega-train[plot]"'
 
 
 def test_a_record_that_cannot_be_written_misses_events_and_says_so_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    record = Record(tmp_path)
-    record.see(began(0))
+    record = EventLog(tmp_path)
+    record.on_event(began(0))
     opened = Path.open
 
     class Full(io.StringIO):
@@ -220,8 +220,8 @@ def test_a_record_that_cannot_be_written_misses_events_and_says_so_once(
 
     with monkeypatch.context() as full:
         full.setattr(Path, "open", lambda *_, **__: Full())
-        record.see(NOW)
-        record.see(NOW)
+        record.on_event(NOW)
+        record.on_event(NOW)
     assert caplog.messages == [f"{tmp_path / EVENTS}: events are missing from it: No space left on device"]
-    record.see(validated(20, 2.0))
+    record.on_event(validated(20, 2.0))
     assert [e["event"] for e in read_events(tmp_path)] == ["start", "validation"]

@@ -11,17 +11,24 @@ from mega_model.distributed.mesh import Mesh
 from mega_schema.checkpoint.reader import Checkpoint
 from mega_schema.dataset.indexed_dataset import IndexedDataset
 from mega_schema.errors import ConfigError
-from mega_train.engine.train_loop import Loop
+from mega_train.engine.train_loop import TrainLoop
 from mega_train.engine.trainer import Trainer
-from mega_train.fault_tolerance.exit_conditions import DURATION, INTERVAL, KILL_SWITCH, LAST, SIGNAL, Leaving
-from mega_train.resolve import Plan
-from mega_train.telemetry.event_log import Record, read_events
-from mega_train.telemetry.events import Event, Said, Validated
+from mega_train.fault_tolerance.exit_conditions import (
+    DURATION,
+    INTERVAL,
+    KILL_SWITCH,
+    LAST_ITERATION,
+    SIGNAL,
+    ExitConditions,
+)
+from mega_train.resolve import ResolvedConfig
+from mega_train.telemetry.event_log import EventLog, read_events
+from mega_train.telemetry.events import Event, Message, ValidationEnd
 from mega_train.telemetry.observers import Observers
 
 
 class Planned(Protocol):
-    def __call__(self, **values: Any) -> Plan: ...
+    def __call__(self, **values: Any) -> ResolvedConfig: ...
 
 
 class Heard:
@@ -30,11 +37,11 @@ class Heard:
     def __init__(self) -> None:
         self.said: list[str] = []
 
-    def see(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         match event:
-            case Said():
+            case Message():
                 self.said.append(event.text)
-            case Validated():
+            case ValidationEnd():
                 self.said.append(f"validation at iteration {event.iteration}")
 
     def close(self) -> None:
@@ -42,36 +49,40 @@ class Heard:
 
 
 def test_a_run_leaves_for_its_last_iteration_and_where_the_interval_divides(planned: Planned) -> None:
-    leaving = Leaving(planned(train__exit_interval=4), Mesh())
-    assert [leaving.after(i) for i in (3, 4, 5, 8, 9, 10, 11)] == [
+    leaving = ExitConditions(planned(train__exit_interval=4), Mesh())
+    assert [leaving.check_after_step(i) for i in (3, 4, 5, 8, 9, 10, 11)] == [
         None,
         INTERVAL,
         None,
         INTERVAL,
         None,
-        LAST,
-        LAST,
+        LAST_ITERATION,
+        LAST_ITERATION,
     ]
-    assert leaving.before(4) is None, "a run that goes on from there has left there once"
-    assert leaving.before(10) is LAST
+    assert leaving.check_before_run(4) is None, "a run that goes on from there has left there once"
+    assert leaving.check_before_run(10) is LAST_ITERATION
 
 
 def test_minutes_count_from_when_the_run_began(planned: Planned) -> None:
     ticks = iter([60.0, 119.0, 121.0])
-    leaving = Leaving(planned(train__exit_minutes=2.0), Mesh(), began=0.0, clock=lambda: next(ticks))
-    assert [leaving.after(i) for i in (1, 2, 3)] == [None, None, DURATION]
+    leaving = ExitConditions(
+        planned(train__exit_minutes=2.0), Mesh(), start_time=0.0, clock=lambda: next(ticks)
+    )
+    assert [leaving.check_after_step(i) for i in (1, 2, 3)] == [None, None, DURATION]
 
 
 def test_what_ends_a_run_from_outside_is_before_what_it_planned(planned: Planned, tmp_path: Path) -> None:
     switch, told = tmp_path / "stop", [False]
     plan = planned(train__kill_switch=str(switch), train__exit_minutes=1.0, train__exit_interval=1)
-    leaving = Leaving(plan, Mesh(), told=lambda: told[0], began=0.0, clock=lambda: 100.0)
-    assert leaving.after(10) is DURATION
+    leaving = ExitConditions(
+        plan, Mesh(), received_signal=lambda: told[0], start_time=0.0, clock=lambda: 100.0
+    )
+    assert leaving.check_after_step(10) is DURATION
     switch.touch()
-    assert leaving.after(10) is KILL_SWITCH
-    assert leaving.before(0) is KILL_SWITCH
+    assert leaving.check_after_step(10) is KILL_SWITCH
+    assert leaving.check_before_run(0) is KILL_SWITCH
     told[0] = True
-    assert leaving.after(10) is SIGNAL
+    assert leaving.check_after_step(10) is SIGNAL
 
 
 def _looped(
@@ -79,8 +90,12 @@ def _looped(
 ) -> tuple[Trainer, Any, Heard]:
     plan = planned(checkpoint__save=str(folder), data__split="80,20,0", evaluation__iterations=1, **values)
     trainer, screen = Trainer(plan, Mesh(), corpus), Heard()
-    leaving = Leaving(plan, Mesh(), told=told and (lambda: told(trainer)))
-    return trainer, Loop(trainer, Observers([Record(folder), screen]), leaving=leaving).run(), screen
+    leaving = ExitConditions(plan, Mesh(), received_signal=told and (lambda: told(trainer)))
+    return (
+        trainer,
+        TrainLoop(trainer, Observers([EventLog(folder), screen]), exit_conditions=leaving).run(),
+        screen,
+    )
 
 
 def test_a_kill_switch_saves_and_leaves_and_the_line_says_how_to_go_on(

@@ -19,16 +19,16 @@ from mega_schema.checkpoint.writer import CheckpointWriter
 from mega_schema.errors import ConfigError
 from mega_schema.parallel_layout import Layout
 from mega_train.cli import app
-from mega_train.commands.explain import explain
-from mega_train.config import Run
-from mega_train.resolve import Plan
+from mega_train.commands.explain import explain_word
+from mega_train.config import RunConfig
+from mega_train.resolve import ResolvedConfig
 
 TINY = "--num-layers 2 --hidden-size 16 --num-attention-heads 2 --seq-length 8 --vocab-size 33"
 SHORT = "--train-iters 10 --lr 0.01 --eval-iters 0"
 
 
 class Planned(Protocol):
-    def __call__(self, **values: Any) -> Plan: ...
+    def __call__(self, **values: Any) -> ResolvedConfig: ...
 
 
 def _said(*args: str, code: int = 0) -> Result:
@@ -65,7 +65,7 @@ def test_a_word_is_explained(word: str, said: str) -> None:
 
 def test_without_a_word_every_key_is_listed() -> None:
     lines = _said("explain").output
-    for key in config_keys(Run):
+    for key in config_keys(RunConfig):
         assert f" {key.name} " in lines
         assert key.flag in lines
     assert len(_said("presets").output.splitlines()) >= 15
@@ -73,18 +73,18 @@ def test_without_a_word_every_key_is_listed() -> None:
 
 def test_a_word_that_nothing_is_called_by_is_answered_with_a_near_one() -> None:
     with pytest.raises(ConfigError) as caught:
-        list(explain("optimizer.warmup_fractoin"))
+        list(explain_word("optimizer.warmup_fractoin"))
     assert str(caught.value) == (
         "optimizer.warmup_fractoin: is no key and no flag; hint: did you mean optimizer.warmup_fraction?"
     )
     with pytest.raises(ConfigError, match=r"did you mean --vocab-size\?"):
-        list(explain("vocab-sise"))
+        list(explain_word("vocab-sise"))
 
 
 @pytest.mark.parametrize("word", ["--foo", "foo", "--learning-rate"])
 def test_a_word_that_nothing_is_near_gets_no_suggestion(word: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        list(explain(word))
+        list(explain_word(word))
     assert str(caught.value) == f"{word}: is no key and no flag"
 
 

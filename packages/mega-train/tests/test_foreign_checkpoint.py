@@ -11,8 +11,8 @@ from mega_model.distributed.mesh import World
 from mega_schema.errors import FormatError, MegaError
 from mega_train.checkpointing import foreign_checkpoint
 from mega_train.checkpointing.foreign_checkpoint import convert_foreign_load
-from mega_train.commands.config_diff import validated
-from mega_train.config import Parallel, Run, Save
+from mega_train.commands.config_diff import resolve_for_display
+from mega_train.config import CheckpointConfig, ParallelConfig, RunConfig
 
 ALONE = World(1)
 
@@ -25,11 +25,11 @@ def hf(tmp_path: Path) -> Path:
     return tmp_path / "hf"
 
 
-def _run(load: Path | None, save: Path | None = None, pretrained: Path | None = None) -> Run:
-    return Run(checkpoint=Save(load=load, save=save, pretrained=pretrained))
+def _run(load: Path | None, save: Path | None = None, pretrained: Path | None = None) -> RunConfig:
+    return RunConfig(checkpoint=CheckpointConfig(load=load, save=save, pretrained=pretrained))
 
 
-def _refused(run: Run, world: World = ALONE) -> str:
+def _refused(run: RunConfig, world: World = ALONE) -> str:
     with pytest.raises(MegaError) as caught:
         convert_foreign_load(run, world)
     return str(caught.value)
@@ -117,11 +117,11 @@ def test_files_of_weights_are_told_the_folder_or_the_command(hf: Path, tmp_path:
 
 def test_validate_refuses_what_cannot_be_converted_and_converts_nothing(hf: Path, tmp_path: Path) -> None:
     with pytest.raises(FormatError, match=r"^--load .*hf: cannot be converted: found .*config.json"):
-        validated(_run(hf, tmp_path / "run"), 1)
+        resolve_for_display(_run(hf, tmp_path / "run"), 1)
     assert [path.name for path in tmp_path.iterdir()] == ["hf"]
 
 
 def test_a_rank_that_waits_gives_up_where_the_first_shows_no_sign_of_life(hf: Path, tmp_path: Path) -> None:
-    run = replace(_run(hf, tmp_path / "run"), parallel=Parallel(timeout_minutes=0.01))
+    run = replace(_run(hf, tmp_path / "run"), parallel=ParallelConfig(timeout_minutes=0.01))
     said = _refused(run, World(2, rank=1))
     assert said.startswith(f"{tmp_path / 'run.converted'}: rank 0 has not converted the checkpoint")

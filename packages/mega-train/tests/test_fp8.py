@@ -17,14 +17,14 @@ from mega_schema.dataset.indexed_dataset import IndexedDataset
 from mega_schema.errors import ConfigError, LayoutError
 from mega_schema.fp8_recipe import Fp8Recipe
 from mega_train.cli import app
-from mega_train.commands.explain import explain
-from mega_train.compat.flag_translation import in_words, translate_flags
-from mega_train.config import Run
-from mega_train.config.training import Train
+from mega_train.commands.explain import explain_word
+from mega_train.compat.flag_translation import format_skipped, translate_flags
+from mega_train.config import RunConfig
+from mega_train.config.training import TrainConfig
 from mega_train.engine import train
-from mega_train.engine.train import taken
+from mega_train.engine.train import kernels_summary
 from mega_train.engine.trainer import Trainer
-from mega_train.resolve import Plan
+from mega_train.resolve import ResolvedConfig
 
 SIZES = {"model__hidden": 32, "batch__length": 16, "train__iterations": 100, "optimizer__lr": 0.003}
 BF16 = {**SIZES, "train__bf16": True}
@@ -32,7 +32,7 @@ HYBRID = {**BF16, "train__fp8": '"hybrid"'}
 
 
 class Planned(Protocol):
-    def __call__(self, **values: Any) -> Plan: ...
+    def __call__(self, **values: Any) -> ResolvedConfig: ...
 
 
 def _trainer(planned: Planned, corpus: IndexedDataset, resume: Path | None = None, **values: Any) -> Trainer:
@@ -42,7 +42,7 @@ def _trainer(planned: Planned, corpus: IndexedDataset, resume: Path | None = Non
 
 
 def _steps(run: Trainer, count: int) -> list[tuple[float, float]]:
-    return [run.step(run.rate) for _ in range(count)]
+    return [run.step(run.lr) for _ in range(count)]
 
 
 def _losses(steps: Sequence[tuple[float, float]]) -> list[float]:
@@ -71,7 +71,7 @@ def test_a_resumed_run_goes_on_bitwise_and_a_checkpoint_knows_no_fp8(
     run = _trainer(planned, open_corpus, **HYBRID, checkpoint__save=f'"{tmp_path}"')
     _steps(run, 3)
     run.save()
-    run.saves.finish()
+    run.saver.finish()
     on = _steps(run, 3)
     assert _steps(_trainer(planned, open_corpus, tmp_path, **HYBRID), 3) == on
     without = _steps(_trainer(planned, open_corpus, tmp_path, **BF16), 3)
@@ -106,7 +106,7 @@ def test_validation_computes_as_training_does(planned: Planned, open_corpus: Ind
     scores = []
     for values in (BF16, HYBRID):
         run = _trainer(planned, open_corpus, **values, evaluation__iterations=1, data__split='"8,1,1"')
-        scores.append(run.score(next(iter(run.valid.values()))))
+        scores.append(run.evaluate(next(iter(run.valid.values()))))
     assert scores[0] != scores[1]
     assert scores[1] == pytest.approx(scores[0], rel=1e-2)
 
@@ -183,12 +183,12 @@ def test_a_gpu_without_such_products_is_refused_before_ranks_meet(
 
 
 def test_the_record_of_a_run_says_it(planned: Planned, open_corpus: IndexedDataset) -> None:
-    choice = _trainer(planned, open_corpus, **BF16).choice
-    said = Run(train=Train(bf16=True, fp8="hybrid"))
+    choice = _trainer(planned, open_corpus, **BF16).kernel_choice
+    said = RunConfig(train=TrainConfig(bf16=True, fp8="hybrid"))
     # whose attention is depends on the processor
     wanted = f"{choice.summary}, torch (products in FP8, hybrid)"
-    assert taken(said, choice, torch.device("cpu")) == wanted
-    assert taken(Run(), choice, torch.device("cpu")) == choice.summary
+    assert kernels_summary(said, choice, torch.device("cpu")) == wanted
+    assert kernels_summary(RunConfig(), choice, torch.device("cpu")) == choice.summary
 
 
 def test_megatrons_flags_of_it_are_read_and_those_of_its_history_left_out() -> None:
@@ -201,8 +201,8 @@ def test_megatrons_flags_of_it_are_read_and_those_of_its_history_left_out() -> N
     assert done.words == ["--fp8-format", "hybrid", "--no-fp8-wgrad"]
     why = "of FP8: a scale is found in the tensor it is for, each time, with no history and no margin"
     flags = "--fp8-margin, --fp8-interval, --fp8-amax-history-len, --fp8-amax-compute-algo"
-    assert in_words(done.left_out) == f"{flags} ({why})"
+    assert format_skipped(done.left_out) == f"{flags} ({why})"
     (error,) = translate_flags(["--fp8-recipe", "delayed"], ours).refused
     assert str(error).startswith("--fp8-recipe: means nothing here: found delayed")
-    assert "--fp8-interval   is left out: of FP8" in next(iter(explain("--fp8-interval")))
-    assert next(iter(explain("--fp8-format"))).startswith("train.fp8 ")
+    assert "--fp8-interval   is left out: of FP8" in next(iter(explain_word("--fp8-interval")))
+    assert next(iter(explain_word("--fp8-format"))).startswith("train.fp8 ")

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mega_schema.dataset.indexed_dataset import IndexedDataset, IndexedWriter
-from mega_train.data.gpt_dataset import SampleIndex, Samples, build_index, passes
+from mega_train.data.gpt_dataset import GPTDataset, SampleIndex, build_sample_index, plan_epochs
 
 
 def _built(
@@ -26,9 +26,9 @@ def _built(
     keep_partial: bool = False,
 ) -> SampleIndex:
     tokens = int(lengths[sequences].sum())
-    todo = passes(tokens, length=length, samples=samples, extra=extra, keep_partial=keep_partial)
+    todo = plan_epochs(tokens, length=length, samples=samples, extra=extra, keep_partial=keep_partial)
     assert todo is not None
-    return build_index(lengths, sequences, todo, seed)
+    return build_sample_index(lengths, sequences, todo, seed)
 
 
 def _index(case: dict[str, Any], corpus: IndexedDataset) -> SampleIndex:
@@ -56,7 +56,7 @@ def test_the_arrays_and_samples_are_megatron_cores(golden: Path, oracle: Callabl
             assert ours.dtype == theirs.dtype == np.dtype(dtype), (name, array)
             np.testing.assert_array_equal(ours, theirs, f"{name} {array}")
         assert (len(index), index.epochs) == (case["len_dataset"], case["num_epochs"]), name
-        samples = Samples(corpus, index, extra=int(case["add_extra_token_to_sequence"]))
+        samples = GPTDataset(corpus, index, extra=int(case["add_extra_token_to_sequence"]))
         for number, sample in enumerate(case["first_samples"]):
             assert samples[number].dtype == np.int64
             assert samples[number].tolist() == sample["text"], (name, number)
@@ -74,7 +74,7 @@ def test_the_arrays_and_samples_are_those_of_megatron_before_core(
         for array, ours in found.items():  # its sample array is int32, core's int64: the numbers are one
             theirs = np.load(golden / "gpt_legacy" / f"{name}_{array}_idx.npy")
             np.testing.assert_array_equal(ours, theirs, f"{name} {array}")
-        samples = Samples(corpus, index)
+        samples = GPTDataset(corpus, index)
         for number, tokens in enumerate(case["first_samples"]):
             assert samples[number].tolist() == tokens, (name, number)
 
@@ -111,7 +111,7 @@ def test_every_token_of_the_stream_is_read_once_in_a_pass(
     count = (len(stream) - 1) // length
     cut = [stream[i * length : (i + 1) * length + 1] for i in range(count)]
     assert sorted(index.shuffle.tolist()) == list(range(count))
-    samples = Samples(corpus, index)
+    samples = GPTDataset(corpus, index)
     for place, number in enumerate(index.shuffle.tolist()):
         assert samples[place].tolist() == cut[number]
     assert count >= (wanted or 1)
@@ -124,7 +124,7 @@ def test_the_samples_of_one_pass_hold_every_token_where_the_length_divides(
 ) -> None:
     corpus = _written(tmp_path, [4, 0, 7, 1, 8])
     index = _built(corpus.lengths, np.arange(5, dtype=np.int32), length=5, samples=None, seed=1, extra=extra)
-    samples = Samples(corpus, index, extra=extra)
+    samples = GPTDataset(corpus, index, extra=extra)
     read = [samples[i] for i in range(len(samples))]
     assert all(len(sample) == 5 + extra for sample in read)
     inputs = np.concatenate([sample[:5] for sample in read])
@@ -158,13 +158,13 @@ def test_the_order_depends_on_the_number_of_passes_and_not_on_the_number_of_samp
 
 @pytest.mark.parametrize(("tokens", "samples"), [(6, None), (1, 5), (0, 2), (8, None)])
 def test_too_few_tokens_make_no_sample(tokens: int, samples: int | None) -> None:
-    assert passes(tokens, length=8, samples=samples) is None
-    assert passes(tokens + 9, length=8, samples=samples) is not None
+    assert plan_epochs(tokens, length=8, samples=samples) is None
+    assert plan_epochs(tokens + 9, length=8, samples=samples) is not None
 
 
 def test_the_last_epoch_is_shuffled_with_the_others_where_most_of_it_is_needed() -> None:
     """BigScience's limit is higher: 99 samples a pass, of the second 80."""
-    theirs, ours = (passes(991, length=10, samples=99 + 80, separate_below=b) for b in (0.95, 0.80))
+    theirs, ours = (plan_epochs(991, length=10, samples=99 + 80, separate_below=b) for b in (0.95, 0.80))
     assert theirs is not None
     assert ours is not None
     assert (theirs.first, ours.first) == (99, None)
@@ -173,5 +173,5 @@ def test_the_last_epoch_is_shuffled_with_the_others_where_most_of_it_is_needed()
 def test_a_file_that_is_read_gives_the_samples_of_a_file_that_is_mapped(tmp_path: Path) -> None:
     corpus = _written(tmp_path, [4, 0, 7, 1, 8])
     index = _built(corpus.lengths, np.arange(5, dtype=np.int32), length=5, samples=3)
-    mapped, read = Samples(corpus, index), Samples(corpus, index, copy=True)
+    mapped, read = GPTDataset(corpus, index), GPTDataset(corpus, index, copy=True)
     assert [sample.tolist() for sample in mapped] == [sample.tolist() for sample in read]

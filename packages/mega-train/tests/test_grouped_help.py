@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from mega_schema.app.config import config_keys
 from mega_train.cli import app
 from mega_train.commands.grouped_help import EVERYDAY, TITLES
-from mega_train.config import Run
+from mega_train.config import RunConfig
 
 SCREEN = 34  # lines of a terminal window
 
@@ -37,7 +37,7 @@ def test_help_begins_with_the_everyday_options_and_names_the_way_to_the_rest() -
     assert positions == sorted(positions)
     assert "--help-all" in text
     assert "--wandb-project" not in text
-    sections = {key.section for key in config_keys(Run)}
+    sections = {key.section for key in config_keys(RunConfig)}
     assert all(f"\n  {section} " in text for section in sections), text
 
 
@@ -45,10 +45,10 @@ def test_help_begins_with_the_everyday_options_and_names_the_way_to_the_rest() -
 def test_help_all_describes_every_option_once_below_its_section(command: str) -> None:
     text = _help(command, "--help-all")
     headings = {
-        section: text.index(f"\n[{section}]") for section in {key.section for key in config_keys(Run)}
+        section: text.index(f"\n[{section}]") for section in {key.section for key in config_keys(RunConfig)}
     }
     order = sorted(headings.values())
-    for key in config_keys(Run):
+    for key in config_keys(RunConfig):
         below = headings[key.section]
         after = next((heading for heading in order if heading > below), len(text))
         names = [line.split()[0].rstrip(",") for line in text[below:after].splitlines() if line[2:4] == "--"]
@@ -62,9 +62,9 @@ def test_help_of_a_command_lists_its_own_options_too() -> None:
 
 
 def test_every_everyday_option_is_one_of_the_program() -> None:
-    known = {key.flag for key in config_keys(Run)} | {"--config"}
+    known = {key.flag for key in config_keys(RunConfig)} | {"--config"}
     assert set(EVERYDAY) <= known
 
 
 def test_every_section_has_a_title() -> None:
-    assert list(TITLES) == list(dict.fromkeys(key.section for key in config_keys(Run)))
+    assert list(TITLES) == list(dict.fromkeys(key.section for key in config_keys(RunConfig)))

@@ -12,7 +12,7 @@ import torch
 from mega_model.distributed.mesh import Axis
 from mega_schema.params import ONES, Param
 from mega_schema.sharding import Split
-from mega_train.distributed.kv_replication import add_up, answered
+from mega_train.distributed.kv_replication import all_reduce_replicated, owned_gradients
 
 # eight query heads and two key and value heads of two rows each, over four ranks: rows 4 to 8 of each share
 QKV = Param("qkv", (8 * 2 + 2 * 2 * 2, 3), 0, ONES, Split("tp", 0, (16, 4, 4), unit=2, repeats=(1, 2)))
@@ -45,7 +45,7 @@ def test_neighbours_get_the_sum_of_their_parts_and_the_rest_stays(begin: int, en
     gradients = [torch.randn(24, generator=torch.Generator().manual_seed(rank)) for rank in range(4)]
     stretches = [gradient[begin:end].clone() for gradient in gradients]
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda g, tp: add_up([(QKV, begin, g)], tp), stretches, _ranks(4)))
+        list(pool.map(lambda g, tp: all_reduce_replicated([(QKV, begin, g)], tp), stretches, _ranks(4)))
     for rank, stretch in enumerate(stretches):
         wanted = gradients[rank].clone()
         wanted[12:] = (gradients[rank] + gradients[rank ^ 1])[12:]
@@ -54,7 +54,7 @@ def test_neighbours_get_the_sum_of_their_parts_and_the_rest_stays(begin: int, en
 
 def test_every_element_is_answered_for_once() -> None:
     full = [(row, 0, torch.full((size,), value)) for row, size, value in SIZES]
-    owned = [answered(full, Axis("tp", 4, rank)) for rank in range(4)]
+    owned = [owned_gradients(full, Axis("tp", 4, rank)) for rank in range(4)]
     counts = torch.cat([part for parts in owned for part in parts]).unique(return_counts=True)
     assert dict(zip(*(t.tolist() for t in counts), strict=True)) == {1.0: 24 * 3, 2.0: 8 * 3, 3.0: 4}
 
@@ -64,6 +64,6 @@ def test_two_stretches_of_a_tensor_are_answered_for_as_the_whole_is(cut: int) ->
     gradient = torch.arange(24.0)
     for rank in range(4):
         tp = Axis("tp", 4, rank)
-        whole = torch.cat(answered([(QKV, 0, gradient)], tp))
-        parts = answered([(QKV, 0, gradient[:cut]), (QKV, cut, gradient[cut:])], tp)
+        whole = torch.cat(owned_gradients([(QKV, 0, gradient)], tp))
+        parts = owned_gradients([(QKV, 0, gradient[:cut]), (QKV, cut, gradient[cut:])], tp)
         assert torch.equal(torch.cat(parts), whole)

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from mega_schema.errors import ConfigError
-from mega_train.config import Train
-from mega_train.optim.loss_scaler import LossScale, scaled, weights_dtype
-from mega_train.resolve import Plan
+from mega_train.config import TrainConfig
+from mega_train.optim.loss_scaler import DynamicLossScaler, param_dtype, scale_loss
+from mega_train.resolve import ResolvedConfig
 
 
 class Planned(Protocol):
-    def __call__(self, **values: Any) -> Plan: ...
+    def __call__(self, **values: Any) -> ResolvedConfig: ...
 
 
 @pytest.mark.parametrize(
@@ -40,16 +40,20 @@ def test_an_arithmetic_that_cannot_be_is_refused(planned: Planned, values: dict[
 
 
 def test_the_scale_is_a_float32() -> None:
-    scale = LossScale.of(Train(fp16=True, initial_loss_scale=12345.678, min_loss_scale=0.1))
-    assert (scale.value, scale.least) == (12345.677734375, 0.10000000149011612)
-    assert LossScale.of(Train(fp16=True, loss_scale=12345.678)).value == 12345.677734375
+    scale = DynamicLossScaler.from_config(
+        TrainConfig(fp16=True, initial_loss_scale=12345.678, min_loss_scale=0.1)
+    )
+    assert (scale.value, scale.min_value) == (12345.677734375, 0.10000000149011612)
+    assert (
+        DynamicLossScaler.from_config(TrainConfig(fp16=True, loss_scale=12345.678)).value == 12345.677734375
+    )
 
 
 def test_the_scale_moves_as_megatrons_does(oracle: Callable[[str], Any]) -> None:
     known = oracle("loss_scaler.json")
     assert (known["growth"], known["backoff"]) == (2.0, 0.5)
-    scale = LossScale.of(
-        Train(
+    scale = DynamicLossScaler.from_config(
+        TrainConfig(
             fp16=True,
             initial_loss_scale=float(known["initial"]),
             min_loss_scale=known["min"],
@@ -61,11 +65,13 @@ def test_the_scale_moves_as_megatrons_does(oracle: Callable[[str], Any]) -> None
     assert len(rows) > 50
     for row in rows:
         scale.update(overflow=bool(row[0]))
-        assert [scale.value, scale.good, scale.patience] == row[1:]
+        assert [scale.value, scale.growth_tracker, scale.hysteresis_tracker] == row[1:]
 
 
 def test_the_scale_never_falls_below_its_least() -> None:
-    scale = LossScale.of(Train(fp16=True, initial_loss_scale=8.0, min_loss_scale=4.0, hysteresis=1))
+    scale = DynamicLossScaler.from_config(
+        TrainConfig(fp16=True, initial_loss_scale=8.0, min_loss_scale=4.0, hysteresis=1)
+    )
     seen = []
     for _ in range(3):
         scale.update(overflow=True)
@@ -74,22 +80,23 @@ def test_the_scale_never_falls_below_its_least() -> None:
 
 
 @pytest.mark.parametrize(
-    ("train", "value"), [(Train(), 1.0), (Train(bf16=True), 1.0), (Train(fp16=True, loss_scale=128.0), 128.0)]
+    ("train", "value"),
+    [(TrainConfig(), 1.0), (TrainConfig(bf16=True), 1.0), (TrainConfig(fp16=True, loss_scale=128.0), 128.0)],
 )
-def test_a_scale_that_is_not_dynamic_stays(train: Train, value: float) -> None:
-    scale = LossScale.of(train)
+def test_a_scale_that_is_not_dynamic_stays(train: TrainConfig, value: float) -> None:
+    scale = DynamicLossScaler.from_config(train)
     for overflow in (True, False, True):
         scale.update(overflow=overflow)
-    scale.load(LossScale(5.0).state())
+    scale.load_state_dict(DynamicLossScaler(5.0).state_dict())
     assert scale.value == value
 
 
 def test_a_state_that_is_taken_up_goes_on_where_it_was() -> None:
-    train = Train(fp16=True, loss_scale_window=3)
-    one, other = LossScale.of(train), LossScale.of(train)
+    train = TrainConfig(fp16=True, loss_scale_window=3)
+    one, other = DynamicLossScaler.from_config(train), DynamicLossScaler.from_config(train)
     for overflow in (True, True, False, False):
         one.update(overflow=overflow)
-    other.load(one.state())
+    other.load_state_dict(one.state_dict())
     one.update(overflow=False)
     other.update(overflow=False)
     assert one == other
@@ -98,13 +105,13 @@ def test_a_state_that_is_taken_up_goes_on_where_it_was() -> None:
 
 def test_scaling_changes_the_gradient_and_not_the_loss() -> None:
     x = torch.tensor(3.0, requires_grad=True)
-    loss = scaled(x.square(), 8.0)
+    loss = scale_loss(x.square(), 8.0)
     loss.backward()
     assert loss.detach() == 9.0
     assert x.grad == 48.0
 
 
 def test_a_run_has_one_dtype() -> None:
-    assert weights_dtype(Train()) == torch.float32
-    assert weights_dtype(Train(bf16=True)) == torch.bfloat16
-    assert weights_dtype(Train(fp16=True)) == torch.float16
+    assert param_dtype(TrainConfig()) == torch.float32
+    assert param_dtype(TrainConfig(bf16=True)) == torch.bfloat16
+    assert param_dtype(TrainConfig(fp16=True)) == torch.float16

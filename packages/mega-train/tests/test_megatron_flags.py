@@ -17,12 +17,12 @@ from click.testing import CliRunner
 
 from mega_schema.app.config import config_keys
 from mega_train.cli import app
-from mega_train.commands.explain import explain
+from mega_train.commands.explain import explain_word
 from mega_train.compat.flag_translation import MEGATRON_DEFAULTS, refusal_of, suggest_flag, translate_flags
 from mega_train.compat.megatron_flags import find_flag, flag_table
-from mega_train.config import Run
+from mega_train.config import RunConfig
 
-OURS = {name for key in config_keys(Run) for name in key.declared.split("/")}
+OURS = {name for key in config_keys(RunConfig) for name in key.declared.split("/")}
 OURS |= {"--config", "--set", "--help", MEGATRON_DEFAULTS}
 TABLE = flag_table()
 HERE = Path(__file__).parent
@@ -81,7 +81,7 @@ def test_a_flag_of_theirs_is_read_or_answered(flag: str) -> None:
     assert any(homes) or refused is not None, "nobody's flag"
     if refused is not None:
         assert str(refused).startswith(f"{flag}: ")
-    assert list(explain(flag))
+    assert list(explain_word(flag))
 
 
 def test_the_list_has_every_flag_of_a_version() -> None:
@@ -96,7 +96,7 @@ def test_training_does_with_a_flag_what_explain_says(version: str) -> None:
     for flag, versions in VERSIONS_OF.items():
         if version not in versions:
             continue
-        first, *_ = explain(flag)
+        first, *_ = explain_word(flag)
         done = translate_flags([flag, "1"], OURS)
         says, acts = first.removeprefix(flag).strip(), "\n".join(map(str, done.refused))
         if says.startswith("is left out: "):
@@ -111,7 +111,7 @@ def test_training_does_with_a_flag_what_explain_says(version: str) -> None:
 
 
 def test_refused_flags_of_a_version_end_a_start_with_code_2_in_one_table() -> None:
-    told = {flag: next(explain(flag)) for flag, versions in VERSIONS_OF.items() if "2026" in versions}
+    told = {flag: next(explain_word(flag)) for flag, versions in VERSIONS_OF.items() if "2026" in versions}
     flags = [flag for flag, line in told.items() if "   is refused: " in line]
     command = [sys.executable, "-m", "mega_train", "gpt", *flags]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)

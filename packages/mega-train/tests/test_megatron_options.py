@@ -15,7 +15,7 @@ from mega_schema.app.config import load_config
 from mega_schema.errors import ConfigError
 from mega_schema.spec import gpt
 from mega_train.cli import main
-from mega_train.config import Run
+from mega_train.config import RunConfig
 from mega_train.data.mock import MockDataset
 from mega_train.resolve import model_spec
 from mega_train.telemetry.event_log import read_events
@@ -69,13 +69,13 @@ def test_mock_data_excludes_a_corpus_and_needs_a_vocabulary() -> None:
     assert "has no prompts and answers" in _mega_train(f"{base} --vocab-size 33 --sft", 2)[1]
 
 
-def _run(*sets: str) -> Run:
+def _run(*sets: str) -> RunConfig:
     base = ["model.layers=2", "model.hidden=16", "model.heads=2", "batch.length=8", "model.vocab=33"]
-    return load_config(Run, None, {}, [*base, *sets])
+    return load_config(RunConfig, None, {}, [*base, *sets])
 
 
 def test_the_vocabulary_is_padded_to_the_rows_that_are_asked_for() -> None:
-    spec = model_spec(_run("model.padded_vocab=40", "parallel.tp=2"), "gpt", vocab=None, loaded=None)
+    spec = model_spec(_run("model.padded_vocab=40", "parallel.tp=2"), "gpt", vocab=None, loaded_spec=None)
     assert spec.vocab_multiple * 2 == 40
     for sets, said in (
         (("model.padded_vocab=32",), "--pad-vocab-size-to: is less than the vocabulary: found 32, wanted 33"),
@@ -90,16 +90,18 @@ def test_the_vocabulary_is_padded_to_the_rows_that_are_asked_for() -> None:
         ),
     ):
         with pytest.raises(ConfigError) as caught:
-            model_spec(_run(*sets), "gpt", vocab=None, loaded=None)
+            model_spec(_run(*sets), "gpt", vocab=None, loaded_spec=None)
         assert str(caught.value).startswith(said)
 
 
 def test_flags_without_a_shape_describe_a_part_of_the_checkpoints_model() -> None:
     loaded = gpt(layers=2, hidden=16, heads=2, vocab=33, context=8, positions="rope", norm="rmsnorm")
-    said = load_config(Run, None, {}, ["model.norm=RMSNorm", "model.positions=rope"])
-    assert model_spec(said, "gpt", vocab=None, loaded=loaded) == loaded
+    said = load_config(RunConfig, None, {}, ["model.norm=RMSNorm", "model.positions=rope"])
+    assert model_spec(said, "gpt", vocab=None, loaded_spec=loaded) == loaded
     with pytest.raises(ConfigError, match=r"differs from the checkpoint's"):
-        model_spec(load_config(Run, None, {}, ["model.norm=LayerNorm"]), "gpt", vocab=None, loaded=loaded)
+        model_spec(
+            load_config(RunConfig, None, {}, ["model.norm=LayerNorm"]), "gpt", vocab=None, loaded_spec=loaded
+        )
 
 
 def test_a_missing_checkpoint_ends_a_run_that_demands_one(tmp_path: Path) -> None:

@@ -11,9 +11,10 @@ from torch import Tensor
 from mega_model.distributed.mesh import Axis
 from mega_schema.params import ONES, Param
 from mega_schema.sharding import Split
-from mega_train.distributed.bucket_layout import Stretch
-from mega_train.optim.adamw import SGD, STATE, Optimizer
-from mega_train.optim.muon import Muon, matrices, orthogonalized
+from mega_train.distributed.bucket_layout import ShardRange
+from mega_train.optim.base import STATE_NAMESPACES, Optimizer
+from mega_train.optim.muon import Muon, matrix_shards, orthogonalize
+from mega_train.optim.sgd import SGD
 
 ROWS = (
     Param("embed.weight", (6, 4), "first", ONES),
@@ -23,8 +24,8 @@ ROWS = (
 )
 
 
-def _whole() -> list[Stretch]:
-    return [Stretch(row, 0, row.size) for row in ROWS]
+def _whole() -> list[ShardRange]:
+    return [ShardRange(row, 0, row.size) for row in ROWS]
 
 
 def _values(seed: int) -> list[Tensor]:
@@ -46,7 +47,7 @@ def _muon(main: list[Tensor], dtype: torch.dtype = torch.float32) -> Optimizer:
         eps=1e-8,
         tp=one,
         replicas=one,
-        sharded=False,
+        is_sharded=False,
         dtype=dtype,
     )
 
@@ -59,7 +60,7 @@ def test_singular_values_go_through_the_quintic_and_vectors_stay(shape: tuple[in
     for _ in range(5):
         values = 3.4445 * values - 4.7750 * values**3 + 2.0315 * values**5
     wanted = (u * values) @ v
-    torch.testing.assert_close(orthogonalized(matrix).double(), wanted, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(orthogonalize(matrix).double(), wanted, atol=1e-4, rtol=1e-4)
     assert ((values > 0.5) & (values < 1.5)).all(), "near 1"
 
 
@@ -121,11 +122,13 @@ def test_state_taken_up_goes_on_bitwise(make: Callable[[list[Tensor]], Optimizer
     one = make(main)
     for step in range(3):
         one.step(_values(step), 0.1, 0.1)
-    kept = {(space, stretch.row.name): values.clone() for space, stretch, values in one.state()}
-    assert {space for space, _ in kept} == STATE["sgd" if make is _sgd else "muon"]
+    kept = {(space, stretch.row.name): values.clone() for space, stretch, values in one.state_shards()}
+    assert {space for space, _ in kept} == STATE_NAMESPACES["sgd" if make is _sgd else "muon"]
     again = [each.clone() for each in main]
     other = make(again)
-    other.load(lambda space, stretch, values: values.copy_(kept[space, stretch.row.name]), steps=one.steps)
+    other.load_state(
+        lambda space, stretch, values: values.copy_(kept[space, stretch.row.name]), steps=one.steps
+    )
     for optimizer in (one, other):
         optimizer.step(_values(7), 0.1, 0.1)
     assert all(torch.equal(a, b) for a, b in zip(main, again, strict=True))
@@ -143,13 +146,13 @@ def test_every_element_of_a_matrix_is_brought_once_and_held_by_all_who_need_it(
     for rank in range(tp):
         for place in range(replicas):
             ends = [(size * place // replicas, size * (place + 1) // replicas) for size in sizes]
-            kept = [Stretch(row, *end) for row, end in zip(rows, ends, strict=True)]
+            kept = [ShardRange(row, *end) for row, end in zip(rows, ends, strict=True)]
             stretches = [torch.ones(stretch.size) for stretch in kept]
-            for matrix, whole in zip(matrices(kept, Axis("tp", tp, rank)), brought, strict=True):
+            for matrix, whole in zip(matrix_shards(kept, Axis("tp", tp, rank)), brought, strict=True):
                 sum_of_others = whole.clone()
                 whole.zero_()
-                matrix.put(stretches[matrix.number], whole)
+                matrix.copy_to_full(stretches[matrix.index], whole)
                 whole += sum_of_others
-                matrix.take(torch.full(matrix.shape, 5.0), stretches[matrix.number])
+                matrix.copy_from_full(torch.full(matrix.shape, 5.0), stretches[matrix.index])
             assert all((values == 5).all() for values in stretches)
     assert all((whole == 1).all() for whole in brought)

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from mega_schema.errors import ConfigError, FormatError
-from mega_train.config import Data
-from mega_train.data.datasets import Corpora
+from mega_train.config import DataConfig
+from mega_train.data.datasets import Datasets
 from mega_train.data.path_hints import suggest
 
 
 def _refused(path: Path) -> str:
     with pytest.raises(FormatError) as caught:
-        Corpora.open(Data(path=(str(path),)))
+        Datasets.open(DataConfig(path=(str(path),)))
     return str(caught.value)
 
 
@@ -61,7 +61,7 @@ def test_the_working_folder_and_an_empty_word_are_no_prefixes(
         f".: is a folder, not the prefix of a dataset; hint: datasets in this folder: {corpus.name}"
     )
     with pytest.raises(ConfigError) as caught:
-        Corpora.open(Data(path=("0.5", "", "0.5", str(corpus))))
+        Datasets.open(DataConfig(path=("0.5", "", "0.5", str(corpus))))
     assert str(caught.value) == (
         "--data-path: has an empty word: wanted a prefix; hint: is a variable of the shell not set?"
     )

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from mega_model.distributed.pipeline_p2p import PipelineChannels
 from mega_model.weight_gradients import WeightGradients
-from mega_train.pipeline.executor import run
-from mega_train.pipeline.schedules import Pipe, Schedule, forward_only, one_forward_one_backward
+from mega_train.pipeline.executor import execute
+from mega_train.pipeline.schedules import PipelineShape, Schedule, forward_only, one_forward_one_backward
 
 
 class Scale:
@@ -25,8 +25,8 @@ class Scale:
 
 
 def _run(schedule: Schedule, work: Scale, micros: int) -> list[Tensor]:
-    table = schedule(Pipe(1, 1, micros), 0)
-    return run(
+    table = schedule(PipelineShape(1, 1, micros), 0)
+    return execute(
         table, work, PipelineChannels(), WeightGradients(), dtype=torch.float32, device=torch.device("cpu")
     )
 
@@ -41,16 +41,16 @@ def test_one_stage_gives_the_losses_in_order_and_adds_up_the_gradients() -> None
 
 
 def test_every_action_done_is_told() -> None:
-    table, told = one_forward_one_backward(Pipe(1, 1, 3), 0), list[None]()
+    table, told = one_forward_one_backward(PipelineShape(1, 1, 3), 0), list[None]()
     cpu = torch.device("cpu")
-    run(
+    execute(
         table,
         Scale(),
         PipelineChannels(),
         WeightGradients(),
         dtype=torch.float32,
         device=cpu,
-        done=lambda: told.append(None),
+        on_action=lambda: told.append(None),
     )
     assert len(told) == len(table) == 6
 

@@ -16,32 +16,38 @@ from mega_schema.errors import ConfigError, LayoutError, MegaError
 from mega_schema.parallel_layout import Layout, Stage, split_layers
 from mega_schema.recompute_policy import RecomputePolicy
 from mega_schema.spec import ModelSpec, gpt, llama
-from mega_train.pipeline.schedules import SCHEDULES, Backward, Pipe
-from mega_train.pipeline.simulator import Costs, simulate
+from mega_train.pipeline.schedules import SCHEDULES, Backward, PipelineShape
+from mega_train.pipeline.simulator import PassCosts, simulate
 from mega_train.planning.activations import layers_bytes
-from mega_train.planning.communication import traffic
+from mega_train.planning.communication import comm_volume
 from mega_train.planning.estimate import estimate
 from mega_train.planning.flops import hardware_flops, model_flops, parameters
 from mega_train.planning.hardware import HARDWARE
-from mega_train.planning.memory import fullest, in_flight, memory
-from mega_train.planning.roofline import Work
+from mega_train.planning.memory import micro_batches_in_flight, peak_rank, rank_memory
+from mega_train.planning.roofline import MicroBatchCost
 from mega_train.planning.search import search
-from mega_train.planning.sharded_sizes import Cut
-from mega_train.planning.workload import BF16, FLOAT32, FP8, Job, Precision, Schedule, Software
+from mega_train.planning.sharded_sizes import ShardedModel
+from mega_train.planning.workload import BF16, FLOAT32, FP8, Implementation, Precision, ScheduleName, Workload
 
 GPT = gpt(layers=8, hidden=64, heads=4, vocab=1000, context=32)
 FREE = replace(HARDWARE["a100"], network=1e18, nvlink=1e18)  # transfers take no time
 SLOW = replace(HARDWARE["a100"], network=2e9, nvlink=2e9)
 LLAMA = llama(layers=7, hidden=64, heads=8, kv_heads=4, ffn=160, vocab=1000, context=32)
-PIPES = [Pipe(p, v, m) for p in (1, 2, 4, 5) for v in (1, 2, 3) for m in (1, 2, 4, 7, 12) if p > 1 or v == 1]
+PIPES = [
+    PipelineShape(p, v, m)
+    for p in (1, 2, 4, 5)
+    for v in (1, 2, 3)
+    for m in (1, 2, 4, 7, 12)
+    if p > 1 or v == 1
+]
 
 # with rounds of unequal length a table takes a little longer than the closed form says
 EVEN = [p for p in PIPES if p.micros >= p.ranks and (p.chunks == 1 or p.micros % p.ranks == 0)]
 
 
-def job(spec: ModelSpec = GPT, layout: Layout | None = None, **other: object) -> Job:
-    given = {"length": spec.context, "micro": 1, "global_samples": 16, **other}
-    return Job(cut=Cut.of(spec, layout or Layout()), **given)  # type: ignore[arg-type]
+def job(spec: ModelSpec = GPT, layout: Layout | None = None, **other: object) -> Workload:
+    given = {"seq_length": spec.context, "micro_batch_size": 1, "global_batch_size": 16, **other}
+    return Workload(model=ShardedModel.from_layout(spec, layout or Layout()), **given)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -77,18 +83,18 @@ def test_llama_405b_fits_80_gb_cards_with_the_layers_published_for_each_stage(dp
     """arXiv:2407.21783 table 4: 32 or 16 micro-batches, and no recomputation."""
     dealt = split_layers(126, pp=16, vp=8, embedding=True, head=True)
     made = job(
-        LLAMA_405B, Layout(tp=8, pp=16, dp=dp, vp=8, layers_per_stage=dealt), length=8192,
-        global_samples=2048, sequence=True, zero=2, software=META,
+        LLAMA_405B, Layout(tp=8, pp=16, dp=dp, vp=8, layers_per_stage=dealt), seq_length=8192,
+        global_batch_size=2048, sequence=True, zero=2, implementation=META,
     )  # fmt: skip
-    assert fullest(made).total < HARDWARE["h100"].memory
-    assert fullest(made).total / 2**30 == pytest.approx(total, abs=0.05)
-    kept_by_reference_kernels = fullest(replace(made, software=replace(META, fused=False))).total
+    assert peak_rank(made).total < HARDWARE["h100"].memory
+    assert peak_rank(made).total / 2**30 == pytest.approx(total, abs=0.05)
+    kept_by_reference_kernels = peak_rank(replace(made, implementation=replace(META, fused=False))).total
     assert kept_by_reference_kernels > 80 * 2**30
 
 
 def test_a_freed_stage_input_is_one_activation_of_every_stage_that_keeps_layers() -> None:
-    made, frees = job(LLAMA), Software(frees_stage_inputs=True)
-    freed = replace(made, software=frees)
+    made, frees = job(LLAMA), Implementation(frees_stage_inputs=True)
+    freed = replace(made, implementation=frees)
     one = 32 * 64 * 2
     assert layers_bytes(made, Stage(0, 1, range(3))) - layers_bytes(freed, Stage(0, 1, range(3))) == one
     for again, layers in ((RecomputePolicy(), 0), (RecomputePolicy("full"), 3)):
@@ -99,7 +105,7 @@ def test_a_freed_stage_input_is_one_activation_of_every_stage_that_keeps_layers(
 def test_sends_that_block_double_the_transfers_of_a_stage_and_not_the_bubble() -> None:
     spec = replace(GPT, tied=False)
     duplex = job(spec, Layout(pp=4, dp=2))
-    blocking = replace(duplex, software=Software(duplex_p2p=False))
+    blocking = replace(duplex, implementation=Implementation(duplex_p2p=False))
     both, one = (estimate(each, HARDWARE["a100"]).seconds for each in (duplex, blocking))
     assert both.pp > 0
     assert one.pp == pytest.approx(2 * both.pp)
@@ -107,7 +113,7 @@ def test_sends_that_block_double_the_transfers_of_a_stage_and_not_the_bubble() -
 
 
 @pytest.mark.parametrize("pipe", [p for p in PIPES if p.chunks > 1 and p.micros % p.ranks == 0], ids=str)
-def test_interleaved_stages_finish_a_round_apart(pipe: Pipe) -> None:
+def test_interleaved_stages_finish_a_round_apart(pipe: PipelineShape) -> None:
     """What the planner hides the sums of gradients behind."""
     for rank in range(pipe.ranks):
         passes = [a.chunk for a in SCHEDULES["1f1b"](pipe, rank) if isinstance(a, Backward)]
@@ -119,32 +125,35 @@ def test_interleaved_stages_hide_sums_of_gradients_that_one_micro_batch_cannot()
     spec = gpt(layers=32, hidden=4096, heads=32, vocab=51200, context=2048)
     machine = replace(HARDWARE["a100"], nvlink=3e10)
 
-    def exposed(vp: int, software: Software) -> float:
-        made = job(spec, Layout(pp=4, dp=8, vp=vp), zero=1, global_samples=64, software=software)
+    def exposed(vp: int, software: Implementation) -> float:
+        made = job(spec, Layout(pp=4, dp=8, vp=vp), zero=1, global_batch_size=64, implementation=software)
         return estimate(made, machine).seconds.dp
 
-    hides = Software(overlaps_reduce=True, overlaps_gather=True)
+    hides = Implementation(overlaps_reduce=True, overlaps_gather=True)
     seconds = [exposed(vp, hides) for vp in (1, 2, 4, 8)]
     assert seconds == sorted(seconds, reverse=True)
     assert 0 < seconds[-1] < seconds[0] / 2
-    assert exposed(1, Software()) == exposed(8, Software()) > seconds[0]
+    assert exposed(1, Implementation()) == exposed(8, Implementation()) > seconds[0]
 
 
 def test_an_interleaved_pipeline_that_does_not_receive_ahead_waits_while_it_fills_and_drains() -> None:
     """For vp p - 1 passes each way, however many micro-batches follow."""
-    waits = Software(overlaps_pp_fill=False)
+    waits = Implementation(overlaps_pp_fill=False)
     for samples in (8, 64):
-        made = job(replace(GPT, tied=False), Layout(pp=4, vp=2), global_samples=samples, software=waits)
+        made = job(
+            replace(GPT, tied=False), Layout(pp=4, vp=2), global_batch_size=samples, implementation=waits
+        )
         seconds = estimate(made, SLOW).seconds
-        one = 32 * 64 * 2 / SLOW.reach(2, 1)
+        one = 32 * 64 * 2 / SLOW.link_bandwidth(2, 1)
         assert seconds.pp == pytest.approx(2 * 7 * one)
-        assert estimate(replace(made, software=Software()), SLOW).seconds.pp == 0
+        assert estimate(replace(made, implementation=Implementation()), SLOW).seconds.pp == 0
 
 
 def test_eager_kernels_are_slower_where_a_definition_is_many_operations() -> None:
     for spec, slower in ((GPT, False), (LLAMA, True)):
         fused, eager = (
-            estimate(job(spec, software=Software(eager=on)), HARDWARE["h100"]).seconds for on in (False, True)
+            estimate(job(spec, implementation=Implementation(eager=on)), HARDWARE["h100"]).seconds
+            for on in (False, True)
         )
         assert (eager.stream > 2 * fused.stream) == slower
         assert (eager.stream == fused.stream) != slower
@@ -152,23 +161,24 @@ def test_eager_kernels_are_slower_where_a_definition_is_many_operations() -> Non
 
 
 def test_flash_attention_2_is_slower_than_kernels_for_hopper_on_hopper_alone() -> None:
-    old = Software(attention="flash-2")
+    old = Implementation(attention="flash-2")
     for name, share in (("a100", 1), ("h100", 0.45 / 0.35), ("h200", 0.45 / 0.35)):
         made = job(LLAMA)
         new, two = (
-            estimate(each, HARDWARE[name]).seconds.attention for each in (made, replace(made, software=old))
+            estimate(each, HARDWARE[name]).seconds.attention
+            for each in (made, replace(made, implementation=old))
         )
         assert two == pytest.approx(share * new)
-    assert memory(job(LLAMA, software=old), 0) == memory(job(LLAMA), 0)
+    assert rank_memory(job(LLAMA, implementation=old), 0) == rank_memory(job(LLAMA), 0)
 
 
 def test_layers_multiply_in_fp8_and_the_head_does_not() -> None:
     spec = llama(layers=4, hidden=4096, heads=32, ffn=14336, vocab=32000, context=4096)
     machine = HARDWARE["h100"]
-    half, fp8 = (Work.of(job(spec, precision=p), machine) for p in (BF16, FP8))
+    half, fp8 = (MicroBatchCost.from_workload(job(spec, precision=p), machine) for p in (BF16, FP8))
     assert 1.6 < half.layer.gemm / fp8.layer.gemm < 2
     assert (fp8.head, fp8.layer.attention) == (half.head, half.layer.attention)
-    assert memory(job(spec, precision=FP8), 0) == memory(job(spec), 0)
+    assert rank_memory(job(spec, precision=FP8), 0) == rank_memory(job(spec), 0)
 
 
 def test_fp8_on_gpus_without_it_is_one_line() -> None:
@@ -178,13 +188,13 @@ def test_fp8_on_gpus_without_it_is_one_line() -> None:
 
 def test_gradients_reduced_by_the_round_wait_for_it_in_memory() -> None:
     layout = Layout(pp=2, dp=2, vp=2)
-    each = job(layout=layout, zero=2, global_samples=32)
-    rounds = replace(each, software=Software(reduces_by_round=True))
+    each = job(layout=layout, zero=2, global_batch_size=32)
+    rounds = replace(each, implementation=Implementation(reduces_by_round=True))
     assert (each.reductions, rounds.reductions) == (16, 8)
-    assert traffic(rounds).dp < traffic(each).dp
-    assert memory(rounds, 0).gradients > memory(each, 0).gradients
+    assert comm_volume(rounds).dp < comm_volume(each).dp
+    assert rank_memory(rounds, 0).gradients > rank_memory(each, 0).gradients
     # the gradients that are on their way are those that waited
-    assert memory(each, 0).buffers - memory(rounds, 0).buffers == rounds.cut.held[0] * 4
+    assert rank_memory(each, 0).buffers - rank_memory(rounds, 0).buffers == rounds.model.elements[0] * 4
 
 
 @pytest.mark.parametrize(
@@ -195,13 +205,13 @@ def test_gradients_reduced_by_the_round_wait_for_it_in_memory() -> None:
 def test_bytes_per_parameter_are_those_of_megatrons_table(
     precision: Precision, alone: int, whole: int, shared: int, d: int
 ) -> None:
-    assert sum(precision.kept(0, d)) == alone
-    assert sum(precision.kept(1, d)) == whole + shared / d
+    assert sum(precision.bytes_per_param(0, d)) == alone
+    assert sum(precision.bytes_per_param(1, d)) == whole + shared / d
     for zero in (0, 1, 2, 3):
-        held = memory(job(layout=Layout(dp=d), precision=precision, zero=zero, global_samples=d), 0)
+        held = rank_memory(job(layout=Layout(dp=d), precision=precision, zero=zero, global_batch_size=d), 0)
         n = parameters(GPT) + 24 * 64  # padding of the vocabulary
         found = held.weights + held.gradients + held.optimizer
-        assert found == pytest.approx(n * sum(precision.kept(zero, d)), abs=3)
+        assert found == pytest.approx(n * sum(precision.bytes_per_param(zero, d)), abs=3)
 
 
 @pytest.mark.parametrize("row", PUBLISHED[:11], ids=lambda row: row.name)
@@ -224,7 +234,7 @@ def test_activations_are_those_of_the_paper_with_scores_and_dropout(
     spec = model(48, 6144, 64)
     made = job(
         spec, Layout(tp=t), sequence=sequence, recompute=RecomputePolicy(again),  # type: ignore[arg-type]
-        precision=FP16_GRADIENTS, software=Software(attention="scores", keeps_masks=True),
+        precision=FP16_GRADIENTS, implementation=Implementation(attention="scores", keeps_masks=True),
     )  # fmt: skip
     s, h, a = 2048, 6144, 64
     outer = t if sequence else 1
@@ -254,7 +264,7 @@ def test_of_layers_computed_again_only_what_enters_a_group_is_kept(
 
 def test_the_first_layers_of_a_stage_computed_again_take_a_part_of_the_time_and_the_memory() -> None:
     jobs = [job(LLAMA, recompute=RecomputePolicy("full", "block", n)) for n in range(1, 8)]
-    kept = [memory(each, 0).activations for each in jobs]
+    kept = [rank_memory(each, 0).activations for each in jobs]
     assert kept == sorted(kept, reverse=True)
     flops = [hardware_flops(each) for each in jobs]
     seconds = [estimate(each, HARDWARE["h100"]).seconds.step for each in jobs]
@@ -268,9 +278,11 @@ def test_the_first_layers_of_a_stage_computed_again_take_a_part_of_the_time_and_
 @pytest.mark.parametrize("spec", [GPT, LLAMA, replace(GPT, tied=False)], ids=["gpt", "llama", "untied"])
 @pytest.mark.parametrize("layout", [Layout(), Layout(pp=2), Layout(pp=3, vp=2), Layout(pp=7), Layout(dp=2)])
 def test_the_weights_of_all_stages_are_the_whole_model(spec: ModelSpec, layout: Layout) -> None:
-    held = Cut.of(spec, layout).held
+    held = ShardedModel.from_layout(spec, layout).elements
     padded = sum(math.prod(row.local_shape(1)) for row in table(spec) if row.tied_to is None)
-    again = math.prod(Cut.of(spec, layout).shares.head) if spec.tied and layout.pp > 1 else 0
+    again = (
+        math.prod(ShardedModel.from_layout(spec, layout).shares.head) if spec.tied and layout.pp > 1 else 0
+    )
     assert len(held) == layout.pp
     assert sum(held) == padded + again
 
@@ -278,32 +290,35 @@ def test_the_weights_of_all_stages_are_the_whole_model(spec: ModelSpec, layout: 
 @pytest.mark.parametrize("spec", [GPT, LLAMA], ids=["gpt", "llama"])
 @pytest.mark.parametrize("pp", [1, 2, 4])
 def test_more_tensor_parallelism_never_needs_more_weights_or_activations(spec: ModelSpec, pp: int) -> None:
-    before = fullest(job(spec, Layout(pp=pp)))
+    before = peak_rank(job(spec, Layout(pp=pp)))
     for tp in (2, 4):
-        now = fullest(job(replace(spec, vocab_multiple=1), Layout(tp=tp, pp=pp), sequence=True))
+        now = peak_rank(job(replace(spec, vocab_multiple=1), Layout(tp=tp, pp=pp), sequence=True))
         assert now.weights < before.weights
         assert now.activations < before.activations
         before = now
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_micro_batches_in_flight_are_those_of_the_schedules_tables(schedule: Schedule) -> None:
+def test_micro_batches_in_flight_are_those_of_the_schedules_tables(schedule: ScheduleName) -> None:
     for pipe in PIPES:
         layout = Layout(pp=pipe.ranks, vp=pipe.chunks)
-        made = job(replace(GPT, layers=30), layout, global_samples=pipe.micros, schedule=schedule)
+        made = job(replace(GPT, layers=30), layout, global_batch_size=pipe.micros, schedule=schedule)
         timeline = simulate([SCHEDULES[schedule](pipe, rank) for rank in range(pipe.ranks)], pipe)
         for rank in range(pipe.ranks):
-            assert sum(in_flight(made, rank)) == timeline.alive(rank), (pipe, rank)
+            assert sum(micro_batches_in_flight(made, rank)) == timeline.micro_batches_in_flight(rank), (
+                pipe,
+                rank,
+            )
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("pipe", EVEN, ids=str)
-def test_the_bubble_is_that_of_the_schedules_tables(schedule: Schedule, pipe: Pipe) -> None:
+def test_the_bubble_is_that_of_the_schedules_tables(schedule: ScheduleName, pipe: PipelineShape) -> None:
     """Stages are equal where the vocabulary is one token, and transfers free where p2p is."""
     spec = gpt(layers=60, hidden=1024, heads=16, vocab=1, context=1024, vocab_multiple=1)
-    made = job(spec, Layout(pp=pipe.ranks, vp=pipe.chunks), global_samples=pipe.micros, schedule=schedule)
-    work = Work.of(made, FREE)
-    costs = Costs(
+    made = job(spec, Layout(pp=pipe.ranks, vp=pipe.chunks), global_batch_size=pipe.micros, schedule=schedule)
+    work = MicroBatchCost.from_workload(made, FREE)
+    costs = PassCosts(
         forward=work.layer.seconds,
         input=work.layer_back.seconds - work.layer_weights,
         weight=work.layer_weights,
@@ -319,7 +334,7 @@ def test_the_bubble_is_that_of_the_schedules_tables(schedule: Schedule, pipe: Pi
 def test_the_bubble_of_equal_stages_is_the_papers(layout: Layout) -> None:
     """(p - 1) / (v m) of the time at work, arXiv:2104.04473 §2.2; a vocabulary of one makes stages equal."""
     spec = gpt(layers=40, hidden=1024, heads=16, vocab=1, context=1024, vocab_multiple=1)
-    spent = estimate(job(spec, layout, global_samples=20), HARDWARE["a100"]).seconds
+    spent = estimate(job(spec, layout, global_batch_size=20), HARDWARE["a100"]).seconds
     working = spent.step - spent.bubble - spent.optimizer
     share = (layout.pp - 1) / (layout.vp * 20)
     assert spent.bubble / working == pytest.approx(share, rel=0.02)
@@ -328,21 +343,21 @@ def test_the_bubble_of_equal_stages_is_the_papers(layout: Layout) -> None:
 def test_the_fullest_place_is_found_among_one_of_each_kind() -> None:
     for layout in (Layout(pp=3), Layout(pp=4), Layout(pp=2, vp=2), Layout(pp=8)):
         made = job(replace(LLAMA, layers=11), layout)
-        everywhere = [memory(made, place).total for place in range(layout.pp)]
-        assert fullest(made).total == max(everywhere)
+        everywhere = [rank_memory(made, place).total for place in range(layout.pp)]
+        assert peak_rank(made).total == max(everywhere)
 
 
 def test_a_search_gives_layouts_that_fit_the_fastest_first() -> None:
     spec = model(48, 6144, 64)
-    found = search(job(spec, global_samples=256), 64, HARDWARE["a100"], most=20)
+    found = search(job(spec, global_batch_size=256), 64, HARDWARE["a100"], limit=20)
     assert len(found) == 20
-    assert all(e.fits and e.job.layout.world == 64 for e in found)
+    assert all(e.fits and e.workload.layout.world == 64 for e in found)
     steps = [e.seconds.step for e in found]
     assert steps == sorted(steps)
     for e in found:  # each is what estimating it alone gives
-        alone = replace(e.job, cut=Cut.of(spec, e.job.layout))
+        alone = replace(e.workload, model=ShardedModel.from_layout(spec, e.workload.layout))
         assert estimate(alone, HARDWARE["a100"]).seconds == e.seconds
-    assert search(job(model(105, 20480, 128), global_samples=8), 8, HARDWARE["a100"]) == []
+    assert search(job(model(105, 20480, 128), global_batch_size=8), 8, HARDWARE["a100"]) == []
 
 
 @pytest.mark.parametrize(

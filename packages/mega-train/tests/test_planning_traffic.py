@@ -10,9 +10,9 @@ import pytest
 
 from bench.comm import COMMON, LAYOUTS, _name
 from mega_schema.app.config import load_config
-from mega_train.commands.plan import job
-from mega_train.config import Run
-from mega_train.planning.communication import traffic
+from mega_train.commands.plan import build_workload
+from mega_train.config import RunConfig
+from mega_train.planning.communication import comm_volume
 
 RESULT = Path(__file__).parents[3] / "bench/results/2026-11-21-comm.md"
 CASES = {_name(ranks, values): (ranks, values) for ranks, cases in LAYOUTS.items() for values in cases}
@@ -28,10 +28,10 @@ def counted() -> dict[str, dict[str, float]]:
             continue
         name, rank, what, _, _, size, _ = (cell.strip() for cell in line.strip("|").split("|"))
         axis, operation = what.split()
-        run = load_config(Run, None, {}, [*COMMON, *CASES[name][1]])
+        run = load_config(RunConfig, None, {}, [*COMMON, *CASES[name][1]])
         if run.parallel.sequence and (axis, operation) == ("tp", "all-reduce"):
             continue  # the loss's few numbers per token, and gradients of norms: a plan leaves them out
-        layout = job(run, "gpt", CASES[name][0]).layout
+        layout = build_workload(run, "gpt", CASES[name][0]).layout
         n = {"tp": layout.tp, "cp": layout.cp, "pp": layout.pp}.get(axis, layout.dp * layout.cp)
         share = {"all-reduce": 2 * (n - 1) / n, "send": 1, "receive": 0}.get(operation, (n - 1) / n)
         if axis == "replicas" or (axis, operation) == ("cp", "all-reduce"):
@@ -43,7 +43,7 @@ def counted() -> dict[str, dict[str, float]]:
 @pytest.mark.parametrize("name", CASES)
 def test_what_a_plan_says_a_rank_sends_was_counted(name: str) -> None:
     ranks, values = CASES[name]
-    planned = traffic(job(load_config(Run, None, {}, [*COMMON, *values]), "gpt", ranks))
+    planned = comm_volume(build_workload(load_config(RunConfig, None, {}, [*COMMON, *values]), "gpt", ranks))
     found = counted()[name]
     for axis, sent in found.items():
         assert getattr(planned, axis) == pytest.approx(sent, rel=0.05), axis

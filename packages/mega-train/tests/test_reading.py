@@ -14,9 +14,9 @@ from mega_model.distributed.mesh import Mesh, World
 from mega_schema.app.config import load_config
 from mega_schema.dataset.indexed_dataset import IndexedWriter
 from mega_train.cli import main
-from mega_train.config import Run
-from mega_train.data.datasets import Corpora
-from mega_train.data.sample_index import Stream
+from mega_train.config import RunConfig
+from mega_train.data.datasets import Datasets
+from mega_train.data.sample_index import BlendedDataset
 from mega_train.engine.train import prepare
 from mega_train.engine.trainer import Trainer
 from mega_train.telemetry.event_log import read_events
@@ -51,23 +51,23 @@ def blend(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 def _trainer(blend: list[str], **values: Any) -> Trainer:
     said = {key.replace("__", "."): value for key, value in values.items()}
     sets = [f"{key}={str(v).lower() if isinstance(v, bool) else v}" for key, v in (SMALL | said).items()]
-    ready = prepare(load_config(Run, None, {"data_path": tuple(blend)}, sets), "gpt", World())
-    return Trainer(ready.plan, Mesh(), ready.corpora, checkpoint=ready.checkpoint)
+    ready = prepare(load_config(RunConfig, None, {"data_path": tuple(blend)}, sets), "gpt", World())
+    return Trainer(ready.config, Mesh(), ready.datasets, checkpoint=ready.checkpoint)
 
 
 def _read(run: Trainer, steps: int, monkeypatch: pytest.MonkeyPatch) -> list[list[list[int]]]:
     """The samples that each step reads, in no order."""
     seen: list[list[int]] = []
-    read = Stream.__getitem__
+    read = BlendedDataset.__getitem__
 
-    def told(stream: Stream, i: int) -> np.ndarray:
+    def told(stream: BlendedDataset, i: int) -> np.ndarray:
         sample = read(stream, i)
         seen.append(sample.tolist())
         return sample
 
     taken = []
     with monkeypatch.context() as patched:
-        patched.setattr(Stream, "__getitem__", told)
+        patched.setattr(BlendedDataset, "__getitem__", told)
         for _ in range(steps):
             run.step(0.01)
             taken.append(sorted(seen))
@@ -86,7 +86,7 @@ def test_a_blend_goes_on_with_the_same_samples_on_another_micro_batch(
     first = _trainer(words, **values, checkpoint__save=tmp_path)
     assert _read(first, 3, monkeypatch) == whole[:3]
     first.save()
-    first.saves.finish()
+    first.saver.finish()
     for micro in (1, 3, 4):
         resumed = _trainer(words, **values, batch__micro=micro, checkpoint__load=tmp_path)
         assert _read(resumed, 3, monkeypatch) == whole[3:]
@@ -121,9 +121,9 @@ def test_groups_are_validated_by_name_and_the_test_comes_last(blend: list[str], 
 def test_a_checkpoints_configuration_opens_the_same_blend(blend: list[str], tmp_path: Path) -> None:
     _gpt("--data-path", *blend, "--split", "90,10,0", "--save", tmp_path / "run")
     (told,) = tmp_path.glob("run/iter_*/run.toml")
-    again = load_config(Run, told, {})
+    again = load_config(RunConfig, told, {})
     assert again.data.path == tuple(blend)
-    assert Corpora.open(again.data).sources.training.weights == (0.3, 0.7)
+    assert Datasets.open(again.data).spec.training.weights == (0.3, 0.7)
 
 
 def test_a_mistake_in_what_is_read_is_one_line_before_anything_is_written(

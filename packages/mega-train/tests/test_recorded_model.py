@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from mega_schema.checkpoint.reader import Checkpoint
 from mega_schema.spec import PRESETS, ModelSpec, gpt, llama, preset
 from mega_train.cli import app
-from mega_train.config import Batch, Model, Optimizer, Run, Train
+from mega_train.config import BatchConfig, ModelConfig, OptimizerConfig, RunConfig, TrainConfig
 from mega_train.resolve import model_spec, resolve
 
 SHAPE = (
@@ -45,36 +45,36 @@ LOADED = {
 }
 
 
-def _recorded(spec: ModelSpec, said: Model) -> Model:
-    run = Run(
+def _recorded(spec: ModelSpec, said: ModelConfig) -> ModelConfig:
+    run = RunConfig(
         model=said,
-        batch=Batch(length=8),
-        train=Train(iterations=2, device="cpu"),
-        optimizer=Optimizer(lr=0.1),
+        batch=BatchConfig(length=8),
+        train=TrainConfig(iterations=2, device="cpu"),
+        optimizer=OptimizerConfig(lr=0.1),
     )
-    return resolve(run, spec.family, 1, corpus=None, loaded=spec, cuda=False).run.model
+    return resolve(run, spec.family, 1, corpus=None, loaded_spec=spec, cuda=False).run.model
 
 
 @pytest.mark.parametrize("name", LOADED)
 def test_the_recorded_model_is_the_loaded_one(name: str) -> None:
     spec = LOADED[name]
-    recorded = _recorded(spec, Model())
-    assert model_spec(Run(model=recorded), spec.family, vocab=None, loaded=None) == spec
+    recorded = _recorded(spec, ModelConfig())
+    assert model_spec(RunConfig(model=recorded), spec.family, vocab=None, loaded_spec=None) == spec
     # and goes with the checkpoint that it was recorded of
-    assert model_spec(Run(model=recorded), spec.family, vocab=None, loaded=spec) == spec
+    assert model_spec(RunConfig(model=recorded), spec.family, vocab=None, loaded_spec=spec) == spec
 
 
 def test_what_a_person_said_is_recorded_as_it_was_said() -> None:
-    assert _recorded(preset("gpt2-124m"), Model(preset="gpt2-124m")) == Model(
+    assert _recorded(preset("gpt2-124m"), ModelConfig(preset="gpt2-124m")) == ModelConfig(
         family="gpt", preset="gpt2-124m"
     )
-    said = Model(layers=2, hidden=16, heads=2, vocab=33, context=16)
+    said = ModelConfig(layers=2, hidden=16, heads=2, vocab=33, context=16)
     assert _recorded(LOADED["gpt"], said) == replace(said, family="gpt")
 
 
 def test_a_model_that_no_keys_describe_is_recorded_by_its_family() -> None:
     spec = gpt(layers=2, hidden=16, heads=2, vocab=33, context=16, rope_scaling_low=2.0)
-    assert _recorded(spec, Model()) == Model(family="gpt")
+    assert _recorded(spec, ModelConfig()) == ModelConfig(family="gpt")
 
 
 def _do(*args: str, code: int = 0) -> Result:

@@ -11,13 +11,13 @@ from click.testing import CliRunner, Result
 from mega_schema.errors import ConfigError, MegaError
 from mega_train.cli import app
 from mega_train.config.refusals import Refusals, Refused, parts, show_table
-from mega_train.resolve import Plan
+from mega_train.resolve import ResolvedConfig
 
 SHAPE = "--num-layers 2 --hidden-size 16 --num-attention-heads 2 --seq-length 8"
 
 
 class Planned(Protocol):
-    def __call__(self, **values: Any) -> Plan: ...
+    def __call__(self, **values: Any) -> ResolvedConfig: ...
 
 
 def _refused(*args: str) -> tuple[list[str], str]:

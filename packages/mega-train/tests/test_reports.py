@@ -16,13 +16,13 @@ from click.testing import CliRunner
 
 from mega_schema.errors import ConfigError, FormatError
 from mega_train.cli import app
-from mega_train.reports.html_report import document, write
-from mega_train.reports.run_history import History, Restart
-from mega_train.reports.svg_chart import Chart, Line, count
-from mega_train.telemetry.event_log import EVENTS, Record
-from mega_train.telemetry.events import Began, Progress, Saved, Validated
+from mega_train.reports.html_report import render_report, write_report
+from mega_train.reports.run_history import Restart, RunHistory
+from mega_train.reports.svg_chart import Chart, Curve, format_count
+from mega_train.telemetry.event_log import EVENTS, EventLog
+from mega_train.telemetry.events import CheckpointSaved, LogLine, TrainStart, ValidationEnd
 
-BEGAN = Began(
+BEGAN = TrainStart(
     iteration=0,
     iterations=100,
     consumed_samples=0,
@@ -37,8 +37,8 @@ BEGAN = Began(
 )
 
 
-def line(iteration: int, loss: float | None) -> Progress:
-    return Progress(
+def line(iteration: int, loss: float | None) -> LogLine:
+    return LogLine(
         iteration=iteration,
         iterations=100,
         consumed_samples=4 * iteration,
@@ -58,30 +58,30 @@ def line(iteration: int, loss: float | None) -> Progress:
     )
 
 
-def validated(iteration: int, loss: float) -> Validated:
+def validated(iteration: int, loss: float) -> ValidationEnd:
     perplexity = math.exp(loss)
     samples = 4 * iteration
-    return Validated(
+    return ValidationEnd(
         iteration=iteration, consumed_samples=samples, loss=loss, perplexity=perplexity, seconds=1.5
     )
 
 
 def run_in(folder: Path, *, gain: float = 1.0, lr: float = 0.01) -> Path:
     """100 steps; the process crashed after step 60 and went on from the checkpoint of step 40."""
-    record = Record(folder)
+    record = EventLog(folder)
     config = {**BEGAN.config, "optimizer": {"lr": lr, "clip": 1.0}}
-    record.see(replace(BEGAN, config=config))
+    record.on_event(replace(BEGAN, config=config))
     for i in (10, 20, 30, 40, 50, 60):
-        record.see(line(i, gain * (4.0 - i / 50)))
+        record.on_event(line(i, gain * (4.0 - i / 50)))
         if i == 40:
-            record.see(validated(40, gain * 3.5))
-            record.see(Saved(iteration=40, seconds=0.25))
-    record = Record(folder)
-    record.see(replace(BEGAN, iteration=40, consumed_samples=160, config=config))
+            record.on_event(validated(40, gain * 3.5))
+            record.on_event(CheckpointSaved(iteration=40, seconds=0.25))
+    record = EventLog(folder)
+    record.on_event(replace(BEGAN, iteration=40, consumed_samples=160, config=config))
     for i in (50, 60, 70, 80, 90, 100):
-        record.see(line(i, None if i == 70 else gain * (4.0 - i / 50)))
-    record.see(validated(100, gain * 2.5))
-    record.see(Saved(iteration=100, seconds=0.25))
+        record.on_event(line(i, None if i == 70 else gain * (4.0 - i / 50)))
+    record.on_event(validated(100, gain * 2.5))
+    record.on_event(CheckpointSaved(iteration=100, seconds=0.25))
     return folder
 
 
@@ -115,7 +115,7 @@ def cells(page: str) -> dict[str, list[str]]:
 
 def test_the_page_says_where_a_run_stands_and_where_it_restarted(tmp_path: Path) -> None:
     run = run_in(tmp_path / "small")
-    page = document([History.of(run)], "iteration")
+    page = render_report([RunHistory.load(run)], "iteration")
     told = {name: row[0] for name, row in cells(page).items() if row}
     assert told["model"] == "gpt, 1,234,567 parameters"
     assert told["ranks"] == "8 (tp 2 x dp 4) on cpu"
@@ -141,7 +141,7 @@ def test_the_page_says_where_a_run_stands_and_where_it_restarted(tmp_path: Path)
 
 
 def test_a_page_is_whole_and_loads_nothing(tmp_path: Path) -> None:
-    write(run_in(tmp_path / "a"), None, tmp_path / "report.html")
+    write_report(run_in(tmp_path / "a"), None, tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text("utf-8")
     assert page.startswith("<!doctype html>")
     assert Whole(page).loads == []
@@ -149,8 +149,11 @@ def test_a_page_is_whole_and_loads_nothing(tmp_path: Path) -> None:
 
 
 def test_two_runs_are_compared_where_both_have_a_line(tmp_path: Path) -> None:
-    runs = [History.of(run_in(tmp_path / "a")), History.of(run_in(tmp_path / "b", gain=1.25, lr=0.02))]
-    page = document(runs, "tokens")
+    runs = [
+        RunHistory.load(run_in(tmp_path / "a")),
+        RunHistory.load(run_in(tmp_path / "b", gain=1.25, lr=0.02)),
+    ]
+    page = render_report(runs, "tokens")
     assert "<h1>a against b</h1>" in page
     assert (
         "Training loss at 9 iterations that both tell: 20.00% apart in the mean, at most 20.00% "
@@ -163,12 +166,12 @@ def test_two_runs_are_compared_where_both_have_a_line(tmp_path: Path) -> None:
 
 
 def test_runs_that_are_called_alike_are_told_apart_by_their_paths(tmp_path: Path) -> None:
-    runs = [History.of(run_in(tmp_path / there / "run")) for there in ("x", "y")]
-    assert "<h1>x/run against y/run</h1>" in document(runs, "iteration")
+    runs = [RunHistory.load(run_in(tmp_path / there / "run")) for there in ("x", "y")]
+    assert "<h1>x/run against y/run</h1>" in render_report(runs, "iteration")
 
 
 def test_the_record_is_told_once_over_every_axis(tmp_path: Path) -> None:
-    run = History.of(run_in(tmp_path))
+    run = RunHistory.load(run_in(tmp_path))
     places, losses = run.series("loss", "iteration")
     assert places == [10, 20, 30, 40, 50, 60, 80, 90, 100], "a step without a loss has no point"
     assert losses[0] == 3.8
@@ -189,7 +192,7 @@ def test_a_record_from_before_phases_and_configuration_makes_a_page_too(tmp_path
         '"tokens_per_second": 32.0, "seconds": 5.0}\n'
         '{"event": "validation", "iteration": 10, "loss": 2.0, "perplexity": 7.4}\n'
     )
-    page = document([History.of(tmp_path)], "tokens")
+    page = render_report([RunHistory.load(tmp_path)], "tokens")
     told = {name: row[0] for name, row in cells(page).items() if row}
     assert (told["model"], told["ranks"], told["tokens"]) == ("7 parameters", "1 on cpu", "160")
     assert "was written before phases were timed" in page
@@ -198,21 +201,21 @@ def test_a_record_from_before_phases_and_configuration_makes_a_page_too(tmp_path
 
 
 def test_tokens_are_those_that_a_curriculum_read(tmp_path: Path) -> None:
-    record = Record(tmp_path)
-    record.see(BEGAN)
+    record = EventLog(tmp_path)
+    record.on_event(BEGAN)
     for i, tokens in ((10, 100), (20, 500), (30, 1140)):
-        record.see(replace(line(i, 3.0), consumed_tokens=tokens))
-    record.see(validated(25, 3.0))
-    run = History.of(tmp_path)
+        record.on_event(replace(line(i, 3.0), consumed_tokens=tokens))
+    record.on_event(validated(25, 3.0))
+    run = RunHistory.load(tmp_path)
     assert run.series("loss", "tokens")[0] == [100, 500, 1140]
     assert run.scores("validation", "tokens")[0] == [820], "between two lines on a straight one"
 
 
 def test_every_group_of_validations_is_a_curve_of_its_own(tmp_path: Path) -> None:
-    record = Record(run_in(tmp_path))
-    record.see(replace(validated(100, 2.25), of="test"))
-    record.see(Saved(iteration=100, seconds=0.5, problem="No space left on device"))
-    page = document([History.of(tmp_path)], "iteration")
+    record = EventLog(run_in(tmp_path))
+    record.on_event(replace(validated(100, 2.25), of="test"))
+    record.on_event(CheckpointSaved(iteration=100, seconds=0.5, problem="No space left on device"))
+    page = render_report([RunHistory.load(tmp_path)], "iteration")
     told = {name: row[0] for name, row in cells(page).items() if row}
     assert (told["validation loss, last"], told["test loss, last"]) == ("2.5000", "2.2500")
     assert told["saves"] == "3, 1 s in all, 1 failed"
@@ -223,7 +226,7 @@ def test_every_group_of_validations_is_a_curve_of_its_own(tmp_path: Path) -> Non
 
 
 def test_names_of_folders_are_text(tmp_path: Path) -> None:
-    page = document([History.of(run_in(tmp_path / "<b>&"))], "iteration")
+    page = render_report([RunHistory.load(run_in(tmp_path / "<b>&"))], "iteration")
     assert "<b>" not in page
     assert "&lt;b&gt;&amp;" in page
     Whole(page)
@@ -231,7 +234,7 @@ def test_names_of_folders_are_text(tmp_path: Path) -> None:
 
 def _chart(ys: list[float], **look: bool) -> str:
     xs = [float(x) for x in range(1, len(ys) + 1)]
-    return Chart(lines=[Line("a", "#000", xs, ys)], x_name="x", caption="c", **look).svg()
+    return Chart(lines=[Curve("a", "#000", xs, ys)], x_name="x", caption="c", **look).svg()
 
 
 def _places(svg: str) -> list[tuple[float, float]]:
@@ -272,7 +275,7 @@ def test_many_points_become_means_in_a_band_that_keeps_what_stood_out() -> None:
 
 
 def test_nothing_to_draw_is_no_chart() -> None:
-    assert Chart(lines=[Line("a", "#000", [], [])], x_name="x", caption="c").svg() == ""
+    assert Chart(lines=[Curve("a", "#000", [], [])], x_name="x", caption="c").svg() == ""
 
 
 @pytest.mark.parametrize(
@@ -280,7 +283,7 @@ def test_nothing_to_draw_is_no_chart() -> None:
     [(0.0, "0"), (950, "950"), (12500, "12.5k"), (2e6, "2M"), (3.25e9, "3.25G"), (1e13, "10T")],
 )
 def test_large_numbers_are_short(value: float, words: str) -> None:
-    assert count(value) == words
+    assert format_count(value) == words
 
 
 def test_a_pointer_reads_the_values_below_it() -> None:
@@ -292,7 +295,7 @@ def test_a_browser_shows_the_page(tmp_path: Path) -> None:
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
         pytest.skip("no Chromium is installed")
-    write(run_in(tmp_path / "a"), run_in(tmp_path / "b", gain=1.1), tmp_path / "report.html")
+    write_report(run_in(tmp_path / "a"), run_in(tmp_path / "b", gain=1.1), tmp_path / "report.html")
     flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
     page = (tmp_path / "report.html").as_uri()
     done = subprocess.run([browser, *flags, "--dump-dom", page], capture_output=True, text=True, timeout=120)
@@ -308,7 +311,7 @@ def test_a_browser_shows_the_page(tmp_path: Path) -> None:
     [
         (lambda folder: None, "holds no record of a run: wanted events.jsonl"),
         (
-            lambda folder: Record(folder).see(BEGAN),
+            lambda folder: EventLog(folder).on_event(BEGAN),
             "holds no loss yet: wanted a run that reached its first --log-interval",
         ),
     ],
@@ -318,14 +321,14 @@ def test_a_folder_without_a_run_is_refused_and_nothing_is_written(
 ) -> None:
     make(tmp_path / "run")
     with pytest.raises(FormatError) as caught:
-        write(tmp_path / "run", None, tmp_path / "report.html")
+        write_report(tmp_path / "run", None, tmp_path / "report.html")
     assert str(caught.value) == f"{tmp_path / 'run'}: {words}"
     assert not (tmp_path / "report.html").exists()
 
 
 def test_a_page_without_a_folder_to_lie_in_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
-        write(run_in(tmp_path / "a"), None, tmp_path / "none" / "report.html")
+        write_report(run_in(tmp_path / "a"), None, tmp_path / "none" / "report.html")
     where = tmp_path / "none"
     assert str(caught.value) == f"--output: no such folder: found {where}; hint: mkdir -p {where}"
 

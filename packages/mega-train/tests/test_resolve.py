@@ -14,7 +14,7 @@ from mega_schema.sharding import Split
 from mega_schema.spec import PRESETS, gpt, preset
 from mega_schema.tokenizer.identity import TokenizerIdentity
 from mega_schema.tokenizer.tokenizer import open_tokenizer
-from mega_train.resolve import Plan
+from mega_train.resolve import ResolvedConfig
 
 CORPUS = open_tokenizer("NullTokenizer", vocab_size=32).identity
 NO_EOD = TokenizerIdentity("HuggingFaceTokenizer", 33, None, None, None, "0" * 64)
@@ -24,7 +24,7 @@ NO_MODEL: dict[str, Any] = dict.fromkeys(
 
 
 class Planned(Protocol):
-    def __call__(self, **values: Any) -> Plan: ...
+    def __call__(self, **values: Any) -> ResolvedConfig: ...
 
 
 def _refused(planned: Planned, kind: type[MegaError] = ConfigError, **values: Any) -> str:
@@ -36,10 +36,15 @@ def _refused(planned: Planned, kind: type[MegaError] = ConfigError, **values: An
 def test_defaults_follow_from_the_five_numbers_of_a_model(planned: Planned) -> None:
     plan = planned(batch__global_samples=None)
     assert plan.spec == gpt(layers=2, hidden=16, heads=2, vocab=33, context=8, vocab_multiple=8)
-    assert (plan.length, plan.micro, plan.global_samples, plan.accumulation) == (8, 1, 1, 1)
+    assert (plan.seq_length, plan.micro_batch_size, plan.global_batch_size, plan.accumulation_steps) == (
+        8,
+        1,
+        1,
+        1,
+    )
     assert (plan.tokens_per_step, plan.train_samples) == (8, 10)
     assert (plan.device, plan.eod) == ("cpu", None)
-    assert plan.rate.at(0) == 0.01
+    assert plan.lr_schedule.lr_at(0) == 0.01
 
 
 def test_accumulation_and_samples_are_counted_over_all_ranks(planned: Planned) -> None:
@@ -47,7 +52,7 @@ def test_accumulation_and_samples_are_counted_over_all_ranks(planned: Planned) -
         world=8, parallel__tp=2, batch__micro=2, batch__global_samples=32, evaluation__iterations=3
     )
     assert (plan.layout.tp, plan.layout.pp, plan.layout.dp) == (2, 1, 4)
-    assert plan.accumulation == 4
+    assert plan.accumulation_steps == 4
     assert plan.tokens_per_step == 32 * 8
     assert plan.train_samples == 320
     assert plan.valid_samples == (10 // 1000 + 1) * 3 * 32
@@ -69,7 +74,7 @@ def test_the_vocabulary_is_the_corpuss_where_nothing_is_said(planned: Planned) -
 
 def test_the_context_is_the_sequence_length_where_nothing_is_said(planned: Planned) -> None:
     assert planned(batch__length=24).spec.context == 24
-    assert planned(batch__length=None, model__context=40).length == 40
+    assert planned(batch__length=None, model__context=40).seq_length == 40
 
 
 def test_a_llamas_feed_forward_is_eight_thirds_to_a_multiple_of_64(planned: Planned) -> None:
@@ -127,8 +132,8 @@ def test_the_end_of_a_document_is_known_where_it_is_needed(planned: Planned, fla
 
 
 def test_warm_up_is_counted_in_samples_or_as_a_share(planned: Planned) -> None:
-    assert planned(optimizer__warmup_iterations=3).rate.warmup == 12
-    share = planned(optimizer__warmup_fraction=0.25, optimizer__decay_iterations=8).rate
+    assert planned(optimizer__warmup_iterations=3).lr_schedule.warmup == 12
+    share = planned(optimizer__warmup_fraction=0.25, optimizer__decay_iterations=8).lr_schedule
     assert (share.warmup, share.decay) == (8.0, 32)
 
 

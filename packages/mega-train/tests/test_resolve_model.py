@@ -8,7 +8,7 @@ import pytest
 
 from mega_schema.errors import ConfigError
 from mega_schema.spec import ModelSpec, preset
-from mega_train.resolve import Plan
+from mega_train.resolve import ResolvedConfig
 
 NO_MODEL: dict[str, Any] = dict.fromkeys(
     ("model__layers", "model__hidden", "model__heads", "model__vocab", "model__vocab_multiple")
@@ -16,7 +16,7 @@ NO_MODEL: dict[str, Any] = dict.fromkeys(
 
 
 class Planned(Protocol):
-    def __call__(self, **values: Any) -> Plan: ...
+    def __call__(self, **values: Any) -> ResolvedConfig: ...
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,9 @@ from mega_schema.checkpoint.checkpoint_dir import FORMAT, LATEST, MANIFEST, TRAI
 from mega_schema.checkpoint.reader import Checkpoint
 from mega_schema.checkpoint.side_files import DIGEST, replace_manifest, rewrite_checksums
 from mega_schema.parallel_layout import Layout
-from mega_train.checkpointing.resume import agreed
+from mega_train.checkpointing.resume import agree_on_checkpoint
 from mega_train.cli import main
-from mega_train.config import Run, Save
+from mega_train.config import CheckpointConfig, RunConfig
 
 MODEL = ["--num-layers", "1", "--hidden-size", "16", "--num-attention-heads", "2", "--seq-length", "8"]
 COURSE = ["--global-batch-size", "4", "--lr", "0.01", "--eval-iters", "0", "--fp16"]
@@ -230,13 +230,13 @@ def test_ranks_go_on_from_one_that_all_of_them_can_read(
 ) -> None:
     if damaged:
         _flip(run / "iter_0000004" / PIECE)
-    ranks, said = Ranks(), Run(checkpoint=Save(load=run))
+    ranks, said = Ranks(), RunConfig(checkpoint=CheckpointConfig(load=run))
 
     def rank(number: int, newest: int) -> int:
         def older(before: int) -> Checkpoint:
             return Checkpoint(run / f"iter_000000{min(before - 1, newest) // 2 * 2}")
 
-        return agreed(older(9), ranks.mesh(number), said, older).iteration
+        return agree_on_checkpoint(older(9), ranks.mesh(number), said, older).iteration
 
     with ThreadPoolExecutor(2) as pool:
         ends = list(pool.map(rank, (0, 1), (6, 4)))  # the second cannot open the newest

@@ -20,10 +20,10 @@ from mega_schema.checkpoint.side_files import rewrite_checksums
 from mega_schema.dataset.indexed_dataset import IndexedDataset
 from mega_schema.errors import ConfigError
 from mega_train.cli import main
-from mega_train.engine.train_loop import Loop
+from mega_train.engine.train_loop import TrainLoop
 from mega_train.engine.trainer import Trainer
-from mega_train.fault_tolerance.exit_conditions import VALIDATED
-from mega_train.resolve import Plan
+from mega_train.fault_tolerance.exit_conditions import EVAL_ONLY
+from mega_train.resolve import ResolvedConfig
 from mega_train.telemetry.event_log import read_events
 from mega_train.telemetry.observers import Observers
 
@@ -34,7 +34,7 @@ COURSE = ["--global-batch-size", "4", "--train-iters", "4", "--lr", "0.01", "--e
 
 
 class Planned(Protocol):
-    def __call__(self, **values: Any) -> Plan: ...
+    def __call__(self, **values: Any) -> ResolvedConfig: ...
 
 
 @pytest.fixture
@@ -53,14 +53,14 @@ def saved(started: Started, tmp_path: Path) -> tuple[Path, Trainer]:
     """A run that saved after 3 steps, and its trainer."""
     run = started(checkpoint__save=str(tmp_path / "run"))
     for _ in range(3):
-        run.step(run.rate)
+        run.step(run.lr)
     run.save()
-    run.saves.finish()
+    run.saver.finish()
     return tmp_path / "run", run
 
 
 def _same_weights(one: Trainer, other: Trainer) -> bool:
-    return all(torch.equal(a, b) for (_, a), (_, b) in zip(one.held, other.held, strict=True))
+    return all(torch.equal(a, b) for (_, a), (_, b) in zip(one.params, other.params, strict=True))
 
 
 def test_without_its_optimizer_a_run_goes_on_with_samples_and_begins_its_courses_anew(
@@ -69,9 +69,9 @@ def test_without_its_optimizer_a_run_goes_on_with_samples_and_begins_its_courses
     folder, run = saved
     again = started(folder, checkpoint__no_load_optim=True, optimizer__warmup_iterations=2)
     assert _same_weights(again, run)
-    assert (again.iteration, again.consumed, again.optimizer.steps) == (3, 12, 0)
-    assert not any(values.any() for _, _, values in again.optimizer.state())
-    assert [again.rate, *[again.step(again.rate) and again.rate for _ in range(2)]] == [0.0, 0.005, 0.01]
+    assert (again.iteration, again.consumed_samples, again.optimizer.steps) == (3, 12, 0)
+    assert not any(values.any() for _, _, values in again.optimizer.state_shards())
+    assert [again.lr, *[again.step(again.lr) and again.lr for _ in range(2)]] == [0.0, 0.005, 0.01]
 
 
 def test_courses_that_a_checkpoint_does_not_say_cannot_be_taken(
@@ -94,13 +94,18 @@ def test_steps_that_are_passed_over_consume_their_samples_and_change_nothing(
 ) -> None:
     values = {"optimizer__decay_style": "constant", "checkpoint__save": str(tmp_path)}
     run = started(train__passed_over='["9-10", "2-3", "4-4", "3-4"]', log__interval=1, **values)
-    assert run.plan.passed_over == (range(2, 5), range(9, 11))
-    Loop(run, Observers([])).run()
-    assert (run.iteration, run.consumed, run.skipped, run.optimizer.steps) == (10, 40, 4 * 5, 5)
+    assert run.config.skipped_iterations == (range(2, 5), range(9, 11))
+    TrainLoop(run, Observers([])).run()
+    assert (run.iteration, run.consumed_samples, run.skipped_samples, run.optimizer.steps) == (
+        10,
+        40,
+        4 * 5,
+        5,
+    )
     assert Checkpoint.open(tmp_path).iteration == 10
     other = started(**values | {"checkpoint__save": None})
     for consumed in (0, 16, 20, 24, 28):
-        other.consumed = consumed
+        other.consumed_samples = consumed
         other.step(0.01)
     assert _same_weights(run, other)
 
@@ -131,13 +136,13 @@ def test_a_run_that_only_validates_trains_and_saves_nothing(
     seen: list[Any] = []
 
     class Seen:
-        def see(self, event: Any) -> None:
+        def on_event(self, event: Any) -> None:
             seen.append(event)
 
         def close(self) -> None:
             pass
 
-    assert Loop(only, Observers([Seen()])).run() is VALIDATED
+    assert TrainLoop(only, Observers([Seen()])).run() is EVAL_ONLY
     assert [(event.name, event.iteration) for event in seen] == [("validation", 3)]
     assert _same_weights(only, run)
     assert not list((tmp_path / "other").glob("*"))
@@ -151,7 +156,7 @@ def test_a_run_that_only_validates_needs_something_to_validate(started: Started)
     run = started(train__skip=True, evaluation__iterations=1, data__split="1,0,0")
     line = "--split: leaves nothing to validate: found 1,0,0, wanted a second share above 0; hint: --split"
     with pytest.raises(ConfigError, match=f"^{line}"):
-        Loop(run, Observers([])).run()
+        TrainLoop(run, Observers([])).run()
 
 
 def _gpt(corpus: Path, *argv: object, code: int = 0) -> str:

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mega_schema.errors import ConfigError
-from mega_train.data.sampler import Cursor, Cyclic, Single
+from mega_train.data.sampler import CyclicSampler, Sampler, SequentialSampler
 
 
-def _cursor(kind: str, total: int, micro: int, dp: int, rank: int, sharded: bool = True) -> Cursor:
+def _cursor(kind: str, total: int, micro: int, dp: int, rank: int, sharded: bool = True) -> Sampler:
     if kind == "cyclic":
-        return Cyclic(total, micro, dp, rank, sharded=sharded)
-    return Single(total, micro, dp, rank)
+        return CyclicSampler(total, micro, dp, rank, is_sharded=sharded)
+    return SequentialSampler(total, micro, dp, rank)
 
 
 def test_the_ranks_read_megatrons_batches(oracle: Callable[[str], Any]) -> None:
@@ -50,7 +50,7 @@ def test_a_step_reads_the_next_samples_once_whatever_the_layout(
 
 @given(total=st.integers(1, 30), consumed=st.integers(0, 100), micro=st.integers(1, 7))
 def test_numbers_past_the_last_sample_begin_again(total: int, consumed: int, micro: int) -> None:
-    (batch,) = Single(total, micro, 1, 0).micro_batches(consumed, 1)
+    (batch,) = SequentialSampler(total, micro, 1, 0).micro_batches(consumed, 1)
     assert batch == [(consumed + i) % total for i in range(micro)]
     assert all(0 <= number < total for number in batch)
 
@@ -88,7 +88,7 @@ def test_a_cyclic_epoch_reads_no_sample_twice_and_the_next_has_another_order(
 
 def test_a_cyclic_order_needs_a_micro_batch_for_every_rank() -> None:
     with pytest.raises(ConfigError) as caught:
-        Cyclic(7, 2, 4, 0, sharded=True)
+        CyclicSampler(7, 2, 4, 0, is_sharded=True)
     assert str(caught.value) == (
         "--dataloader-type: cyclic needs a micro-batch for every rank: found 7 samples, "
         "wanted 8, micro-batch size x data parallel, or more; hint: --dataloader-type single"
@@ -97,7 +97,7 @@ def test_a_cyclic_order_needs_a_micro_batch_for_every_rank() -> None:
 
 def test_a_cyclic_order_does_not_go_on_within_a_micro_batch() -> None:
     with pytest.raises(ConfigError) as caught:
-        list(Cyclic(40, 4, 2, 0, sharded=True).micro_batches(12, 1))
+        list(CyclicSampler(40, 4, 2, 0, is_sharded=True).micro_batches(12, 1))
     assert str(caught.value) == (
         "--dataloader-type: cyclic cannot go on in the middle of a micro-batch: found 12 samples consumed, "
         "40 in an epoch, wanted a multiple of micro-batch size x data parallel = 8 in the epoch; "

@@ -16,7 +16,7 @@ from mega_train.pipeline.schedules import (
     BackwardInput,
     BackwardWeight,
     Forward,
-    Pipe,
+    PipelineShape,
     ReceiveGradient,
     ReceiveInput,
     Schedule,
@@ -28,23 +28,23 @@ from mega_train.pipeline.schedules import (
     one_forward_one_backward,
     zero_bubble,
 )
-from mega_train.pipeline.simulator import Costs, ScheduleError, check, simulate
+from mega_train.pipeline.simulator import PassCosts, ScheduleError, check_schedule, simulate
 
 ALL = {**SCHEDULES, "forward only": forward_only}
-UNEVEN = Costs(forward=1, input=1.25, weight=0.75)  # exact in binary, so that sums may be compared
+UNEVEN = PassCosts(forward=1, input=1.25, weight=0.75)  # exact in binary, so that sums may be compared
 
 
-def shapes(count: int, seed: int) -> list[Pipe]:
+def shapes(count: int, seed: int) -> list[PipelineShape]:
     """Random pipes, several chunks on several ranks only."""
     rng = random.Random(seed)
     found = []
     for _ in range(count):
         ranks = rng.randint(1, 6)
-        found.append(Pipe(ranks, rng.randint(1, 3) if ranks > 1 else 1, rng.randint(1, 14)))
+        found.append(PipelineShape(ranks, rng.randint(1, 3) if ranks > 1 else 1, rng.randint(1, 14)))
     return found
 
 
-def tables(schedule: Schedule, pipe: Pipe) -> list[Table]:
+def tables(schedule: Schedule, pipe: PipelineShape) -> list[Table]:
     return [schedule(pipe, rank) for rank in range(pipe.ranks)]
 
 
@@ -53,14 +53,14 @@ def test_every_pass_is_done_once_and_no_rank_waits_in_a_circle_though_no_line_ho
     name: str,
 ) -> None:
     for pipe in shapes(700, seed=1):
-        check(ALL[name], pipe, training=name != "forward only")
+        check_schedule(ALL[name], pipe, training=name != "forward only")
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "forward only"])
 def test_lines_that_hold_no_message_make_no_rank_wait_longer(name: str) -> None:
     for pipe in shapes(150, seed=2):
         made = tables(ALL[name], pipe)
-        strict, loose = (simulate(made, pipe, UNEVEN, unreceived=n).makespan for n in (0, 1 << 30))
+        strict, loose = (simulate(made, pipe, UNEVEN, max_unreceived=n).makespan for n in (0, 1 << 30))
         assert strict == loose, pipe
 
 
@@ -68,7 +68,7 @@ def test_no_rank_keeps_more_micro_batches_alive_than_its_schedule_says() -> None
     for pipe in shapes(200, seed=3):
         ranks, chunks, micros = pipe.ranks, pipe.chunks, pipe.micros
         alive = {
-            name: [timeline.alive(rank) for rank in range(ranks)]
+            name: [timeline.micro_batches_in_flight(rank) for rank in range(ranks)]
             for name, timeline in ((n, simulate(tables(s, pipe), pipe)) for n, s in SCHEDULES.items())
         }
         assert alive["gpipe"] == [chunks * micros] * ranks
@@ -83,13 +83,13 @@ def test_no_rank_keeps_more_micro_batches_alive_than_its_schedule_says() -> None
             assert max(alive["zero-bubble"]) <= alive["1f1b"][0]
 
 
-@pytest.mark.parametrize("costs", [Costs(), UNEVEN])
+@pytest.mark.parametrize("costs", [PassCosts(), UNEVEN])
 @pytest.mark.parametrize(("ranks", "micros"), [(1, 3), (2, 2), (3, 7), (4, 4), (4, 8), (6, 12), (8, 16)])
-def test_a_step_takes_as_long_as_the_papers_say(ranks: int, micros: int, costs: Costs) -> None:
+def test_a_step_takes_as_long_as_the_papers_say(ranks: int, micros: int, costs: PassCosts) -> None:
     whole = costs.forward + costs.input + costs.weight
 
     def makespan(schedule: Schedule, chunks: int = 1) -> float:
-        pipe = Pipe(ranks, chunks, micros)
+        pipe = PipelineShape(ranks, chunks, micros)
         return simulate(tables(schedule, pipe), pipe, costs).makespan
 
     # arXiv:2104.04473 §2.2.1: (p - 1) passes of bubble
@@ -103,7 +103,7 @@ def test_a_step_takes_as_long_as_the_papers_say(ranks: int, micros: int, costs: 
 
 
 def test_the_bubble_is_the_share_of_time_in_which_nothing_is_computed() -> None:
-    pipe = Pipe(4, 1, 8)
+    pipe = PipelineShape(4, 1, 8)
     timeline = simulate(tables(one_forward_one_backward, pipe), pipe)
     assert timeline.bubble == pytest.approx(3 / (8 + 3))
     assert simulate(tables(zero_bubble, pipe), pipe).bubble == pytest.approx(1 / (8 + 1))
@@ -113,15 +113,15 @@ def test_several_chunks_and_apart_weights_never_lengthen_a_step() -> None:
     for pipe in shapes(150, seed=4):
         plain = simulate(tables(one_forward_one_backward, pipe), pipe).makespan
         assert simulate(tables(zero_bubble, pipe), pipe).makespan <= plain, pipe
-        whole = Pipe(pipe.ranks, 1, pipe.micros)
-        costs = Costs(forward=pipe.chunks, input=pipe.chunks, weight=pipe.chunks)
+        whole = PipelineShape(pipe.ranks, 1, pipe.micros)
+        costs = PassCosts(forward=pipe.chunks, input=pipe.chunks, weight=pipe.chunks)
         if pipe.micros >= pipe.ranks:
             assert plain <= simulate(tables(one_forward_one_backward, whole), whole, costs).makespan, pipe
 
 
 def test_messages_travel_while_ranks_compute() -> None:
     # of all transfers only those to the last rank and back are waited for
-    pipe, costs = Pipe(4, 1, 8), Costs(transfer=0.5)
+    pipe, costs = PipelineShape(4, 1, 8), PassCosts(transfer=0.5)
     timeline = simulate(tables(gpipe, pipe), pipe, costs)
     assert timeline.makespan == (8 + 3) * 3 + 2 * 3 * 0.5
 
@@ -141,25 +141,25 @@ def test_messages_travel_while_ranks_compute() -> None:
     ],
 )
 def test_a_table_that_cannot_be_carried_out_is_found(spoil: Callable[[list[Table]], None], said: str) -> None:
-    pipe = Pipe(2, 1, 3)
+    pipe = PipelineShape(2, 1, 3)
     made = tables(one_forward_one_backward, pipe)
     spoil(made)
     with pytest.raises(ScheduleError, match=said):
-        simulate(made, pipe, unreceived=0)
+        simulate(made, pipe, max_unreceived=0)
 
 
 def test_a_message_that_is_never_taken_and_a_pass_that_is_left_out_are_found() -> None:
-    pipe = Pipe(2, 1, 3)
+    pipe = PipelineShape(2, 1, 3)
     made = tables(one_forward_one_backward, pipe)
     made[0].append(SendOutput(0, 2))
     with pytest.raises(ScheduleError, match="output of rank 0: 4 messages sent, 3 received"):
         simulate(made, pipe)
 
-    def without_weights(pipe: Pipe, rank: int) -> Table:
+    def without_weights(pipe: PipelineShape, rank: int) -> Table:
         return [action for action in zero_bubble(pipe, rank) if not isinstance(action, BackwardWeight)]
 
     with pytest.raises(ScheduleError, match="rank 0 leaves passes out"):
-        check(without_weights, pipe)
+        check_schedule(without_weights, pipe)
 
 
 # torch's tables, made by its own functions without stages or processes
@@ -176,7 +176,7 @@ def computed(table: Table) -> list[Step]:
     return [(type(a), a.chunk, a.micro) for a in table if isinstance(a, tuple(TORCHS.values()))]
 
 
-def torch_computes(schedule: Any, pipe: Pipe, rank: int) -> list[Step]:
+def torch_computes(schedule: Any, pipe: PipelineShape, rank: int) -> list[Step]:
     """The order of passes of a schedule of torch.distributed.pipelining on one rank."""
     rounds = max(1, pipe.micros // pipe.ranks)
     sizes = SimpleNamespace(
@@ -204,10 +204,10 @@ def fill(steps: list[Step]) -> int:
     return next(number for number, step in enumerate(steps) if step[0] is not Forward)
 
 
-PLAIN = [Pipe(ranks, 1, micros) for ranks in range(1, 7) for micros in range(1, 10)]
+PLAIN = [PipelineShape(ranks, 1, micros) for ranks in range(1, 7) for micros in range(1, 10)]
 # torch asks for rounds of one length
 ROUNDS = [
-    Pipe(ranks, chunks, micros)
+    PipelineShape(ranks, chunks, micros)
     for ranks in range(2, 6)
     for chunks in (2, 3)
     for micros in range(1, 13)
@@ -216,7 +216,7 @@ ROUNDS = [
 
 
 @pytest.mark.parametrize("pipe", PLAIN, ids=str)
-def test_gpipe_and_zero_bubble_compute_in_torchs_order(pipe: Pipe) -> None:
+def test_gpipe_and_zero_bubble_compute_in_torchs_order(pipe: PipelineShape) -> None:
     for rank in range(pipe.ranks):
         assert computed(gpipe(pipe, rank)) == torch_computes(torchs.ScheduleGPipe, pipe, rank)
         ours, theirs = zero_bubble(pipe, rank), torchs.ScheduleInterleavedZeroBubble
@@ -224,7 +224,7 @@ def test_gpipe_and_zero_bubble_compute_in_torchs_order(pipe: Pipe) -> None:
 
 
 @pytest.mark.parametrize("pipe", [pipe for pipe in PLAIN if pipe.micros >= pipe.ranks], ids=str)
-def test_1f1b_computes_in_torchs_order(pipe: Pipe) -> None:
+def test_1f1b_computes_in_torchs_order(pipe: PipelineShape) -> None:
     # with fewer micro-batches than ranks torch's table is not one that can be carried out
     for rank in range(pipe.ranks):
         theirs = torch_computes(torchs.Schedule1F1B, pipe, rank)
@@ -235,14 +235,16 @@ def test_1f1b_computes_in_torchs_order(pipe: Pipe) -> None:
 
 
 @pytest.mark.parametrize("pipe", ROUNDS, ids=str)
-def test_interleaved_1f1b_computes_in_torchs_order(pipe: Pipe) -> None:
+def test_interleaved_1f1b_computes_in_torchs_order(pipe: PipelineShape) -> None:
     for rank in range(pipe.ranks):
         ours = computed(one_forward_one_backward(pipe, rank))
         assert ours == torch_computes(torchs.ScheduleInterleaved1F1B, pipe, rank)
 
 
 @pytest.mark.parametrize("pipe", ROUNDS, ids=str)
-def test_zero_bubble_over_chunks_fills_longer_than_torchs_and_does_the_same_passes(pipe: Pipe) -> None:
+def test_zero_bubble_over_chunks_fills_longer_than_torchs_and_does_the_same_passes(
+    pipe: PipelineShape,
+) -> None:
     """Torch fills one pass for each rank after this one, we as interleaved 1F1B does, two.
 
     Torch's order relies on lines that hold messages: what goes around the ring is there passes before it is
@@ -258,8 +260,12 @@ def test_zero_bubble_over_chunks_fills_longer_than_torchs_and_does_the_same_pass
             assert [s for s in ours if s[0] is kind] == [s for s in theirs if s[0] is kind]
 
 
-@pytest.mark.parametrize("pipe", [Pipe(ranks, 2, micros) for ranks in (2, 4) for micros in (8, 12)], ids=str)
-def test_zbv_does_as_many_passes_and_keeps_fewer_alive_for_a_placement_we_do_not_have(pipe: Pipe) -> None:
+@pytest.mark.parametrize(
+    "pipe", [PipelineShape(ranks, 2, micros) for ranks in (2, 4) for micros in (8, 12)], ids=str
+)
+def test_zbv_does_as_many_passes_and_keeps_fewer_alive_for_a_placement_we_do_not_have(
+    pipe: PipelineShape,
+) -> None:
     """ZB-V (arXiv:2401.10241 §6) deals a rank's second stage from the other end: the path is a V, no ring.
 
     Hence its forwards come back a rank sooner, and a rank keeps 2 x ranks passes where the ring's keep more.
@@ -278,4 +284,4 @@ def test_zbv_does_as_many_passes_and_keeps_fewer_alive_for_a_placement_we_do_not
             alive -= kind in (BackwardWeight, Backward)
         assert most <= 2 * pipe.ranks
         timeline = simulate(tables(zero_bubble, pipe), pipe)
-        assert timeline.alive(rank) <= 3 * pipe.ranks - 1
+        assert timeline.micro_batches_in_flight(rank) <= 3 * pipe.ranks - 1

@@ -23,11 +23,11 @@ from mega_schema.dataset.indexed_dataset import DatasetInfo, IndexedWriter, sibl
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.tokenizer.tokenizer import open_tokenizer
 from mega_train.cli import main
-from mega_train.config import Data
-from mega_train.data.dataloaders import feed
-from mega_train.data.sft import EXAMPLE, LEARNT, POSITION, TOKEN, Packs, Pairs
+from mega_train.config import DataConfig
+from mega_train.data.dataloaders import build_data_splits
+from mega_train.data.sft import EXAMPLE, LEARNT, POSITION, TOKEN, PackedSftDataset, PromptResponsePairs
 from mega_train.engine.trainer import Trainer
-from mega_train.resolve import Plan
+from mega_train.resolve import ResolvedConfig
 
 EOD = 32
 KEYS = ("prompt", "answer")
@@ -42,7 +42,7 @@ EXAMPLES: list[Example] = [
 
 
 class Planned(Protocol):
-    def __call__(self, **values: Any) -> Plan: ...
+    def __call__(self, **values: Any) -> ResolvedConfig: ...
 
 
 def write(prefix: Path, examples: Sequence[Example], *, eod: bool = False, bos: int | None = None) -> Path:
@@ -65,7 +65,7 @@ def write(prefix: Path, examples: Sequence[Example], *, eod: bool = False, bos: 
 def test_an_example_is_prompt_answer_and_end_however_they_were_written(
     tmp_path: Path, eod: bool, bos: int | None
 ) -> None:
-    pairs = Pairs(write(tmp_path / "sft", EXAMPLES, eod=eod, bos=bos), KEYS)
+    pairs = PromptResponsePairs(write(tmp_path / "sft", EXAMPLES, eod=eod, bos=bos), KEYS)
     begins = [] if bos is None else [bos]
     assert len(pairs) == len(EXAMPLES)
     for i, (prompt, answer) in enumerate(EXAMPLES):
@@ -78,13 +78,13 @@ def test_an_example_is_prompt_answer_and_end_however_they_were_written(
         assert len(ids) == pairs.lengths[0][i] + pairs.lengths[1][i]
 
 
-def _packs(pairs: Pairs, **values: Any) -> Packs:
+def _packs(pairs: PromptResponsePairs, **values: Any) -> PackedSftDataset:
     given: dict[str, Any] = {"length": 11, "rows": 4, "seed": 1, "name": "the training split"}
-    return Packs(pairs, values.pop("part", (0, len(pairs))), **given | values)
+    return PackedSftDataset(pairs, values.pop("part", (0, len(pairs))), **given | values)
 
 
 def test_a_row_says_what_stands_where_and_what_is_learnt(tmp_path: Path) -> None:
-    packs = _packs(Pairs(write(tmp_path / "sft", [([1, 2], [3]), ([], [4, 5])]), KEYS))
+    packs = _packs(PromptResponsePairs(write(tmp_path / "sft", [([1, 2], [3]), ([], [4, 5])]), KEYS))
     row = packs[0]
     assert row.shape == (4, 12)
     one, other = [1, 2, 3, EOD], [4, 5, EOD]
@@ -106,7 +106,7 @@ def test_an_epoch_reads_every_example_that_fits_once_and_whole(
     tmp_path_factory: pytest.TempPathFactory, lengths: list[tuple[int, int]], seed: int
 ) -> None:
     examples = [([1 + i % 20] * a, [21 + i % 9] * b) for i, (a, b) in enumerate(lengths)]
-    pairs = Pairs(write(tmp_path_factory.mktemp("sft") / "x", examples), KEYS)
+    pairs = PromptResponsePairs(write(tmp_path_factory.mktemp("sft") / "x", examples), KEYS)
     packs = _packs(pairs, rows=1, seed=seed, length=13)
     read = [
         row[TOKEN, row[EXAMPLE] == number].tolist()
@@ -124,14 +124,14 @@ def test_an_epoch_reads_every_example_that_fits_once_and_whole(
 def test_examples_that_are_too_long_are_left_out_and_counted(
     planned: Planned, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pairs = Pairs(write(tmp_path / "sft", EXAMPLES), KEYS)
+    pairs = PromptResponsePairs(write(tmp_path / "sft", EXAMPLES), KEYS)
     packs = _packs(pairs, length=6)
-    assert packs.left_out == 1
+    assert packs.too_long == 1
     assert 4 not in packs.order
     assert pairs.info is not None
     plan = planned(corpus=pairs.info.tokenizer, data__sft=True, data__split="1,0,0", batch__length=6)
     for rank in (0, 1):
-        feed(plan, pairs, Mesh(rank=rank), iteration=0, consumed=0)
+        build_data_splits(plan, pairs, Mesh(rank=rank), iteration=0, consumed_samples=0)
     assert caplog.messages == ["the training split: 1 of 5 examples are longer than a sample and left out"]
     with pytest.raises(ConfigError) as refused:
         _packs(pairs, length=6, part=(4, 5))
@@ -142,9 +142,9 @@ def test_examples_that_are_too_long_are_left_out_and_counted(
 
 
 def test_a_pair_is_one_prefix() -> None:
-    for data, found in ((Data(), "none"), (Data(path=("0.5", "a", "0.5", "b")), "0.5 a 0.5 b")):
+    for data, found in ((DataConfig(), "none"), (DataConfig(path=("0.5", "a", "0.5", "b")), "0.5 a 0.5 b")):
         with pytest.raises(ConfigError) as refused:
-            Pairs.open(data)
+            PromptResponsePairs.open(data)
         assert str(refused.value) == (
             f"--sft: reads one pair of datasets: found {found}, wanted one prefix; hint: --data-path P"
         )
@@ -152,13 +152,13 @@ def test_a_pair_is_one_prefix() -> None:
 
 def test_two_datasets_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match=r"sft_prompt_document\.idx: no such file"):
-        Pairs(tmp_path / "sft", KEYS)
+        PromptResponsePairs(tmp_path / "sft", KEYS)
     write(tmp_path / "sft", EXAMPLES)
     write(tmp_path / "other", EXAMPLES[:3])
     for suffix in (".bin", ".idx", ".json"):
         (tmp_path / f"other_answer_document{suffix}").rename(tmp_path / f"sft_answer_document{suffix}")
     with pytest.raises(FormatError) as refused:
-        Pairs(tmp_path / "sft", KEYS)
+        PromptResponsePairs(tmp_path / "sft", KEYS)
     assert str(refused.value) == (
         f"{tmp_path / 'sft_answer_document'}: has not an answer for each prompt: found 3 documents, "
         "wanted 5, as sft_prompt_document has; hint: mega-data preprocess --json-keys prompt answer, both "
@@ -174,7 +174,7 @@ def test_two_datasets_that_do_not_belong_together_are_refused(tmp_path: Path) ->
     with pytest.raises(
         FormatError, match="sft_answer_document: is tokenized otherwise than the prompts: found"
     ):
-        Pairs(tmp_path / "sft", KEYS)
+        PromptResponsePairs(tmp_path / "sft", KEYS)
 
 
 @pytest.fixture
@@ -185,7 +185,7 @@ def tuned(planned: Planned, tmp_path: Path) -> Callable[..., Trainer]:
     for _ in range(40):
         a, b = rng.integers(1, 5, 2)
         examples.append((rng.integers(0, 32, a).tolist(), rng.integers(0, 32, b).tolist()))
-    pairs = Pairs(write(tmp_path / "sft", examples), KEYS)
+    pairs = PromptResponsePairs(write(tmp_path / "sft", examples), KEYS)
     assert pairs.info is not None
 
     def start(**values: Any) -> Trainer:
@@ -198,7 +198,7 @@ def tuned(planned: Planned, tmp_path: Path) -> Callable[..., Trainer]:
 def _one_by_one(run: Trainer, rows: Sequence[int]) -> tuple[float, float]:
     """Loss and gradient's norm of what is learnt in these rows, each example by itself through the model."""
     (model,), examples = run.models, list[tuple[torch.Tensor, torch.Tensor]]()
-    assert isinstance(run.train, Packs)
+    assert isinstance(run.train, PackedSftDataset)
     for row in rows:
         begin = int(run.train.ends[row - 1]) if row else 0
         for example in run.train.order[begin : run.train.ends[row]]:
@@ -207,15 +207,15 @@ def _one_by_one(run: Trainer, rows: Sequence[int]) -> tuple[float, float]:
             target[: max(prompt, 1) - 1] = IGNORED
             examples.append((torch.from_numpy(ids[:-1]), target))
     count = sum(int((target != IGNORED).sum()) for _, target in examples)
-    run.shards.begin(len(examples))
+    run.sharding.zero_grad(len(examples))
     total = 0.0
     for token, target in examples:
         place, alone = torch.arange(len(token)), PackedAttention(1, len(token))
         loss = model(token, place, alone, no_dropout, target) / count
         loss.backward()
         total += float(loss.detach())
-    run.gradients.reduce()
-    return total, run.gradients.norm()
+    run.grad_sync.reduce()
+    return total, run.grad_sync.norm()
 
 
 def test_the_loss_and_its_gradient_are_those_of_the_examples_one_by_one(

@@ -7,32 +7,36 @@ from typing import Any, Protocol
 import pytest
 
 from mega_schema.errors import ConfigError
-from mega_train.distributed.bucket_layout import Sharing
-from mega_train.resolve import Plan
+from mega_train.distributed.bucket_layout import ShardingConfig
+from mega_train.resolve import ResolvedConfig
 
 
 class Planned(Protocol):
-    def __call__(self, **values: Any) -> Plan: ...
+    def __call__(self, **values: Any) -> ResolvedConfig: ...
 
 
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        ({}, Sharing()),
-        ({"distributed_optimizer": True}, Sharing(stage=1)),
-        ({"distributed_optimizer": True, "zero_stage": 3}, Sharing(stage=3)),
-        ({"zero_stage": 2, "bucket": 100}, Sharing(stage=2, bucket=100)),
-        ({"overlap_reduce": True, "ddp_impl": "'torch'"}, Sharing(overlap_reduce=True)),
-        ({"zero_stage": 1, "overlap_gather": True}, Sharing(stage=1, overlap_gather=True)),
+        ({}, ShardingConfig()),
+        ({"distributed_optimizer": True}, ShardingConfig(stage=1)),
+        ({"distributed_optimizer": True, "zero_stage": 3}, ShardingConfig(stage=3)),
+        ({"zero_stage": 2, "bucket": 100}, ShardingConfig(stage=2, bucket_elements=100)),
+        ({"overlap_reduce": True, "ddp_impl": "'torch'"}, ShardingConfig(overlap_reduce=True)),
+        ({"zero_stage": 1, "overlap_gather": True}, ShardingConfig(stage=1, overlap_gather=True)),
     ],
 )
-def test_flags_say_what_replicas_share(planned: Planned, values: dict[str, Any], expected: Sharing) -> None:
-    assert planned(**{f"parallel__{name}": value for name, value in values.items()}).sharing == expected
+def test_flags_say_what_replicas_share(
+    planned: Planned, values: dict[str, Any], expected: ShardingConfig
+) -> None:
+    assert (
+        planned(**{f"parallel__{name}": value for name, value in values.items()}).sharding_config == expected
+    )
 
 
 def test_buckets_grow_with_the_replicas_as_megatrons(planned: Planned) -> None:
-    assert planned(world=64, batch__global_samples=64).sharing.bucket == 64_000_000
-    assert planned(world=16, batch__global_samples=16).sharing.bucket == 40_000_000
+    assert planned(world=64, batch__global_samples=64).sharding_config.bucket_elements == 64_000_000
+    assert planned(world=16, batch__global_samples=16).sharding_config.bucket_elements == 40_000_000
 
 
 @pytest.mark.parametrize(

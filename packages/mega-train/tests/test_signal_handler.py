@@ -12,20 +12,20 @@ import pytest
 from mega_model.distributed.mesh import Mesh
 from mega_schema.checkpoint.reader import Checkpoint
 from mega_schema.dataset.indexed_dataset import IndexedDataset
-from mega_train.engine.train_loop import Loop
+from mega_train.engine.train_loop import TrainLoop
 from mega_train.engine.trainer import Trainer
-from mega_train.fault_tolerance.exit_conditions import SIGNAL, Leaving
-from mega_train.fault_tolerance.signal_handler import TO_LEAVE, Told
-from mega_train.resolve import Plan
-from mega_train.telemetry.event_log import Record, read_events
+from mega_train.fault_tolerance.exit_conditions import SIGNAL, ExitConditions
+from mega_train.fault_tolerance.signal_handler import EXIT_SIGNALS, SignalHandler
+from mega_train.resolve import ResolvedConfig
+from mega_train.telemetry.event_log import EventLog, read_events
 from mega_train.telemetry.observers import Observers
 
 
 class Planned(Protocol):
-    def __call__(self, **values: Any) -> Plan: ...
+    def __call__(self, **values: Any) -> ResolvedConfig: ...
 
 
-@pytest.mark.parametrize("number", sorted(TO_LEAVE))
+@pytest.mark.parametrize("number", sorted(EXIT_SIGNALS))
 def test_a_signal_saves_after_the_step_and_leaves(
     planned: Planned, open_corpus: IndexedDataset, tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -39,9 +39,9 @@ def test_a_signal_saves_after_the_step_and_leaves(
         return step(rate)
 
     trainer.step = signalled  # type: ignore[method-assign]
-    with Told() as told:
-        leaving = Leaving(trainer.plan, trainer.mesh, told=told)
-        reason = Loop(trainer, Observers([Record(tmp_path)]), leaving=leaving).run()
+    with SignalHandler() as handler:
+        leaving = ExitConditions(trainer.config, trainer.mesh, received_signal=handler.received)
+        reason = TrainLoop(trainer, Observers([EventLog(tmp_path)]), exit_conditions=leaving).run()
     assert reason is SIGNAL
     assert reason.code == 143
     assert Checkpoint.open(tmp_path).iteration == 4
@@ -49,8 +49,8 @@ def test_a_signal_saves_after_the_step_and_leaves(
 
 
 def test_the_signals_are_given_back() -> None:
-    before = {number: signal.getsignal(number) for number in TO_LEAVE}
-    with Told() as told:
-        assert not told()
-        assert not [number for number in TO_LEAVE if signal.getsignal(number) == before[number]]
-    assert {number: signal.getsignal(number) for number in TO_LEAVE} == before
+    before = {number: signal.getsignal(number) for number in EXIT_SIGNALS}
+    with SignalHandler() as handler:
+        assert not handler.received()
+        assert not [number for number in EXIT_SIGNALS if signal.getsignal(number) == before[number]]
+    assert {number: signal.getsignal(number) for number in EXIT_SIGNALS} == before

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mega_schema.errors import ConfigError
-from mega_train.data.splits import Rule, split_ranges
+from mega_train.data.splits import SplitRule, split_ranges
 
 
 def test_mcore_boundaries_are_megatrons(oracle: Callable[[str], Any]) -> None:
@@ -41,7 +41,7 @@ def test_legacy_boundaries_are_megatrons(oracle: Callable[[str], Any]) -> None:
     st.sampled_from(["mcore", "legacy"]),
 )
 def test_the_three_ranges_are_in_order_and_end_with_the_corpus(
-    parts: list[int], sequences: int, rule: Rule
+    parts: list[int], sequences: int, rule: SplitRule
 ) -> None:
     first, second, third = split_ranges(",".join(map(str, parts)), sequences, rule)
     assert 0 == first[0] <= first[1] <= second[1] <= third[1]

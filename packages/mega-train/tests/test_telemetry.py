@@ -19,21 +19,29 @@ from rich.console import Console
 from mega_model.distributed.mesh import Mesh, World
 from mega_schema.dataset.indexed_dataset import IndexedDataset
 from mega_schema.errors import ConfigError
-from mega_train.config import Log, Profile, Run, Save
-from mega_train.engine.train_loop import Loop
+from mega_train.config import CheckpointConfig, LoggingConfig, ProfileConfig, RunConfig
+from mega_train.engine.train_loop import TrainLoop
 from mega_train.engine.trainer import Trainer
-from mega_train.planning.flops import per_token
+from mega_train.planning.flops import flops_per_token
 from mega_train.planning.hardware import peak_flops
-from mega_train.resolve import Plan
-from mega_train.telemetry.console import Screen, Smooth, fitted, flops, line
+from mega_train.resolve import ResolvedConfig
+from mega_train.telemetry.console import ConsoleReporter, Ema, fit_width, format_flops, format_log
 from mega_train.telemetry.event_log import read_events
-from mega_train.telemetry.events import Began, Event, Progress, Said, Saved, Stepped, Validated
-from mega_train.telemetry.factory import opened
-from mega_train.telemetry.observers import Behind, Observers
+from mega_train.telemetry.events import (
+    CheckpointSaved,
+    Event,
+    LogLine,
+    Message,
+    StepEnd,
+    TrainStart,
+    ValidationEnd,
+)
+from mega_train.telemetry.factory import open_observers
+from mega_train.telemetry.observers import AsyncObserver, Observers
 from mega_train.telemetry.profiler import Profiler
-from mega_train.telemetry.timers import LEVELS, Timers, of_ranks
+from mega_train.telemetry.timers import LEVELS, Timers, reduce_timers
 
-NOW = Progress(
+NOW = LogLine(
     iteration=20,
     iterations=100,
     consumed_samples=80,
@@ -50,7 +58,7 @@ NOW = Progress(
     tflops=412.3,
     memory={"reserved": 71_230_000_000, "allocated": 60_000_000_000, "peak": 7, "allocated_count": 9},
 )
-BEGAN = Began(
+BEGAN = TrainStart(
     iteration=0,
     iterations=100,
     consumed_samples=0,
@@ -62,7 +70,7 @@ BEGAN = Began(
     seq_length=16,
     device="cpu",
 )
-STEP = Stepped(
+STEP = StepEnd(
     iteration=20,
     consumed_samples=80,
     loss=2.4,
@@ -75,11 +83,11 @@ STEP = Stepped(
     seconds=0.5,
 )
 CPU = torch.device("cpu")
-VALIDATED = Validated(iteration=20, consumed_samples=80, loss=2.0, perplexity=7.39, seconds=1.0)
+VALIDATED = ValidationEnd(iteration=20, consumed_samples=80, loss=2.0, perplexity=7.39, seconds=1.0)
 
 
 class Planned(Protocol):
-    def __call__(self, **values: Any) -> Plan: ...
+    def __call__(self, **values: Any) -> ResolvedConfig: ...
 
 
 class Heard:
@@ -89,7 +97,7 @@ class Heard:
         self.events: list[Event] = []
         self.fails, self.waits_for, self.closed = fails, waits_for, False
 
-    def see(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         if self.waits_for is not None:
             self.waits_for.wait(30)
         if self.fails:
@@ -102,14 +110,21 @@ class Heard:
 
 def _shown(*, terminal: bool, width: int = 80) -> str:
     out = io.StringIO()
-    screen = Screen(Console(file=out, force_terminal=terminal, width=width), "all")
-    for event in (BEGAN, Said("[red] words"), STEP, NOW, VALIDATED, Saved(iteration=20, seconds=1.0)):
-        screen.see(event)
-    screen.see(replace(NOW, iteration=60, step_seconds=100.0, mfu=0.4169))
+    screen = ConsoleReporter(Console(file=out, force_terminal=terminal, width=width), "all")
+    for event in (
+        BEGAN,
+        Message("[red] words"),
+        STEP,
+        NOW,
+        VALIDATED,
+        CheckpointSaved(iteration=20, seconds=1.0),
+    ):
+        screen.on_event(event)
+    screen.on_event(replace(NOW, iteration=60, step_seconds=100.0, mfu=0.4169))
     if not terminal:
-        screen.see(replace(NOW, iteration=80, skipped=3, loss_scale=65536.0, extra={"num-zeros": 12.0}))
+        screen.on_event(replace(NOW, iteration=80, skipped=3, loss_scale=65536.0, extra={"num-zeros": 12.0}))
         of_ranks = {"optimizer": (0.001, 0.0025)}
-        screen.see(replace(NOW, iteration=100, skipped=20, loss=None, timers_of_ranks=of_ranks))
+        screen.on_event(replace(NOW, iteration=100, skipped=20, loss=None, timers_of_ranks=of_ranks))
     screen.close()
     return out.getvalue()
 
@@ -163,17 +178,20 @@ def test_a_narrow_line_keeps_what_was_asked_for_and_leaves_out_the_memory_first(
         "iteration 20/100 | loss 2.5000 (3 skipped) | lr 3.00e-04 | grad norm 1.25 | loss scale 65536 | "
         "num zeros 12"
     )
-    assert line(now, 60) == asked
-    assert line(now, 128) == f"{asked} | 12,346 tokens/s"
-    assert line(NOW, 80) == "iteration 20/100 | loss 2.5000 | lr 3.00e-04 | grad norm 1.25 | 12,346 tokens/s"
-    assert line(NOW, 93).endswith("12,346 tokens/s | 0:40 left")
-    assert len(line(now)) > 160
+    assert format_log(now, 60) == asked
+    assert format_log(now, 128) == f"{asked} | 12,346 tokens/s"
+    assert (
+        format_log(NOW, 80)
+        == "iteration 20/100 | loss 2.5000 | lr 3.00e-04 | grad norm 1.25 | 12,346 tokens/s"
+    )
+    assert format_log(NOW, 93).endswith("12,346 tokens/s | 0:40 left")
+    assert len(format_log(now)) > 160
 
 
 def test_the_line_has_numbers_before_the_first_line_of_the_log() -> None:
-    screen = Screen(Console(file=io.StringIO()))
+    screen = ConsoleReporter(Console(file=io.StringIO()))
     for event in (BEGAN, replace(STEP, iteration=1)):
-        screen.see(event)
+        screen.on_event(event)
     assert [text for _, text in screen._numbers()] == [
         "loss 2.4000",
         "grad norm 1.25",
@@ -181,7 +199,7 @@ def test_the_line_has_numbers_before_the_first_line_of_the_log() -> None:
         "128 tok/s",
         "0:50",
     ]
-    screen.see(replace(STEP, iteration=2, gradient_norm=None))
+    screen.on_event(replace(STEP, iteration=2, gradient_norm=None))
     assert not any("norm" in text for _, text in screen._numbers())
 
 
@@ -193,12 +211,12 @@ def test_a_wide_terminal_shows_a_bar_too() -> None:
 
 
 def test_a_smooth_number_follows_and_forgets() -> None:
-    number = Smooth()
+    number = Ema()
     assert number.mean is None
-    number.add(4.0)
+    number.update(4.0)
     assert number.mean == 4.0, "the first is not pulled to zero"
     for _ in range(100):
-        number.add(1.0)
+        number.update(1.0)
     assert number.mean == pytest.approx(1.0, abs=1e-3)
 
 
@@ -207,23 +225,23 @@ def test_a_smooth_number_follows_and_forgets() -> None:
     [(412.3, "412 TFLOP/s"), (0.1, "0.1 TFLOP/s"), (0.05, "50 GFLOP/s"), (3e-5, "30 MFLOP/s")],
 )
 def test_flops_are_told_in_a_unit_that_leaves_digits(tera: float, words: str) -> None:
-    assert flops(tera) == words
+    assert format_flops(tera) == words
 
 
 def test_the_live_line_fits_and_what_matters_least_goes_first() -> None:
     step = replace(STEP, loss=2.5, seconds=47.0, global_batch_size=64, seq_length=903_281)
-    screen = Screen(Console(file=io.StringIO()))
+    screen = ConsoleReporter(Console(file=io.StringIO()))
     for event in (BEGAN, step, replace(NOW, mfu=0.417)):
-        screen.see(event)
+        screen.on_event(event)
     parts = screen._numbers()
     whole = "20/100 loss 2.5000 grad norm 1.25 lr 3.0e-04 1.23M tok/s 412 TFLOP/s 42% MFU 71.2GB 1:02:40"
-    assert fitted("20/100", parts, 92) == whole
-    assert fitted("20/100", parts, 90) == (narrow := whole.replace(" 71.2GB", ""))
-    assert fitted("20/100", parts, 80) == (narrow := narrow.replace(" lr 3.0e-04", ""))
-    assert fitted("20/100", parts, 70) == narrow.replace(" 412 TFLOP/s", "")
-    assert fitted("20/100", parts, 50) == "20/100 loss 2.5000 grad norm 1.25 1:02:40"
+    assert fit_width("20/100", parts, 92) == whole
+    assert fit_width("20/100", parts, 90) == (narrow := whole.replace(" 71.2GB", ""))
+    assert fit_width("20/100", parts, 80) == (narrow := narrow.replace(" lr 3.0e-04", ""))
+    assert fit_width("20/100", parts, 70) == narrow.replace(" 412 TFLOP/s", "")
+    assert fit_width("20/100", parts, 50) == "20/100 loss 2.5000 grad norm 1.25 1:02:40"
     for width in range(1, 100):
-        assert len(fitted("20/100", parts, width)) <= width
+        assert len(fit_width("20/100", parts, width)) <= width
 
 
 def test_an_observer_that_fails_is_told_nothing_more_and_the_others_are(
@@ -232,7 +250,7 @@ def test_an_observer_that_fails_is_told_nothing_more_and_the_others_are(
     failing, whole = Heard(fails=True), Heard()
     watch = Observers([failing, whole])
     for _ in range(3):
-        watch.see(STEP)
+        watch.on_event(STEP)
     watch.close()
     assert (len(whole.events), whole.closed) == (3, True)
     assert caplog.messages == [
@@ -241,9 +259,9 @@ def test_an_observer_that_fails_is_told_nothing_more_and_the_others_are(
 
 
 def test_an_observer_that_fails_behind_the_run_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
-    failing = Behind(Heard(fails=True))
+    failing = AsyncObserver(Heard(fails=True))
     for _ in range(3):
-        failing.see(STEP)
+        failing.on_event(STEP)
     failing.close()
     assert caplog.messages == [
         "Heard failed and is told nothing more (OSError: the disk is full); the run goes on"
@@ -255,9 +273,9 @@ def test_a_slow_observer_holds_nobody_up_and_sees_what_there_was_room_for(
 ) -> None:
     go_on = threading.Event()
     slow = Heard(waits_for=go_on)
-    behind = Behind(slow, room=4)
+    behind = AsyncObserver(slow, queue_size=4)
     for _ in range(20):
-        behind.see(STEP)  # would wait for ever if anything did
+        behind.on_event(STEP)  # would wait for ever if anything did
     go_on.set()
     behind.close()
     assert 4 <= len(slow.events) <= 5, "those that waited, and the one that it was busy with"
@@ -267,8 +285,8 @@ def test_a_slow_observer_holds_nobody_up_and_sees_what_there_was_room_for(
 
 def test_an_observer_that_never_ends_is_left_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
     never = threading.Event()
-    behind = Behind(Heard(waits_for=never), patience=0.05)
-    behind.see(STEP)
+    behind = AsyncObserver(Heard(waits_for=never), close_timeout=0.05)
+    behind.on_event(STEP)
     behind.close()
     assert caplog.messages == ["Heard did not end in 0.05 s and is left"]
     never.set()
@@ -280,8 +298,8 @@ def test_timers_add_up_by_phase_and_begin_anew_once_taken() -> None:
     for name in ("optimizer", "optimizer", "forward-compute"):
         with timers(name):
             pass
-    assert timers.take() == {"optimizer": 4.0, "forward-compute": 0.5}
-    assert timers.take() == {}
+    assert timers.pop() == {"optimizer": 4.0, "forward-compute": 0.5}
+    assert timers.pop() == {}
 
 
 class Mark:
@@ -309,18 +327,21 @@ def test_on_a_gpu_marks_are_read_when_they_have_happened_and_none_is_waited_for_
     timers = Timers(torch.device("cuda"))
     for begin in range(6):
         monkeypatch.setattr(Mark, "stream", begin - 2.0)  # the GPU is behind
-        timers.put_off("optimizer", Mark(begin, waited), Mark(begin + 0.5, waited))
+        timers.add_pending("optimizer", Mark(begin, waited), Mark(begin + 0.5, waited))
         assert waited == []
         assert len(timers._pending) <= 4, "what has happened is not kept"
-    assert timers.take() == {"optimizer": pytest.approx(3.0)}
+    assert timers.pop() == {"optimizer": pytest.approx(3.0)}
     assert waited == [5.5], "the last of them, once"
 
 
 def test_of_one_rank_the_phases_of_a_level_are_its_own() -> None:
     mine = {"optimizer": 2.0, "forward-compute": 1.0}
-    assert of_ranks(mine, 0, "all", Mesh()) == {}
-    assert of_ranks(mine, 1, "max", Mesh()) == {"optimizer": [2.0]}
-    assert of_ranks(mine, 2, "minmax", Mesh()) == {"forward-compute": [1.0, 1.0], "optimizer": [2.0, 2.0]}
+    assert reduce_timers(mine, 0, "all", Mesh()) == {}
+    assert reduce_timers(mine, 1, "max", Mesh()) == {"optimizer": [2.0]}
+    assert reduce_timers(mine, 2, "minmax", Mesh()) == {
+        "forward-compute": [1.0, 1.0],
+        "optimizer": [2.0, 2.0],
+    }
 
 
 @pytest.mark.parametrize(
@@ -348,14 +369,16 @@ def test_a_line_tells_flops_and_their_share_of_a_peak_that_is_given(
     values = {"log__interval": 5, "log__peak_tflops": 0.5, "log__params_norm": True, "log__zeros": True}
     trainer = Trainer(planned(corpus=open_corpus.info.tokenizer, **values), Mesh(), open_corpus)
     heard, ticks = Heard(), iter(range(1000))
-    Loop(trainer, Observers([heard]), clock=lambda: float(next(ticks))).run()
-    lines = [event for event in heard.events if isinstance(event, Progress)]
-    flops = 32 * per_token(trainer.plan.spec, 8)  # of a step of 4 samples of 8 tokens, which takes a second
+    TrainLoop(trainer, Observers([heard]), clock=lambda: float(next(ticks))).run()
+    lines = [event for event in heard.events if isinstance(event, LogLine)]
+    flops = 32 * flops_per_token(
+        trainer.config.spec, 8
+    )  # of a step of 4 samples of 8 tokens, which takes a second
     assert [line.tflops for line in lines] == [pytest.approx(flops / 1e12)] * 2
     assert [line.mfu for line in lines] == [pytest.approx(flops / 0.5e12)] * 2
-    weights = torch.cat([weight.detach().flatten() for _, weight in trainer.held])
+    weights = torch.cat([weight.detach().flatten() for _, weight in trainer.params])
     assert lines[-1].extra["params-norm"] == pytest.approx(float(weights.norm()), rel=1e-5)
-    assert 0 <= lines[-1].extra["num-zeros"] < trainer.gradients.elements
+    assert 0 <= lines[-1].extra["num-zeros"] < trainer.grad_sync.num_elements
     step = set(LEVELS) - {"forward-recv", "backward-recv"}
     assert set(lines[-1].timers) == step, "one stage waits for no other; every other phase is timed"
 
@@ -366,10 +389,12 @@ def test_zeros_are_those_of_the_table_not_of_its_padding(
     assert open_corpus.info is not None
     values = {"model__vocab": None, "model__vocab_multiple": 64, "log__zeros": True}
     trainer = Trainer(planned(corpus=open_corpus.info.tokenizer, **values), Mesh(), open_corpus)
-    assert trainer.gradients.elements == sum(r.size for r in trainer.rt.table.values() if r.tied_to is None)
+    assert trainer.grad_sync.num_elements == sum(
+        r.size for r in trainer.rt.table.values() if r.tied_to is None
+    )
     trainer.step(0.1)
-    held = sum(int((of == 0).sum()) for of in trainer.gradients.of)
-    padding = sum(of.numel() for of in trainer.gradients.of) - trainer.gradients.elements
+    held = sum(int((of == 0).sum()) for of in trainer.grad_sync.shards)
+    padding = sum(of.numel() for of in trainer.grad_sync.shards) - trainer.grad_sync.num_elements
     assert padding == (64 - 33) * 16
     assert trainer.extra["num-zeros"] == held - padding
 
@@ -380,7 +405,7 @@ def test_a_profile_is_of_the_steps_that_were_asked_for(
     assert open_corpus.info is not None
     values = {"profile__on": True, "profile__start": 2, "profile__end": 4, "log__tensorboard_dir": tmp_path}
     trainer = Trainer(planned(corpus=open_corpus.info.tokenizer, **values), Mesh(), open_corpus)
-    Loop(trainer, Observers()).run()
+    TrainLoop(trainer, Observers()).run()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["profile-rank-0.json", "profile-rank-0.txt"]
     calls = [
         event.get("name")
@@ -396,31 +421,31 @@ def test_a_run_that_leaves_within_a_profile_writes_what_there_is(
     assert open_corpus.info is not None
     values = {"profile__on": True, "profile__start": 9, "profile__end": 20, "log__tensorboard_dir": tmp_path}
     trainer = Trainer(planned(corpus=open_corpus.info.tokenizer, **values), Mesh(), open_corpus)
-    Loop(trainer, Observers()).run()
+    TrainLoop(trainer, Observers()).run()
     assert (tmp_path / "profile-rank-0.json").is_file()
 
 
 @pytest.mark.parametrize(
     ("profile", "rank", "asked"),
     [
-        (Profile(), 0, False),
-        (Profile(on=True), 0, True),
-        (Profile(on=True), 1, False),
-        (Profile(on=True, ranks=("1", "3")), 0, False),
-        (Profile(on=True, ranks=("1", "3")), 3, True),
+        (ProfileConfig(), 0, False),
+        (ProfileConfig(on=True), 0, True),
+        (ProfileConfig(on=True), 1, False),
+        (ProfileConfig(on=True, ranks=("1", "3")), 0, False),
+        (ProfileConfig(on=True, ranks=("1", "3")), 3, True),
     ],
 )
 def test_a_rank_is_profiled_where_it_is_asked_for(
-    profile: Profile, rank: int, asked: bool, monkeypatch: pytest.MonkeyPatch
+    profile: ProfileConfig, rank: int, asked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     switched: list[str] = []
     monkeypatch.setattr(torch.cuda.profiler, "start", lambda: switched.append("on"))
     monkeypatch.setattr(torch.cuda.profiler, "stop", lambda: switched.append("off"))
-    made = Profiler.of(Run(profile=profile), rank, torch.device("cuda"))
+    made = Profiler.from_config(RunConfig(profile=profile), rank, torch.device("cuda"))
     for done in range(20):
-        made.before(done)
+        made.before_step(done)
         assert switched == (["on", "off"] if done >= 12 else ["on"] if done >= 10 else [])[: 2 * asked]
-        made.after(done + 1)
+        made.after_step(done + 1)
     made.close()
     assert switched == ["on", "off"][: 2 * asked]
 
@@ -429,19 +454,25 @@ def test_a_profile_that_cannot_be_written_is_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").touch()
-    run = Run(profile=Profile(on=True, start=0), log=Log(tensorboard_dir=tmp_path / "file"))
-    made = Profiler.of(run, 0, torch.device("cpu"))
-    made.before(0)
+    run = RunConfig(
+        profile=ProfileConfig(on=True, start=0), log=LoggingConfig(tensorboard_dir=tmp_path / "file")
+    )
+    made = Profiler.from_config(run, 0, torch.device("cpu"))
+    made.before_step(0)
     made.close()
     (words,) = caplog.messages
     assert words.startswith(f"the profile cannot be written to {tmp_path / 'file' / 'profile-rank-0'}: ")
 
 
 def test_a_profile_table_leaves_out_threads_that_wait(tmp_path: Path) -> None:
-    made = Profiler.of(Run(profile=Profile(on=True, start=0), log=Log(tensorboard_dir=tmp_path)), 0, CPU)
+    made = Profiler.from_config(
+        RunConfig(profile=ProfileConfig(on=True, start=0), log=LoggingConfig(tensorboard_dir=tmp_path)),
+        0,
+        CPU,
+    )
     ended = threading.Event()
     waiting = threading.Thread(target=ended.wait)
-    made.before(0)
+    made.before_step(0)
     waiting.start()
     torch.ones(64, 64) @ torch.ones(64, 64)
     ended.wait(0.2)
@@ -467,10 +498,10 @@ def _scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     }
 
 
-def _seen(run: Run, events: list[Event]) -> None:
-    with opened(run, World(), io.StringIO()) as watch:
+def _seen(run: RunConfig, events: list[Event]) -> None:
+    with open_observers(run, World(), io.StringIO()) as watch:
         for event in events:
-            watch.see(event)
+            watch.on_event(event)
 
 
 PLAIN = {"learning-rate", "lm loss", "loss-scale", "grad-norm", "lm loss validation"}
@@ -483,11 +514,11 @@ def _and_vs_samples(names: set[str]) -> set[str]:
 def test_tensorboard_reads_the_curves_under_megatrons_names_over_iterations_and_samples(
     tmp_path: Path,
 ) -> None:
-    log = Log(tensorboard_dir=tmp_path, tensorboard_interval=2)
+    log = LoggingConfig(tensorboard_dir=tmp_path, tensorboard_interval=2)
     steps: list[Event] = [
         replace(STEP, iteration=i, consumed_samples=4 * i, loss=3.0 - i / 8) for i in range(1, 7)
     ]
-    _seen(Run(log=log), [BEGAN, *steps, NOW, VALIDATED])
+    _seen(RunConfig(log=log), [BEGAN, *steps, NOW, VALIDATED])
     read = _scalars(tmp_path)
     assert set(read) == _and_vs_samples(PLAIN)
     assert read["lm loss"] == [(2, 2.75), (4, 2.5), (6, 2.25)]
@@ -496,7 +527,7 @@ def test_tensorboard_reads_the_curves_under_megatrons_names_over_iterations_and_
 
 
 def test_tensorboard_has_what_the_other_flags_ask_for(tmp_path: Path) -> None:
-    log = Log(
+    log = LoggingConfig(
         tensorboard_dir=tmp_path,
         tensorboard_timers=True,
         tensorboard_batch_size=True,
@@ -508,7 +539,7 @@ def test_tensorboard_has_what_the_other_flags_ask_for(tmp_path: Path) -> None:
     )
     step = replace(STEP, extra={"num-zeros": 3.0, "params-norm": 9.0}, skipped_samples=8, gradient_norm=None)
     line = replace(NOW, timers_of_ranks={"optimizer": [0.25, 0.5]})
-    _seen(Run(log=log), [BEGAN, step, line, VALIDATED])
+    _seen(RunConfig(log=log), [BEGAN, step, line, VALIDATED])
     read = _scalars(tmp_path)
     both = {"batch-size", "lm loss", "world-size", "num-zeros", "params-norm", "skipped-train-samples"}
     both |= {"lm loss validation", "lm loss validation ppl"}
@@ -522,25 +553,27 @@ def test_tensorboard_has_what_the_other_flags_ask_for(tmp_path: Path) -> None:
 
 
 def test_the_ranks_beside_the_first_tell_nobody(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = Run(log=Log(tensorboard_dir=tmp_path / "t"), checkpoint=Save(save=tmp_path / "s"))
-    with opened(run, World(rank=1, size=2, local_rank=1), sys.stdout) as watch:
-        watch.see(BEGAN)
+    run = RunConfig(
+        log=LoggingConfig(tensorboard_dir=tmp_path / "t"), checkpoint=CheckpointConfig(save=tmp_path / "s")
+    )
+    with open_observers(run, World(rank=1, size=2, local_rank=1), sys.stdout) as watch:
+        watch.on_event(BEGAN)
     assert list(tmp_path.iterdir()) == []
     assert capsys.readouterr() == ("", "")
 
 
 def test_a_person_is_told_where_the_metrics_are(tmp_path: Path) -> None:
     out = io.StringIO()
-    with opened(Run(log=Log(prometheus_port=0)), World(), out):
+    with open_observers(RunConfig(log=LoggingConfig(prometheus_port=0)), World(), out):
         pass
     assert re.fullmatch(r"metrics at http://127\.0\.0\.1:\d+/metrics\n", out.getvalue())
 
 
 def test_the_record_and_the_screen_are_told_at_once(tmp_path: Path) -> None:
     out = io.StringIO()
-    with opened(Run(checkpoint=Save(save=tmp_path)), World(), out) as watch:
-        watch.see(BEGAN)
-        watch.see(NOW)
+    with open_observers(RunConfig(checkpoint=CheckpointConfig(save=tmp_path)), World(), out) as watch:
+        watch.on_event(BEGAN)
+        watch.on_event(NOW)
         assert [e["event"] for e in read_events(tmp_path)] == ["start", "train"]
         assert "iteration 20/100" in out.getvalue()
 
@@ -548,9 +581,9 @@ def test_the_record_and_the_screen_are_told_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("flag", ["--tensorboard-dir", "--codecarbon-dir"])
 def test_a_file_where_a_folder_should_be_is_refused(flag: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    log = Log(**{flag.removeprefix("--").replace("-", "_"): tmp_path / "file"})
+    log = LoggingConfig(**{flag.removeprefix("--").replace("-", "_"): tmp_path / "file"})
     with pytest.raises(ConfigError) as caught:
-        _seen(Run(log=log), [])
+        _seen(RunConfig(log=log), [])
     where = tmp_path / "file"
     assert (
         str(caught.value) == f"{flag}: not a folder: found {where}, wanted a folder, or a name that is free"
@@ -572,17 +605,17 @@ def without(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ("log", "line"),
     [
         (
-            Log(tensorboard_dir=Path("t")),
+            LoggingConfig(tensorboard_dir=Path("t")),
             '--tensorboard-dir: needs tensorboard; hint: pip install -e "packages/mega-train[tensorboard]"',
         ),
     ],
 )
 def test_a_package_that_is_not_installed_is_named(
-    log: Log, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    log: LoggingConfig, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError) as caught:
-        _seen(Run(log=log), [])
+        _seen(RunConfig(log=log), [])
     assert str(caught.value) == line
     assert list(tmp_path.iterdir()) == []
 

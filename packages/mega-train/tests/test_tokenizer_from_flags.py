@@ -16,8 +16,8 @@ from mega_schema.dataset.indexed_dataset import IndexedWriter
 from mega_schema.errors import ConfigError
 from mega_schema.tokenizer.tokenizer import open_tokenizer_folder
 from mega_train.cli import main
-from mega_train.config import Run
-from mega_train.data.tokenizer_from_flags import named
+from mega_train.config import RunConfig
+from mega_train.data.tokenizer_from_flags import open_tokenizer_from_flags
 
 SMALL = [
     *("--num-layers", "1", "--hidden-size", "8", "--num-attention-heads", "2", "--seq-length", "8"),
@@ -63,15 +63,15 @@ def test_a_tokenizer_that_did_not_make_the_data_is_refused(corpus: Path) -> None
     _gpt("--data-path", corpus, "--tokenizer-type", "NullTokenizer", "--vocab-size", 32)
 
 
-def _run(**values: Any) -> Run:
-    return load_config(Run, None, {key: str(value) for key, value in values.items()})
+def _run(**values: Any) -> RunConfig:
+    return load_config(RunConfig, None, {key: str(value) for key, value in values.items()})
 
 
 def test_a_tokenizer_is_made_of_the_files_that_megatrons_flags_name(tmp_path: Path) -> None:
     vocabulary = {letter: i for i, letter in enumerate([*"ab", "ab", "<|endoftext|>"])}
     (tmp_path / "vocab.json").write_text(json.dumps(vocabulary))
     (tmp_path / "merges.txt").write_text("#version: 0.2\na b\n")
-    run, tokenizer = named(
+    run, tokenizer = open_tokenizer_from_flags(
         _run(
             tokenizer_type="GPT2BPETokenizer",
             vocab_file=tmp_path / "vocab.json",
@@ -85,16 +85,18 @@ def test_a_tokenizer_is_made_of_the_files_that_megatrons_flags_name(tmp_path: Pa
 
 def test_files_without_a_type_and_two_names_are_refused() -> None:
     with pytest.raises(ConfigError) as caught:
-        named(_run(vocab_file="v"))
+        open_tokenizer_from_flags(_run(vocab_file="v"))
     assert str(caught.value) == (
         "--tokenizer-type: missing, and only --vocab-file with --merge-file has a default, GPT2BPETokenizer: "
         "wanted Megatron's name of the tokenizer; "
         "hint: --tokenizer-type HuggingFaceTokenizer --tokenizer-model FOLDER"
     )
     with pytest.raises(ConfigError) as caught:
-        named(_run(tokenizer_type="HuggingFaceTokenizer", tokenizer_model="a", tokenizer_name_or_path="b"))
+        open_tokenizer_from_flags(
+            _run(tokenizer_type="HuggingFaceTokenizer", tokenizer_model="a", tokenizer_name_or_path="b")
+        )
     assert str(caught.value) == (
         "--tokenizer-name-or-path: excludes --tokenizer-model: found both, wanted one of them"
     )
     with pytest.raises(ConfigError, match=r"^--vocab-size: not given, and a NullTokenizer is made from it"):
-        named(_run(tokenizer_type="NullTokenizer"))
+        open_tokenizer_from_flags(_run(tokenizer_type="NullTokenizer"))

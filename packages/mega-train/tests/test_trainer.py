@@ -13,16 +13,16 @@ from mega_model.distributed.mesh import Mesh
 from mega_schema.checkpoint.reader import Checkpoint
 from mega_schema.dataset.indexed_dataset import IndexedDataset
 from mega_schema.errors import FormatError, MegaError
-from mega_train.engine.train_loop import Loop
+from mega_train.engine.train_loop import TrainLoop
 from mega_train.engine.trainer import Trainer
-from mega_train.resolve import Plan
-from mega_train.telemetry.event_log import Record, read_events
-from mega_train.telemetry.events import Event, Said, Stepped
+from mega_train.resolve import ResolvedConfig
+from mega_train.telemetry.event_log import EventLog, read_events
+from mega_train.telemetry.events import Event, Message, StepEnd
 from mega_train.telemetry.observers import Observers
 
 
 class Planned(Protocol):
-    def __call__(self, **values: Any) -> Plan: ...
+    def __call__(self, **values: Any) -> ResolvedConfig: ...
 
 
 def _trainer(planned: Planned, corpus: IndexedDataset, resume: Path | None = None, **values: Any) -> Trainer:
@@ -33,17 +33,17 @@ def _trainer(planned: Planned, corpus: IndexedDataset, resume: Path | None = Non
 
 
 def _steps(trainer: Trainer, count: int) -> list[tuple[float, float]]:
-    return [trainer.step(trainer.rate) for _ in range(count)]
+    return [trainer.step(trainer.lr) for _ in range(count)]
 
 
 def _weights(trainer: Trainer) -> dict[str, torch.Tensor]:
-    return {row.name: weight.detach().clone() for row, weight in trainer.held}
+    return {row.name: weight.detach().clone() for row, weight in trainer.params}
 
 
 def test_many_micro_batches_train_as_one_big_batch(planned: Planned, open_corpus: IndexedDataset) -> None:
     # K's biases have gradients that are zero but for rounding; a usual eps would blow them up to whole steps
     one, many = (_trainer(planned, open_corpus, optimizer__eps=1e-3, batch__micro=micro) for micro in (4, 1))
-    assert (one.plan.accumulation, many.plan.accumulation) == (1, 4)
+    assert (one.config.accumulation_steps, many.config.accumulation_steps) == (1, 4)
     np.testing.assert_allclose(_steps(many, 3), _steps(one, 3), rtol=1e-5)
     for name, weight in _weights(one).items():
         torch.testing.assert_close(_weights(many)[name], weight, rtol=1e-4, atol=1e-5)
@@ -52,7 +52,7 @@ def test_many_micro_batches_train_as_one_big_batch(planned: Planned, open_corpus
 def test_a_long_step_gives_signs_of_life(planned: Planned, open_corpus: IndexedDataset) -> None:
     run = _trainer(planned, open_corpus, batch__micro=1)
     _steps(run, 1)
-    assert run.actions == 2 * run.plan.accumulation == 8, "a forward and a backward pass each"
+    assert run.heartbeat == 2 * run.config.accumulation_steps == 8, "a forward and a backward pass each"
 
 
 def test_the_same_seed_trains_bitwise_alike_and_another_does_not(
@@ -68,7 +68,7 @@ def test_dropout_changes_training_and_not_validation(planned: Planned, open_corp
     values: dict[str, Any] = {"data__split": "80,20,0", "evaluation__iterations": 2}
     kinds: list[dict[str, Any]] = [{}, {"train__hidden_dropout": 0.5}, {"train__attention_dropout": 0.5}]
     runs = [_trainer(planned, open_corpus, **values, **kind) for kind in kinds]
-    assert len({run.score(run.valid["validation"]) for run in runs}) == 1
+    assert len({run.evaluate(run.valid["validation"]) for run in runs}) == 1
     losses = [_steps(run, 2) for run in runs]
     assert len({step for loss in losses for step in loss}) == 6
     assert _steps(_trainer(planned, open_corpus, **values, **kinds[1]), 2) == losses[1]
@@ -89,12 +89,12 @@ def test_the_loss_falls_and_a_resumed_run_goes_on_bitwise(
     run = _trainer(planned, open_corpus, **values)
     before = _steps(run, 50)
     run.save()
-    run.saves.finish()
+    run.saver.finish()
     after = _steps(run, 10)
     assert after[-1][0] < before[0][0] / 2, "half of the loss it began with"
     again = _trainer(planned, open_corpus, tmp_path, **values)
-    assert (again.iteration, again.consumed, again.optimizer.steps) == (50, 400, 50)
-    assert {weight.dtype for _, weight in again.held} == {torch.bfloat16 if bf16 else torch.float32}
+    assert (again.iteration, again.consumed_samples, again.optimizer.steps) == (50, 400, 50)
+    assert {weight.dtype for _, weight in again.params} == {torch.bfloat16 if bf16 else torch.float32}
     assert _steps(again, 10) == after
     for name, weight in _weights(run).items():
         assert torch.equal(_weights(again)[name], weight), name
@@ -106,9 +106,9 @@ def test_a_float32_run_goes_on_from_a_bfloat16_one_at_its_main_weights(
     run = _trainer(planned, open_corpus, train__bf16=True, checkpoint__save=str(tmp_path))
     _steps(run, 3)
     run.save()
-    run.saves.finish()
+    run.saver.finish()
     again = _trainer(planned, open_corpus, tmp_path)
-    for main, (row, weight) in zip(run.optimizer.main, again.held, strict=True):
+    for main, (row, weight) in zip(run.optimizer.main_params, again.params, strict=True):
         assert torch.equal(main, weight.detach().flatten()), row.name
 
 
@@ -118,11 +118,11 @@ def test_finetuning_takes_the_weights_alone(
     run = _trainer(planned, open_corpus, checkpoint__save=str(tmp_path))
     _steps(run, 3)
     run.save()
-    run.saves.finish()
+    run.saver.finish()
     tuned = _trainer(planned, open_corpus, tmp_path, checkpoint__finetune=True)
-    assert (tuned.iteration, tuned.consumed, tuned.optimizer.steps) == (0, 0, 0)
+    assert (tuned.iteration, tuned.consumed_samples, tuned.optimizer.steps) == (0, 0, 0)
     assert all(torch.equal(_weights(tuned)[name], weight) for name, weight in _weights(run).items())
-    assert not any(tensor.any() for _, _, tensor in tuned.optimizer.state())
+    assert not any(tensor.any() for _, _, tensor in tuned.optimizer.state_shards())
 
 
 def test_validation_trains_nothing_and_reads_the_validation_split(
@@ -135,16 +135,16 @@ def test_validation_trains_nothing_and_reads_the_validation_split(
     }
     run = _trainer(planned, open_corpus, **values)
     before = _weights(run)
-    loss = run.score(run.valid["validation"])
+    loss = run.evaluate(run.valid["validation"])
     assert 2 < loss < 5
-    assert run.score(run.valid["validation"]) == loss
+    assert run.evaluate(run.valid["validation"]) == loss
     assert all(torch.equal(weight, before[name]) for name, weight in _weights(run).items())
     streams = (run.train, run.valid["validation"])
     train, valid = (set(stream.parts[0].index.document.tolist()) for stream in streams)
     assert train == set(range(96))
     assert valid == set(range(96, 120))
     run.iteration = 10
-    assert run.score(run.valid["validation"]) != loss, "the second validation reads on"
+    assert run.evaluate(run.valid["validation"]) != loss, "the second validation reads on"
 
 
 def test_without_a_validation_split_there_is_no_validation(
@@ -173,7 +173,7 @@ def test_documents_kept_apart_are_another_computation(planned: Planned, open_cor
 
 def _spoil(run: Trainer, value: float) -> None:
     with torch.no_grad():
-        next(iter(run.held))[1][0, 0] = value
+        next(iter(run.params))[1][0, 0] = value
 
 
 def test_what_is_not_finite_stops_the_run_before_it_changes_anything(
@@ -210,19 +210,19 @@ def test_a_loss_that_is_not_finite_stops_the_run_though_its_gradient_is(
 def test_what_is_not_finite_may_be_skipped(planned: Planned, open_corpus: IndexedDataset) -> None:
     run = _trainer(planned, open_corpus, train__on_non_finite="'skip'", optimizer__warmup_iterations=5)
     _steps(run, 2)
-    kept, rate = next(iter(run.held))[1][0, 0].item(), run.rate
+    kept, rate = next(iter(run.params))[1][0, 0].item(), run.lr
     _spoil(run, float("nan"))
     before = _weights(run)
     ((loss, norm),) = _steps(run, 1)
     assert np.isnan([loss, norm]).all()
-    assert (run.iteration, run.consumed, run.skipped, run.optimizer.steps) == (3, 12, 4, 2)
-    assert run.rate == rate > 0, "the learning rate's course stands still, as Megatron's"
+    assert (run.iteration, run.consumed_samples, run.skipped_samples, run.optimizer.steps) == (3, 12, 4, 2)
+    assert run.lr == rate > 0, "the learning rate's course stands still, as Megatron's"
     for name, weight in _weights(run).items():
         assert torch.equal(weight.nan_to_num(), before[name].nan_to_num()), name
     _spoil(run, kept)
     assert np.isfinite(_steps(run, 1)).all()
-    assert (run.iteration, run.skipped, run.optimizer.steps) == (4, 4, 3)
-    assert run.rate > rate
+    assert (run.iteration, run.skipped_samples, run.optimizer.steps) == (4, 4, 3)
+    assert run.lr > rate
 
 
 def test_float16_gradients_that_overflow_are_skipped_until_the_scale_fits_and_a_resumed_run_goes_on_bitwise(
@@ -243,21 +243,24 @@ def test_float16_gradients_that_overflow_are_skipped_until_the_scale_fits_and_a_
     skipped = sum(not np.isfinite(norm) for _, norm in before)
     assert 5 < skipped < 25, "a scale of 2^32 overflows at first"
     assert np.isfinite([loss for loss, _ in before]).all()
-    assert (run.iteration, run.consumed, run.skipped) == (70, 560, 8 * skipped)
+    assert (run.iteration, run.consumed_samples, run.skipped_samples) == (70, 560, 8 * skipped)
     assert run.optimizer.steps == 70 - skipped
-    assert 1 < run.scale.value < 2.0**32
-    assert {weight.dtype for _, weight in run.held} == {torch.float16}
+    assert 1 < run.loss_scaler.value < 2.0**32
+    assert {weight.dtype for _, weight in run.params} == {torch.float16}
     assert before[-1][0] < before[0][0] / 2
     run.save()
-    run.saves.finish()
+    run.saver.finish()
     stored = Checkpoint.open(tmp_path).tensors
     assert {tensor.dtype for tensor in stored["model"].values()} == {"F16"}
     assert {tensor.dtype for tensor in stored["optim.main"].values()} == {"F32"}
     after = _steps(run, 20)
     again = _trainer(planned, open_corpus, tmp_path, **values)
-    assert (again.skipped, again.rate) == (8 * skipped, again.plan.rate.at(560 - 8 * skipped))
+    assert (again.skipped_samples, again.lr) == (
+        8 * skipped,
+        again.config.lr_schedule.lr_at(560 - 8 * skipped),
+    )
     np.testing.assert_array_equal(_steps(again, 20), after)
-    assert again.scale == run.scale
+    assert again.loss_scaler == run.loss_scaler
     for name, weight in _weights(run).items():
         assert torch.equal(_weights(again)[name], weight), name
 
@@ -288,7 +291,7 @@ class Heard:
     def __init__(self) -> None:
         self.events: list[Event] = []
 
-    def see(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         self.events.append(event)
 
     def close(self) -> None:
@@ -307,8 +310,8 @@ def test_the_loop_reports_validates_saves_and_leaves_in_step(
         "checkpoint__interval": 4,
     }
     run, heard = _trainer(planned, open_corpus, **values), Heard()
-    watch, ticks = Observers([Record(tmp_path), heard]), iter(range(1000))
-    Loop(run, watch, clock=lambda: float(next(ticks))).run()
+    watch, ticks = Observers([EventLog(tmp_path), heard]), iter(range(1000))
+    TrainLoop(run, watch, clock=lambda: float(next(ticks))).run()
     events = read_events(tmp_path)
     assert [e["iteration"] for e in events if e["event"] == "train"] == [2, 4, 6, 8, 10]
     assert [e["iteration"] for e in events if e["event"] == "validation"] == [3, 6, 9, 10]
@@ -316,7 +319,7 @@ def test_the_loop_reports_validates_saves_and_leaves_in_step(
         e["step_seconds"] == 1.0 and e["tokens_per_second"] == 32 for e in events if e["event"] == "train"
     )
     assert [e["iteration"] for e in events if e["event"] == "save"] == [4, 8, 10]
-    steps = [event for event in heard.events if isinstance(event, Stepped)]
+    steps = [event for event in heard.events if isinstance(event, StepEnd)]
     assert [step.iteration for step in steps] == list(range(1, 11))
     assert {(step.tokens, step.seconds) for step in steps} == {(32, 1.0)}
     assert sorted(path.name for path in tmp_path.glob("iter_*")) == [
@@ -326,8 +329,8 @@ def test_the_loop_reports_validates_saves_and_leaves_in_step(
     ]
     done = _trainer(planned, open_corpus, tmp_path, **values)
     written = (tmp_path / "iter_0000010" / "manifest.json").stat().st_mtime_ns
-    Loop(done, watch).run()
-    assert heard.events[-1] == Said("nothing is left to train: 10 iterations are done")
+    TrainLoop(done, watch).run()
+    assert heard.events[-1] == Message("nothing is left to train: 10 iterations are done")
     assert (tmp_path / "iter_0000010" / "manifest.json").stat().st_mtime_ns == written, "saved once is enough"
 
 
@@ -335,12 +338,12 @@ def test_an_exit_interval_saves_and_leaves_and_the_rest_is_as_if_it_had_not(
     planned: Planned, open_corpus: IndexedDataset, tmp_path: Path
 ) -> None:
     whole = _trainer(planned, open_corpus, checkpoint__save=str(tmp_path / "whole"))
-    Loop(whole, Observers()).run()
+    TrainLoop(whole, Observers()).run()
     values: dict[str, Any] = {"train__exit_interval": 4, "checkpoint__save": str(tmp_path / "parts")}
     ends = []
     for resume in (None, tmp_path / "parts", tmp_path / "parts"):
         run = _trainer(planned, open_corpus, resume, **values)
-        Loop(run, Observers([Record(tmp_path / "parts")])).run()
+        TrainLoop(run, Observers([EventLog(tmp_path / "parts")])).run()
         ends.append(run.iteration)
     assert ends == [4, 8, 10]
     told = [e["iteration"] for e in read_events(tmp_path / "parts") if e["event"] == "train"]
@@ -354,7 +357,7 @@ def test_a_run_that_goes_on_with_smaller_batches_reads_no_sample_number_twice(
     run = _trainer(planned, open_corpus, batch__global_samples=80, checkpoint__save=str(tmp_path))
     _steps(run, 8)
     run.save()
-    run.saves.finish()
-    assert run.consumed == 640
+    run.saver.finish()
+    assert run.consumed_samples == 640
     again = _trainer(planned, open_corpus, tmp_path, batch__global_samples=40)
-    assert len(again.train) >= 640 + 2 * 40 > again.plan.train_samples
+    assert len(again.train) >= 640 + 2 * 40 > again.config.train_samples

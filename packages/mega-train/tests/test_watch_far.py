@@ -23,15 +23,15 @@ import pytest
 from mega_model.distributed.mesh import World
 from mega_schema.app.install_hint import install_hint
 from mega_schema.errors import ConfigError
-from mega_train.config import Log, Run, Save
+from mega_train.config import CheckpointConfig, LoggingConfig, RunConfig
 from mega_train.telemetry.codecarbon import CodeCarbon
-from mega_train.telemetry.events import Began, Event, Progress, Saved, Stepped, Validated
-from mega_train.telemetry.factory import opened
+from mega_train.telemetry.events import CheckpointSaved, Event, LogLine, StepEnd, TrainStart, ValidationEnd
+from mega_train.telemetry.factory import open_observers
 from mega_train.telemetry.gauges import GAUGES
-from mega_train.telemetry.prometheus import PREFIX, Prometheus
+from mega_train.telemetry.prometheus import METRIC_PREFIX, Prometheus
 from mega_train.telemetry.wandb import WeightsAndBiases
 
-BEGAN = Began(
+BEGAN = TrainStart(
     iteration=10,
     iterations=100,
     consumed_samples=40,
@@ -44,7 +44,7 @@ BEGAN = Began(
     device="cpu",
     config={"log": {"tensorboard_dir": Path("t"), "interval": 5}, "data": {"path": ("a", "b")}},
 )
-STEP = Stepped(
+STEP = StepEnd(
     iteration=20,
     consumed_samples=80,
     loss=2.4,
@@ -56,7 +56,7 @@ STEP = Stepped(
     seq_length=16,
     seconds=0.5,
 )
-LINE = Progress(
+LINE = LogLine(
     iteration=20,
     iterations=100,
     consumed_samples=80,
@@ -75,8 +75,8 @@ LINE = Progress(
     memory={"reserved": 7000, "allocated": 5000, "allocated_count": 9},
     timers={"forward-compute": 0.25, "optimizer": 0.125},
 )
-VALIDATED = Validated(iteration=20, consumed_samples=80, loss=2.0, perplexity=7.5, seconds=1.0)
-SAVED = Saved(iteration=20, seconds=0.75)
+VALIDATED = ValidationEnd(iteration=20, consumed_samples=80, loss=2.0, perplexity=7.5, seconds=1.0)
+SAVED = CheckpointSaved(iteration=20, seconds=0.75)
 EVENTS: list[Event] = [BEGAN, STEP, LINE, VALIDATED, SAVED]
 
 
@@ -94,50 +94,50 @@ def _page(port: int) -> dict[tuple[str, str], float]:
 
 
 def test_a_scrape_finds_where_the_run_stands_and_nothing_that_is_not_known_yet() -> None:
-    seen = Prometheus(Log(prometheus_port=0))
+    seen = Prometheus(LoggingConfig(prometheus_port=0))
     try:
         assert _page(seen.port) == {}
-        seen.see(BEGAN)
-        assert _page(seen.port)[PREFIX + "iteration", ""] == 10
+        seen.on_event(BEGAN)
+        assert _page(seen.port)[METRIC_PREFIX + "iteration", ""] == 10
         for event in EVENTS[1:]:
-            seen.see(event)
+            seen.on_event(event)
         page = _page(seen.port)
     finally:
         seen.close()
-    assert {name for name, _ in page} == {PREFIX + name for name in GAUGES}, "every gauge has been set"
-    assert page[PREFIX + "loss", ""] == 2.4
-    assert page[PREFIX + "tokens_per_second", ""] == 12345.5
-    assert page[PREFIX + "seconds_left", ""] == 40
-    assert page[PREFIX + "validation_loss", "validation"] == 2.0
-    assert (page[PREFIX + "saved_iteration", ""], page[PREFIX + "save_failed", ""]) == (20, 0)
-    assert page[PREFIX + "memory_bytes", "reserved"] == 7000
-    assert page[PREFIX + "phase_seconds", "optimizer"] == 0.125
-    assert (PREFIX + "memory_bytes", "allocated_count") not in page
+    assert {name for name, _ in page} == {METRIC_PREFIX + name for name in GAUGES}, "every gauge has been set"
+    assert page[METRIC_PREFIX + "loss", ""] == 2.4
+    assert page[METRIC_PREFIX + "tokens_per_second", ""] == 12345.5
+    assert page[METRIC_PREFIX + "seconds_left", ""] == 40
+    assert page[METRIC_PREFIX + "validation_loss", "validation"] == 2.0
+    assert (page[METRIC_PREFIX + "saved_iteration", ""], page[METRIC_PREFIX + "save_failed", ""]) == (20, 0)
+    assert page[METRIC_PREFIX + "memory_bytes", "reserved"] == 7000
+    assert page[METRIC_PREFIX + "phase_seconds", "optimizer"] == 0.125
+    assert (METRIC_PREFIX + "memory_bytes", "allocated_count") not in page
     with socket.socket() as again:
         again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         again.bind(("127.0.0.1", seen.port))  # it has been given back
 
 
 def test_a_save_that_failed_leaves_the_newest_checkpoint_where_it_was() -> None:
-    seen = Prometheus(Log(prometheus_port=0))
+    seen = Prometheus(LoggingConfig(prometheus_port=0))
     try:
         for event in (SAVED, replace(SAVED, iteration=40, problem="No space left on device")):
-            seen.see(event)
+            seen.on_event(event)
         page = _page(seen.port)
     finally:
         seen.close()
-    assert (page[PREFIX + "saved_iteration", ""], page[PREFIX + "save_failed", ""]) == (20, 1)
+    assert (page[METRIC_PREFIX + "saved_iteration", ""], page[METRIC_PREFIX + "save_failed", ""]) == (20, 1)
 
 
 def test_a_loss_that_is_no_number_leaves_the_gauge_as_it_was() -> None:
-    seen = Prometheus(Log(prometheus_port=0))
+    seen = Prometheus(LoggingConfig(prometheus_port=0))
     try:
         for event in (BEGAN, STEP, replace(STEP, iteration=21, loss=None, gradient_norm=None)):
-            seen.see(event)
+            seen.on_event(event)
         page = _page(seen.port)
     finally:
         seen.close()
-    assert (page[PREFIX + "iteration", ""], page[PREFIX + "loss", ""]) == (21, 2.4)
+    assert (page[METRIC_PREFIX + "iteration", ""], page[METRIC_PREFIX + "loss", ""]) == (21, 2.4)
 
 
 def test_a_port_that_somebody_has_is_refused_in_one_line_before_anything_begins(tmp_path: Path) -> None:
@@ -145,8 +145,10 @@ def test_a_port_that_somebody_has_is_refused_in_one_line_before_anything_begins(
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        run = Run(log=Log(prometheus_port=port), checkpoint=Save(save=tmp_path / "run"))
-        with pytest.raises(ConfigError) as caught, opened(run, World(), io.StringIO()):
+        run = RunConfig(
+            log=LoggingConfig(prometheus_port=port), checkpoint=CheckpointConfig(save=tmp_path / "run")
+        )
+        with pytest.raises(ConfigError) as caught, open_observers(run, World(), io.StringIO()):
             pass
     assert str(caught.value) == (
         f"--prometheus-port: cannot be listened on (Address already in use): found 127.0.0.1:{port}, "
@@ -157,7 +159,7 @@ def test_a_port_that_somebody_has_is_refused_in_one_line_before_anything_begins(
 
 def test_an_address_of_another_machine_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"^--prometheus-port: cannot be listened on \(.*found 192.0.2.1:0"):
-        Prometheus(Log(prometheus_port=0, prometheus_host="192.0.2.1"))
+        Prometheus(LoggingConfig(prometheus_port=0, prometheus_host="192.0.2.1"))
 
 
 @contextmanager
@@ -189,10 +191,10 @@ def test_a_collector_is_sent_the_gauges_over_otlp() -> None:
     from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
     with _collector() as (address, taken):
-        run = Run(log=Log(opentelemetry_endpoint=address + "/"))
-        with opened(run, World(), io.StringIO()) as watch:
+        run = RunConfig(log=LoggingConfig(opentelemetry_endpoint=address + "/"))
+        with open_observers(run, World(), io.StringIO()) as watch:
             for event in EVENTS:
-                watch.see(event)
+                watch.on_event(event)
     ((path, body),) = taken
     assert path == "/v1/metrics"
     (resource,) = ExportMetricsServiceRequest.FromString(body).resource_metrics
@@ -242,11 +244,11 @@ def test_weights_and_biases_is_told_megatrons_names_with_the_samples_beside(
     stand_in: Any, tmp_path: Path
 ) -> None:
     module = stand_in("wandb")
-    log = Log(wandb_project="p", tensorboard_interval=2)
-    seen = WeightsAndBiases(Run(log=log, checkpoint=Save(save=tmp_path / "small")))
+    log = LoggingConfig(wandb_project="p", tensorboard_interval=2)
+    seen = WeightsAndBiases(RunConfig(log=log, checkpoint=CheckpointConfig(save=tmp_path / "small")))
     assert module.calls == []
     for event in (BEGAN, replace(STEP, iteration=19), STEP, LINE, VALIDATED, SAVED):
-        seen.see(event)
+        seen.on_event(event)
     seen.close()
     _, init, *logged, finish = module.calls
     assert init[0] == "init"
@@ -277,10 +279,10 @@ def test_weights_and_biases_itself_takes_a_run_offline(
     if importlib.util.find_spec("wandb") is None:
         pytest.skip("wandb is not installed; a stand-in is told the same in the test above")
     monkeypatch.setenv("WANDB_MODE", "offline")
-    run = Run(log=Log(wandb_project="p", wandb_exp_name="n", wandb_save_dir=tmp_path))
-    with opened(run, World(), io.StringIO()) as watch:
+    run = RunConfig(log=LoggingConfig(wandb_project="p", wandb_exp_name="n", wandb_save_dir=tmp_path))
+    with open_observers(run, World(), io.StringIO()) as watch:
         for event in EVENTS:
-            watch.see(event)
+            watch.on_event(event)
     assert len(list(tmp_path.glob("wandb/offline-run-*/*.wandb"))) == 1
     assert [record for record in caplog.records if record.name == "mega.train"] == []
 
@@ -289,9 +291,9 @@ def test_codecarbon_measures_from_the_beginning_and_leaves_what_it_has_at_every_
     stand_in: Any, tmp_path: Path
 ) -> None:
     module = stand_in("codecarbon")
-    seen = CodeCarbon(Log(codecarbon_dir=tmp_path / "e", codecarbon_country="DEU"), 8)
+    seen = CodeCarbon(LoggingConfig(codecarbon_dir=tmp_path / "e", codecarbon_country="DEU"), 8)
     for event in EVENTS:
-        seen.see(event)
+        seen.on_event(event)
     seen.close()
     assert [name for name, _, _ in module.calls] == ["OfflineEmissionsTracker", "start", "flush", "stop"]
     told = module.calls[0][2]
@@ -300,20 +302,22 @@ def test_codecarbon_measures_from_the_beginning_and_leaves_what_it_has_at_every_
 
 
 def test_one_rank_of_a_machine_measures_it(stand_in: Any, tmp_path: Path) -> None:
-    run = Run(log=Log(codecarbon_dir=tmp_path))
+    run = RunConfig(log=LoggingConfig(codecarbon_dir=tmp_path))
     for world, count in ((World(9, 16, 1), 0), (World(8, 16, 0), 1)):
         module = stand_in("codecarbon")
-        with opened(run, world, io.StringIO()) as watch:
-            watch.see(BEGAN)
+        with open_observers(run, world, io.StringIO()) as watch:
+            watch.on_event(BEGAN)
         assert [name for name, _, _ in module.calls].count("start") == count
 
 
 def test_codecarbon_itself_writes_a_table(tmp_path: Path) -> None:
     if importlib.util.find_spec("codecarbon") is None:
         pytest.skip("codecarbon is not installed; a stand-in is told the same in the test above")
-    with opened(Run(log=Log(codecarbon_dir=tmp_path)), World(), io.StringIO()) as watch:
-        watch.see(BEGAN)
-        watch.see(SAVED)
+    with open_observers(
+        RunConfig(log=LoggingConfig(codecarbon_dir=tmp_path)), World(), io.StringIO()
+    ) as watch:
+        watch.on_event(BEGAN)
+        watch.on_event(SAVED)
     with (tmp_path / "emissions-000.csv").open(encoding="utf-8", newline="") as table:
         rows = list(csv.DictReader(table))
     assert {row["country_iso_code"] for row in rows} == {"FRA"}
@@ -324,34 +328,34 @@ def test_codecarbon_itself_writes_a_table(tmp_path: Path) -> None:
     ("log", "absent", "line"),
     [
         (
-            Log(prometheus_port=0),
+            LoggingConfig(prometheus_port=0),
             "prometheus_client",
             f"--prometheus-port: needs prometheus-client; hint: {install_hint('mega-train', 'prometheus')}",
         ),
         (
-            Log(opentelemetry_endpoint="http://localhost:1"),
+            LoggingConfig(opentelemetry_endpoint="http://localhost:1"),
             "opentelemetry.exporter.otlp.proto.http.metric_exporter",
             "--opentelemetry-endpoint: needs OpenTelemetry's SDK; "
             'hint: pip install -e "packages/mega-train[opentelemetry]"',
         ),
         (
-            Log(wandb_project="p"),
+            LoggingConfig(wandb_project="p"),
             "wandb",
             '--wandb-project: needs wandb; hint: pip install -e "packages/mega-train[wandb]"',
         ),
         (
-            Log(codecarbon_dir=Path("c")),
+            LoggingConfig(codecarbon_dir=Path("c")),
             "codecarbon",
             '--codecarbon-dir: needs codecarbon; hint: pip install -e "packages/mega-train[codecarbon]"',
         ),
     ],
 )
 def test_a_package_that_is_not_installed_is_named(
-    log: Log, absent: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    log: LoggingConfig, absent: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, absent, None)
-    with pytest.raises(ConfigError) as caught, opened(Run(log=log), World(), io.StringIO()):
+    with pytest.raises(ConfigError) as caught, open_observers(RunConfig(log=log), World(), io.StringIO()):
         pass
     assert str(caught.value) == line
     assert list(tmp_path.iterdir()) == []

@@ -15,8 +15,16 @@ from torch.distributed import HashStore
 
 from mega_model.distributed.mesh import Axis
 from mega_schema.errors import MegaError
-from mega_train.fault_tolerance.signal_handler import Told
-from mega_train.fault_tolerance.watchdog import LOST, TOLD, Sign, Watchdog, place, stacks, verdict
+from mega_train.fault_tolerance.signal_handler import SignalHandler
+from mega_train.fault_tolerance.watchdog import (
+    EXIT_RANK_LOST,
+    EXIT_TERMINATED,
+    RankStatus,
+    Watchdog,
+    current_frame,
+    diagnose,
+    format_stacks,
+)
 
 
 class Rank:
@@ -31,12 +39,12 @@ class Rank:
             world,
             limit=limit,
             progress=lambda: self.beats,
-            standing=lambda: ("after iteration 7", "--load RUN goes on from iteration 5"),
+            status=lambda: ("after iteration 7", "--load RUN goes on from iteration 5"),
             out=self.out,
-            hurry=hurry,
-            patience=0.5,
+            sigterm_grace=hurry,
+            reply_timeout=0.5,
             tick=0.02,
-            leave=self._leave,
+            exit=self._leave,
         )
 
     def _leave(self, code: int) -> None:
@@ -74,7 +82,7 @@ def test_a_hang_is_said_with_the_place_the_axis_and_who_does_not_answer() -> Non
     assert line.endswith("; hint: --load RUN goes on from iteration 5")
     assert rest[0].startswith("--- stacks of rank 0")
     assert any("in _wait_over" in text for text in rest)
-    assert rank.codes == [LOST]
+    assert rank.codes == [EXIT_RANK_LOST]
 
 
 def test_progress_is_no_hang() -> None:
@@ -99,14 +107,14 @@ def test_a_lost_peer_is_told_with_what_the_collective_said() -> None:
         try:
             raise RuntimeError(error)
         except RuntimeError as found:
-            rank.watchdog.lost(found)
+            rank.watchdog.on_peer_lost(found)
 
     with rank.watchdog:
         threading.Thread(target=lost, daemon=True).start()
         said = _said(rank)
     assert "lost another rank (Read error [127.0.0.1]:23704: Connection reset by peer): found " in said
     assert "found rank 0 (node1) does not answer" in said
-    assert rank.codes == [LOST]
+    assert rank.codes == [EXIT_RANK_LOST]
 
 
 def test_a_process_that_is_told_to_end_says_where_it_stood_and_no_stacks() -> None:
@@ -116,25 +124,25 @@ def test_a_process_that_is_told_to_end_says_where_it_stood_and_no_stacks() -> No
         said = _said(rank)
     told = "rank 0, after iteration 7: was told to end (SIGTERM)"
     assert said == f"error: {told}; hint: --load RUN goes on from iteration 5\n"
-    assert rank.codes == [TOLD]
+    assert rank.codes == [EXIT_TERMINATED]
 
 
 def test_who_is_told_to_end_may_go_on_while_it_gets_on() -> None:
     store = HashStore()
     store.set("watchdog/host 1", "node7")
     rank = Rank(store, 0, 2, hurry=0.4)
-    with Told() as told, rank.watchdog:
+    with SignalHandler() as handler, rank.watchdog:
         os.kill(os.getpid(), signal.SIGUSR1)
         for _ in range(20):
             rank.beats += 1
             time.sleep(0.04)
-        assert told()
+        assert handler.received()
         assert rank.codes == []
         said = _said(rank)
     assert (
         "rank 0, after iteration 7: was told to end (SIGTERM), and made no progress for 0 s: found " in said
     )
-    assert rank.codes == [TOLD]
+    assert rank.codes == [EXIT_TERMINATED]
 
 
 def test_without_the_meeting_place_a_rank_speaks_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,11 +155,11 @@ def test_without_the_meeting_place_a_rank_speaks_for_itself(monkeypatch: pytest.
         return 1
 
     rank = Rank(Cut(), 0, 1, limit=0.1)
-    monkeypatch.setattr(rank.watchdog, "_meet", hang)
+    monkeypatch.setattr(rank.watchdog, "_gather_statuses", hang)
     with rank.watchdog:
         said = _said(rank)
     assert "and the ranks' meeting place does not answer (for 1 s)" in said
-    assert rank.codes == [LOST]
+    assert rank.codes == [EXIT_RANK_LOST]
 
 
 def test_of_ranks_that_cannot_go_on_the_first_says_why_and_who_loses_it_says_nothing() -> None:
@@ -160,19 +168,19 @@ def test_of_ranks_that_cannot_go_on_the_first_says_why_and_who_loses_it_says_not
     with first.watchdog, second.watchdog, loser.watchdog:
         for rank in (first, second):
             with pytest.raises(SystemExit) as left:
-                rank.watchdog.failed(MegaError("corpus", "is damaged"))
+                rank.watchdog.on_error(MegaError("corpus", "is damaged"))
             assert left.value.code == 2
         threading.Thread(target=_loses, args=(loser.watchdog,), daemon=True).start()
         assert loser.left.wait(10)
     assert [rank.out.getvalue() for rank in (first, second, loser)] == ["error: corpus: is damaged\n", "", ""]
-    assert loser.codes == [LOST]
+    assert loser.codes == [EXIT_RANK_LOST]
 
 
 def _loses(watchdog: Watchdog) -> None:
     try:
         raise RuntimeError("[gloo] Connection closed by peer")
     except RuntimeError as error:
-        watchdog.lost(error)
+        watchdog.on_peer_lost(error)
 
 
 def test_the_signals_are_given_back() -> None:
@@ -183,25 +191,25 @@ def test_the_signals_are_given_back() -> None:
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-def _sign(rank: int, where: str, idle: float = 61.0) -> Sign:
-    return Sign(rank, f"node{rank // 2}", where, idle, f"stack of {rank}\n")
+def _sign(rank: int, where: str, idle: float = 61.0) -> RankStatus:
+    return RankStatus(rank, f"node{rank // 2}", where, idle, f"stack of {rank}\n")
 
 
 def test_the_verdict_names_the_missing_then_the_fewest() -> None:
     hosts = {rank: f"node{rank // 2}" for rank in range(6)}
     signs = [_sign(0, "a"), _sign(1, "a"), _sign(2, "a"), _sign(4, "b", 3.2)]
-    assert verdict(signs, hosts) == (
+    assert diagnose(signs, hosts) == (
         "rank 3 (node1) does not answer, rank 5 (node2) does not answer, "
         "rank 4 (node2) in b for 3 s, ranks 0-2 in a for 61 s"
     )
-    assert verdict([_sign(0, "a"), _sign(2, "a"), _sign(3, "a")], {}) == "ranks 0 and 2-3 in a for 61 s"
+    assert diagnose([_sign(0, "a"), _sign(2, "a"), _sign(3, "a")], {}) == "ranks 0 and 2-3 in a for 61 s"
 
 
 def test_every_rank_has_its_stack() -> None:
-    assert stacks([_sign(0, "a"), _sign(2, "a")]) == (
+    assert format_stacks([_sign(0, "a"), _sign(2, "a")]) == (
         "--- stacks of rank 0 (node0)\nstack of 0\n--- stacks of rank 2 (node1)\nstack of 2\n"
     )
 
 
 def test_a_stack_without_ours_is_code_of_others() -> None:
-    assert place(sys._getframe()) == "code of others"
+    assert current_frame(sys._getframe()) == "code of others"

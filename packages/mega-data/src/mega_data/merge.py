@@ -165,7 +165,10 @@ def _merge_info(
     (first_dataset, first), infos = known[0], [info for _, info in known]
     without_info = [data for data in datasets if data.info is None]
     if without_info and not assume_same:
-        path, wanted = sibling(without_info[0].prefix, ".json"), f"as {sibling(first_dataset.prefix, '.json')}"
+        path, wanted = (
+            sibling(without_info[0].prefix, ".json"),
+            f"as {sibling(first_dataset.prefix, '.json')}",
+        )
         hint = "--assume-same-tokenizer, if the ids are that tokenizer's"
         raise FormatError(path, "no such file, so its tokenizer is not known", wanted=wanted, hint=hint)
     for data, info in known:

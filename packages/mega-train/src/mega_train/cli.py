@@ -17,15 +17,15 @@ from mega_schema.errors import ConfigError
 from mega_schema.spec import Family
 from mega_train import __version__
 from mega_train.commands.grouped_help import GroupedHelp
-from mega_train.config import Run
+from mega_train.config import RunConfig
 from mega_train.config.training import Kernels
-from mega_train.fault_tolerance.error_reporting import OneVoice
+from mega_train.fault_tolerance.error_reporting import SingleRankErrors
 
 _ABSENT_FAMILIES = frozenset({"bert", "t5", "mamba", "hybrid", "moe", "mixtral", "deepseek", "retro", "vit"})
 
 
-class _Commands(OneVoice):
-    """The commands of `mega-train`, which tell a family that is not here from a misspelt command."""
+class _Commands(SingleRankErrors):
+    """The commands of `mega-train`, with an error of its own for an unsupported model family."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -48,35 +48,35 @@ def app() -> None:
     """
 
 
-def _family(name: Family, help: str) -> Callable[..., int]:
+def _add_training_command(name: Family, help: str) -> Callable[..., int]:
     @app.command(name, cls=GroupedHelp, help=help)
-    @add_flags(Run)
-    def train(config: Path | None, sets: Sequence[str], **given: Any) -> int:
+    @add_flags(RunConfig)
+    def command(config: Path | None, sets: Sequence[str], **options: Any) -> int:
         from mega_model.distributed.mesh import World
         from mega_train.checkpointing.foreign_checkpoint import convert_foreign_load
-        from mega_train.engine.train import prepare, train_on
+        from mega_train.engine.train import prepare, train
 
         world = World.from_env()
-        run = convert_foreign_load(load_config(Run, config, given, sets), world)
-        return train_on(prepare(run, name, world), world, sys.stdout)
+        run = convert_foreign_load(load_config(RunConfig, config, options, sets), world)
+        return train(prepare(run, name, world), world, sys.stdout)
 
-    return train
+    return command
 
 
-_family("gpt", "Train a GPT-2 style model.")
-_family("llama", "Train a Llama style model.")
+_add_training_command("gpt", "Train a GPT-2 style model.")
+_add_training_command("llama", "Train a Llama style model.")
 
 
 @app.command(cls=GroupedHelp)
 @click.option(
-    "--world", type=click.IntRange(min=1), help="GPUs; those of one copy of the model if not given."
+    "--world",
+    type=click.IntRange(min=1),
+    help="Number of GPUs; those of one replica of the model if not given.",
 )
 @click.option("--hardware", type=click.Choice(["a100", "h100", "h200"]), default="h100", show_default=True)
-@click.option(
-    "--search", is_flag=True, help="List the fastest layouts that fit; the layout given is ignored."
-)
-@click.option("--json", "as_json", is_flag=True, help="A JSON object, or with --search a list of them.")
-@add_flags(Run)
+@click.option("--search", is_flag=True, help="List the fastest layouts that fit; ignores the given layout.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object, or a list with --search.")
+@add_flags(RunConfig)
 def plan(
     config: Path | None,
     sets: Sequence[str],
@@ -84,89 +84,103 @@ def plan(
     hardware: str,
     search: bool,
     as_json: bool,
-    **given: Any,
+    **options: Any,
 ) -> None:
-    """Say what a run would need and how fast it would be: memory, traffic, FLOPs, time.
+    """Estimate the memory, communication, FLOPs and step time of a run.
 
-    Takes the flags of training and starts nothing: no GPU, no other process, no corpus.
+    Takes the flags of training and starts nothing: it needs no GPU, no other process and no data.
     """
-    from mega_train.commands.plan import found, made
-    from mega_train.planning.render import write
+    from mega_train.commands.plan import estimate_run, search_layouts
+    from mega_train.planning.render import write_estimates
 
-    run = load_config(Run, config, given, sets)
+    run = load_config(RunConfig, config, options, sets)
     family = run.model.family
-    done = found(run, family, world, hardware) if search else [made(run, family, world, hardware)]
-    write(done, sys.stdout, searched=search, as_json=as_json)
+    estimates = (
+        search_layouts(run, family, world, hardware)
+        if search
+        else [estimate_run(run, family, world, hardware)]
+    )
+    write_estimates(estimates, sys.stdout, searched=search, as_json=as_json)
 
 
 @app.command(cls=GroupedHelp)
-@click.option("--world", type=click.IntRange(min=1), default=1, show_default=True, help="Processes.")
-@click.option("--json", "as_json", is_flag=True, help="A JSON object.")
-@add_flags(Run)
+@click.option(
+    "--world", type=click.IntRange(min=1), default=1, show_default=True, help="Number of processes."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
+@add_flags(RunConfig)
 def validate(
     config: Path | None,
     sets: Sequence[str],
     world: int,
     as_json: bool,
-    **given: Any,
+    **options: Any,
 ) -> None:
-    """Check a run without starting it, and say what follows from its flags.
+    """Check a run without starting it, and print its derived values.
 
-    Takes the flags of training, and opens the corpora and the checkpoint they name. Ends with code 2 where
-    training would, after what follows if only checkpoints in --save keep the run from starting.
+    Takes the flags of training, and opens the datasets and the checkpoint they name. Exits with code 2 where
+    training would; if only checkpoints in --save prevent the start, it prints the derived values first.
     """
-    from mega_train.commands.config_diff import derived, validated
+    from mega_train.commands.config_diff import derived_values, resolve_for_display
 
-    done = validated(load_config(Run, config, given, sets), world)
-    values = {"start": "refused" if done.refusal else done.start, **derived(done.plan)}
+    validation = resolve_for_display(load_config(RunConfig, config, options, sets), world)
+    values = {
+        "start": "refused" if validation.refusal else validation.start,
+        **derived_values(validation.config),
+    }
     if as_json:
         click.echo(json.dumps(values))
     else:
         for name, value in values.items():
             click.echo(f"{name:34} {value:,}" if type(value) is int else f"{name:34} {value}")
-    if done.refusal is not None:
-        raise done.refusal
+    if validation.refusal is not None:
+        raise validation.refusal
 
 
 @app.command()
 @click.argument("one", type=click.Path(path_type=Path))
 @click.argument("other", type=click.Path(path_type=Path))
-@click.option("--world", type=click.IntRange(min=1), help="Processes, where no checkpoint says how many.")
-@click.option("--family", type=click.Choice(["gpt", "llama"]), help="That of the preset, or gpt.")
+@click.option(
+    "--world", type=click.IntRange(min=1), help="Number of processes, where no checkpoint records it."
+)
+@click.option(
+    "--family",
+    type=click.Choice(["gpt", "llama"]),
+    help="Model family; that of the preset, or gpt, if not given.",
+)
 def diff(one: Path, other: Path, world: int | None, family: Family | None) -> None:
-    """Say what differs between two runs, each a TOML file, a run's folder or a checkpoint's.
+    """Compare two runs, each a TOML file, a run's folder or a checkpoint's.
 
-    First the values that were said, then what follows from them. Ends with code 1 if anything differs.
+    Prints configured values first, then derived ones. Exits with code 1 if anything differs.
     """
-    from mega_train.commands.config_diff import differences, side
+    from mega_train.commands.config_diff import diff_sides, load_side
 
-    sides = [side(path, family, world) for path in (one, other)]
-    for path, each in zip((one, other), sides, strict=True):
-        if each.why:
-            click.echo(f"of {path} nothing follows: {each.why}", err=True)
-    found = list(differences(*sides))
-    for name, first, second in found:
+    sides = [load_side(path, family, world) for path in (one, other)]
+    for path, config_side in zip((one, other), sides, strict=True):
+        if config_side.error:
+            click.echo(f"of {path} nothing follows: {config_side.error}", err=True)
+    rows = list(diff_sides(*sides))
+    for name, first, second in rows:
         click.echo(f"{name:34} {first} | {second}")
-    sys.exit(1 if found else 0)
+    sys.exit(1 if rows else 0)
 
 
 @app.command(context_settings={"ignore_unknown_options": True})
 @click.argument("words", nargs=-1, metavar="[KEY|FLAG]...")
 def explain(words: tuple[str, ...]) -> None:
-    """Say what a key or a flag is, ours or one of Megatron's or fairseq's; without one, list all of ours."""
-    from mega_train.commands.explain import everything
-    from mega_train.commands.explain import explain as of
+    """Explain a key or a flag of mega-train, Megatron or fairseq; without one, list all keys."""
+    from mega_train.commands.explain import explain_word, list_keys
 
-    for line in [line for word in words for line in of(word)] if words else everything():
+    for line in [line for word in words for line in explain_word(word)] if words else list_keys():
         click.echo(line)
 
 
 @app.command()
 def presets() -> None:
-    """List the models that --preset names."""
-    from mega_train.commands.explain import presets as lines
+    """List the presets."""
+    from mega_train.commands.explain import list_presets
 
-    for line in lines():
+    for line in list_presets():
         click.echo(line)
 
 
@@ -174,16 +188,16 @@ def presets() -> None:
 @click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--output", type=OUTPUT_FILE, default=Path("loss.png"))
 def curve(runs: tuple[Path, ...], output: Path) -> None:
-    """Draw the loss of RUNS (the folders given to --save) as a PNG."""
-    from mega_train.reports.loss_plot import draw
+    """Plot the loss of RUNS (the folders given to --save) as a PNG."""
+    from mega_train.reports.loss_plot import draw_loss
 
-    draw(runs, output)
+    draw_loss(runs, output)
     click.echo(f"{output}")
 
 
 @app.command()
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("--against", type=click.Path(path_type=Path), help="Another run to compare it with.")
+@click.option("--against", type=click.Path(path_type=Path), help="Another run to compare with.")
 @click.option(
     "--output",
     type=OUTPUT_FILE,
@@ -195,38 +209,39 @@ def curve(runs: tuple[Path, ...], output: Path) -> None:
     type=click.Choice(["iteration", "samples", "tokens", "hours"]),
     default="iteration",
     show_default=True,
-    help="What the curves lie over.",
+    help="Horizontal axis of the curves.",
 )
 def report(
     run: Path, against: Path | None, output: Path, over: Literal["iteration", "samples", "tokens", "hours"]
 ) -> None:
-    """Write a page about RUN (the folder given to --save): one file of HTML that loads nothing.
+    """Write a self-contained HTML report about RUN (the folder given to --save).
 
-    Loss, gradient norm, learning rate, throughput and memory as curves, restarts marked in them; where the
-    time of a step goes; the configuration. It can be written while the run goes on.
+    It shows loss, gradient norm, learning rate, throughput and memory as curves with restarts, the time of
+    each phase of a step, and the configuration. It can be written during the run.
     """
-    from mega_train.reports.html_report import write
+    from mega_train.reports.html_report import write_report
 
-    write(run, against, output, over)
+    write_report(run, against, output, over)
     click.echo(f"{output}")
 
 
 @app.command()
 @click.option("--kernels", type=click.Choice(get_args(Kernels)), default="auto", show_default=True)
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
-@click.option("--json", "as_json", is_flag=True, help="A JSON object.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 def doctor(kernels: Kernels, device: Literal["auto", "cpu", "cuda"], as_json: bool) -> int:
-    """Say what this machine has, whose kernels a run would take and why, and hold each to its definition.
+    """Show this machine's devices and the kernels training would use, and check each kernel.
 
-    The exit code is 1 if a kernel is further from its definition than roundings explain, or fails.
+    Each kernel is compared with the reference. The exit code is 1 if one fails or differs by more than
+    rounding explains.
     """
-    from mega_train.commands.doctor import examined, told
+    from mega_train.commands.doctor import collect_report, format_report
 
-    found = examined(kernels, device)
-    click.echo(json.dumps(found, indent=1) if as_json else told(found))
-    return 0 if found["healthy"] else 1
+    report = collect_report(kernels, device)
+    click.echo(json.dumps(report, indent=1) if as_json else format_report(report))
+    return 0 if report["healthy"] else 1
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Entry point."""
+    """Run the command line."""
     run_command(app, argv)

@@ -1,9 +1,9 @@
-"""The checkpoints a run writes while it goes on, and that its ranks agree on each.
+"""Save checkpoints asynchronously, and agree over all ranks on the outcome of each save.
 
-A rank's values are copied to memory at the end of a step; a process of its own writes and checksums them
-(`mega_schema.checkpoint.async_writer`). After every step the ranks compare a number each: is mine still
-writing, done, or failed? Once all are done the first rank's process commits. A save that fails on any rank
-leaves the checkpoint before it, and the run goes on.
+A rank's values are copied to shared memory at the end of a step; a subprocess writes and checksums them
+(`mega_schema.checkpoint.async_writer`). After every step the ranks all-reduce the maximum of their states:
+busy, done or failed. Once all are done, rank 0's subprocess commits. A save that fails on any rank leaves the
+previous checkpoint, and the run continues.
 """
 
 from __future__ import annotations
@@ -25,29 +25,34 @@ from mega_schema.checkpoint.async_writer import (
 )
 from mega_schema.checkpoint.writer_process import COMMIT, DISCARD, Order
 from mega_train.checkpointing import state_dict
-from mega_train.checkpointing.state_dict import Part
-from mega_train.config import Save
-from mega_train.telemetry.events import Saved
+from mega_train.checkpointing.state_dict import ShardToWrite
+from mega_train.config import CheckpointConfig
+from mega_train.telemetry.events import CheckpointSaved
 
 log = logging.getLogger("mega.train")
 
-_BUSY = 1 << 16  # past every state; and 1 more where a rank has got on since the last time
-_LOOK = 0.02  # seconds between two looks where nothing else is left to do
+# One integer per rank, of which one all-reduce takes the maximum, so that the most important state wins:
+#   0            this rank is done
+#   1 .. 65535   it failed, with this errno
+#   _BUSY        it is still writing, without progress since the last poll
+#   _BUSY + 1    it is still writing, with progress
+_BUSY = 1 << 16
+_POLL_SECONDS = 0.02  # between two polls while nothing else is left to do
 
 
-class Saves:
-    """One rank's part in a run's checkpoints, one at a time. All ranks call each method after the same step.
+class CheckpointSaver:
+    """Writer of a run's checkpoints, one at a time. All ranks call each method after the same step.
 
     Attributes:
         saved_at: the iteration of the newest checkpoint in --save, as far as this run knows.
-        beat: changes while a checkpoint is being written on any rank: a sign of life.
-        ended: what became of saves, for who shows and records it to take away.
-        problem: of the newest save that ended.
+        heartbeat: changes while any rank writes a checkpoint; the watchdog reads it as progress.
+        finished: finished saves, which the train loop reports and removes.
+        last_error: why the newest finished save failed; empty where it succeeded.
     """
 
     def __init__(
         self,
-        said: Save,
+        config: CheckpointConfig,
         mesh: Mesh,
         saved_at: int | None = None,
         superseded: Collection[int] = (),
@@ -57,166 +62,181 @@ class Saves:
         Args:
             superseded: iterations in --save whose checkpoints the first save supersedes.
         """
-        self._superseded, self._written = list(superseded), set[int]()
-        self._said, self._mesh, self._clock = said, mesh, clock
-        self._memory = SharedBuffer() if said.background else None
-        self.saved_at, self.beat, self.problem = saved_at, 0, ""
-        self.ended: list[Saved] = []
-        self.iteration: int | None = None  # of the one being written
-        self._writing: WriterHandle | None = None
-        self._broken = 0  # the state of one that could not even begin
-        self._told = ""
-        self._bytes = 0
-        self._began = self._waited = self._stalled = 0.0
+        self._superseded = list(superseded)
+        self._saved_iterations = set[int]()
+        self._config = config
+        self._mesh = mesh
+        self._clock = clock
+        self._memory = SharedBuffer() if config.background else None
+        self.saved_at = saved_at
+        self.heartbeat = 0
+        self.last_error = ""
+        self.finished: list[CheckpointSaved] = []
+        self.iteration: int | None = None  # of the current save
+        self._writer: WriterHandle | None = None
+        self._start_errno = 0  # errno of a save that could not start
+        self._command = ""
+        self._written_bytes = 0
+        self._start_time = self._wait_seconds = self._blocked_seconds = 0.0
 
     @property
-    def busy(self) -> bool:
+    def is_saving(self) -> bool:
         """Whether a checkpoint is being written."""
         return self.iteration is not None
 
-    def begin(self, iteration: int, parts: Sequence[Part], commit: dict[str, Any]) -> None:
-        """Take the values as they are now. One that is still being written is waited for.
+    def begin(self, iteration: int, shards: Sequence[ShardToWrite], commit: dict[str, Any]) -> None:
+        """Start to save the current values. A save that is still running is waited for.
 
         Args:
-            parts: what this rank writes.
-            commit: what the manifest and the other files say, as an order to write has it.
+            shards: the shards that this rank writes.
+            commit: the contents of the manifest and of the other files, as in a write order.
         """
-        began = self._clock()
+        start_time = self._clock()
         self.finish()
-        self._waited = self._clock() - began
-        assert self._said.save is not None
-        self.iteration, self._began, self._told, self._bytes, self._broken = iteration, began, "", 0, 0
+        self._wait_seconds = self._clock() - start_time
+        assert self._config.save is not None
+        self.iteration = iteration
+        self._start_time = start_time
+        self._command = ""
+        self._written_bytes = 0
+        self._start_errno = 0
         order = {
-            "run": str(self._said.save),
+            "run": str(self._config.save),
             "iteration": iteration,
             "rank": self._mesh.rank,
-            "spaces": state_dict.spaces(parts),
-            "commit": commit | self._permission(iteration) if self._mesh.rank == 0 else None,
+            "spaces": state_dict.write_order(shards),
+            "commit": commit | self._replace_rules(iteration) if self._mesh.rank == 0 else None,
         }
-        self._written.add(iteration)
-        state = 0
+        self._saved_iterations.add(iteration)
+        error_number = 0
         try:
             if self._mesh.rank == 0:
-                checkpoint_dir.begin(self._said.save, iteration)
+                checkpoint_dir.begin(self._config.save, iteration)
             if self._memory is not None:
-                order = self._staged(self._memory, order, parts)
+                order = self._stage(self._memory, order, shards)
         except OSError as error:
-            state = error.errno or errno.EIO
-        # no rank writes before the first has made room
-        if self._mesh.all_reduce_max(state):
-            self._broken = state
+            error_number = error.errno or errno.EIO
+        # no rank writes before rank 0 has created the folder
+        if self._mesh.all_reduce_max(error_number):
+            self._start_errno = error_number
         else:
-            self._start(order, parts)
-        self._stalled = self._clock() - began
+            self._start(order, shards)
+        self._blocked_seconds = self._clock() - start_time
         if self._memory is None:
             self.finish()
 
-    def _permission(self, iteration: int) -> dict[str, Any]:
-        """Which checkpoints the commit may replace or supersede, as an order to write has it."""
-        replaces = iteration in self._written or iteration in self._superseded
+    def _replace_rules(self, iteration: int) -> dict[str, Any]:
+        """Return which checkpoints the commit may replace or supersede, as in a write order."""
+        replaces = iteration in self._saved_iterations or iteration in self._superseded
         return {"replace": replaces, "superseded": self._superseded}
 
-    def advance(self) -> None:
-        """See how far the checkpoint being written is, if there is one; commit it once all ranks are done."""
+    def poll(self) -> None:
+        """Check the state of the current save, if there is one; commit it once all ranks are done."""
         if self.iteration is None:
             return
-        mine = self._state()
-        of_all = self._mesh.all_reduce_max(mine)
-        if of_all >= _BUSY:
-            self.beat += of_all - _BUSY
-        elif self._told:
-            self._end(of_all, mine)
-        elif of_all:
-            self.problem = self._cause(of_all, mine)
-            self._tell(DISCARD)
+        own_state = self._state()
+        max_state = self._mesh.all_reduce_max(own_state)
+        if max_state >= _BUSY:
+            self.heartbeat += max_state - _BUSY
+        elif self._command:
+            self._complete(max_state, own_state)
+        elif max_state:
+            self.last_error = self._describe_error(max_state, own_state)
+            self._send(DISCARD)
         else:
-            self._tell(COMMIT)
+            self._send(COMMIT)
 
     def finish(self) -> None:
-        """Wait until nothing is being written any more."""
+        """Wait until no save is running."""
         while self.iteration is not None:
-            self.advance()
+            self.poll()
             if self._memory is not None:
-                time.sleep(_LOOK)
+                time.sleep(_POLL_SECONDS)
 
-    def _staged(self, memory: SharedBuffer, order: dict[str, Any], parts: Sequence[Part]) -> dict[str, Any]:
-        past, spaces = 0, {}
-        for space, boxes in order["spaces"].items():
-            spaces[space], past = memory.plan(boxes, past)
-        order = order | {"spaces": spaces}
-        places = [box["at"] for boxes in spaces.values() for box in boxes]
-        state_dict.stage(parts, places, memory.stage(order, past))
+    def _stage(
+        self, memory: SharedBuffer, order: dict[str, Any], shards: Sequence[ShardToWrite]
+    ) -> dict[str, Any]:
+        end = 0
+        placed = {}
+        for namespace, boxes in order["spaces"].items():
+            placed[namespace], end = memory.plan(boxes, end)
+        order = order | {"spaces": placed}
+        offsets = [box["at"] for boxes in placed.values() for box in boxes]
+        state_dict.copy_to_buffer(shards, offsets, memory.stage(order, end))
         return order
 
-    def _start(self, order: Order, parts: Sequence[Part]) -> None:
+    def _start(self, order: Order, shards: Sequence[ShardToWrite]) -> None:
         try:
-            self._writing = (
+            self._writer = (
                 SubprocessWriter(self._memory)
                 if self._memory
-                else InProcessWriter(order, state_dict.payload(parts))
+                else InProcessWriter(order, state_dict.shard_bytes(shards))
             )
-        except OSError as error:  # no process can be started
-            self._broken = error.errno or errno.EIO
+        except OSError as error:  # the subprocess cannot start
+            self._start_errno = error.errno or errno.EIO
 
     def _state(self) -> int:
-        """This rank's number: how far it is."""
-        if self._writing is None:
-            return self._broken
-        state = self._writing.state()
-        got_on, self._bytes = self._writing.bytes > self._bytes, self._writing.bytes
-        self.beat += got_on
-        return _BUSY + got_on if state is None else state
+        """Return this rank's state as an integer; see `_BUSY`."""
+        if self._writer is None:
+            return self._start_errno
+        state = self._writer.state()
+        has_progressed, self._written_bytes = self._writer.bytes > self._written_bytes, self._writer.bytes
+        self.heartbeat += has_progressed
+        return _BUSY + has_progressed if state is None else state
 
-    def _tell(self, word: str) -> None:
-        self._told = word
-        if self._writing is not None and self._mesh.rank == 0:
-            self._writing.send(word)
-        elif self._mesh.rank == 0 and word == DISCARD:
-            assert self._said.save is not None
+    def _send(self, command: str) -> None:
+        self._command = command
+        if self._writer is not None and self._mesh.rank == 0:
+            self._writer.send(command)
+        elif self._mesh.rank == 0 and command == DISCARD:
+            assert self._config.save is not None
             assert self.iteration is not None
-            checkpoint_dir.discard(self._said.save, self.iteration)
-            self._broken = 0
+            checkpoint_dir.discard(self._config.save, self.iteration)
+            self._start_errno = 0
         else:
-            self._part()
+            self._close_writer()
 
-    def _part(self) -> None:
-        if self._writing is not None:
-            self._writing.close()
-        self._writing, self._broken = None, 0
+    def _close_writer(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+        self._writer = None
+        self._start_errno = 0
 
-    def _end(self, of_all: int, mine: int) -> None:
+    def _complete(self, max_state: int, own_state: int) -> None:
         assert self.iteration is not None
-        iteration, note = self.iteration, self._writing.note if self._writing is not None else ""
-        if self._told == COMMIT:
-            self.problem = self._cause(of_all, mine) if of_all else ""
-        self._part()
+        iteration = self.iteration
+        note = self._writer.note if self._writer is not None else ""
+        if self._command == COMMIT:
+            self.last_error = self._describe_error(max_state, own_state) if max_state else ""
+        self._close_writer()
         self.iteration = None
-        if not self.problem:
-            self.saved_at, self._superseded = iteration, []
-        if self._mesh.rank == 0 and self.problem:
+        if not self.last_error:
+            self.saved_at = iteration
+            self._superseded = []
+        if self._mesh.rank == 0 and self.last_error:
             log.warning("%s", self._warning(iteration))
         if note:
-            log.warning("%s: an earlier checkpoint cannot be removed: %s", self._said.save, note)
-        written = self._clock() - self._began
-        self.ended.append(
-            Saved(
+            log.warning("%s: an earlier checkpoint cannot be removed: %s", self._config.save, note)
+        write_seconds = self._clock() - self._start_time
+        self.finished.append(
+            CheckpointSaved(
                 iteration=iteration,
-                seconds=written if self._memory is None else self._stalled,
-                waited=self._waited,
-                written=written,
-                problem=self.problem,
+                seconds=write_seconds if self._memory is None else self._blocked_seconds,
+                waited=self._wait_seconds,
+                written=write_seconds,
+                problem=self.last_error,
             )
         )
 
-    def _cause(self, of_all: int, mine: int) -> str:
-        rank = self._mesh.all_reduce_max(self._mesh.rank if mine == of_all else -1)
-        return describe_failure(of_all) + (f", on rank {rank}" if self._mesh.layout.world > 1 else "")
+    def _describe_error(self, max_state: int, own_state: int) -> str:
+        rank = self._mesh.all_reduce_max(self._mesh.rank if own_state == max_state else -1)
+        return describe_failure(max_state) + (f", on rank {rank}" if self._mesh.layout.world > 1 else "")
 
     def _warning(self, iteration: int) -> str:
         newest = (
             "none was written yet" if self.saved_at is None else f"iteration {self.saved_at} is the newest"
         )
         return (
-            f"{self._said.save}: no checkpoint of iteration {iteration}: {self.problem}; "
+            f"{self._config.save}: no checkpoint of iteration {iteration}: {self.last_error}; "
             f"the run goes on, {newest}"
         )

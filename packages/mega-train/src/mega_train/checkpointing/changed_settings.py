@@ -13,13 +13,13 @@ from mega_schema.app.config import config_keys, load_config
 from mega_schema.checkpoint.checkpoint_dir import RUN_CONFIG
 from mega_schema.checkpoint.reader import Checkpoint
 from mega_schema.errors import ConfigError
-from mega_train.config import Run
-from mega_train.data.blend_spec import SPLIT
+from mega_train.config import RunConfig
+from mega_train.data.blend_spec import DEFAULT_SPLIT
 from mega_train.data.identities import normalize_prefix
-from mega_train.resolve.run_mode import only_validates
+from mega_train.resolve.run_mode import is_eval_only
 
-# they decide which tokens sample number N holds
-_DATA = frozenset(
+# they determine the tokens of each sample number
+_DATA_KEYS = frozenset(
     {
         *("train.seed", "batch.length", "data.path", "data.path_file", "data.split_paths_file"),
         *(f"data.{use}_path" for use in ("train", "valid", "test")),
@@ -29,11 +29,13 @@ _DATA = frozenset(
         *("data.renormalize", "data.order", "data.no_sharding"),
     }
 )
-# of them, those whose words name datasets, and those whose texts hold several words
-_GROUPS = frozenset({"data.train_group", "data.valid_groups", "data.test_groups"})
-_PATHS = frozenset({"data.path", *(f"data.{use}_path" for use in ("train", "valid", "test"))}) | _GROUPS
-# how this start finds its checkpoint; another start may find the same one in another way
-_OF_THE_START = frozenset(
+# those of them that name groups of datasets, and all that name datasets
+_GROUP_KEYS = frozenset({"data.train_group", "data.valid_groups", "data.test_groups"})
+_PATH_KEYS = (
+    frozenset({"data.path", *(f"data.{use}_path" for use in ("train", "valid", "test"))}) | _GROUP_KEYS
+)
+# how a start finds its checkpoint, which may differ between starts
+_START_KEYS = frozenset(
     {
         "checkpoint.load",
         "checkpoint.save",
@@ -50,7 +52,7 @@ log = logging.getLogger("mega.train")
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A setting that is not what the checkpoint recorded.
+    """A setting that differs from the one that the checkpoint recorded.
 
     Attributes:
         is_moved: whether it names other paths of the same datasets.
@@ -64,17 +66,17 @@ class Change:
 
     @property
     def decides_data(self) -> bool:
-        return self.key in _DATA and not self.is_moved
+        return self.key in _DATA_KEYS and not self.is_moved
 
     def __str__(self) -> str:
         moved = ", which holds the same data" if self.is_moved else ""
-        return f"{self.key} ({self.flag}): {_text(self.old)} -> {_text(self.new)}{moved}"
+        return f"{self.key} ({self.flag}): {_format_value(self.old)} -> {_format_value(self.new)}{moved}"
 
 
 def find_changes(
-    run: Run, checkpoint: Checkpoint | None, identities: Callable[[], Mapping[str, str]]
+    run: RunConfig, checkpoint: Checkpoint | None, identities: Callable[[], Mapping[str, str]]
 ) -> list[Change]:
-    """The settings of a resumed run that changed since its checkpoint was written.
+    """Find the settings of a resumed run that changed since its checkpoint was written.
 
     Nothing is compared where weights alone are loaded, where nothing is trained, and where the checkpoint has
     no run.toml or one of another version.
@@ -85,36 +87,41 @@ def find_changes(
     Raises:
         ConfigError: the run would read other data than the one it resumes, without --override-data.
     """
-    if checkpoint is None or run.checkpoint.finetune or only_validates(run) or not checkpoint.run_config:
+    if checkpoint is None or run.checkpoint.finetune or is_eval_only(run) or not checkpoint.run_config:
         return []
     file = checkpoint.folder / RUN_CONFIG
     try:
-        recorded = load_config(Run, file, {})
+        recorded_run = load_config(RunConfig, file, {})
     except ConfigError as error:
         log.warning("%s; it is not compared with this run", str(error).partition("; hint: ")[0])
         return []
     context = checkpoint.spec.context
-    before, now = _with_defaults(recorded, context), _with_defaults(run, context)
+    recorded_config, current_config = _with_defaults(recorded_run, context), _with_defaults(run, context)
     changes = []
-    for key in config_keys(Run):
-        old, new = (getattr(getattr(each, key.section), key.name) for each in (before, now))
+    for key in config_keys(RunConfig):
+        old, new = (
+            getattr(getattr(config, key.section), key.name) for config in (recorded_config, current_config)
+        )
         # the model is the checkpoint's, whatever describes it: flags that contradict it are refused elsewhere
-        if key.section != "model" and key.dotted not in _OF_THE_START and not _same(old, new):
+        if key.section != "model" and key.dotted not in _START_KEYS and not _is_same(old, new):
             changes.append(Change(key.dotted, key.flag, old, new))
     datasets = checkpoint.trainer.get("datasets")
-    if isinstance(datasets, dict) and any(change.key in _PATHS for change in changes):
-        now_read = identities()
+    if isinstance(datasets, dict) and any(change.key in _PATH_KEYS for change in changes):
+        current_identities = identities()
         changes = [
-            replace(change, is_moved=change.key in _PATHS and _moved(change, datasets, now_read))
+            replace(
+                change, is_moved=change.key in _PATH_KEYS and _is_moved(change, datasets, current_identities)
+            )
             for change in changes
         ]
-    data = [change for change in changes if change.decides_data]
-    if data and not run.checkpoint.override_data:
+    data_changes = [change for change in changes if change.decides_data]
+    if data_changes and not run.checkpoint.override_data:
         raise ConfigError(
-            data[0].flag,
+            data_changes[0].flag,
             "the run would read other data than the run it resumes",
-            found=" ".join(f"{change.flag} {_text(change.new)}" for change in data),
-            wanted=" ".join(f"{change.flag} {_text(change.old)}" for change in data) + f", as {file} says",
+            found=" ".join(f"{change.flag} {_format_value(change.new)}" for change in data_changes),
+            wanted=" ".join(f"{change.flag} {_format_value(change.old)}" for change in data_changes)
+            + f", as {file} says",
             hint="--override-data reads these from here on"
             + ("" if datasets else "; give it too where the same data was moved"),
         )
@@ -122,46 +129,48 @@ def find_changes(
 
 
 def describe_changes(changes: Sequence[Change], checkpoint: Checkpoint) -> str:
-    """The block that the start of a run shows: one line for each change."""
+    """Format the changes for the start of a run, one line for each."""
     lines = "\n".join(f"  {change}" for change in changes)
     return f"settings that changed since iteration {checkpoint.iteration} was saved:\n{lines}"
 
 
-def _with_defaults(run: Run, context: int) -> Run:
-    """The run with the values that it has where nothing is given."""
+def _with_defaults(run: RunConfig, context: int) -> RunConfig:
+    """Fill in the defaults of the settings that are not given."""
     length = context if run.batch.length is None else run.batch.length
     return replace(
-        run, batch=replace(run.batch, length=length), data=replace(run.data, split=run.data.split or SPLIT)
+        run,
+        batch=replace(run.batch, length=length),
+        data=replace(run.data, split=run.data.split or DEFAULT_SPLIT),
     )
 
 
-def _same(old: Any, new: Any) -> bool:
+def _is_same(old: Any, new: Any) -> bool:
     if old == new:
         return True
     if isinstance(old, tuple) and isinstance(new, tuple):
-        return len(old) == len(new) and all(map(_same_word, old, new))
-    return isinstance(old, str | Path) and isinstance(new, str | Path) and _same_word(str(old), str(new))
+        return len(old) == len(new) and all(map(_is_same_word, old, new))
+    return isinstance(old, str | Path) and isinstance(new, str | Path) and _is_same_word(str(old), str(new))
 
 
-def _moved(change: Change, recorded: Mapping[str, str], now_read: Mapping[str, str]) -> bool:
-    """Whether two blends differ in the paths of their datasets alone."""
+def _is_moved(change: Change, recorded: Mapping[str, str], current_identities: Mapping[str, str]) -> bool:
+    """Whether two blends differ only in the paths of their datasets."""
 
     def words(texts: Any) -> list[str]:
-        several = change.key in _GROUPS
+        several = change.key in _GROUP_KEYS
         return [word for text in texts for word in (re.split(r"[\s,]+", text) if several else [text])]
 
     def is_same(old: str, new: str) -> bool:
         identity = recorded.get(normalize_prefix(old))
-        return _same_word(old, new) or (
-            identity is not None and identity == now_read.get(normalize_prefix(new))
+        return _is_same_word(old, new) or (
+            identity is not None and identity == current_identities.get(normalize_prefix(new))
         )
 
     old, new = words(change.old), words(change.new)
     return len(old) == len(new) and all(map(is_same, old, new))
 
 
-def _same_word(old: Any, new: Any) -> bool:
-    """Whether two words are the same numbers, or lead to the same place."""
+def _is_same_word(old: Any, new: Any) -> bool:
+    """Whether two words are the same numbers, or paths to the same file."""
     if old == new or not (isinstance(old, str) and isinstance(new, str)):
         return bool(old == new)
     try:
@@ -171,7 +180,7 @@ def _same_word(old: Any, new: Any) -> bool:
     return numbers[0] == numbers[1]
 
 
-def _text(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if value is None or value == ():
         return "none"
     return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -1,7 +1,7 @@
-"""What a run goes on from: the newest checkpoint that is sound, on which all ranks agree.
+"""Find the checkpoint to resume from: the newest intact one, on which all ranks agree.
 
-Opening a checkpoint finds what is missing, cut short or not what its names say; what costs reading every byte
-is shared between the ranks once they have met.
+Opening a checkpoint detects missing and truncated files and wrong metadata. Checking every byte is shared
+among the ranks once they are connected.
 """
 
 from __future__ import annotations
@@ -17,49 +17,51 @@ from mega_schema.checkpoint.checkpoint_dir import LATEST, MANIFEST, TRAINER, ite
 from mega_schema.checkpoint.reader import MODEL, Checkpoint, TensorEntry, TensorPiece
 from mega_schema.checkpoint.tracker import latest_checkpoint, latest_iteration
 from mega_schema.errors import ConfigError, CorruptFileError, FormatError
-from mega_train.checkpointing.save_dir import find_superseded, list_iterations, same_folder
-from mega_train.checkpointing.state_dict import weights_space
-from mega_train.config import Run
-from mega_train.optim.adamw import STATE, Name
-from mega_train.optim.loss_scaler import LossScale
-from mega_train.resolve.run_mode import takes_optimizer
-from mega_train.schedules.lr import Courses
+from mega_train.checkpointing.save_dir import find_superseded, is_same_folder, list_iterations
+from mega_train.checkpointing.state_dict import best_weights_namespace
+from mega_train.config import RunConfig
+from mega_train.optim.base import STATE_NAMESPACES, OptimizerName
+from mega_train.optim.loss_scaler import DynamicLossScaler
+from mega_train.resolve.run_mode import loads_optimizer
+from mega_train.schedules.lr import ParamSchedules
 
-_HINT = "--finetune begins anew with its weights"
-_CHUNK = 1 << 24  # bytes
+_FINETUNE_HINT = "--finetune begins anew with its weights"
+_CHUNK_BYTES = 1 << 24  # bytes
 
 log = logging.getLogger("mega.train")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What a run begins with.
+class ResumePoint:
+    """What a run starts from.
 
     Attributes:
-        run: its configuration, which says so where that is --pretrained-checkpoint.
-        courses: those it goes on with.
-        superseded: iterations in --save whose checkpoints it supersedes.
+        run: the configuration, with load and finetune set where --pretrained-checkpoint applies.
+        schedules: the checkpoint's learning-rate and weight-decay schedules.
+        superseded: iterations in --save whose checkpoints the run supersedes.
         refusal: why the run may not write into --save.
     """
 
-    run: Run
+    run: RunConfig
     checkpoint: Checkpoint | None
-    courses: Courses | None
+    schedules: ParamSchedules | None
     superseded: tuple[int, ...] = ()
     refusal: ConfigError | None = None
 
 
-def found(run: Run, world: World, before: int | None = None) -> Found:
-    """What the run begins with.
+def find_checkpoint(run: RunConfig, world: World, before_iteration: int | None = None) -> ResumePoint:
+    """Find the newest intact checkpoint of --load, or of --pretrained-checkpoint.
 
     Args:
-        before: of a run's folder, an older checkpoint than that of this iteration.
+        before_iteration: take a checkpoint of the run's folder older than this iteration.
 
     Raises:
-        FormatError: there is none that is sound.
+        FormatError: there is no intact one.
     """
-    load, save, pretrained = run.checkpoint.load, run.checkpoint.save, run.checkpoint.pretrained
-    if load is not None and same_folder(load, save) and _is_new(load):
+    load = run.checkpoint.load
+    save = run.checkpoint.save
+    pretrained = run.checkpoint.pretrained
+    if load is not None and is_same_folder(load, save) and _is_empty(load):
         if run.checkpoint.exit_on_missing:
             flag, hint = "--exit-on-missing-checkpoint", "leave it out to begin anew"
             raise FormatError(load, f"holds no checkpoint, and {flag} is given", hint=hint)
@@ -71,68 +73,76 @@ def found(run: Run, world: World, before: int | None = None) -> Found:
         load = pretrained
         run = replace(run, checkpoint=replace(run.checkpoint, load=pretrained, finetune=True))
     if load is None:
-        superseded, refusal = _superseded(run, None, None)
-        _say_superseded(run, superseded, world)
-        return Found(run, None, None, superseded, refusal)
-    first: FormatError | None = None
-    candidates = _candidates(load, before)
+        superseded, refusal = _find_superseded(run, None, None)
+        _warn_superseded(run, superseded, world)
+        return ResumePoint(run, None, None, superseded, refusal)
+    first_damage: FormatError | None = None
+    candidates = _list_candidates(load, before_iteration)
     for folder in candidates.folders:
         try:
             checkpoint = Checkpoint(folder)
-            courses = _checked(run, checkpoint)
+            schedules = _check_training_state(run, checkpoint)
         except CorruptFileError as error:
-            first = first or error
+            first_damage = first_damage or error
             continue
-        superseded, refusal = _superseded(run, checkpoint, candidates.newest)
-        if world.rank == 0 and candidates.problem is not None and before is None:
-            _warn(candidates.problem, checkpoint.iteration, "the newest sound checkpoint")
-        elif world.rank == 0 and first is not None:
-            _warn(first, checkpoint.iteration)
+        superseded, refusal = _find_superseded(run, checkpoint, candidates.newest)
+        if world.rank == 0 and candidates.tracker_error is not None and before_iteration is None:
+            _warn_damage(candidates.tracker_error, checkpoint.iteration, "the newest sound checkpoint")
+        elif world.rank == 0 and first_damage is not None:
+            _warn_damage(first_damage, checkpoint.iteration)
         if candidates.newest == checkpoint.iteration or run.checkpoint.overwrite:
-            _say_superseded(run, superseded, world)
-        return Found(run, checkpoint, courses, superseded, refusal)
-    problem = candidates.problem or first
-    assert problem is not None, f"{load}: nothing before {before}"
+            _warn_superseded(run, superseded, world)
+        return ResumePoint(run, checkpoint, schedules, superseded, refusal)
+    problem = candidates.tracker_error or first_damage
+    assert problem is not None, f"{load}: nothing before {before_iteration}"
     raise problem
 
 
-def agreed(found: Checkpoint, mesh: Mesh, run: Run, older: Callable[[int], Checkpoint]) -> Checkpoint:
-    """The newest checkpoint that every rank can open and whose bytes are those that were written.
+def agree_on_checkpoint(
+    checkpoint: Checkpoint, mesh: Mesh, run: RunConfig, open_older: Callable[[int], Checkpoint]
+) -> Checkpoint:
+    """Agree over all ranks on the newest checkpoint that every rank can open and whose checksums match.
 
     Args:
-        found: the newest that this rank could open.
-        older: opens the one before an iteration.
+        checkpoint: the newest that this rank could open.
+        open_older: opens the checkpoint before an iteration.
 
     Raises:
         CorruptFileError: there is none; on every rank alike.
     """
-    first: CorruptFileError | None = None
+    first_damage: CorruptFileError | None = None
     while True:
-        oldest = -mesh.all_reduce_max(-found.iteration)
-        if mesh.all_reduce_max(found.iteration) != oldest:  # what one rank cannot open none goes on from
-            if found.iteration > oldest:
-                found = older(oldest + 1)
+        oldest = -mesh.all_reduce_max(
+            -checkpoint.iteration
+        )  # the minimum over ranks, by the one collective for maxima
+        if (
+            mesh.all_reduce_max(checkpoint.iteration) != oldest
+        ):  # a checkpoint that one rank cannot open is used by none
+            if checkpoint.iteration > oldest:
+                checkpoint = open_older(oldest + 1)
                 if mesh.rank == 0:
-                    log.warning("%s: newer ones cannot be read by every rank", found.folder)
+                    log.warning("%s: newer ones cannot be read by every rank", checkpoint.folder)
             continue
-        pieces = list(_read(found, run))
-        mine = range(mesh.rank, len(pieces), mesh.layout.world)
-        worst = mesh.all_reduce_max(max((n for n in mine if _changed(found, pieces[n][-1])), default=-1))
-        if worst < 0:
-            return found
-        space, name, _, piece = pieces[worst]
+        pieces = list(_needed_pieces(checkpoint, run))
+        own_numbers = range(mesh.rank, len(pieces), mesh.layout.world)
+        corrupt_number = mesh.all_reduce_max(
+            max((n for n in own_numbers if _is_corrupt(checkpoint, pieces[n][-1])), default=-1)
+        )
+        if corrupt_number < 0:
+            return checkpoint
+        space, name, _, piece = pieces[corrupt_number]
         damage = CorruptFileError(
-            f"{found.folder / piece.file}: {space} {name}",
+            f"{checkpoint.folder / piece.file}: {space} {name}",
             "values are not those that were written",
             hint="load another iteration: --load RUN/iter_NNNNNNN",
         )
-        first = first or damage
+        first_damage = first_damage or damage
         assert run.checkpoint.load is not None
-        if not any(iteration < found.iteration for iteration in iterations(run.checkpoint.load)):
-            raise first
-        found = older(found.iteration)
+        if not any(iteration < checkpoint.iteration for iteration in iterations(run.checkpoint.load)):
+            raise first_damage
+        checkpoint = open_older(checkpoint.iteration)
         if mesh.rank == 0:
-            _warn(damage, found.iteration)
+            _warn_damage(damage, checkpoint.iteration)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,57 +150,64 @@ class _Candidates:
     """The checkpoints to try.
 
     Attributes:
-        folders: of them, the newest first.
+        folders: their folders, the newest first.
         newest: the iteration up to which checkpoints are tried; None where --load is one checkpoint.
-        problem: why the tracker does not say which is the newest.
+        tracker_error: why the tracker does not name the newest.
     """
 
     folders: list[Path]
     newest: int | None
-    problem: FormatError | None = None
+    tracker_error: FormatError | None = None
 
 
-def _candidates(load: Path, before: int | None) -> _Candidates:
+def _list_candidates(load: Path, before_iteration: int | None) -> _Candidates:
     if (load / MANIFEST).is_file():
         return _Candidates([load], None)
     problem: FormatError | None = None
     try:
         newest = latest_iteration(load)
-        named = latest_checkpoint(load)
+        tracked_folder = latest_checkpoint(load)
     except CorruptFileError as error:
-        named = iteration_folder(load, newest)
-        if not named.exists():  # what it names says nothing of the others
+        tracked_folder = iteration_folder(load, newest)
+        if not tracked_folder.exists():  # a missing folder says nothing about the others
             problem = error
     except FormatError as error:
         problem = error
     except OSError as error:
         problem = FormatError(load / LATEST, "cannot be read", found=error.strerror)
-    others = iterations(load)
+    on_disk = iterations(load)
     if problem is None:
         folders = [
             iteration_folder(load, i)
-            for i in reversed(others)
-            if i < newest and (before is None or i < before)
+            for i in reversed(on_disk)
+            if i < newest and (before_iteration is None or i < before_iteration)
         ]
-        return _Candidates([named, *folders] if before is None or newest < before else folders, newest)
-    if not others:
+        return _Candidates(
+            [tracked_folder, *folders] if before_iteration is None or newest < before_iteration else folders,
+            newest,
+        )
+    if not on_disk:
         raise problem
-    folders = [iteration_folder(load, i) for i in reversed(others) if before is None or i < before]
-    return _Candidates(folders, others[-1], problem)
+    folders = [
+        iteration_folder(load, i)
+        for i in reversed(on_disk)
+        if before_iteration is None or i < before_iteration
+    ]
+    return _Candidates(folders, on_disk[-1], problem)
 
 
-def _is_new(load: Path) -> bool:
+def _is_empty(load: Path) -> bool:
     """Whether a run's folder holds neither a tracker nor a checkpoint."""
     return not (load / LATEST).exists() and not iterations(load)
 
 
-def _warn(damage: FormatError, iteration: int, which: str = "the one before it") -> None:
+def _warn_damage(damage: FormatError, iteration: int, choice: str = "the one before it") -> None:
     words = str(damage).partition("; hint: ")[0]
-    log.warning("%s; the run resumes from iteration %d, %s", words, iteration, which)
+    log.warning("%s; the run resumes from iteration %d, %s", words, iteration, choice)
 
 
-def _superseded(
-    run: Run, checkpoint: Checkpoint | None, newest: int | None
+def _find_superseded(
+    run: RunConfig, checkpoint: Checkpoint | None, newest: int | None
 ) -> tuple[tuple[int, ...], ConfigError | None]:
     try:
         return find_superseded(run, checkpoint, newest), None
@@ -198,56 +215,59 @@ def _superseded(
         return (), error
 
 
-def _say_superseded(run: Run, superseded: Collection[int], world: World) -> None:
+def _warn_superseded(run: RunConfig, superseded: Collection[int], world: World) -> None:
     if superseded and world.rank == 0:
-        words = (
+        consequence = (
             "of --overwrite: they become iter_*.superseded once this run has saved, and it removes each as it"
         )
-        log.warning("%s: %s: %s passes them", run.checkpoint.save, list_iterations(superseded), words)
+        log.warning("%s: %s: %s passes them", run.checkpoint.save, list_iterations(superseded), consequence)
 
 
-def _read(checkpoint: Checkpoint, run: Run) -> Iterator[tuple[str, str, TensorEntry, TensorPiece]]:
-    """The pieces whose values the run takes up."""
-    only = None if takes_optimizer(run) else weights_space(checkpoint)
-    return (piece for piece in checkpoint.pieces() if only in (None, piece[0]))
+def _needed_pieces(
+    checkpoint: Checkpoint, run: RunConfig
+) -> Iterator[tuple[str, str, TensorEntry, TensorPiece]]:
+    """Select the pieces whose values the run loads."""
+    namespace = None if loads_optimizer(run) else best_weights_namespace(checkpoint)
+    return (piece for piece in checkpoint.pieces() if namespace in (None, piece[0]))
 
 
-def _changed(checkpoint: Checkpoint, piece: TensorPiece) -> bool:
-    """Whether a piece has another checksum than when it was written, or cannot be read."""
-    checksum, left = 0, piece.bytes
+def _is_corrupt(checkpoint: Checkpoint, piece: TensorPiece) -> bool:
+    """Whether a piece cannot be read or its checksum differs from the recorded one."""
+    checksum = 0
+    remaining = piece.bytes
     try:
         with (checkpoint.folder / piece.file).open("rb") as file:
             file.seek(piece.offset)
-            while left and (chunk := file.read(min(left, _CHUNK))):
-                checksum, left = zlib.crc32(chunk, checksum), left - len(chunk)
+            while remaining and (chunk := file.read(min(remaining, _CHUNK_BYTES))):
+                checksum, remaining = zlib.crc32(chunk, checksum), remaining - len(chunk)
     except OSError:
         return True
-    return bool(left) or checksum != piece.crc32
+    return bool(remaining) or checksum != piece.crc32
 
 
-def _checked(run: Run, checkpoint: Checkpoint) -> Courses | None:
-    """Whether there is what the run goes on with.
+def _check_training_state(run: RunConfig, checkpoint: Checkpoint) -> ParamSchedules | None:
+    """Check that the checkpoint holds the training state that the run resumes.
 
     Returns:
-        the courses to go on with; checkpoints of converters and of our first version say none.
+        the checkpoint's schedules; None in checkpoints of converters and of the first version.
     """
     if run.checkpoint.finetune:
         return None
-    optimizer = run.optimizer.name if takes_optimizer(run) else None
+    optimizer = run.optimizer.name if loads_optimizer(run) else None
     if optimizer:
         _check_optimizer(checkpoint, optimizer)
     trainer = checkpoint.trainer
-    # checkpoints of converters say nothing of skipped samples
+    # checkpoints of converters do not record skipped samples
     of_optimizer = (("optimizer_steps", None), ("skipped_samples", 0)) if optimizer else ()
     for key, absent in (("consumed_samples", None), *of_optimizer):
         value = trainer.get(key, absent)
         if type(value) is not int or value < 0:
-            raise _told(checkpoint, key, "not a count", found=value, wanted="0 or more")
+            raise _trainer_error(checkpoint, key, "not a count", found=value, wanted="0 or more")
     if not optimizer:
         return None
-    if not LossScale.is_state(scale := trainer.get("loss_scale", {})):
+    if not DynamicLossScaler.is_valid_state(scale := trainer.get("loss_scale", {})):
         wanted = "a value above 0, and the counts good and patience"
-        raise _told(checkpoint, "loss_scale", "not that of a run", found=scale, wanted=wanted)
+        raise _trainer_error(checkpoint, "loss_scale", "not that of a run", found=scale, wanted=wanted)
     if trainer.get("courses") is None:
         if run.optimizer.checkpoint_schedule:
             flag = "--use-checkpoint-opt_param-scheduler"
@@ -256,26 +276,26 @@ def _checked(run: Run, checkpoint: Checkpoint) -> Courses | None:
             )
         return None
     try:
-        return Courses.of(trainer["courses"])
+        return ParamSchedules.from_state_dict(trainer["courses"])
     except (TypeError, KeyError) as error:
         what = "are not those of a learning rate and a weight decay"
-        raise _told(checkpoint, "courses", what, found=error) from error
+        raise _trainer_error(checkpoint, "courses", what, found=error) from error
 
 
-def _told(checkpoint: Checkpoint, key: str, what: str, **values: object) -> CorruptFileError:
-    return CorruptFileError(f"{checkpoint.folder / TRAINER}: {key}", what, **values, hint=_HINT)
+def _trainer_error(checkpoint: Checkpoint, key: str, what: str, **values: object) -> CorruptFileError:
+    return CorruptFileError(f"{checkpoint.folder / TRAINER}: {key}", what, **values, hint=_FINETUNE_HINT)
 
 
-def _check_optimizer(checkpoint: Checkpoint, optimizer: Name) -> None:
-    found = {space for space in checkpoint.tensors if space not in (MODEL, "optim.main")}
-    if found != (wanted := STATE[optimizer]):
-        writer = next((name for name, spaces in STATE.items() if spaces == found), None)
+def _check_optimizer(checkpoint: Checkpoint, optimizer: OptimizerName) -> None:
+    namespaces = {space for space in checkpoint.tensors if space not in (MODEL, "optim.main")}
+    if namespaces != (required := STATE_NAMESPACES[optimizer]):
+        writer = next((name for name, spaces in STATE_NAMESPACES.items() if spaces == namespaces), None)
         raise FormatError(
             checkpoint.folder,
             f"holds the state of --optimizer {writer}"
             if writer
             else "holds no optimizer state to go on with",
-            found=", ".join(sorted(found) or checkpoint.tensors),
-            wanted=", ".join(sorted(wanted)),
-            hint=f"--optimizer {writer}, or {_HINT}" if writer else _HINT,
+            found=", ".join(sorted(namespaces) or checkpoint.tensors),
+            wanted=", ".join(sorted(required)),
+            hint=f"--optimizer {writer}, or {_FINETUNE_HINT}" if writer else _FINETUNE_HINT,
         )

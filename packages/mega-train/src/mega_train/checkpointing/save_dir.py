@@ -1,8 +1,8 @@
 """Decide whether a run may write into its --save folder, and which checkpoints there it supersedes.
 
-A run writes over no checkpoint that it neither wrote nor resumes from, unless --overwrite says so. A
-checkpoint that it supersedes gets a name that readers ignore once the run has saved, and is removed as the
-run passes its iteration: a folder never mixes the checkpoints of two runs.
+A run never replaces a checkpoint that it neither wrote nor resumes from, unless --overwrite is given. A
+superseded checkpoint is renamed so that readers ignore it once the run has saved, and is removed as the run
+passes its iteration: a folder never mixes the checkpoints of two runs.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from mega_schema.checkpoint.checkpoint_dir import (
 )
 from mega_schema.checkpoint.reader import Checkpoint
 from mega_schema.errors import ConfigError
-from mega_train.config import Run, Save
-from mega_train.resolve.run_mode import only_validates
-from mega_train.telemetry.event_log import check_record
+from mega_train.config import CheckpointConfig, RunConfig
+from mega_train.resolve.run_mode import is_eval_only
+from mega_train.telemetry.event_log import check_event_log
 
 
-def same_folder(one: Path | None, other: Path | None) -> bool:
-    """Whether two paths lead to the same folder, whether or not it exists."""
-    return one is not None and other is not None and one.resolve() == other.resolve()
+def is_same_folder(first: Path | None, second: Path | None) -> bool:
+    """Whether two paths are the same folder, whether or not it exists."""
+    return first is not None and second is not None and first.resolve() == second.resolve()
 
 
-def find_superseded(run: Run, checkpoint: Checkpoint | None, newest: int | None) -> tuple[int, ...]:
-    """Iterations in --save that the run supersedes.
+def find_superseded(run: RunConfig, checkpoint: Checkpoint | None, newest: int | None) -> tuple[int, ...]:
+    """Find the iterations in --save that the run supersedes.
 
     Args:
         checkpoint: what the run resumes from.
@@ -44,11 +44,11 @@ def find_superseded(run: Run, checkpoint: Checkpoint | None, newest: int | None)
         FormatError: --save holds a file of another program under the name of the run's record.
     """
     save = run.checkpoint
-    if save.save is None or only_validates(run):
+    if save.save is None or is_eval_only(run):
         return ()
-    check_record(save.save)
+    check_event_log(save.save)
     resumes = (
-        checkpoint is not None and not save.finetune and same_folder(checkpoint.folder.parent, save.save)
+        checkpoint is not None and not save.finetune and is_same_folder(checkpoint.folder.parent, save.save)
     )
     after = checkpoint.iteration if checkpoint is not None and resumes else -1
     later = {iteration: path for iteration, path in iteration_folders(save.save).items() if iteration > after}
@@ -58,49 +58,49 @@ def find_superseded(run: Run, checkpoint: Checkpoint | None, newest: int | None)
             raise ConfigError("--save", what, found=folder, wanted="a folder of its own for the run")
     damaged = range(after + 1, (newest or 0) + 1) if resumes else ()
     if not save.overwrite and (sound := [iteration for iteration in later if iteration not in damaged]):
-        raise _refusal(save, sound, after if resumes else None)
+        raise _refusal_error(save, sound, after if resumes else None)
     return tuple(later)
 
 
 def list_iterations(iterations: Collection[int]) -> str:
-    """Iterations in words; of many, the first and the last."""
+    """Format iterations as text; of many, the first and the last."""
     ascending = sorted(iterations)
     if len(ascending) > 5:
         return f"{len(ascending)} iterations from {ascending[0]} to {ascending[-1]}"
     return f"iteration{'s' * (len(ascending) > 1)} {', '.join(map(str, ascending))}"
 
 
-def _refusal(save: Save, later: list[int], loaded: int | None) -> ConfigError:
-    found = f"{list_iterations(later)} in {save.save}"
-    others = "another --save keeps them, --overwrite gives them up"
+def _refusal_error(save: CheckpointConfig, later: list[int], loaded: int | None) -> ConfigError:
+    description = f"{list_iterations(later)} in {save.save}"
+    alternatives = "another --save keeps them, --overwrite gives them up"
     if loaded is None:
-        run = "a run that began with the same --load" if _began_alike(save, later[-1]) else "another run"
+        owner = "a run that began with the same --load" if _has_same_start(save, later[-1]) else "another run"
         return ConfigError(
             "--save",
-            f"holds checkpoints of {run}",
-            found=found,
+            f"holds checkpoints of {owner}",
+            found=description,
             wanted="a folder without checkpoints",
-            hint=f"--load {save.save} --save {save.save} resumes from them, {others}",
+            hint=f"--load {save.save} --save {save.save} resumes from them, {alternatives}",
         )
     assert save.load is not None
     resumes = f"--load {save.save} resumes from the newest"
-    if same_folder(save.load, save.save):
+    if is_same_folder(save.load, save.save):
         resumes = f"echo {later[-1]} > {save.save}/{LATEST} resumes from the newest"
     return ConfigError(
         "--save",
         "holds checkpoints after the one loaded",
-        found=found,
+        found=description,
         wanted=f"none after iteration {loaded}",
-        hint=f"{resumes}, {others}",
+        hint=f"{resumes}, {alternatives}",
     )
 
 
-def _began_alike(save: Save, iteration: int) -> bool:
-    """Whether the run in --save began with the checkpoint that is loaded now."""
+def _has_same_start(save: CheckpointConfig, iteration: int) -> bool:
+    """Whether the run in --save started from the checkpoint that is loaded now."""
     if save.save is None or save.load is None:
         return False
     try:
-        recorded = load_config(Run, iteration_folder(save.save, iteration) / RUN_CONFIG, {})
-    except ConfigError:  # none is recorded, or by another version
+        recorded = load_config(RunConfig, iteration_folder(save.save, iteration) / RUN_CONFIG, {})
+    except ConfigError:  # no run.toml, or one of another version
         return False
-    return same_folder(recorded.checkpoint.load, save.load)
+    return is_same_folder(recorded.checkpoint.load, save.load)

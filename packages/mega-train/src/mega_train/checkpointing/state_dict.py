@@ -1,4 +1,4 @@
-"""A training run's state to and from a checkpoint, every rank its own share."""
+"""Convert a training run's state to and from a checkpoint; every rank handles its own shards."""
 
 from __future__ import annotations
 
@@ -19,117 +19,130 @@ from mega_model.runtime import Runtime
 from mega_schema.checkpoint.flat_ranges import fragments
 from mega_schema.checkpoint.reader import MODEL, BoxToWrite, Checkpoint
 from mega_schema.sharding import Slab
-from mega_train.distributed.bucket_layout import Stretch
-from mega_train.distributed.grad_sync import Shards
-from mega_train.optim.adamw import Optimizer
+from mega_train.distributed.bucket_layout import ShardRange
+from mega_train.distributed.grad_sync import ShardingStrategy
+from mega_train.optim.base import Optimizer
 
-Read = Callable[[str, Slab], np.ndarray | Tensor]  # a box of a parameter, by name
+ReadBox = Callable[[str, Slab], np.ndarray | Tensor]  # a box of a parameter, by name
 
-_STORED: Mapping[torch.dtype, str] = MappingProxyType(
+_DTYPE_NAMES: Mapping[torch.dtype, str] = MappingProxyType(
     {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """A box of a namespace that this rank writes, and its values now: a view, of the box's shape."""
+class ShardToWrite:
+    """A box of a namespace that this rank writes, and its current values: a view of the box's shape."""
 
-    space: str
+    namespace: str
     box: BoxToWrite
     values: Tensor
     dtype: torch.dtype
 
 
-def parts(mesh: Mesh, rt: Runtime, shards: Shards, optimizer: Optimizer) -> list[Part]:
-    """What this rank writes of a checkpoint, which no other rank does; namespace after namespace."""
-    kept = [("optim.main", part, main) for part, main in zip(shards.stretches, shards.main, strict=True)]
-    writers = Axis("replicas") if shards.sharded else mesh.replicas
-    found: list[Part] = []
-    for _, stretch, values in kept:
-        found += _parts(MODEL, stretch, values, rt.tp, writers, rt.dtype)
-    for space, stretch, values in sorted([*kept, *optimizer.state()], key=_space):
-        if space != "optim.main" or rt.dtype != torch.float32:
-            found += _parts(space, stretch, values, rt.tp, writers, torch.float32)
-    return found
+def shards_to_write(
+    mesh: Mesh, rt: Runtime, sharding: ShardingStrategy, optimizer: Optimizer
+) -> list[ShardToWrite]:
+    """List the shards that this rank writes, and no other rank; grouped by namespace."""
+    main_shards = [
+        ("optim.main", part, main)
+        for part, main in zip(sharding.shard_ranges, sharding.main_params, strict=True)
+    ]
+    writers = Axis("replicas") if sharding.is_sharded else mesh.replicas
+    shards: list[ShardToWrite] = []
+    for _, shard_range, values in main_shards:
+        shards += _boxes_to_write(MODEL, shard_range, values, rt.tp, writers, rt.dtype)
+    for namespace, shard_range, values in sorted([*main_shards, *optimizer.state_shards()], key=_namespace):
+        if namespace != "optim.main" or rt.dtype != torch.float32:
+            shards += _boxes_to_write(namespace, shard_range, values, rt.tp, writers, torch.float32)
+    return shards
 
 
-def spaces(some: Iterable[Part]) -> dict[str, list[dict[str, Any]]]:
-    """Their boxes as an order to write has them (`mega_schema.checkpoint.writer_process`)."""
+def write_order(shards: Iterable[ShardToWrite]) -> dict[str, list[dict[str, Any]]]:
+    """Return the shards' boxes as a write order has them (`mega_schema.checkpoint.writer_process`)."""
     return {
-        space: [part.box.to_record() for part in of] for space, of in groupby(some, lambda part: part.space)
+        namespace: [shard.box.to_record() for shard in group]
+        for namespace, group in groupby(shards, lambda shard: shard.namespace)
     }
 
 
-def stage(some: Sequence[Part], places: Sequence[int], memory: mmap) -> None:
-    """Copy the values to memory, each box's to its place."""
-    for part, place in zip(some, places, strict=True):
-        shape = part.box.slab.shape
-        there = torch.frombuffer(memory, dtype=part.dtype, count=math.prod(shape), offset=place)
-        there.view(shape).copy_(part.values)
+def copy_to_buffer(shards: Sequence[ShardToWrite], offsets: Sequence[int], buffer: mmap) -> None:
+    """Copy the values of each shard to its offset in shared memory."""
+    for shard, offset in zip(shards, offsets, strict=True):
+        shape = shard.box.slab.shape
+        target = torch.frombuffer(buffer, dtype=shard.dtype, count=math.prod(shape), offset=offset)
+        target.view(shape).copy_(shard.values)
 
 
-def payload(some: Iterable[Part]) -> Callable[[str, int], memoryview]:
-    """Return the bytes of a namespace's box, not staged, as `writer_process.write_shards` asks for them."""
-    by_space = {space: list(of) for space, of in groupby(some, lambda part: part.space)}
+def shard_bytes(shards: Iterable[ShardToWrite]) -> Callable[[str, int], memoryview]:
+    """Return a reader of the bytes of a namespace's boxes, for a writer in this process."""
+    by_namespace = {
+        namespace: list(group) for namespace, group in groupby(shards, lambda shard: shard.namespace)
+    }
 
-    def of(space: str, number: int) -> memoryview:
-        part = by_space[space][number]
-        return part.values.to("cpu", part.dtype).contiguous().flatten().view(torch.uint8).numpy().data
+    def box_bytes(namespace: str, index: int) -> memoryview:
+        shard = by_namespace[namespace][index]
+        return shard.values.to("cpu", shard.dtype).contiguous().flatten().view(torch.uint8).numpy().data
 
-    return of
+    return box_bytes
 
 
-def fill(shards: Shards, read: Read, rt: Runtime) -> None:
-    """Set every weight of this rank from a source of boxes of the global tensors; padding becomes zero.
+def load_weights(sharding: ShardingStrategy, read_box: ReadBox, rt: Runtime) -> None:
+    """Set every weight of this rank from boxes of the global tensors; padding becomes zero.
 
     A tied parameter asks for the one it is tied to.
     """
-    for stretch, main in zip(shards.stretches, shards.main, strict=True):
-        _set(stretch, main, read, rt)
-    shards.publish()
+    for shard, main_param in zip(sharding.shard_ranges, sharding.main_params, strict=True):
+        _load_shard(shard, main_param, read_box, rt)
+    sharding.copy_main_to_model_params()
 
 
-def weights_space(checkpoint: Checkpoint) -> str:
-    """Where a checkpoint has its weights most precisely."""
+def best_weights_namespace(checkpoint: Checkpoint) -> str:
+    """Name the namespace that holds the weights at the highest precision."""
     return "optim.main" if "optim.main" in checkpoint.tensors else MODEL
 
 
-def weights(checkpoint: Checkpoint) -> Read:
-    """The checkpoint's weights: the float32 main weights where it has them."""
-    space = weights_space(checkpoint)
-    return lambda name, slab: checkpoint.read(space, name, slab)
+def weight_reader(checkpoint: Checkpoint) -> ReadBox:
+    """Return a reader of the checkpoint's weights: the float32 main weights where it has them."""
+    namespace = best_weights_namespace(checkpoint)
+    return lambda name, slab: checkpoint.read(namespace, name, slab)
 
 
 def load_optimizer(checkpoint: Checkpoint, optimizer: Optimizer, rt: Runtime) -> None:
-    """Take up the optimizer's state."""
+    """Load the optimizer's state from the checkpoint."""
 
-    def fill(space: str, stretch: Stretch, values: Tensor) -> None:
-        _set(stretch, values, lambda name, slab: checkpoint.read(space, name, slab), rt)
+    def fill(namespace: str, shard: ShardRange, values: Tensor) -> None:
+        _load_shard(shard, values, lambda name, slab: checkpoint.read(namespace, name, slab), rt)
 
-    optimizer.load(fill, steps=int(checkpoint.trainer["optimizer_steps"]))
+    optimizer.load_state(fill, steps=int(checkpoint.trainer["optimizer_steps"]))
 
 
 @torch.no_grad()
-def _set(stretch: Stretch, values: Tensor, read: Read, rt: Runtime) -> None:
-    row, tp = stretch.row, rt.tp
+def _load_shard(shard: ShardRange, values: Tensor, read_box: ReadBox, rt: Runtime) -> None:
+    """Fill a shard of a parameter from boxes of the global tensor."""
+    row, tp = shard.row, rt.tp
     values.zero_()
-    for part in fragments(row.slabs(tp.rank, tp.size), row.local_shape(tp.size), stretch.begin, stretch.end):
-        box = torch.as_tensor(read(row.tied_to or row.name, part.slab))
-        values[part.in_range].view(part.block)[part.slab.in_local] = box.to(values)
+    for fragment in fragments(row.slabs(tp.rank, tp.size), row.local_shape(tp.size), shard.begin, shard.end):
+        box = torch.as_tensor(read_box(row.tied_to or row.name, fragment.slab))
+        values[fragment.in_range].view(fragment.block)[fragment.slab.in_local] = box.to(values)
 
 
-def _parts(
-    space: str, stretch: Stretch, values: Tensor, tp: Axis, writers: Axis, dtype: torch.dtype
-) -> Iterator[Part]:
-    """The boxes of a stretch. Of one that several replicas keep, each writes its share."""
-    row = stretch.row
-    first, past = (stretch.size * (writers.rank + i) // writers.size for i in (0, 1))
-    begin, end = stretch.begin + first, stretch.begin + past
-    for part in fragments(row.saved_boxes(tp.rank, tp.size), row.local_shape(tp.size), begin, end):
-        block = values[first:past][part.in_range].view(part.block)[part.slab.in_local]
-        if not part.slab.is_empty:
-            yield Part(space, BoxToWrite(row.name, row.shape, part.slab, _STORED[dtype]), block, dtype)
+def _boxes_to_write(
+    namespace: str, shard: ShardRange, values: Tensor, tp: Axis, writers: Axis, dtype: torch.dtype
+) -> Iterator[ShardToWrite]:
+    """List the boxes of a shard. Replicas that own the same shard split it."""
+    row = shard.row
+    first_element, end_element = (shard.size * (writers.rank + i) // writers.size for i in (0, 1))
+    begin, end = shard.begin + first_element, shard.begin + end_element
+    for fragment in fragments(row.saved_boxes(tp.rank, tp.size), row.local_shape(tp.size), begin, end):
+        block = values[first_element:end_element][fragment.in_range].view(fragment.block)[
+            fragment.slab.in_local
+        ]
+        if not fragment.slab.is_empty:
+            yield ShardToWrite(
+                namespace, BoxToWrite(row.name, row.shape, fragment.slab, _DTYPE_NAMES[dtype]), block, dtype
+            )
 
 
-def _space(kept: tuple[str, Stretch, Tensor]) -> str:
-    return kept[0]
+def _namespace(shard: tuple[str, ShardRange, Tensor]) -> str:
+    return shard[0]

@@ -1,4 +1,4 @@
-"""Runs before they begin: what follows from what was said, and what differs between two of them."""
+"""Resolve a run's configuration without starting it, and compare two configurations."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ from mega_schema.spec import Family, ModelSpec, preset
 from mega_train.checkpointing import resume
 from mega_train.checkpointing.foreign_checkpoint import find_conversion, inspect_model, load_copy
 from mega_train.checkpointing.save_dir import list_iterations
-from mega_train.config import Optimizer, Run, Train
+from mega_train.config import OptimizerConfig, RunConfig, TrainConfig
 from mega_train.config.refusals import parts
 from mega_train.engine.train import prepare
-from mega_train.resolve import Plan, resolve
-from mega_train.resolve.run_mode import only_validates
+from mega_train.resolve import ResolvedConfig, resolve
+from mega_train.resolve.run_mode import is_eval_only
 
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """What a run would be, and how it would start.
+    """The resolved configuration of a run, and how it would start.
 
     Attributes:
-        start: what it begins with, in words.
+        start: what it starts from, as text.
         refusal: why it may not write into --save.
     """
 
-    plan: Plan
+    config: ResolvedConfig
     start: str
     refusal: ConfigError | None
 
 
-def validated(run: Run, world: int) -> Validation:
-    """What the run will be on so many processes; its corpora and its checkpoint are opened where it has any.
+def resolve_for_display(run: RunConfig, world: int) -> Validation:
+    """Resolve the run for a number of processes; open its datasets and checkpoint where it names any.
 
     The family is the configuration's, the preset's, the checkpoint's, or gpt. Nothing is converted.
 
@@ -51,38 +51,41 @@ def validated(run: Run, world: int) -> Validation:
         MegaError: it could not begin.
     """
     conversion = find_conversion(run)
-    unconverted, start = None, ""
+    unconverted_spec, start = None, ""
     if conversion is not None and conversion.is_done:
         run = load_copy(run, conversion)
     elif conversion is not None:
-        unconverted = inspect_model(conversion, run)
+        unconverted_spec = inspect_model(conversion, run)
         run = replace(run, checkpoint=replace(run.checkpoint, load=None, pretrained=None))
         start = f"with {conversion.source}, which mega-ckpt converts to {conversion.copy}"
-    named = preset(run.model.preset).family if run.model.preset is not None else None
-    family, data = run.model.family or named, run.data
-    if any((data.path, data.path_file, data.by_use, data.mock)):
-        prepared = prepare(run, family, World(world), unconverted=unconverted, starts=False)
-        start = start or _start(prepared.plan.run, prepared.checkpoint, prepared.superseded)
-        return Validation(prepared.plan, start, prepared.refusal)
-    begins = resume.found(run, World(world))
-    loaded = begins.checkpoint.spec if begins.checkpoint else unconverted
-    plan = resolve(
-        begins.run,
-        family or (loaded.family if loaded else "gpt"),
+    preset_family = preset(run.model.preset).family if run.model.preset is not None else None
+    family = run.model.family or preset_family
+    data = run.data
+    if any((data.path, data.path_file, data.has_dataset_per_split, data.mock)):
+        prepared_run = prepare(run, family, World(world), unconverted_spec=unconverted_spec, may_write=False)
+        start = start or _describe_start(
+            prepared_run.config.run, prepared_run.checkpoint, prepared_run.superseded
+        )
+        return Validation(prepared_run.config, start, prepared_run.refusal)
+    resume_point = resume.find_checkpoint(run, World(world))
+    loaded_spec = resume_point.checkpoint.spec if resume_point.checkpoint else unconverted_spec
+    config = resolve(
+        resume_point.run,
+        family or (loaded_spec.family if loaded_spec else "gpt"),
         world,
         corpus=None,
-        loaded=loaded,
-        loaded_courses=begins.courses,
+        loaded_spec=loaded_spec,
+        loaded_schedules=resume_point.schedules,
         cuda=torch.cuda.is_available(),
     )
-    start = start or _start(plan.run, begins.checkpoint, begins.superseded)
-    return Validation(plan, start, begins.refusal)
+    start = start or _describe_start(config.run, resume_point.checkpoint, resume_point.superseded)
+    return Validation(config, start, resume_point.refusal)
 
 
-def _start(run: Run, checkpoint: Checkpoint | None, superseded: Collection[int]) -> str:
+def _describe_start(run: RunConfig, checkpoint: Checkpoint | None, superseded: Collection[int]) -> str:
     if checkpoint is None:
         start = "anew"
-    elif run.checkpoint.finetune or only_validates(run):
+    elif run.checkpoint.finetune or is_eval_only(run):
         start = f"with the weights of {checkpoint.folder}"
     else:
         start = f"from iteration {checkpoint.iteration} of {checkpoint.folder.parent}"
@@ -91,38 +94,38 @@ def _start(run: Run, checkpoint: Checkpoint | None, superseded: Collection[int])
     return start
 
 
-def derived(plan: Plan) -> dict[str, object]:
-    """What follows from a run's configuration, by name."""
-    layout, rate = plan.layout, plan.rate
+def derived_values(config: ResolvedConfig) -> dict[str, object]:
+    """List the values derived from a run's configuration, by name."""
+    layout, schedule = config.layout, config.lr_schedule
     return {
-        **{f"model.{name}": value for name, value in plan.spec.to_dict().items()},
-        "parameters": count_params(table(plan.spec)),
+        **{f"model.{name}": value for name, value in config.spec.to_dict().items()},
+        "parameters": count_params(table(config.spec)),
         **{name: getattr(layout, name) for name in ("tp", "pp", "vp", "cp", "dp")},
-        "dropout": _dropout(plan.run.train),
-        "optimizer": _optimizer(plan.run.optimizer),
-        "learning rate": _learning_rate(plan.run.optimizer),
-        "tokens of a sample": plan.length,
-        "tokens of a sample in the first step": plan.lengths.at(1),
-        "samples of a micro-batch": plan.micro,
-        "samples of a step": plan.global_samples,
-        "samples of the first step": plan.batches.at(0),
-        "micro-batches of a rank and step": plan.accumulation,
-        "tokens of a step": plan.tokens_per_step,
-        "steps": plan.iterations,
-        "samples of the run": plan.train_samples,
-        "samples of warm-up": round(rate.warmup),
-        "samples until the least rate": rate.decay,
-        "ZeRO stage": plan.sharing.stage,
-        "device": plan.device,
+        "dropout": _dropout(config.run.train),
+        "optimizer": _optimizer(config.run.optimizer),
+        "learning rate": _learning_rate(config.run.optimizer),
+        "tokens of a sample": config.seq_length,
+        "tokens of a sample in the first step": config.seq_length_schedule.length_at(1),
+        "samples of a micro-batch": config.micro_batch_size,
+        "samples of a step": config.global_batch_size,
+        "samples of the first step": config.batch_size_schedule.size_at(0),
+        "micro-batches of a rank and step": config.accumulation_steps,
+        "tokens of a step": config.tokens_per_step,
+        "steps": config.iterations,
+        "samples of the run": config.train_samples,
+        "samples of warm-up": round(schedule.warmup),
+        "samples until the least rate": schedule.decay,
+        "ZeRO stage": config.sharding_config.stage,
+        "device": config.device,
     }
 
 
-def _dropout(train: Train) -> str:
+def _dropout(train: TrainConfig) -> str:
     return f"hidden {train.hidden_dropout:g}, attention {train.attention_dropout:g}"
 
 
-def _optimizer(optimizer: Optimizer) -> str:
-    """The algorithm with its constants, clipping and decay."""
+def _optimizer(optimizer: OptimizerConfig) -> str:
+    """Format the optimizer with its constants, clipping and weight decay."""
     adam = f"betas {optimizer.beta1:g} {optimizer.beta2:g}, eps {optimizer.eps:g}"
     constants = {
         "adam": adam,
@@ -135,7 +138,7 @@ def _optimizer(optimizer: Optimizer) -> str:
     return f"{optimizer.name}, {constants}, weight decay {decay}, clipped at {optimizer.clip:g}"
 
 
-def _learning_rate(optimizer: Optimizer) -> str:
+def _learning_rate(optimizer: OptimizerConfig) -> str:
     style = str(optimizer.decay_style)
     if style == "WSD":
         style += f" with {optimizer.wsd_style} decay"
@@ -144,24 +147,24 @@ def _learning_rate(optimizer: Optimizer) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
-    """One of two runs to compare.
+class ConfigSide:
+    """One of the two configurations to compare.
 
     Attributes:
-        said: every value of its configuration by section.key.
-        follows: what is derived of it; none where it cannot begin as it stands, and `why` not.
+        values: every configured value by section.key.
+        derived: the derived values; empty where the run could not start, and `error` says why.
     """
 
-    said: dict[str, object]
-    follows: dict[str, object]
-    why: str = ""
+    values: dict[str, object]
+    derived: dict[str, object]
+    error: str = ""
 
 
-def side(path: Path, family: Family | None, world: int | None) -> Side:
-    """A TOML file, a run's folder or a checkpoint's.
+def load_side(path: Path, family: Family | None, world: int | None) -> ConfigSide:
+    """Load a TOML file, a run's folder or a checkpoint's folder.
 
     Args:
-        world: processes, where no checkpoint says how many there were.
+        world: processes, where no checkpoint records their number.
 
     Raises:
         MegaError: it is none of these.
@@ -170,47 +173,48 @@ def side(path: Path, family: Family | None, world: int | None) -> Side:
     file = path
     if path.is_dir():
         checkpoint = Checkpoint.open(path)
-        spec, file = checkpoint.spec, checkpoint.folder / RUN_CONFIG
+        spec = checkpoint.spec
+        file = checkpoint.folder / RUN_CONFIG
         if not file.is_file():
             raise ConfigError(path, "holds no configuration", wanted=RUN_CONFIG)
         world = world or math.prod(checkpoint.written_by.get(axis, 1) for axis in ("tp", "pp", "cp", "dp"))
-    run = load_config(Run, file, {})
-    said = {key.dotted: getattr(getattr(run, key.section), key.name) for key in config_keys(Run)}
-    alone = replace(
+    run = load_config(RunConfig, file, {})
+    values = {key.dotted: getattr(getattr(run, key.section), key.name) for key in config_keys(RunConfig)}
+    standalone = replace(
         run,
         checkpoint=replace(run.checkpoint, load=None, pretrained=None),
         train=replace(run.train, device="cpu"),
     )
-    cut = run.parallel
-    ranks = world or max(1, cut.tp) * max(1, cut.pp) * max(1, cut.cp)
+    parallel = run.parallel
+    ranks = world or max(1, parallel.tp) * max(1, parallel.pp) * max(1, parallel.cp)
     try:
-        named = preset(run.model.preset).family if run.model.preset else None
-        plan = resolve(
-            alone,
-            family or run.model.family or (spec.family if spec else named) or "gpt",
+        preset_family = preset(run.model.preset).family if run.model.preset else None
+        config = resolve(
+            standalone,
+            family or run.model.family or (spec.family if spec else preset_family) or "gpt",
             ranks,
             corpus=None,
-            loaded=spec,
+            loaded_spec=spec,
             cuda=False,
         )
     except ConfigError as error:
-        return Side(said, {}, "; ".join(map(str, parts(error))))
-    return Side(said, derived(plan))
+        return ConfigSide(values, {}, "; ".join(map(str, parts(error))))
+    return ConfigSide(values, derived_values(config))
 
 
-_UNSAID = frozenset({None, False})
-_MODEL_KEYS = frozenset(key.dotted for key in config_keys(Run) if key.section == "model")
+_NOT_GIVEN = frozenset({None, False})
+_MODEL_KEYS = frozenset(key.dotted for key in config_keys(RunConfig) if key.section == "model")
 
 
-def differences(one: Side, other: Side) -> Iterator[tuple[str, Any, Any]]:
-    """Name and both values of all that differs: first what was said, then what follows.
+def diff_sides(first_side: ConfigSide, second_side: ConfigSide) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the name and both values of every difference: configured values first, then derived ones.
 
-    One model can be described by other keys. A key that one side leaves out is compared in what follows.
+    Different keys can describe one model. A key that one side leaves out is compared by the derived values.
     """
-    both_follow = bool(one.follows and other.follows)
-    for first, second in ((one.said, other.said), (one.follows, other.follows)):
+    both_follow = bool(first_side.derived and second_side.derived)
+    for first, second in ((first_side.values, second_side.values), (first_side.derived, second_side.derived)):
         if first and second:
             for name in first:
-                described = name in _MODEL_KEYS and both_follow and _UNSAID & {first[name], second[name]}
+                described = name in _MODEL_KEYS and both_follow and _NOT_GIVEN & {first[name], second[name]}
                 if first[name] != second[name] and not described:
                     yield name, first[name], second[name]

@@ -1,4 +1,4 @@
-"""What a key, a flag or a flag of another program's is, in a few lines."""
+"""Explain a key, a flag, or a flag of another program, in a few lines."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from mega_schema.params import count_params
 from mega_schema.spec import PRESETS
 from mega_train.compat.flag_translation import SIMILAR, refusal_of
 from mega_train.compat.megatron_flags import find_flag, flag_table
-from mega_train.config import Run
+from mega_train.config import RunConfig
 
 
-def explain(word: str) -> Iterator[str]:
-    """The lines of one.
+def explain_word(word: str) -> Iterator[str]:
+    """Yield the lines that explain one word.
 
     Args:
         word: section.key, a key, or a flag with its hyphens or without.
@@ -26,34 +26,34 @@ def explain(word: str) -> Iterator[str]:
     Raises:
         ConfigError: nothing has that name.
     """
-    found = [key for key in config_keys(Run) if word in _names(key)]
-    if found:
-        for key in found:
-            yield from _of_key(key)
+    matches = [key for key in config_keys(RunConfig) if word in _names(key)]
+    if matches:
+        for key in matches:
+            yield from _explain_key(key)
         return
     flag = word if word.startswith("--") else f"--{word}"
-    if lines := list(_of_theirs(flag)):
+    if lines := list(_explain_foreign_flag(flag)):
         yield from lines
         return
-    known = [name for key in config_keys(Run) for name in (key.dotted, *key.declared.split("/"))]
+    known = [name for key in config_keys(RunConfig) for name in (key.dotted, *key.declared.split("/"))]
     known += flag_table().names
     close = get_close_matches(word, known, 1, SIMILAR) or get_close_matches(flag, known, 1, SIMILAR)
     hint = f"did you mean {close[0]}?" if close else ""
     raise ConfigError(word, "is no key and no flag", hint=hint)
 
 
-def everything() -> Iterator[str]:
-    """A line for every key, section by section."""
+def list_keys() -> Iterator[str]:
+    """Yield a line for every key, section by section."""
     section = ""
-    for key in config_keys(Run):
+    for key in config_keys(RunConfig):
         if key.section != section:
             section = key.section
             yield f"[{section}]"
         yield f"  {key.name:24} {key.declared:44} {_default(key)}"
 
 
-def presets() -> Iterator[str]:
-    """A line for every named model."""
+def list_presets() -> Iterator[str]:
+    """Yield a line for every preset."""
     for name, spec in PRESETS.items():
         shape = f"{spec.layers} layers, hidden {spec.hidden}, {spec.heads} heads, {spec.context} tokens"
         yield f"{name:16} {spec.family:6} {count_params(table(spec)) / 1e9:8.2f} billion   {shape}"
@@ -64,7 +64,7 @@ def _names(key: ConfigKey) -> set[str]:
     return {key.dotted, key.name, *flags, *(flag.removeprefix("--") for flag in flags)}
 
 
-def _of_key(key: ConfigKey) -> Iterator[str]:
+def _explain_key(key: ConfigKey) -> Iterator[str]:
     words = str(key.field.metadata["help"])
     yield f"{key.dotted}   {key.declared}"
     yield f"  {words[:1].upper()}{words[1:]}."
@@ -72,10 +72,10 @@ def _of_key(key: ConfigKey) -> Iterator[str]:
     for value, instead in flag_table().values.get(key.flag, {}).items():
         yield f"  {value} is read as {' '.join(instead)}"
     if key.flag == "--preset":
-        yield from (f"  {line}" for line in presets())
+        yield from (f"  {line}" for line in list_presets())
 
 
-def _of_theirs(flag: str) -> Iterator[str]:
+def _explain_foreign_flag(flag: str) -> Iterator[str]:
     table = flag_table()
     if flag in table.in_context:
         yield f"{flag}   {table.in_context[flag]}"
@@ -99,7 +99,9 @@ def _default(key: ConfigKey) -> str:
 
 def _kind(kind: Any) -> str:
     plain = (
-        next(each for each in get_args(kind) if each is not NoneType) if NoneType in get_args(kind) else kind
+        next(argument for argument in get_args(kind) if argument is not NoneType)
+        if NoneType in get_args(kind)
+        else kind
     )
     if get_origin(plain) is Literal:
         return " | ".join(map(str, get_args(plain)))

@@ -9,10 +9,10 @@ from types import MappingProxyType
 import click
 
 from mega_schema.app.config import config_keys
-from mega_train.compat.compatible_command import Familiar
-from mega_train.config import Run
+from mega_train.compat.compatible_command import MegatronCompatibleCommand
+from mega_train.config import RunConfig
 
-# in this order; --help shows these alone
+# the options of --help, in this order
 EVERYDAY = (
     "--config",
     "--preset",
@@ -49,33 +49,37 @@ TITLES: Mapping[str, str] = MappingProxyType(
         "profile": "torch's profiler",
     }
 )
-Record = tuple[str, str]  # an option as it is written, and its description
-_WHOLE = "mega_train.help_all"
-_COMMON = ("--config", "--set", "--help-all", "--help")
-_NAME_COLUMNS = 35  # columns of the options' names and types
+HelpRecord = tuple[str, str]  # an option with its type, and its description
+_HELP_ALL = "mega_train.help_all"
+_COMMON_FLAGS = ("--config", "--set", "--help-all", "--help")
+_NAME_COLUMNS = 35  # columns of option names and types
 _TYPES: Mapping[str, str] = MappingProxyType(
     {"INTEGER": "N", "INTEGER RANGE": "N", "FLOAT": "X"}
-)  # short, for --help alone
+)  # short names of types in --help
 
 
-class GroupedHelp(Familiar):
-    """A command that takes the options of `Run`, with help in groups.
+class GroupedHelp(MegatronCompatibleCommand):
+    """A command that takes the options of `RunConfig`, with help in groups.
 
-    The order of options on the command line, and everything else, is as in `Familiar`.
+    Everything but the help is as in `MegatronCompatibleCommand`.
     """
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """The command's parameters with --help-all before --help."""
+        """Return the command's parameters with --help-all before --help."""
         *params, last = super().get_params(ctx)
         return [*params, _help_all_option(), last]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the everyday options and a line for each section, or with --help-all every option."""
-        sections = {key.parameter: key.section for key in config_keys(Run)}
+        sections = {key.parameter: key.section for key in config_keys(RunConfig)}
         options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
-        own = [option for option in options if option.name not in sections and _flag(option) not in _COMMON]
-        common = [option for option in options if _flag(option) in _COMMON]
-        if ctx.meta.get(_WHOLE):
+        own = [
+            option
+            for option in options
+            if option.name not in sections and _flag_of(option) not in _COMMON_FLAGS
+        ]
+        common = [option for option in options if _flag_of(option) in _COMMON_FLAGS]
+        if ctx.meta.get(_HELP_ALL):
             _write_group(formatter, "Options of this command", _records(ctx, own))
             _write_group(formatter, "Configuration and help", _records(ctx, common))
             for section, title in TITLES.items():
@@ -85,11 +89,11 @@ class GroupedHelp(Familiar):
         _write_group(
             formatter, "Options of this command", [_shorten(record) for record in _records(ctx, own)]
         )
-        by_flag = {_flag(option): option for option in options}
+        by_flag = {_flag_of(option): option for option in options}
         everyday = _records(ctx, [by_flag[flag] for flag in EVERYDAY])
         _write_group(formatter, "Everyday options", [_shorten(record) for record in everyday])
-        others = [option for option in common if _flag(option) not in EVERYDAY]
-        _write_group(formatter, "Other options", _records(ctx, others))
+        rest = [option for option in common if _flag_of(option) not in EVERYDAY]
+        _write_group(formatter, "Other options", _records(ctx, rest))
         counts = Counter(sections.values())
         _write_group(
             formatter,
@@ -101,7 +105,7 @@ class GroupedHelp(Familiar):
 def _help_all_option() -> click.Option:
     def show(ctx: click.Context, param: click.Parameter, value: bool) -> None:
         if value:
-            ctx.meta[_WHOLE] = True
+            ctx.meta[_HELP_ALL] = True
             click.echo(ctx.get_help(), color=ctx.color)
             ctx.exit()
 
@@ -115,22 +119,22 @@ def _help_all_option() -> click.Option:
     )
 
 
-def _records(ctx: click.Context, options: Iterable[click.Option]) -> list[Record]:
+def _records(ctx: click.Context, options: Iterable[click.Option]) -> list[HelpRecord]:
     return [record for option in options if (record := option.get_help_record(ctx)) is not None]
 
 
-def _write_group(formatter: click.HelpFormatter, heading: str, records: Sequence[Record]) -> None:
+def _write_group(formatter: click.HelpFormatter, heading: str, records: Sequence[HelpRecord]) -> None:
     if records:
         with formatter.section(heading):
             formatter.write_dl(records, col_max=_NAME_COLUMNS)
 
 
-def _shorten(record: Record) -> Record:
-    """An option with its type in one letter and without its default value or range."""
+def _shorten(record: HelpRecord) -> HelpRecord:
+    """Shorten an option: its type as one letter, no default value and no range."""
     name, text = record
     flag, _, kind = name.partition(" ")
     return f"{flag} {_TYPES.get(kind, kind)}".rstrip(), text.partition("  [")[0]
 
 
-def _flag(option: click.Option) -> str:
+def _flag_of(option: click.Option) -> str:
     return next((name for name in option.opts if name.startswith("--")), option.opts[0])

@@ -1,4 +1,4 @@
-"""From what a person said of a run to a job to plan."""
+"""Build the workload to plan from a run's configuration."""
 
 from __future__ import annotations
 
@@ -10,32 +10,43 @@ from mega_schema.checkpoint.reader import Checkpoint
 from mega_schema.errors import ConfigError, LayoutError
 from mega_schema.params import count_params, is_layer_matrix
 from mega_schema.spec import Family, ModelSpec, preset
-from mega_train.config import Curriculum, Data, Evaluation, Log, Optimizer, Parallel, Recomputation, Run, Save
+from mega_train.config import (
+    CheckpointConfig,
+    CurriculumConfig,
+    DataConfig,
+    EvaluationConfig,
+    LoggingConfig,
+    OptimizerConfig,
+    ParallelConfig,
+    RecomputeConfig,
+    RunConfig,
+)
 from mega_train.planning.estimate import Estimate, estimate
 from mega_train.planning.hardware import HARDWARE
 from mega_train.planning.search import search
-from mega_train.planning.sharded_sizes import Cut
-from mega_train.planning.workload import BF16, FLOAT16, FLOAT32, FP8, Job, Precision, Software
+from mega_train.planning.sharded_sizes import ShardedModel
+from mega_train.planning.workload import BF16, FLOAT16, FLOAT32, FP8, Implementation, Precision, Workload
 from mega_train.resolve import resolve
 
 
-def made(run: Run, family: Family | None, world: int | None, hardware: str) -> Estimate:
-    """The run as it is said.
+def estimate_run(run: RunConfig, family: Family | None, world: int | None, hardware: str) -> Estimate:
+    """Estimate the run as configured.
 
     Raises:
         MegaError: the run could not begin.
     """
-    return estimate(job(run, family, world), HARDWARE[hardware])
+    return estimate(build_workload(run, family, world), HARDWARE[hardware])
 
 
-def found(run: Run, family: Family | None, world: int | None, hardware: str) -> list[Estimate]:
-    """The fastest layouts of the run's model and batch.
+def search_layouts(run: RunConfig, family: Family | None, world: int | None, hardware: str) -> list[Estimate]:
+    """Search the fastest layouts of the run's model and batch.
 
     Raises:
-        MegaError: the batch is not said, or no layout fits.
+        MegaError: the batch size is not given, or no layout fits.
     """
-    machine, size = HARDWARE[hardware], world or machine_size(run)
-    fastest = search(searchable(run, family), size, machine)
+    machine = HARDWARE[hardware]
+    size = world or model_ranks(run)
+    fastest = search(search_template(run, family), size, machine)
     if not fastest:
         raise LayoutError(
             "--world",
@@ -47,69 +58,73 @@ def found(run: Run, family: Family | None, world: int | None, hardware: str) -> 
     return fastest
 
 
-def machine_size(run: Run) -> int:
-    """Ranks of one copy of the model."""
+def model_ranks(run: RunConfig) -> int:
+    """Return the ranks of one replica of the model."""
     cut = run.parallel
     return max(1, cut.tp) * max(1, cut.pp) * max(1, cut.cp)
 
 
-def job(run: Run, family: Family | None, world: int | None) -> Job:
-    """The job that this run would be on `world` ranks; one copy of the model's where that is not said.
+def build_workload(run: RunConfig, family: Family | None, world: int | None) -> Workload:
+    """Build the workload of this run on `world` ranks; on the ranks of one replica where None.
 
-    No corpus is read; with --load the checkpoint says which model it is.
+    Reads no dataset; with --load the model is the checkpoint's.
 
     Raises:
         MegaError: the run could not begin, for the reasons it would be refused for.
     """
-    loaded = Checkpoint.open(run.checkpoint.load).spec if run.checkpoint.load is not None else None
+    loaded_spec = Checkpoint.open(run.checkpoint.load).spec if run.checkpoint.load is not None else None
     if family is None:
-        named = preset(run.model.preset) if run.model.preset is not None else loaded
-        family = named.family if named else "gpt"
-    # what a plan does not depend on takes values that pass
-    checked = replace(
+        model = preset(run.model.preset) if run.model.preset is not None else loaded_spec
+        family = model.family if model else "gpt"
+    # options without effect on a plan get valid values
+    minimal = replace(
         run,
         batch=replace(run.batch, rampup=None),
-        curriculum=Curriculum(),
+        curriculum=CurriculumConfig(),
         train=replace(run.train, iterations=1, samples=None, device="cuda"),
-        optimizer=Optimizer(lr=1.0),
-        data=Data(),
-        evaluation=Evaluation(),
-        checkpoint=Save(),
-        log=Log(),
+        optimizer=OptimizerConfig(lr=1.0),
+        data=DataConfig(),
+        evaluation=EvaluationConfig(),
+        checkpoint=CheckpointConfig(),
+        log=LoggingConfig(),
     )
-    plan = resolve(checked, family, world or machine_size(run), corpus=None, loaded=loaded, cuda=True)
-    return Job(
-        cut=Cut.of(plan.spec, plan.layout),
-        length=plan.length,
-        micro=plan.micro,
-        global_samples=plan.global_samples,
-        precision=precision(run, plan.spec),
-        recompute=plan.recompute,
-        zero=plan.sharing.stage if plan.layout.dp * plan.layout.cp > 1 else 0,
-        bucket=plan.sharing.bucket,
+    config = resolve(
+        minimal, family, world or model_ranks(run), corpus=None, loaded_spec=loaded_spec, cuda=True
+    )
+    return Workload(
+        model=ShardedModel.from_layout(config.spec, config.layout),
+        seq_length=config.seq_length,
+        micro_batch_size=config.micro_batch_size,
+        global_batch_size=config.global_batch_size,
+        precision=choose_precision(run, config.spec),
+        recompute=config.recompute,
+        zero=config.sharding_config.stage if config.layout.dp * config.layout.cp > 1 else 0,
+        bucket_elements=config.sharding_config.bucket_elements,
         schedule=run.parallel.schedule,
-        sequence=run.parallel.sequence and plan.layout.tp > 1,
-        software=software(run),
+        sequence=run.parallel.sequence and config.layout.tp > 1,
+        implementation=choose_implementation(run),
     )
 
 
-def searchable(run: Run, family: Family | None) -> Job:
-    """The job whose layout is to be found: the model and the batch of the run, cut for one rank.
+def search_template(run: RunConfig, family: Family | None) -> Workload:
+    """Build the workload whose layout is searched: the run's model and batch on one rank.
 
     Raises:
-        ConfigError: the batch is not said, and with it there is nothing to hold constant.
+        ConfigError: the batch size is not given, so nothing is fixed in the search.
     """
     if run.batch.global_samples is None:
         raise ConfigError(
             "--global-batch-size", "missing", wanted="the batch to search for", hint="--global-batch-size 512"
         )
-    alone = replace(run, parallel=Parallel(), recompute=Recomputation(), batch=replace(run.batch, micro=1))
-    hidden = replace(software(run), overlaps_reduce=True, overlaps_gather=True)
-    return replace(job(alone, family, 1), software=hidden)
+    single_rank = replace(
+        run, parallel=ParallelConfig(), recompute=RecomputeConfig(), batch=replace(run.batch, micro=1)
+    )
+    implementation = replace(choose_implementation(run), overlaps_reduce=True, overlaps_gather=True)
+    return replace(build_workload(single_rank, family, 1), implementation=implementation)
 
 
-def precision(run: Run, spec: ModelSpec) -> Precision:
-    """Bytes of each parameter; those of the optimizer's state a mean over the model."""
+def choose_precision(run: RunConfig, spec: ModelSpec) -> Precision:
+    """Choose the bytes per parameter; those of the optimizer state are a mean over the model."""
     half = FP8 if run.train.fp8 else BF16
     precision = half if run.train.bf16 else FLOAT16 if run.train.fp16 else FLOAT32
     rows = [row for row in table(spec) if row.tied_to is None]
@@ -121,9 +136,9 @@ def precision(run: Run, spec: ModelSpec) -> Precision:
     return replace(precision, moments=moments[run.optimizer.name])
 
 
-def software(run: Run) -> Software:
-    """What of our own program the run's flags choose."""
-    return Software(
+def choose_implementation(run: RunConfig) -> Implementation:
+    """Choose what the run's flags change in our implementation."""
+    return Implementation(
         attention=_attention(run),
         eager=run.train.kernels == "reference",
         fused=run.train.kernels not in ("reference", "compile"),
@@ -133,34 +148,36 @@ def software(run: Run) -> Software:
     )
 
 
-def _attention(run: Run) -> Literal["flash", "flash-2", "scores"]:
+def _attention(run: RunConfig) -> Literal["flash", "flash-2", "scores"]:
     if run.train.attention_dropout:
         return "scores"
     return "flash-2" if run.train.kernels == "flash-attn" else "flash"
 
 
-def words(job: Job) -> str:
-    """The flags that make a run the layout of a job that was searched for."""
-    layout, again = job.layout, job.recompute
-    full = again.granularity == "full"
+def to_flags(workload: Workload) -> str:
+    """Format the flags that give a run the layout of a workload."""
+    layout, recompute = workload.layout, workload.recompute
+    full = recompute.granularity == "full"
     flags = {
         "--tensor-model-parallel-size": layout.tp if layout.tp > 1 else None,
-        "--sequence-parallel": "" if job.sequence else None,
-        "--tp-comm-overlap": "" if job.sequence and job.software.overlaps_tp == "both" else None,
+        "--sequence-parallel": "" if workload.sequence else None,
+        "--tp-comm-overlap": ""
+        if workload.sequence and workload.implementation.overlaps_tp == "both"
+        else None,
         "--context-parallel-size": layout.cp if layout.cp > 1 else None,
         "--pipeline-model-parallel-size": layout.pp if layout.pp > 1 else None,
-        "--pipeline-schedule": job.schedule if layout.pp > 1 and job.schedule != "1f1b" else None,
+        "--pipeline-schedule": workload.schedule if layout.pp > 1 and workload.schedule != "1f1b" else None,
         "--num-layers-per-virtual-pipeline-stage": (
-            job.spec.layers // (layout.pp * layout.vp) if layout.vp > 1 else None
+            workload.spec.layers // (layout.pp * layout.vp) if layout.vp > 1 else None
         ),
-        "--micro-batch-size": job.micro,
-        "--global-batch-size": job.global_samples,
-        "--use-distributed-optimizer": "" if job.zero else None,
-        "--overlap-grad-reduce": "" if job.zero and job.software.overlaps_reduce else None,
-        "--overlap-param-gather": "" if job.zero and job.software.overlaps_gather else None,
-        "--recompute-granularity": again.granularity,
-        "--recompute-modules": " ".join(again.modules) if again.is_custom else None,
-        "--recompute-method": again.method if full else None,
-        "--recompute-num-layers": again.layers if full else None,
+        "--micro-batch-size": workload.micro_batch_size,
+        "--global-batch-size": workload.global_batch_size,
+        "--use-distributed-optimizer": "" if workload.zero else None,
+        "--overlap-grad-reduce": "" if workload.zero and workload.implementation.overlaps_reduce else None,
+        "--overlap-param-gather": "" if workload.zero and workload.implementation.overlaps_gather else None,
+        "--recompute-granularity": recompute.granularity,
+        "--recompute-modules": " ".join(recompute.modules) if recompute.is_custom else None,
+        "--recompute-method": recompute.method if full else None,
+        "--recompute-num-layers": recompute.layers if full else None,
     }
     return " ".join(f"{flag} {value}".rstrip() for flag, value in flags.items() if value is not None)

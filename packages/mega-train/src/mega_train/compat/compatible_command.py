@@ -1,7 +1,7 @@
-"""A command that reads the launch scripts of Megatron-LM, its forks and fairseq as they are.
+"""A command that accepts the launch scripts of Megatron-LM, its forks and fairseq unchanged.
 
-Words of theirs become words of ours before anything is parsed. What cannot be read is refused in one table:
-the flag, why, and what replaces it.
+Flags are translated before click parses them. Flags that cannot be translated are refused in one table: the
+flag, the reason and a replacement.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from mega_train.compat.flag_translation import (
     DROPOUT_FLAGS,
     MEGATRON_DEFAULTS,
     Translation,
-    in_words,
+    format_skipped,
     translate_flags,
 )
 from mega_train.config.refusals import Refused
-from mega_train.fault_tolerance.error_reporting import own_rank
+from mega_train.fault_tolerance.error_reporting import current_rank
 
 _TRANSLATION = "mega_train.translation"
 
 
-class Familiar(MultiValueCommand):
-    """A command that knows what a Megatron user meant."""
+class MegatronCompatibleCommand(MultiValueCommand):
+    """A command that accepts Megatron's flags."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -36,30 +36,30 @@ class Familiar(MultiValueCommand):
                 [MEGATRON_DEFAULTS],
                 is_flag=True,
                 expose_value=False,
-                help="Take Megatron's defaults where ours differ: dropout 0.1, saves in the foreground.",
+                help="Use Megatron's defaults where ours differ: dropout 0.1, saves in the foreground.",
             )
         )
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """As click does.
+        """Translate the arguments, then parse them as click does.
 
         Raises:
-            ConfigError: a flag cannot be read, or two disagree; the line says what to do.
+            ConfigError: a flag cannot be read, or two disagree; the message says what to do.
             Refused: there are several.
         """
         options = {name: option for option in self.get_params(ctx) for name in _names(option)}
         translation = translate_flags(args, options)
         ctx.meta[_TRANSLATION] = translation
         if not {"-h", "--help", "--help-all"} & set(args):
-            _refuse(translation.refused, list(_wrong_values(ctx, translation.words, options)))
+            _raise_refused(translation.refused, list(_wrong_values(ctx, translation.words, options)))
         return super().parse_args(ctx, translation.words)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """As click does, after a line that says what was left out, and one of a default that differs."""
+        """Report skipped flags and a differing default, then invoke as click does."""
         translation: Translation = ctx.meta[_TRANSLATION]
-        if own_rank() == 0:
+        if current_rank() == 0:
             if translation.left_out:
-                click.echo(f"left out: {in_words(translation.left_out)}", err=True)
+                click.echo(f"left out: {format_skipped(translation.left_out)}", err=True)
             if missing := _missing_dropout(translation):
                 says = " and ".join(missing)
                 verb = "are" if len(missing) > 1 else "is"
@@ -75,32 +75,32 @@ def _names(option: click.Parameter) -> Sequence[str]:
 
 
 def _missing_dropout(translation: Translation) -> list[str]:
-    """The dropout flags that a script of another program leaves to a default that differs from ours."""
-    given = {word.partition("=")[0] for word in translation.words}
-    # a model that flags describe with the longest position, as Megatron demands and we do not
-    foreign = translation.is_foreign or "--max-position-embeddings" in given
-    if not foreign or "--config" in given or MEGATRON_DEFAULTS in given:
+    """List the dropout flags that a script of another program leaves to its own default."""
+    given_flags = {word.partition("=")[0] for word in translation.words}
+    # Megatron requires --max-position-embeddings and we do not, so its scripts give it
+    foreign = translation.is_foreign or "--max-position-embeddings" in given_flags
+    if not foreign or "--config" in given_flags or MEGATRON_DEFAULTS in given_flags:
         return []
-    return [flag for flag in DROPOUT_FLAGS if flag not in given]
+    return [flag for flag in DROPOUT_FLAGS if flag not in given_flags]
 
 
 def _wrong_values(
     ctx: click.Context, words: Sequence[str], options: dict[str, click.Parameter]
 ) -> Iterator[MegaError]:
-    """An error for every value that click will not take."""
-    for word, after in zip(words, [*words[1:], ""], strict=False):
+    """Yield an error for every value that click will not accept."""
+    for word, next_word in zip(words, [*words[1:], ""], strict=False):
         name, equals, value = word.partition("=")
         option = options.get(name)
         if not isinstance(option, click.Option) or option.is_flag or option.multiple or option.nargs != 1:
             continue
         try:
-            option.type.convert(value if equals else after, option, ctx)
+            option.type.convert(value if equals else next_word, option, ctx)
         except click.BadParameter as error:
             yield ConfigError(name, error.message)
 
 
-def _refuse(refused: Sequence[MegaError], wrong: Sequence[MegaError]) -> None:
-    """Raise what cannot be read; a single wrong value is left to click, which says the same.
+def _raise_refused(refused: Sequence[MegaError], wrong: Sequence[MegaError]) -> None:
+    """Raise the errors; click itself reports a single wrong value.
 
     Raises:
         ConfigError: there is one.
@@ -110,4 +110,4 @@ def _refuse(refused: Sequence[MegaError], wrong: Sequence[MegaError]) -> None:
     if len(errors) == 1 and refused:
         raise errors[0]
     if len(errors) > 1:
-        raise Refused.of(errors, "command line", "things cannot be read")
+        raise Refused.combine(errors, "command line", "things cannot be read")

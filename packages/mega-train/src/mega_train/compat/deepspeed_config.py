@@ -1,4 +1,4 @@
-"""What a DeepSpeed configuration says of batch, ZeRO, clipping, precision and curriculum, in our flags."""
+"""Translate a DeepSpeed configuration (batch, ZeRO, clipping, precision, curriculum) into our flags."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from mega_schema.errors import ConfigError, MegaError
 
 CONFIG_FLAGS = ("--deepspeed_config", "--deepspeed-config")
 
-# of each key our flag; its value is a number, or where it is true or false whether the flag is given
-_SAYS: Mapping[str, str] = MappingProxyType(
+# the flag of each key; a number is its value, true gives the flag and false does not
+_FLAGS: Mapping[str, str] = MappingProxyType(
     {
         "train_batch_size": "--global-batch-size",
         "train_micro_batch_size_per_gpu": "--micro-batch-size",
@@ -37,8 +37,8 @@ _SAYS: Mapping[str, str] = MappingProxyType(
         "curriculum_learning.schedule_config.root_degree": "--curriculum-root",
     }
 )
-# a run is the same without them
-_NEEDLESS = (
+# keys without effect on a run
+_IGNORED_KEYS = (
     "steps_per_print",
     "wall_clock_breakdown",
     "dump_state",
@@ -58,7 +58,7 @@ _NEEDLESS = (
 
 @dataclass(slots=True)
 class DeepSpeedFlags:
-    """A command line with the flags that a DeepSpeed configuration means.
+    """A command line with the flags that a DeepSpeed configuration stands for.
 
     Attributes:
         words: the command line, in the flags of `mega-train`.
@@ -72,7 +72,7 @@ class DeepSpeedFlags:
 
 
 def read_deepspeed_config(file: Path, words: Sequence[str]) -> DeepSpeedFlags:
-    """Add what the file says to a command line.
+    """Add the flags of a DeepSpeed configuration to a command line.
 
     Args:
         words: the command line, every flag in its own spelling.
@@ -80,92 +80,92 @@ def read_deepspeed_config(file: Path, words: Sequence[str]) -> DeepSpeedFlags:
     Raises:
         ConfigError: the file is not one.
     """
-    found = DeepSpeedFlags(list(words))
-    values = _of_curriculum(file, dict(_flat(_content(file))))
+    flags = DeepSpeedFlags(list(words))
+    values = _curriculum_values(file, dict(_flatten(_read_json(file))))
     for key, value in values.items():
         try:
-            _add(found, file, key, value, bool(values.get("fp16.enabled")))
+            _add_flag(flags, file, key, value, bool(values.get("fp16.enabled")))
         except MegaError as error:
-            found.refused.append(error)
-    return found
+            flags.refused.append(error)
+    return flags
 
 
-def _content(file: Path) -> dict[str, Any]:
+def _read_json(file: Path) -> dict[str, Any]:
     flag = CONFIG_FLAGS[0]
     if not file.is_file():
         raise ConfigError(flag, "no such file", found=file)
     try:
-        told = json.loads(file.read_text("utf-8"))
+        content = json.loads(file.read_text("utf-8"))
     except ValueError as error:
         raise ConfigError(file, "is not JSON", found=error) from error
-    if not isinstance(told, dict):
+    if not isinstance(content, dict):
         raise ConfigError(file, "is not a DeepSpeed configuration", wanted="a JSON object")
-    return told
+    return content
 
 
-def _add(found: DeepSpeedFlags, file: Path, key: str, value: Any, fp16: bool) -> None:
+def _add_flag(flags: DeepSpeedFlags, file: Path, key: str, value: Any, fp16: bool) -> None:
     where = f"{file}: {key}"
-    if key in _NEEDLESS or key.partition(".")[0] in _NEEDLESS or value == "auto":
+    if key in _IGNORED_KEYS or key.partition(".")[0] in _IGNORED_KEYS or value == "auto":
         return
     if key == "fp16.initial_scale_power" and isinstance(value, int):
         flag, value = "--initial-loss-scale", 2.0**value
-    elif key not in _SAYS:
-        raise ConfigError(where, "is not read", wanted=", ".join(_sections()), hint="say it by flags")
+    elif key not in _FLAGS:
+        raise ConfigError(where, "is not read", wanted=", ".join(_known_sections()), hint="say it by flags")
     else:
-        flag = _SAYS[key]
-    if flag == "--loss-scale" and value == 0:  # DeepSpeed's word for a scale that moves
-        if flag in (word.partition("=")[0] for word in found.words) and fp16:
+        flag = _FLAGS[key]
+    if flag == "--loss-scale" and value == 0:  # DeepSpeed's value for a dynamic scale
+        if flag in (word.partition("=")[0] for word in flags.words) and fp16:
             # under DeepSpeed its own scaler runs, and Megatron's flag has no effect
-            found.words = _without(flag, found.words)
-            found.left_out[flag] = f"{key} 0 of DeepSpeed's configuration is a scale that moves"
+            flags.words = _without(flag, flags.words)
+            flags.left_out[flag] = f"{key} 0 of DeepSpeed's configuration is a scale that moves"
         return
     if flag.startswith(("--loss", "--initial-loss", "--hyst", "--min-loss")) and not fp16:
         return
-    found.words += _words(where, flag, value, found.words)
+    flags.words += _flag_words(where, flag, value, flags.words)
 
 
 def _without(flag: str, words: Sequence[str]) -> list[str]:
-    """The words without a flag and its value."""
-    kept = list[str]()
-    rest = iter(words)
-    for word in rest:
+    """Remove a flag and its value."""
+    remaining = list[str]()
+    iterator = iter(words)
+    for word in iterator:
         if word == flag:
-            next(rest, None)
+            next(iterator, None)
         elif not word.startswith(f"{flag}="):
-            kept.append(word)
-    return kept
+            remaining.append(word)
+    return remaining
 
 
-def _of_curriculum(file: Path, values: dict[str, Any]) -> dict[str, Any]:
-    """The values, without what is said of a curriculum that is off, or of which one it is.
+def _curriculum_values(file: Path, values: dict[str, Any]) -> dict[str, Any]:
+    """Drop the values of a disabled curriculum, and those that name the kind of an enabled one.
 
     Raises:
         ConfigError: it is one that we do not have.
     """
-    at = "curriculum_learning."
-    if values.get(f"{at}enabled"):
-        kind = values.pop(f"{at}curriculum_type", None), values.pop(f"{at}schedule_type", None)
-        if kind not in (("seqlen", "fixed_linear"), ("seqlen", "fixed_root")):
+    prefix = "curriculum_learning."
+    if values.get(f"{prefix}enabled"):
+        curriculum = values.pop(f"{prefix}curriculum_type", None), values.pop(f"{prefix}schedule_type", None)
+        if curriculum not in (("seqlen", "fixed_linear"), ("seqlen", "fixed_root")):
             wanted = "seqlen, fixed_linear or seqlen, fixed_root"
-            found = ", ".join(map(str, kind))
-            raise ConfigError(f"{file}: {at[:-1]}", "no such curriculum", found=found, wanted=wanted)
-        del values[f"{at}enabled"]
+            found = ", ".join(map(str, curriculum))
+            raise ConfigError(f"{file}: {prefix[:-1]}", "no such curriculum", found=found, wanted=wanted)
+        del values[f"{prefix}enabled"]
         return values
-    return {key: value for key, value in values.items() if not key.startswith(at)}
+    return {key: value for key, value in values.items() if not key.startswith(prefix)}
 
 
-def _words(where: str, flag: str, value: Any, given: Sequence[str]) -> list[str]:
+def _flag_words(where: str, flag: str, value: Any, words: Sequence[str]) -> list[str]:
     if isinstance(value, bool):
-        if not value and flag in given:
+        if not value and flag in words:
             raise ConfigError(where, f"disagrees with {flag}", found="false", wanted="true")
-        return [flag] if value and flag not in given else []
+        return [flag] if value and flag not in words else []
     if not isinstance(value, int | float):
         raise ConfigError(where, "not a number", found=json.dumps(value), wanted=f"what {flag} takes")
-    values = _values_of(flag, given)
+    values = _values_of(flag, words)
     if not values:
         return [flag, f"{value:g}" if value != int(value) else str(int(value))]
     for text in values:
-        number = _number(text)  # of what is no number click says so
+        number = _parse_number(text)  # click reports what is no number
         if number is not None and number != value:
             raise ConfigError(
                 where, f"disagrees with {flag}", found=value, wanted=f"{number:g}, or no {flag}"
@@ -174,26 +174,26 @@ def _words(where: str, flag: str, value: Any, given: Sequence[str]) -> list[str]
 
 
 def _values_of(flag: str, words: Sequence[str]) -> list[str]:
-    """The values that a command line gives a flag."""
+    """List the values that a command line gives a flag."""
     pairs = zip(words, [*words[1:], ""], strict=False)
-    split = [(*word.partition("="), after) for word, after in pairs]
-    return [value if equals else after for name, equals, value, after in split if name == flag]
+    split = [(*word.partition("="), next_word) for word, next_word in pairs]
+    return [value if equals else next_word for name, equals, value, next_word in split if name == flag]
 
 
-def _number(text: str) -> float | None:
+def _parse_number(text: str) -> float | None:
     try:
         return float(text)  # takes 1_024 and 1e0, as click does
     except ValueError:
         return None
 
 
-def _flat(told: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in told.items():
-        if isinstance(value, dict) and key not in _NEEDLESS:
-            yield from _flat(value, f"{at}{key}.")
+def _flatten(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in content.items():
+        if isinstance(value, dict) and key not in _IGNORED_KEYS:
+            yield from _flatten(value, f"{prefix}{key}.")
         else:
-            yield f"{at}{key}", value
+            yield f"{prefix}{key}", value
 
 
-def _sections() -> list[str]:
-    return sorted({key.partition(".")[0] for key in _SAYS})
+def _known_sections() -> list[str]:
+    return sorted({key.partition(".")[0] for key in _FLAGS})

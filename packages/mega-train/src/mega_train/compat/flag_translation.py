@@ -1,4 +1,4 @@
-"""Translate the words of another program's launch script into the words of `mega-train`.
+"""Translate the command line of another program's launch script into that of `mega-train`.
 
 Another spelling is replaced, a flag that changes no result is left out, and a DeepSpeed configuration becomes
 flags. What cannot be read is collected, so that one start reports all of it.
@@ -19,7 +19,7 @@ from mega_train.compat.megatron_flags import FlagTable, find_flag, flag_table
 
 DROPOUT_FLAGS = ("--hidden-dropout", "--attention-dropout")
 MEGATRON_DEFAULTS = "--megatron-defaults"
-# Megatron-LM's defaults where ours differ, and the flags that say the same
+# Megatron-LM's defaults where ours differ, and flags that override them
 DEFAULTS = (
     (("--hidden-dropout", "0.1"), ()),
     (("--attention-dropout", "0.1"), ()),
@@ -33,7 +33,7 @@ SIMILAR = 0.84  # of difflib: below it a suggestion is more often wrong than rig
 
 @dataclass(slots=True)
 class Translation:
-    """A command line in the words of `mega-train`.
+    """A translated command line.
 
     Attributes:
         left_out: flags that change no result, and why.
@@ -47,96 +47,98 @@ class Translation:
     is_foreign: bool = False
 
 
-def translate_flags(args: Sequence[str], ours: Collection[str]) -> Translation:
+def translate_flags(args: Sequence[str], known_flags: Collection[str]) -> Translation:
     """Translate a command line.
 
     Args:
-        ours: the flags of the command.
+        known_flags: the flags of the command.
     """
-    return _Translator(args, frozenset(ours)).run()
+    return _Translator(args, frozenset(known_flags)).run()
 
 
 def refusal_of(flag: str, table: FlagTable) -> ConfigError | None:
-    """The error for a flag of what is not supported; None where the table does not know it."""
+    """Build the error of an unsupported flag; None where the table does not have the flag."""
     refusal = find_flag(table.refused, flag)
     return None if refusal is None else ConfigError(flag, refusal.why, hint=refusal.instead)
 
 
-def in_words(left_out: dict[str, str]) -> str:
-    """Flags with why they are needless, those of one reason together."""
+def format_skipped(left_out: dict[str, str]) -> str:
+    """Format the flags that have no effect, grouped by reason."""
     reasons: dict[str, list[str]] = {}
     for flag, why in left_out.items():
         reasons.setdefault(why, []).append(flag)
     return "; ".join(f"{', '.join(flags)} ({why})" for why, flags in reasons.items())
 
 
-def suggest_flag(flag: str, ours: Collection[str], table: FlagTable) -> str:
-    """A hint that names the flag that was meant, or an empty one where none is similar enough."""
-    begins = [name for name in ours if name.startswith(flag)]  # argparse takes a unique beginning
-    known = sorted({*ours, *table.names})
-    close = begins if len(begins) == 1 else get_close_matches(flag, known, 1, SIMILAR)
+def suggest_flag(flag: str, known_flags: Collection[str], table: FlagTable) -> str:
+    """Suggest the flag that was meant; empty where none is similar enough."""
+    prefixed = [name for name in known_flags if name.startswith(flag)]  # argparse takes a unique beginning
+    candidates = sorted({*known_flags, *table.names})
+    close = prefixed if len(prefixed) == 1 else get_close_matches(flag, candidates, 1, SIMILAR)
     return f"did you mean {close[0]}?" if close else ""
 
 
 class _Translator:
-    """One pass over the words, front to back."""
+    """One pass over the command line, front to back."""
 
-    def __init__(self, args: Sequence[str], ours: frozenset[str]) -> None:
-        self.args, self.ours, self.table = list(args), ours, flag_table()
-        self.rest = list(args)
+    def __init__(self, args: Sequence[str], known_flags: frozenset[str]) -> None:
+        self.args = list(args)
+        self.known_flags = known_flags
+        self.table = flag_table()
+        self.remaining = list(args)
         self.given = {word.partition("=")[0] for word in args if _FLAG.match(word)}
-        # beside a kind of positions without a table, Megatron's --no-position-embedding adds nothing
+        # with positions that need no table, Megatron's --no-position-embedding has no effect
         self.has_positions = any(
             "rotary-position" in word or word.endswith(("rope", "rotary", "alibi")) for word in args
         )
-        self.done = Translation()
+        self.translation = Translation()
 
     def run(self) -> Translation:
         self._read_folder()
-        while self.rest:
-            word = self.rest.pop(0)
+        while self.remaining:
+            word = self.remaining.pop(0)
             flag, equals, value = word.partition("=") if _FLAG.match(word) else (word, "", "")
             try:
                 self._read(word, flag, value if equals else None)
             except MegaError as error:
-                self.done.refused.append(error)
+                self.translation.refused.append(error)
         self._read_defaults()
         self._read_deepspeed()
-        self.done.is_foreign |= bool(self.done.left_out)
-        return self.done
+        self.translation.is_foreign |= bool(self.translation.left_out)
+        return self.translation
 
     def _read(self, word: str, flag: str, value: str | None) -> None:
-        table, words = self.table, self.done.words
+        table, words = self.table, self.translation.words
         if flag in table.read_as:
             *first, last = table.read_as[flag]
             words.extend([*first, last if value is None else f"{last}={value}"])
-            self.done.is_foreign = True
+            self.translation.is_foreign = True
         elif flag in table.values:
             words.extend(self._meaning(flag, self._value(flag, value)))
-            self.done.is_foreign |= flag not in self.ours
+            self.translation.is_foreign |= flag not in self.known_flags
         elif flag in table.in_context:
             self._read_in_context(flag, value)
-            self.done.is_foreign = True
+            self.translation.is_foreign = True
         elif flag == "--eval-only":
             words.append(flag)
-            self._drop_truth(flag, value)
-        elif flag in self.ours or flag == MEGATRON_DEFAULTS or not _FLAG.match(word):
+            self._drop_switch_value(flag, value)
+        elif flag in self.known_flags or flag == MEGATRON_DEFAULTS or not _FLAG.match(word):
             words.append(word)
         else:
             self._drop_values()
             if (why := find_flag(table.left_out, flag)) is not None:
-                self.done.left_out[flag] = why
+                self.translation.left_out[flag] = why
             elif (refusal := refusal_of(flag, table)) is not None:
                 raise refusal
             else:
-                raise ConfigError(flag, "no such option", hint=suggest_flag(flag, self.ours, table))
+                raise ConfigError(flag, "no such option", hint=suggest_flag(flag, self.known_flags, table))
 
     def _read_in_context(self, flag: str, value: str | None) -> None:
-        words = self.done.words
+        words = self.translation.words
         if flag == "--no-position-embedding":
             words.extend([] if self.has_positions else ["--position-embedding-type", "none"])
         elif flag == "--adam-betas":
-            words.extend(_betas(self._value(flag, value)))
+            words.extend(_split_betas(self._value(flag, value)))
         elif flag == "--group-query-attention":
             if "--num-query-groups" not in self.given:
                 words.extend(["--num-query-groups", "1"])  # Megatron's default
@@ -146,23 +148,23 @@ class _Translator:
             self._value(flag, value)  # read last, with the whole command line in view
 
     def _read_folder(self) -> None:
-        """fairseq's first word: the folder of its data."""
-        if "--task" not in self.given or not self.rest or self.rest[0].startswith("-"):
+        """Read fairseq's first positional argument, its data folder."""
+        if "--task" not in self.given or not self.remaining or self.remaining[0].startswith("-"):
             return
-        folder = Path(self.rest.pop(0))
+        folder = Path(self.remaining.pop(0))
         for use, split in (("train", "train"), ("valid", "valid"), ("test", "test")):
             if use == "train" or (folder / f"{split}.idx").is_file():
-                self.done.words.extend([f"--{use}-data-path", str(folder / split)])
+                self.translation.words.extend([f"--{use}-data-path", str(folder / split)])
 
     def _read_defaults(self) -> None:
-        """Flags that are added: fairseq's default of --arch, and Megatron's where they are asked for."""
-        words = self.done.words
+        """Add fairseq's default of --arch, and with --megatron-defaults Megatron's defaults."""
+        words = self.translation.words
         if "--arch" in self.given and "--share-decoder-input-output-embed" not in self.given:
             words.append("--untie-embeddings-and-output-weights")
         if MEGATRON_DEFAULTS not in self.given:
             return
         if "--config" in self.given:
-            self.done.refused.append(
+            self.translation.refused.append(
                 ConfigError(
                     MEGATRON_DEFAULTS,
                     "would replace what the file says",
@@ -171,79 +173,81 @@ class _Translator:
                     hint="--hidden-dropout 0.1 --attention-dropout 0.1",
                 )
             )
-        given = {word.partition("=")[0] for word in words}
-        for default, others in DEFAULTS:
-            if not given & {default[0], *others}:
+        given_flags = {word.partition("=")[0] for word in words}
+        for default, alternatives in DEFAULTS:
+            if not given_flags & {default[0], *alternatives}:
                 words.extend(default)
 
     def _read_deepspeed(self) -> None:
-        places = [place for place, word in enumerate(self.args) if word.partition("=")[0] in CONFIG_FLAGS]
-        for place in places:
-            _, equals, value = self.args[place].partition("=")
-            after = self.args[place + 1 : place + 2]
-            file = value if equals else after[0] if after else ""
+        positions = [
+            position for position, word in enumerate(self.args) if word.partition("=")[0] in CONFIG_FLAGS
+        ]
+        for position in positions:
+            _, equals, value = self.args[position].partition("=")
+            next_words = self.args[position + 1 : position + 2]
+            file = value if equals else next_words[0] if next_words else ""
             try:
-                found = read_deepspeed_config(Path(file), self.done.words)
+                flags = read_deepspeed_config(Path(file), self.translation.words)
             except MegaError as error:
-                self.done.refused.append(error)
+                self.translation.refused.append(error)
                 continue
-            self.done.words = found.words
-            self.done.left_out |= found.left_out
-            self.done.refused += found.refused
+            self.translation.words = flags.words
+            self.translation.left_out |= flags.left_out
+            self.translation.refused += flags.refused
 
     def _check_world(self, flag: str, text: str) -> None:
         world = _value_of("--world", self.args)
-        if world is None and "--world" in self.ours:
-            self.done.words.extend(["--world", text])
+        if world is None and "--world" in self.known_flags:
+            self.translation.words.extend(["--world", text])
             return
-        there = world or os.environ.get("WORLD_SIZE", "1")
-        if text != there:
+        actual = world or os.environ.get("WORLD_SIZE", "1")
+        if text != actual:
             hint = f"torchrun --nproc-per-node {text} -m mega_train ..."
-            raise ConfigError(flag, "is not the number of processes", found=text, wanted=there, hint=hint)
+            raise ConfigError(flag, "is not the number of processes", found=text, wanted=actual, hint=hint)
 
     def _meaning(self, flag: str, value: str) -> Sequence[str]:
         values = self.table.values[flag]
         if value in values:
             return values[value]
-        if flag in self.ours:
+        if flag in self.known_flags:
             return flag, value
         raise ConfigError(flag, "means nothing here", found=value, wanted=" | ".join(values))
 
     def _value(self, flag: str, value: str | None) -> str:
         if value is not None:
             return value
-        if not self.rest or _FLAG.match(self.rest[0]):
+        if not self.remaining or _FLAG.match(self.remaining[0]):
             raise ConfigError(flag, "needs a value")
-        return self.rest.pop(0)
+        return self.remaining.pop(0)
 
-    def _drop_truth(self, flag: str, value: str | None) -> None:
-        """BigScience's form of a switch: any word behind it means true there."""
+    def _drop_switch_value(self, flag: str, value: str | None) -> None:
+        """Drop the value of BigScience's --eval-only: any word after it means true there."""
         word = value
-        if word is None and self.rest and self.rest[0].lower() in ("true", "false", "1", "0"):
-            word = self.rest.pop(0)
+        if word is None and self.remaining and self.remaining[0].lower() in ("true", "false", "1", "0"):
+            word = self.remaining.pop(0)
         if word is not None and word.lower() in ("false", "0"):
             hint = f"leave {flag} out"
             raise ConfigError(flag, "is a switch, and on with any word", found=word, hint=hint)
         if value is not None:
-            self.done.words[-1] = flag
+            self.translation.words[-1] = flag
 
     def _drop_values(self) -> None:
-        while self.rest and not _FLAG.match(self.rest[0]) and self.rest[0] not in ("-h", "--"):
-            self.rest.pop(0)
+        while self.remaining and not _FLAG.match(self.remaining[0]) and self.remaining[0] not in ("-h", "--"):
+            self.remaining.pop(0)
 
 
-def _betas(text: str) -> Sequence[str]:
-    found = re.fullmatch(r"[(\[]?\s*([\d.]+)\s*,\s*([\d.]+)\s*[)\]]?", text)
-    if found is None:
+def _split_betas(text: str) -> Sequence[str]:
+    match = re.fullmatch(r"[(\[]?\s*([\d.]+)\s*,\s*([\d.]+)\s*[)\]]?", text)
+    if match is None:
         raise ConfigError("--adam-betas", "not two numbers", found=text, wanted='"(0.9, 0.98)"')
-    return "--adam-beta1", found[1], "--adam-beta2", found[2]
+    return "--adam-beta1", match[1], "--adam-beta2", match[2]
 
 
 def _value_of(flag: str, words: Sequence[str]) -> str | None:
-    """The last value that a command line gives a flag."""
-    found = None
-    for word, after in zip(words, [*words[1:], ""], strict=False):
+    """Return the last value that a command line gives a flag."""
+    result = None
+    for word, next_word in zip(words, [*words[1:], ""], strict=False):
         name, equals, value = word.partition("=")
         if name == flag:
-            found = value if equals else after
-    return found
+            result = value if equals else next_word
+    return result

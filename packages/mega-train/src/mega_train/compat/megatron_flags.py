@@ -1,9 +1,9 @@
 """Read `megatron_flags.toml`: flags of other programs' launch scripts, and what `mega-train` does with each.
 
-Megatron-LM from its first release to its tree of 2026, BigScience's and DeepSpeed's forks, and fairseq's for
-megatron_11b; of data preparation, serving and evaluation only what a training script may hold. A name that
-ends with a hyphen stands for every flag that begins so. A flag that `mega-train` gets leaves the file; a test
-sees to it.
+It covers Megatron-LM from its first release to its tree of 2026, BigScience's and DeepSpeed's forks, and
+fairseq's for megatron_11b; of data preparation, serving and evaluation only flags that a training script may
+hold. A name that ends with a hyphen matches every flag with that prefix. A flag that `mega-train` gains
+leaves the file, which a test checks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FILE = Path(__file__).with_suffix(".toml")
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a flag is refused, and what to give in its place; empty where there is nothing."""
+    """Why a flag is refused, and its replacement; empty where there is none."""
 
     why: str
     instead: str
@@ -34,7 +34,7 @@ class FlagTable:
 
     Attributes:
         left_out: flags that change no result here, and why.
-        refused: flags of what is not supported.
+        refused: flags of unsupported features.
         read_as: the words that take a flag's place, before its value where it has one.
         values: of a flag, the words that a value means; none where it is so in any case.
         in_context: flags that are read with others of the same command line in view, and how.
@@ -55,24 +55,24 @@ class FlagTable:
 
 @functools.cache
 def flag_table() -> FlagTable:
-    """The content of the file."""
-    told = tomllib.loads(FILE.read_text("utf-8"))
+    """Read the table from its file."""
+    content = tomllib.loads(FILE.read_text("utf-8"))
     return FlagTable(
-        left_out=_by_flag(told["left_out"], lambda group: group["why"]),
-        refused=_by_flag(told["refused"], lambda group: Refusal(group["why"], group.get("instead", ""))),
-        read_as=MappingProxyType({flag: tuple(words) for flag, words in told["read_as"].items()}),
+        left_out=_by_flag(content["left_out"], lambda group: group["why"]),
+        refused=_by_flag(content["refused"], lambda group: Refusal(group["why"], group.get("instead", ""))),
+        read_as=MappingProxyType({flag: tuple(words) for flag, words in content["read_as"].items()}),
         values=MappingProxyType(
             {
                 flag: MappingProxyType({value: tuple(words) for value, words in values.items()})
-                for flag, values in told["values"].items()
+                for flag, values in content["values"].items()
             }
         ),
-        in_context=MappingProxyType(told["in_context"]),
+        in_context=MappingProxyType(content["in_context"]),
     )
 
 
 def find_flag(table: Mapping[str, Value], flag: str) -> Value | None:
-    """What a table says of a flag, by its name or by how it begins."""
+    """Look a flag up by its name or by a prefix in the table."""
     if flag in table:
         return table[flag]
     return next((text for key, text in table.items() if key.endswith("-") and flag.startswith(key)), None)

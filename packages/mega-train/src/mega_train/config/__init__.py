@@ -1,50 +1,51 @@
-"""What a person can say of a training run: sections, keys, flags (Megatron's names), defaults.
+"""Configuration of a training run: sections, keys, flags (Megatron's names) and defaults.
 
-Nothing is derived and nothing is cross-checked here; `resolve` does both, once.
+Nothing is derived and nothing is cross-checked here; `resolve` does both.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mega_train.config.data import Data, Evaluation, Tokenizer
-from mega_train.config.keeping import Log, Profile, Save
-from mega_train.config.model import Model
-from mega_train.config.parallel import Parallel, Recomputation
-from mega_train.config.training import Batch, Curriculum, Optimizer, Train
+from mega_train.config.checkpoint import CheckpointConfig
+from mega_train.config.data import DataConfig, EvaluationConfig, TokenizerConfig
+from mega_train.config.logging import LoggingConfig, ProfileConfig
+from mega_train.config.model import ModelConfig
+from mega_train.config.parallel import ParallelConfig, RecomputeConfig
+from mega_train.config.training import BatchConfig, CurriculumConfig, OptimizerConfig, TrainConfig
 
 __all__ = [
-    "Batch",
-    "Curriculum",
-    "Data",
-    "Evaluation",
-    "Log",
-    "Model",
-    "Optimizer",
-    "Parallel",
-    "Profile",
-    "Recomputation",
-    "Run",
-    "Save",
-    "Tokenizer",
-    "Train",
+    "BatchConfig",
+    "CurriculumConfig",
+    "DataConfig",
+    "EvaluationConfig",
+    "LoggingConfig",
+    "ModelConfig",
+    "OptimizerConfig",
+    "ParallelConfig",
+    "ProfileConfig",
+    "RecomputeConfig",
+    "RunConfig",
+    "CheckpointConfig",
+    "TokenizerConfig",
+    "TrainConfig",
 ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class RunConfig:
     """A training run."""
 
-    model: Model = Model()
-    parallel: Parallel = Parallel()
-    recompute: Recomputation = Recomputation()
-    batch: Batch = Batch()
-    curriculum: Curriculum = Curriculum()
-    train: Train = Train()
-    optimizer: Optimizer = Optimizer()
-    data: Data = Data()
-    tokenizer: Tokenizer = Tokenizer()
-    evaluation: Evaluation = Evaluation()
-    checkpoint: Save = Save()
-    log: Log = Log()
-    profile: Profile = Profile()
+    model: ModelConfig = ModelConfig()
+    parallel: ParallelConfig = ParallelConfig()
+    recompute: RecomputeConfig = RecomputeConfig()
+    batch: BatchConfig = BatchConfig()
+    curriculum: CurriculumConfig = CurriculumConfig()
+    train: TrainConfig = TrainConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    data: DataConfig = DataConfig()
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    log: LoggingConfig = LoggingConfig()
+    profile: ProfileConfig = ProfileConfig()

@@ -1,4 +1,4 @@
-"""What is read, for training and for validation."""
+"""Options of datasets, tokenizer and validation."""
 
 from __future__ import annotations
 
@@ -10,111 +10,131 @@ from mega_schema.app.config import WordList, multi_option, option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Data:
-    """What is read."""
+class DataConfig:
+    """Options of the datasets."""
 
     path: WordList = multi_option(
-        "--data-path", "prefix of an indexed dataset (its path without .bin); several, each behind its weight"
+        "--data-path",
+        "prefix of an indexed dataset (its path without .bin); or a blend: WEIGHT PREFIX WEIGHT PREFIX ...",
     )
-    path_file: Path | None = option("--data-args-path", None, "a file with the words of --data-path")
+    path_file: Path | None = option("--data-args-path", None, "a file with the arguments of --data-path")
     mock: bool = option(
         "--mock-data",
         False,
-        "no corpus: documents that count up, of random length, the same as Megatron's mock data",
+        "train on Megatron's mock data: counting documents of random length",
     )
     train_path: WordList = multi_option(
-        "--train-data-path", "as --data-path, for training alone, whole datasets"
+        "--train-data-path", "like --data-path, but whole datasets for training only"
     )
-    valid_path: WordList = multi_option("--valid-data-path", "as --train-data-path, for validation")
-    test_path: WordList = multi_option("--test-data-path", "as --train-data-path, for the test")
+    valid_path: WordList = multi_option("--valid-data-path", "like --train-data-path, for validation")
+    test_path: WordList = multi_option("--test-data-path", "like --train-data-path, for the test")
     split_paths_file: Path | None = option(
-        "--per-split-data-args-path", None, "JSON with the words of these three as train, valid and test"
+        "--per-split-data-args-path",
+        None,
+        "JSON file with the arguments of these three under train, valid and test",
     )
     train_group: WordList = multi_option(
-        "--train-weighted-split-paths", "'NAME: WEIGHT START:END PREFIX, ...', START and END shares of 1"
+        "--train-weighted-split-paths",
+        "'NAME: WEIGHT START:END PREFIX, ...', with START and END fractions of the dataset",
     )
     valid_groups: WordList = multi_option(
-        "--valid-weighted-split-paths", "the same, several times for several"
+        "--valid-weighted-split-paths", "validation groups, one argument for each"
     )
-    test_groups: WordList = multi_option("--test-weighted-split-paths", "the same, several times for several")
+    test_groups: WordList = multi_option("--test-weighted-split-paths", "test groups, one argument for each")
     train_group_file: Path | None = option(
-        "--train-weighted-split-paths-path", None, "a file with the words of --train-weighted-split-paths"
+        "--train-weighted-split-paths-path", None, "a file with the arguments of --train-weighted-split-paths"
     )
     valid_groups_file: Path | None = option(
-        "--valid-weighted-split-paths-path", None, "a file with the words of --valid-weighted-split-paths"
+        "--valid-weighted-split-paths-path", None, "a file with the arguments of --valid-weighted-split-paths"
     )
     test_groups_file: Path | None = option(
-        "--test-weighted-split-paths-path", None, "a file with the words of --test-weighted-split-paths"
+        "--test-weighted-split-paths-path", None, "a file with the arguments of --test-weighted-split-paths"
     )
     sft: bool = option(
         "--sft",
         False,
-        "supervised fine-tuning: --data-path P means P_prompt_document and P_answer_document, and answers "
-        "alone are learnt",
+        "supervised fine-tuning: --data-path P reads P_prompt_document and P_answer_document; only answers "
+        "have a loss",
     )
-    sft_keys: tuple[str, str] = option("--sft-keys", ("prompt", "answer"), "what the two are called")
+    sft_keys: tuple[str, str] = option("--sft-keys", ("prompt", "answer"), "the keys of prompt and answer")
     split: str | None = option(
-        "--split", None, "shares of the sequences for training, validation and test; 969, 30, 1 if not given"
+        "--split",
+        None,
+        "fractions of the sequences for training, validation and test; 969, 30, 1 if not given",
     )
     split_rule: Literal["mcore", "legacy"] = option(
-        "--split-rule", "mcore", "whose rounding: Megatron core's, or that of before October 2023"
+        "--split-rule", "mcore", "rounding of the split: Megatron core's, or Megatron's before October 2023"
     )
     blend_rule: Literal["surplus", "exact"] = option(
         "--blend-rule",
         "surplus",
-        "a blend ends with all that was made of its datasets, or with what is wanted (Megatron core 0.13)",
+        "length of a blend: surplus includes the 0.5 % built in excess, exact does not (Megatron core 0.13)",
     )
     renormalize: bool = option(
-        "--renormalize-blend-weights", False, "weigh datasets by the samples that were made of each"
+        "--renormalize-blend-weights", False, "weigh datasets by the samples built of each"
     )
     cache: Path | None = option(
-        "--data-cache-path", None, "where the order of samples is kept; if not given, beside the data"
+        "--data-cache-path", None, "cache folder of the sample order; beside the data if not given"
     )
     order: Literal["single", "cyclic", "external"] = option(
-        "--dataloader-type", "single", "samples in the order of the index, or shuffled anew in every epoch"
+        "--dataloader-type",
+        "single",
+        "single reads samples in the order of the index, cyclic shuffles them in every epoch",
     )
     no_sharding: bool = option(
-        "--no-data-sharding", False, "with cyclic: shuffle all samples, not each rank's own"
+        "--no-data-sharding", False, "with cyclic, shuffle all samples instead of each rank's own"
     )
-    no_mmap: bool = option("--no-mmap-bin-files", False, "read the .bin files rather than map them")
+    no_mmap: bool = option(
+        "--no-mmap-bin-files", False, "read the .bin files instead of mapping them into memory"
+    )
     threads: int = option("--num-dataset-builder-threads", 8, "threads that open datasets")
     reset_positions: bool = option(
         "--reset-position-ids",
         False,
-        "count places from the document's first token; rotary ones from the sample's still, as in Megatron",
+        "count positions from the start of the document; rotary ones are not reset, as in Megatron",
     )
-    reset_attention: bool = option("--reset-attention-mask", False, "a token sees its own document only")
-    eod_mask_loss: bool = option("--eod-mask-loss", False, "no loss where the input is the end of a document")
+    reset_attention: bool = option(
+        "--reset-attention-mask", False, "limit attention to the token's own document"
+    )
+    eod_mask_loss: bool = option(
+        "--eod-mask-loss", False, "no loss for inputs that are an end-of-document token"
+    )
 
     @property
-    def by_use(self) -> bool:
-        """Whether training, validation and test have datasets of their own, not shares of the same."""
-        said = self.train_path, self.split_paths_file, self.train_group, self.train_group_file
-        return any(said)
+    def has_dataset_per_split(self) -> bool:
+        """Whether training, validation and test have their own datasets instead of parts of one."""
+        values = self.train_path, self.split_paths_file, self.train_group, self.train_group_file
+        return any(values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tokenizer:
-    """Which tokenizer made the data; data that mega-data wrote says so itself."""
+class TokenizerConfig:
+    """Tokenizer of datasets that do not record theirs, as those of mega-data do."""
 
-    type: str | None = option("--tokenizer-type", None, "Megatron's name of it, such as GPT2BPETokenizer")
+    type: str | None = option(
+        "--tokenizer-type", None, "Megatron's name of the tokenizer, such as GPT2BPETokenizer"
+    )
     vocab_file: Path | None = option("--vocab-file", None, "vocab.json or vocab.txt")
     merge_file: Path | None = option("--merge-file", None, "merges.txt")
     model: Path | None = option(
-        "--tokenizer-model", None, "tokenizer.json or a folder that holds one, or a SentencePiece model"
+        "--tokenizer-model", None, "tokenizer.json, a folder with one, or a SentencePiece model"
     )
     name_or_path: Path | None = option("--tokenizer-name-or-path", None, "BigScience's --tokenizer-model")
-    extra_ids: int = option("--vocab-extra-ids", 0, "sentinels beyond the vocabulary")
-    tiktoken_pattern: str | None = option("--tiktoken-pattern", None, "how text is cut into words: v1 or v2")
-    tiktoken_specials: int = option(
-        "--tiktoken-num-special-tokens", 1000, "ids kept for special tokens of a TikTokenizer"
+    extra_ids: int = option("--vocab-extra-ids", 0, "number of sentinel tokens after the vocabulary")
+    tiktoken_pattern: str | None = option(
+        "--tiktoken-pattern", None, "pattern that splits text into words: v1 or v2"
     )
-    tiktoken_names: WordList = multi_option("--tiktoken-special-tokens", "names of the first of them")
+    tiktoken_specials: int = option(
+        "--tiktoken-num-special-tokens", 1000, "ids reserved for special tokens of a TikTokenizer"
+    )
+    tiktoken_names: WordList = multi_option(
+        "--tiktoken-special-tokens", "names of the first special tokens of a TikTokenizer"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluation:
-    """Validation during training."""
+class EvaluationConfig:
+    """Options of validation during training."""
 
-    iterations: int = option("--eval-iters", 100, "batches of a validation; 0 for none")
+    iterations: int = option("--eval-iters", 100, "batches per validation; 0 disables it")
     interval: int = option("--eval-interval", 1000, "optimizer steps between validations")

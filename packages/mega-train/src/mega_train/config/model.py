@@ -1,4 +1,4 @@
-"""The model that is trained."""
+"""Options of the model."""
 
 from __future__ import annotations
 
@@ -10,22 +10,20 @@ from mega_schema.spec import Activation, Family
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
-    """The model. With --load and none of these, the checkpoint says what it is."""
+class ModelConfig:
+    """Options of the model. With --load and none of them given, the model is the checkpoint's."""
 
     family: Family | None = option(
-        "--family", None, "family of the model; mega-train gpt and mega-train llama say it themselves"
+        "--family", None, "family of the model; mega-train gpt and mega-train llama set it"
     )
     preset: str | None = option("--preset", None, "a named model, such as gpt2-124m or llama3-8b")
-    layers: int | None = option("--num-layers", None, "transformer layers")
+    layers: int | None = option("--num-layers", None, "number of transformer layers")
     hidden: int | None = option("--hidden-size", None, "width of the residual stream")
-    heads: int | None = option("--num-attention-heads", None, "query heads")
+    heads: int | None = option("--num-attention-heads", None, "number of query heads")
     kv_heads: int | None = option(
-        "--num-query-groups", None, "key and value heads; as many as query heads if not given"
+        "--num-query-groups", None, "number of key and value heads; that of query heads if not given"
     )
-    head_width: int | None = option(
-        "--kv-channels", None, "components of a head; hidden / heads if not given"
-    )
+    head_width: int | None = option("--kv-channels", None, "width of a head; hidden / heads if not given")
     ffn: int | None = option(
         "--ffn-hidden-size",
         None,
@@ -35,69 +33,73 @@ class Model:
         "--max-position-embeddings", None, "longest sequence in tokens; --seq-length if not given"
     )
     vocab: int | None = option(
-        "--vocab-size", None, "vocabulary without padding; that of the data's tokenizer if not given"
+        "--vocab-size", None, "vocabulary size without padding; that of the data's tokenizer if not given"
     )
     vocab_multiple: int | None = option(
         "--make-vocab-size-divisible-by",
         None,
-        "pad a rank's share of the vocabulary in memory to a multiple of this; 128 if not given",
+        "pad each rank's part of the vocabulary in memory to a multiple of this; 128 if not given",
     )
     padded_vocab: int | None = option(
         "--pad-vocab-size-to", None, "pad the vocabulary in memory to this many rows (BigScience's)"
     )
-    norm: Literal["LayerNorm", "RMSNorm"] | None = option("--normalization", None, "which norm")
+    norm: Literal["LayerNorm", "RMSNorm"] | None = option("--normalization", None, "kind of norm")
     norm_eps: float | None = option("--norm-epsilon", None, "epsilon of the norms; 1e-5 if not given")
     norm_1p: bool = option(
-        "--apply-layernorm-1p", False, "norms multiply by 1 + their weight, which begins at 0"
+        "--apply-layernorm-1p", False, "norms multiply by 1 + weight, and weights start at 0"
     )
-    embed_norm: bool = option("--embed-layernorm", False, "norm the embedding of a token (BLOOM)")
-    qk_norm: bool = option("--qk-layernorm", False, "norm every head of queries and keys")
+    embed_norm: bool = option("--embed-layernorm", False, "apply a norm to the token embedding (BLOOM)")
+    qk_norm: bool = option("--qk-layernorm", False, "apply a norm to each head of queries and keys")
     post_norm_residual: bool = option(
-        "--apply-residual-connection-post-layernorm", False, "branches are added to the normed stream"
+        "--apply-residual-connection-post-layernorm", False, "add each branch to the output of its norm"
     )
     parallel_residual: bool = option(
-        "--parallel-residual", False, "the feed-forward reads what enters the layer, as attention (GPT-NeoX)"
+        "--parallel-residual", False, "attention and feed-forward both read the layer's input (GPT-NeoX)"
     )
     activation: Activation | None = option("--activation", None, "feed-forward activation")
-    swiglu: bool = option("--swiglu", False, "gated SiLU feed-forward, as --activation swiglu")
+    swiglu: bool = option("--swiglu", False, "gated SiLU feed-forward, same as --activation swiglu")
     glu: Literal["geglu", "liglu", "reglu", "swiglu"] | None = option(
-        "--glu-activation", None, "gated feed-forward of BigScience's names, as --activation"
+        "--glu-activation", None, "gated feed-forward by BigScience's name, same as --activation"
     )
     unfused_gelu: bool = option(
-        "--no-bias-gelu-fusion", False, "GELU by erf, as Megatron's unfused kernel computes it"
+        "--no-bias-gelu-fusion", False, "compute GELU by erf, as Megatron's unfused kernel does"
     )
     positions: Literal["learned_absolute", "rope", "alibi", "none"] | None = option(
-        "--position-embedding-type", None, "how a token's place enters"
+        "--position-embedding-type", None, "kind of position embedding"
     )
     rope_base: float | None = option("--rotary-base", None, "base of the rotary angles; 10000 if not given")
     rope_share: float | None = option(
-        "--rotary-percent", None, "share of a head's components that turn; 1.0 if not given"
+        "--rotary-percent", None, "fraction of each head that is rotated; 1.0 if not given"
     )
     rope_interleaved: bool = option(
-        "--rotary-interleaved", False, "neighbouring components turn as a pair, not those half a head apart"
+        "--rotary-interleaved",
+        False,
+        "rotate adjacent components as pairs, instead of those half a head apart",
     )
     rope_interpolation: float | None = option(
-        "--rotary-seq-len-interpolation-factor", None, "divide places by this"
+        "--rotary-seq-len-interpolation-factor", None, "divide positions by this factor"
     )
-    rope_scaled: bool = option("--use-rope-scaling", False, "Llama 3.1's longer rotary positions")
+    rope_scaled: bool = option("--use-rope-scaling", False, "use Llama 3.1's scaling of rotary positions")
     rope_scaling: float | None = option(
-        "--rope-scaling-factor", None, "how much longer --use-rope-scaling makes them; 8 if not given"
+        "--rope-scaling-factor", None, "factor of --use-rope-scaling; 8 if not given"
     )
     window: str | None = option(
-        "--window-size", None, "LEFT,0: a token sees itself and this many before it; all if not given"
+        "--window-size", None, "LEFT,0: attend to the token and this many before it; to all if not given"
     )
-    untied: bool = option("--untie-embeddings-and-output-weights", False, "an output weight of its own")
+    untied: bool = option(
+        "--untie-embeddings-and-output-weights", False, "separate embedding and output weights"
+    )
     no_bias: bool = option(
         "--disable-bias-linear",
         False,
-        "linears without biases; GELU is then by erf where --activation does not say, as in Megatron",
+        "no biases in linear layers; without --activation GELU is then computed by erf, as in Megatron",
     )
     qkv_bias: bool = option(
-        "--add-qkv-bias", False, "of queries, keys and values alone, with --disable-bias-linear too"
+        "--add-qkv-bias", False, "add a bias to queries, keys and values, also with --disable-bias-linear"
     )
     init_std: float | None = option(
         "--init-method-std", None, "standard deviation of initial weights; 0.02 if not given"
     )
     xavier: bool = option(
-        "--init-method-xavier-uniform", False, "initial matrices uniform by the sum of their sides"
+        "--init-method-xavier-uniform", False, "initialise matrices by the Xavier uniform distribution"
     )

@@ -1,4 +1,4 @@
-"""How a model is cut, and what is computed again."""
+"""Options of parallelism and activation recomputation."""
 
 from __future__ import annotations
 
@@ -9,23 +9,25 @@ from mega_schema.app.config import WordList, multi_option, option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parallel:
-    """How the model is cut. Data parallel takes the ranks that remain."""
+class ParallelConfig:
+    """Sizes of the parallel dimensions. Data parallelism takes the remaining ranks."""
 
-    tp: int = option("--tensor-model-parallel-size", 1, "ranks that share every layer")
-    pp: int = option("--pipeline-model-parallel-size", 1, "stages that the layers are dealt to")
+    tp: int = option("--tensor-model-parallel-size", 1, "tensor-parallel size: ranks that share each layer")
+    pp: int = option(
+        "--pipeline-model-parallel-size", 1, "pipeline-parallel size: ranks that share the layers"
+    )
     layers_per_virtual: int | None = option(
         "--num-layers-per-virtual-pipeline-stage",
         None,
-        "interleave: each pipeline rank holds several stages, of this many layers",
+        "interleave: layers of each virtual stage",
     )
     virtual: int | None = option(
-        "--num-virtual-stages-per-pipeline-rank", None, "the same, as the number of stages of a rank"
+        "--num-virtual-stages-per-pipeline-rank", None, "interleave: virtual stages per pipeline rank"
     )
     schedule: Literal["gpipe", "1f1b", "zero-bubble"] = option(
         "--pipeline-schedule",
         "1f1b",
-        "order of passes; 1f1b is interleaved over virtual stages; zero-bubble puts weight gradients off",
+        "pipeline schedule; 1f1b is interleaved with virtual stages; zero-bubble defers weight gradients",
     )
     first_layers: int | None = option(
         "--decoder-first-pipeline-num-layers",
@@ -46,79 +48,79 @@ class Parallel:
         "--account-for-loss-in-pipeline-split", False, "count head and loss as a layer of the last stage"
     )
     cp: int = option(
-        "--context-parallel-size", 1, "ranks that share every sequence, an early and a late chunk of it each"
+        "--context-parallel-size",
+        1,
+        "context-parallel size: ranks that share each sequence, with an early and a late chunk each",
     )
     sequence: bool = option(
-        "--sequence-parallel", False, "share the tokens between the tensor-parallel regions"
+        "--sequence-parallel",
+        False,
+        "shard tokens over the tensor-parallel ranks outside the tensor-parallel regions",
     )
     tp_overlap: bool = option(
         "--tp-comm-overlap",
         False,
-        "on GPUs, exchange tokens piece by piece beside the products that need them",
+        "on GPUs, overlap tensor-parallel communication with matrix products",
     )
     ddp_impl: Literal["local", "torch"] = option(
-        "--DDP-impl", "local", "Megatron's; either way gradients add up in our own float32 buckets"
+        "--DDP-impl", "local", "accepted without effect: gradients are reduced in float32 buckets either way"
     )
     distributed_optimizer: bool = option(
-        "--use-distributed-optimizer", False, "the same as --zero-stage 1, or a higher one given"
+        "--use-distributed-optimizer", False, "same as --zero-stage 1, unless a higher stage is given"
     )
     zero_stage: int | None = option(
         "--zero-stage",
         None,
-        "what the replicas of the model share: 0 nothing, 1 optimizer state, 2 gradients too, 3 weights too "
+        "what is sharded over the replicas: 0 nothing, 1 optimizer state, 2 also gradients, 3 also weights "
         "(FSDP2); 0 if not given",
     )
     overlap_reduce: bool = option(
-        "--overlap-grad-reduce", False, "add gradients up over the replicas while the backward pass runs"
+        "--overlap-grad-reduce", False, "reduce gradients over the replicas during the backward pass"
     )
     overlap_gather: bool = option(
-        "--overlap-param-gather", False, "gather updated weights while the next forward pass runs"
+        "--overlap-param-gather", False, "gather updated weights during the next forward pass"
     )
     reduce_bf16: bool = option(
         "--grad-reduce-in-bf16",
         False,
-        "replicas exchange gradients in bfloat16, half the bytes; a rank's own sum stays float32",
+        "reduce gradients over the replicas in bfloat16; accumulation on a rank stays float32",
     )
     bucket: int | None = option(
         "--ddp-bucket-size",
         None,
-        "elements of a bucket of gradients; 40,000,000, or 1,000,000 x replicas, if not given",
+        "elements of a gradient bucket; the larger of 40,000,000 and 1,000,000 x replicas if not given",
     )
     timeout_minutes: float = option(
-        "--distributed-timeout-minutes", 10.0, "end a run whose ranks wait for each other for this long"
+        "--distributed-timeout-minutes", 10.0, "minutes without progress after which a run is ended"
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recomputation:
-    """What backward computes again, to keep less in memory (arXiv:2205.05198)."""
+class RecomputeConfig:
+    """Options of activation recomputation (arXiv:2205.05198)."""
 
-    selective: bool = option(
-        "--recompute-activations", False, "attention again, as --recompute-granularity selective"
-    )
-    full: bool = option(
-        "--checkpoint-activations", False, "every layer again, as --recompute-granularity full"
-    )
+    selective: bool = option("--recompute-activations", False, "same as --recompute-granularity selective")
+    full: bool = option("--checkpoint-activations", False, "same as --recompute-granularity full")
     granularity: Literal["full", "selective"] | None = option(
         "--recompute-granularity", None, "selective recomputes --recompute-modules, full whole layers"
     )
     modules: WordList = multi_option(
         "--recompute-modules",
-        "of selective: core_attn (attention), layernorm, mlp_act (the feed-forward's activation); "
+        "for selective: core_attn (attention), layernorm, mlp_act (the feed-forward's activation); "
         "core_attn if not given",
     )
     method: Literal["uniform", "block"] | None = option(
         "--recompute-method",
         None,
-        "of full: uniform, all layers in groups, or block, the first layers of a stage; uniform if not given",
+        "for full: uniform, all layers in groups, or block, a stage's first layers; uniform if not given",
     )
     layers: int | None = option(
         "--recompute-num-layers",
         None,
-        "layers of a group, or that block computes again; 1 if not given",
+        "for full: layers of a group, or recomputed layers of a block; 1 if not given",
     )
     cut: bool = option(
         "--distribute-saved-activations",
         False,
-        "of full: each tensor-parallel rank keeps a share of what enters a group",
+        "for full: shard the saved inputs over the tensor-parallel ranks",
     )

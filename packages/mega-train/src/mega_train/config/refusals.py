@@ -1,4 +1,4 @@
-"""Collect what is wrong with a start, so that a person sees all of it at once and not one mistake a start."""
+"""Collect all errors of a configuration, so that a user sees all of them at once."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from mega_schema.errors import ConfigError, MegaError
 P = ParamSpec("P")
 T = TypeVar("T")
 _HINT = "mega-train explain FLAG"
-_WIDE = 160  # columns of a table that no terminal shows
+_WIDE = 160  # columns of a table that is not shown on a terminal
 
 
 class Refused(ConfigError):
-    """Several errors in one; its line counts and names them, and `show_table` prints each."""
+    """Several errors in one; its message counts and names them, and `show_table` prints each."""
 
     errors: tuple[MegaError, ...] = ()
 
     @classmethod
-    def of(cls, errors: Sequence[MegaError], where: str, what: str) -> Refused:
-        """One error of several.
+    def combine(cls, errors: Sequence[MegaError], where: str, what: str) -> Refused:
+        """Combine several errors.
 
         Args:
-            what: the end of a sentence that begins with their number.
+            what: text that follows the number of errors in the message.
         """
         names = ", ".join(dict.fromkeys(str(error.where) for error in errors))
         refused = cls(where, f"{len(errors)} {what}, listed above", found=names, hint=_HINT)
@@ -33,10 +33,10 @@ class Refused(ConfigError):
 
 
 class Refusals:
-    """The errors of one start, in the order in which they were found; of one flag, the first.
+    """Collector of configuration errors, in the order found; only the first of each flag.
 
     Attributes:
-        unknown: flags whose values an earlier error hides: what is said of them is left out.
+        unknown: flags whose values an earlier error hides: errors about them are dropped.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Refusals:
         self.unknown: set[str] = set()
 
     def attempt(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
-        """The function's value, or None where it raised an error, which is kept."""
+        """Call the function and return its value, or collect its error and return None."""
         try:
             return function(*args, **kwargs)
         except MegaError as error:
@@ -52,7 +52,7 @@ class Refusals:
             return None
 
     def extend(self, errors: Iterable[MegaError]) -> bool:
-        """Keep all of them, and the one that ends them by being raised. Returns whether there were none."""
+        """Collect all errors, including one that the iterable raises. Returns whether there were none."""
         sound = True
         try:
             for error in errors:
@@ -71,16 +71,16 @@ class Refusals:
         if len(self.errors) == 1:
             raise self.errors[0]
         if self.errors:
-            raise Refused.of(self.errors, "run", "values are refused")
+            raise Refused.combine(self.errors, "run", "values are refused")
 
     def _add(self, error: MegaError) -> None:
         where = str(error.where)
-        if where not in self.unknown and where not in {str(other.where) for other in self.errors}:
+        if where not in self.unknown and where not in {str(earlier.where) for earlier in self.errors}:
             self.errors.append(error)
 
 
 def parts(error: MegaError) -> tuple[MegaError, ...]:
-    """The errors that an error holds; of any other, itself."""
+    """Return the errors that a combined error holds; of any other, itself."""
     return error.errors if isinstance(error, Refused) else (error,)
 
 
@@ -91,7 +91,7 @@ def show_table(errors: Sequence[MegaError]) -> None:
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    # a flag that breaks over two lines cannot be copied; a path may be longer than any table
+    # a flag must stay on one line to be copied; a path may be longer than the table
     whole = max(len(str(error.where)) for error in errors) <= _WIDE // 2
     table.add_column("flag", justify="left", overflow="fold", no_wrap=whole)
     for heading in ("why", "instead"):

@@ -1,1 +1,1 @@
-"""Which tokens a step is made of: splits, samples and their order, all a function of integers."""
+"""Training data: splits, samples and their order, all functions of integers."""

@@ -1,4 +1,4 @@
-"""Arrays that take long to make and follow from a few values: made once, kept on disk, mapped by every rank.
+"""Cache of numpy arrays on disk, keyed by a hash of the values they are computed from; mapped by every rank.
 
     FOLDER/NAME-KEY/ARRAY.npy     the arrays
     FOLDER/NAME-KEY/made-of.json  the values that KEY is the hash of, for people
@@ -30,41 +30,41 @@ from mega_schema.errors import MegaError
 Arrays = dict[str, NDArray[Any]]
 Files = Mapping[str, tuple[DTypeLike, tuple[int, ...]]]
 
-MADE_OF = "made-of.json"
-_PARTIAL = ".partial"
+VALUES_FILE = "made-of.json"
+_PARTIAL_SUFFIX = ".partial"
 
 log = logging.getLogger("mega.train")
 
 
-def kept(
-    folders: Sequence[Path], name: str, values: Mapping[str, object], make: Callable[[Path], None]
+def load_or_build(
+    folders: Sequence[Path], name: str, values: Mapping[str, object], build: Callable[[Path], None]
 ) -> Arrays:
-    """The arrays that follow from `values`, read-only views of their files; made where no folder has them.
+    """Load the cached arrays of `values`, as read-only memory maps; build them where no folder has them.
 
     Args:
-        folders: to look in, in this order. What is made goes to the first of them that can be written to.
-        name: of what it is, for people.
-        values: all that the arrays follow from, as JSON can tell them.
-        make: writes them, as .npy files, to a folder.
+        folders: searched in this order. New arrays go to the first that is writable.
+        name: prefix of the cache entry, for people.
+        values: everything the arrays are computed from; must be JSON serialisable.
+        build: writes the arrays as .npy files into a folder.
 
     Raises:
         MegaError: no folder can be written to, or the disk is full.
     """
     text = json.dumps(values, sort_keys=True)
     entry = f"{name}-{blake2b(text.encode(), digest_size=16).hexdigest()}"
-    found = _first(folders, entry)
-    if found is not None:
-        return found
-    folder = _writable(folders)
-    with _locked(folder):
-        found = _first([folder], entry)  # by another process, while we waited
-        if found is None:
-            _make(folder, entry, text, make)
-            found = _arrays(folder / entry)
-    return found
+    arrays = _load_first(folders, entry)
+    if arrays is not None:
+        return arrays
+    folder = _first_writable(folders)
+    with _lock_folder(folder):
+        arrays = _load_first([folder], entry)  # another process may have built it meanwhile
+        if arrays is None:
+            _build(folder, entry, text, build)
+            arrays = _load_arrays(folder / entry)
+    return arrays
 
 
-def write(
+def write_arrays(
     folder: Path,
     files: Files,
     blocks: Iterable[Mapping[str, NDArray[Any]]],
@@ -72,29 +72,29 @@ def write(
     """Write .npy files side by side.
 
     Args:
-        files: by name without suffix, type and shape of each.
-        blocks: of each block some rows of every file.
+        files: dtype and shape of each file, by name without suffix.
+        blocks: blocks of rows of every file.
     """
     with contextlib.ExitStack() as stack:
-        opened = {name: stack.enter_context((folder / f"{name}.npy").open("wb")) for name in files}
+        handles = {name: stack.enter_context((folder / f"{name}.npy").open("wb")) for name in files}
         for name, (dtype, shape) in files.items():
             descr = np.lib.format.dtype_to_descr(np.dtype(dtype))
             head = {"descr": descr, "fortran_order": False, "shape": shape}
-            np.lib.format.write_array_header_1_0(opened[name], head)
+            np.lib.format.write_array_header_1_0(handles[name], head)
         rows = dict.fromkeys(files, 0)
         for block in blocks:
             for name, (dtype, _) in files.items():
-                np.ascontiguousarray(block[name], dtype).tofile(opened[name])
+                np.ascontiguousarray(block[name], dtype).tofile(handles[name])
                 rows[name] += len(block[name])
     assert rows == {name: shape[0] for name, (_, shape) in files.items()}, rows
 
 
-def _first(folders: Sequence[Path], entry: str) -> Arrays | None:
+def _load_first(folders: Sequence[Path], entry: str) -> Arrays | None:
     for folder in folders:
         if not (folder / entry).is_dir():
             continue
         try:
-            return _arrays(folder / entry)
+            return _load_arrays(folder / entry)
         except (ValueError, EOFError) as error:
             log.warning("%s is damaged and is made again: %s", folder / entry, error)
             with contextlib.suppress(OSError):
@@ -102,31 +102,31 @@ def _first(folders: Sequence[Path], entry: str) -> Arrays | None:
     return None
 
 
-def _arrays(folder: Path) -> Arrays:
+def _load_arrays(folder: Path) -> Arrays:
     """Raises ValueError or EOFError where a file is not whole."""
     files = sorted(folder.glob("*.npy"))
     if not files:
         raise ValueError("no arrays")
-    # np.load maps no empty array, and a view without np.memmap's class is quicker to take an element of
-    return {file.stem: np.load(file, "r" if _rows(file) else None).view(np.ndarray) for file in files}
+    # np.load cannot map an empty array; elements of a plain ndarray view are faster to read than np.memmap's
+    return {file.stem: np.load(file, "r" if _count_rows(file) else None).view(np.ndarray) for file in files}
 
 
-def _rows(path: Path) -> int:
+def _count_rows(path: Path) -> int:
     with path.open("rb") as file:
         np.lib.format.read_magic(file)
         shape, _, _ = np.lib.format.read_array_header_1_0(file)
     return shape[0]
 
 
-def _make(folder: Path, entry: str, text: str, make: Callable[[Path], None]) -> None:
-    for left in folder.glob(f".*{_PARTIAL}"):  # whoever made it is dead: we hold the lock
-        shutil.rmtree(left, ignore_errors=True)
-    partial = folder / f".{entry}.{os.getpid()}{_PARTIAL}"
+def _build(folder: Path, entry: str, text: str, build: Callable[[Path], None]) -> None:
+    for stale in folder.glob(f".*{_PARTIAL_SUFFIX}"):  # its writer is dead: we hold the lock
+        shutil.rmtree(stale, ignore_errors=True)
+    partial = folder / f".{entry}.{os.getpid()}{_PARTIAL_SUFFIX}"
     try:
         with disk_errors(folder):
             partial.mkdir()
-            make(partial)
-            (partial / MADE_OF).write_text(text, "utf-8")
+            build(partial)
+            (partial / VALUES_FILE).write_text(text, "utf-8")
             for path in partial.iterdir():
                 with path.open("rb") as file:
                     os.fsync(file.fileno())
@@ -141,7 +141,7 @@ def _make(folder: Path, entry: str, text: str, make: Callable[[Path], None]) -> 
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _writable(folders: Sequence[Path]) -> Path:
+def _first_writable(folders: Sequence[Path]) -> Path:
     reasons = []
     for folder in folders:
         try:
@@ -161,11 +161,11 @@ def _writable(folders: Sequence[Path]) -> Path:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Alone among the processes of this machine; file systems that cannot lock are let be."""
+def _lock_folder(folder: Path) -> Iterator[None]:
+    """Lock the folder among the processes of this machine; does nothing on file systems without locks."""
     try:
         number = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
-    except PermissionError:  # another user's, who shares the folder
+    except PermissionError:  # another user's, in a shared folder
         number = os.open(folder / ".lock", os.O_RDONLY)
     try:
         with contextlib.suppress(OSError):

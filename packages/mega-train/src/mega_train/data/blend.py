@@ -1,13 +1,12 @@
-"""Several corpora read as one: which corpus the i-th sample comes from, Megatron's choice number for number.
+"""Blend several datasets: choose the dataset of each sample, exactly as Megatron does.
 
-Sample i comes from the corpus that lags furthest behind its share: the k with the largest w_k · max(i, 1)
-- n_k in doubles, of equals the lowest, where n_k samples came from k before it. Each choice changes n, so
-the rule is a loop. `plain` is that loop; here runs of it are made side by side instead, one in every
-column of an array. A column begins at a guess of n that is a little wrong, and soon forgets it: two runs
-from different n come closer, never further apart (where they choose p and q, n_p - n'_p <= n_q - n'_q, so
-the step does not add to the sum of squares of n - n'). A column whose start proves not to be where the
-column before it ended is run again from there. So what comes out is the loop's, bit for bit, whatever was
-guessed.
+Sample i comes from the dataset that lags furthest behind its share: the k with the largest w_k · max(i, 1)
+- n_k in doubles, the lowest k among equals, where n_k samples came from k before. Each choice changes n, so
+the rule is a loop (`blend_reference`). Here segments of the loop run in parallel instead, one in every column
+of an array. A column starts at a guess of n, and the error of the guess decays: two runs from different n
+never diverge (where they choose p and q, n_p - n'_p <= n_q - n'_q, so the step does not add to the sum of
+squares of n - n'). A column whose start differs from the end of the previous column is run again from there.
+So the result is bit for bit that of the loop, whatever the guess.
 """
 
 from __future__ import annotations
@@ -22,60 +21,61 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Block = tuple[NDArray[np.int16], NDArray[np.int64]]
 
-MOST = np.iinfo(np.int16).max  # corpora, as there are numbers for them
-SURPLUS = 1.005  # samples made of each corpus beyond its share
+MAX_DATASETS = np.iinfo(np.int16).max  # the dataset of a sample is stored as int16
+SURPLUS_FACTOR = 1.005  # samples built of each dataset, relative to its share
 
-Rule = Literal["surplus", "exact"]
+BlendRule = Literal["surplus", "exact"]
 
-_CELLS = 1 << 16  # numbers in a table of columns: it stays in a core's cache
-_MANY = 512  # corpora, of which the loop is as fast as columns
+_TABLE_CELLS = 1 << 16  # numbers in a table of columns, which must fit a core's cache
+_LOOP_DATASETS = 512  # datasets from which on the loop is as fast as columns
 
 
-def normalised(weights: Sequence[float] | Floats) -> Floats:
-    """Shares of 1, in the doubles that Megatron has."""
+def normalize(weights: Sequence[float] | Floats) -> Floats:
+    """Scale weights to a sum of 1, in float64 as Megatron does."""
     array = np.array(weights, np.float64)
     return array / np.sum(array)
 
 
-def part_samples(share: float, samples: int, rule: Rule) -> tuple[int, int]:
-    """How many samples a corpus of this share adds to a blend of `samples`, and how many to make of it.
+def dataset_samples(share: float, samples: int, rule: BlendRule) -> tuple[int, int]:
+    """Return how many samples a dataset adds to a blend of `samples`, and how many to build for it.
 
-    "surplus" (Megatron core through 0.12) adds all that are made; "exact" (since 0.13) what the share is of.
+    "surplus" (Megatron core through 0.12) adds all that are built; "exact" (since 0.13) only its share.
     """
     if rule == "surplus":
-        made = math.ceil(samples * share * SURPLUS)
-        return made, made
+        count = math.ceil(samples * share * SURPLUS_FACTOR)
+        return count, count
     added = math.ceil(samples * share)
-    return added, math.ceil(added * SURPLUS)
+    return added, math.ceil(added * SURPLUS_FACTOR)
 
 
 def blend_blocks(shares: Floats, size: int, sizes: NDArray[np.int64] | None = None) -> Iterator[Block]:
-    """Corpus of each of `size` samples, and which of that corpus's samples it is, block after block.
+    """Yield the dataset of each of `size` samples, and its sample number in that dataset, in blocks.
 
     Args:
-        shares: of each corpus; they add up to 1.
-        sizes: samples that each corpus has, 1 or more; one that is used up is not chosen again. None asks for
-            no such thing.
+        shares: of each dataset; they add up to 1.
+        sizes: samples of each dataset, 1 or more; an exhausted dataset is not chosen again. None does not
+            limit them.
     """
-    assert 0 < len(shares) <= MOST
-    warm = 8 * len(shares) + 64
-    most, columns = max(4096, 4 * warm), max(8, min(2048, _CELLS // len(shares)))
-    counts, first = np.zeros(len(shares)), 0
-    while (left := size - first) >= 8 * warm and len(shares) <= _MANY:
-        columns = min(columns, left // (4 * warm))
-        steps = min(most, left // columns)
-        yield _block(shares, first, steps, columns, warm, counts, sizes)
+    assert 0 < len(shares) <= MAX_DATASETS
+    warmup = 8 * len(shares) + 64
+    max_steps, columns = max(4096, 4 * warmup), max(8, min(2048, _TABLE_CELLS // len(shares)))
+    counts = np.zeros(len(shares))
+    first = 0
+    while (remaining := size - first) >= 8 * warmup and len(shares) <= _LOOP_DATASETS:
+        columns = min(columns, remaining // (4 * warmup))
+        steps = min(max_steps, remaining // columns)
+        yield _blend_columns(shares, first, steps, columns, warmup, counts, sizes)
         first += steps * columns
-    while left := size - first:
-        steps = min(left, 1 << 20)
-        yield plain(shares, first, steps, counts, sizes)
+    while remaining := size - first:
+        steps = min(remaining, 1 << 20)
+        yield blend_reference(shares, first, steps, counts, sizes)
         first += steps
 
 
-def plain(
+def blend_reference(
     shares: Floats, first: int, steps: int, counts: Floats, sizes: NDArray[np.int64] | None = None
 ) -> Block:
-    """The rule as it is said, sample by sample, from sample `first` on. `counts` moves on."""
+    """Apply the rule sample by sample, from sample `first` on; updates `counts`."""
     corpus, number = np.empty(steps, np.int16), np.empty(steps, np.int64)
     for step in range(steps):
         lag = shares * float(max(first + step, 1)) - counts
@@ -87,75 +87,77 @@ def plain(
     return corpus, number
 
 
-def _block(
+def _blend_columns(
     shares: Floats,
     first: int,
     steps: int,
     columns: int,
-    warm: int,
+    warmup: int,
     counts: Floats,
     sizes: NDArray[np.int64] | None,
 ) -> Block:
-    """`steps` · `columns` samples from `first` on, column after column; `counts` moves on."""
-    at = first + steps * np.arange(columns, dtype=np.float64)
-    begins = np.empty((len(shares), columns))
-    guess = _guess(shares, at[1:] - warm, sizes)
-    _run(shares, at[1:] - warm, warm, guess, sizes)
-    begins[:, 0], begins[:, 1:] = counts, guess
+    """Choose `steps` · `columns` samples from `first` on, column after column; updates `counts`."""
+    first_samples = first + steps * np.arange(columns, dtype=np.float64)
+    start_counts = np.empty((len(shares), columns))
+    guess = _guess_counts(shares, first_samples[1:] - warmup, sizes)
+    _run_columns(shares, first_samples[1:] - warmup, warmup, guess, sizes)
+    start_counts[:, 0], start_counts[:, 1:] = counts, guess
     corpus, number = np.empty((columns, steps), np.int16), np.empty((columns, steps), np.int64)
-    ends = np.empty_like(begins)
-    wrong = np.arange(columns)
-    while len(wrong):
-        run = np.ascontiguousarray(begins[:, wrong])
-        chosen, numbers = _run(shares, at[wrong], steps, run, sizes)
-        corpus[wrong], number[wrong], ends[:, wrong] = chosen.T, numbers.T, run
-        wrong = np.flatnonzero((begins[:, 1:] != ends[:, :-1]).any(axis=0)) + 1
-        begins[:, wrong] = ends[:, wrong - 1]
-    counts[:] = ends[:, -1]
+    end_counts = np.empty_like(start_counts)
+    stale = np.arange(columns)
+    while len(stale):
+        column_counts = np.ascontiguousarray(start_counts[:, stale])
+        chosen, numbers = _run_columns(shares, first_samples[stale], steps, column_counts, sizes)
+        corpus[stale], number[stale], end_counts[:, stale] = chosen.T, numbers.T, column_counts
+        stale = np.flatnonzero((start_counts[:, 1:] != end_counts[:, :-1]).any(axis=0)) + 1
+        start_counts[:, stale] = end_counts[:, stale - 1]
+    counts[:] = end_counts[:, -1]
     return corpus.reshape(-1), number.reshape(-1)
 
 
-def _guess(shares: Floats, at: Floats, sizes: NDArray[np.int64] | None) -> Floats:
-    """Counts, (corpora, columns), near those of the loop at samples `at`, to which each column adds up."""
-    guess = np.floor(shares[:, None] * at)
+def _guess_counts(shares: Floats, first_samples: Floats, sizes: NDArray[np.int64] | None) -> Floats:
+    """Guess the counts, (datasets, columns), of the loop at `first_samples`, to which each column adds up."""
+    guess = np.floor(shares[:, None] * first_samples)
     rank = np.empty(len(shares))
     rank[np.argsort(-shares, kind="stable")] = np.arange(len(shares))
-    guess += rank[:, None] < at - guess.sum(axis=0)
+    guess += rank[:, None] < first_samples - guess.sum(axis=0)
     return guess if sizes is None else np.minimum(guess, sizes[:, None])
 
 
-def _run(
+def _run_columns(
     shares: Floats, first: Floats, steps: int, counts: Floats, sizes: NDArray[np.int64] | None
 ) -> tuple[NDArray[np.int16], NDArray[np.float64]]:
-    """The rule in every column, each from its own sample on. `counts`, (corpora, columns), moves on.
+    """Apply the rule in every column from its own first sample; updates `counts`, (datasets, columns).
 
     Returns:
-        (steps, columns) the corpus chosen, and its count before.
+        (steps, columns) the chosen dataset, and its count before.
     """
     corpora, columns = counts.shape
     small = np.uint8 if corpora < np.iinfo(np.uint8).max else np.uint16
-    name, x = np.arange(corpora, dtype=small)[:, None], np.maximum(first, 1)
-    share = np.repeat(shares[:, None], columns, axis=1)  # twice as fast as a column that numpy spreads
-    lag, largest = np.empty_like(counts), np.empty(columns)
-    reached, other = np.empty(counts.shape, np.bool_), np.empty(counts.shape, small)
-    best, cell, column = np.empty(columns, small), np.empty(columns, np.intp), np.arange(columns)
-    flat, chosen, numbers = (
-        counts.reshape(-1),
-        np.empty((steps, columns), np.int16),
-        np.empty((steps, columns)),
-    )
+    name = np.arange(corpora, dtype=small)[:, None]
+    x = np.maximum(first, 1)
+    share = np.repeat(shares[:, None], columns, axis=1)  # twice as fast as broadcasting a column
+    lag = np.empty_like(counts)
+    largest = np.empty(columns)
+    mask, candidate = np.empty(counts.shape, np.bool_), np.empty(counts.shape, small)
+    best = np.empty(columns, small)
+    cell = np.empty(columns, np.intp)
+    column = np.arange(columns)
+    flat = counts.reshape(-1)
+    chosen = np.empty((steps, columns), np.int16)
+    numbers = np.empty((steps, columns))
     assert np.shares_memory(flat, counts)
     for step in range(steps):
         np.multiply(share, x, out=lag)
         np.subtract(lag, counts, out=lag)
         if sizes is not None:
-            np.copyto(lag, -math.inf, where=np.greater_equal(counts, sizes[:, None], out=reached))
+            np.copyto(lag, -math.inf, where=np.greater_equal(counts, sizes[:, None], out=mask))
         np.max(lag, axis=0, out=largest)
-        np.equal(lag, largest, out=reached)
-        # its number where a corpus lags most, else the largest number there is: the least is our choice
-        np.subtract(reached.view(np.uint8), 1, out=other, dtype=small, casting="unsafe")
-        np.bitwise_or(other, name, out=other)
-        np.min(other, axis=0, out=best)
+        np.equal(lag, largest, out=mask)
+        # the number of a dataset that lags most, else the largest integer: the minimum is the choice
+        np.subtract(mask.view(np.uint8), 1, out=candidate, dtype=small, casting="unsafe")
+        np.bitwise_or(candidate, name, out=candidate)
+        np.min(candidate, axis=0, out=best)
         chosen[step] = best
         np.multiply(best, columns, out=cell, dtype=np.intp)
         np.add(cell, column, out=cell)

@@ -1,10 +1,10 @@
-"""Which datasets a run reads, and what of each, in any of the ways that Megatron's scripts say it.
+"""Parse the datasets of each split, in any of the forms of Megatron's scripts.
 
---data-path P                               one dataset, cut in three by --split
---data-path 0.3 A 0.7 B                     a blend of two by weight, each cut in three
+--data-path P                               one dataset, divided in three by --split
+--data-path 0.3 A 0.7 B                     a blend of two by weight, each divided in three
 --data-path A B                             a blend by size
---train-data-path … --valid-data-path …     whole datasets, or blends of them, for each use
---train-weighted-split-paths "T: 0.3 0:0.9 A, 0.7 0:1 B" …    BigScience's: a range of each, by share
+--train-data-path … --valid-data-path …     whole datasets, or blends of them, for each split
+--train-weighted-split-paths "T: 0.3 0:0.9 A, 0.7 0:1 B" …    BigScience's: a range of each dataset
 """
 
 from __future__ import annotations
@@ -19,173 +19,179 @@ from typing import NoReturn
 
 from mega_schema.dataset.dataset_info import sibling
 from mega_schema.errors import ConfigError
-from mega_train.config import Data
-from mega_train.data.blend import Rule as BlendRule
-from mega_train.data.splits import Range, Rule, range_of, shares, split_ranges
+from mega_train.config import DataConfig
+from mega_train.data.blend import BlendRule
+from mega_train.data.splits import Range, SplitRule, fraction_range, parse_split, split_ranges
 
-SPLIT = "969, 30, 1"
+DEFAULT_SPLIT = "969, 30, 1"
 USES = ("training", "validation", "test")
-# BigScience shuffles the last epoch by itself where less than this much of it is needed, Megatron 0.80
+# BigScience shuffles the last epoch separately below this fraction of it, Megatron below 0.80
 BIGSCIENCE_SEPARATE_BELOW = 0.95
 
 
 @dataclass(frozen=True, slots=True)
-class Third:
-    """The range that --split gives to one use: 0 training, 1 validation, 2 test."""
+class SplitFraction:
+    """The range that --split gives one split: 0 training, 1 validation, 2 test."""
 
     split: str
-    rule: Rule
-    use: int
+    rule: SplitRule
+    index: int
 
-    def of(self, sequences: int) -> Range:
-        return split_ranges(self.split, sequences, self.rule)[self.use]
+    def sequence_range(self, sequences: int) -> Range:
+        return split_ranges(self.split, sequences, self.rule)[self.index]
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
-    """The range between two shares of 1."""
+class FractionRange:
+    """The range between two fractions of a dataset."""
 
     begin: float = 0.0
     end: float = 1.0
 
-    def of(self, sequences: int) -> Range:
-        return range_of(self.begin, self.end, sequences)
+    def sequence_range(self, sequences: int) -> Range:
+        return fraction_range(self.begin, self.end, sequences)
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """Some of a dataset's sequences."""
+class DatasetRange:
+    """A range of a dataset's sequences."""
 
     prefix: Path
-    cut: Third | Shares
+    fraction: SplitFraction | FractionRange
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """What is read for one use.
+class SplitSource:
+    """The datasets of one split.
 
     Attributes:
-        name: of the use, for a person: "training", or the name that a group was given.
-        flag: that said it.
-        weights: of the parts; None where parts count by their size.
-        separate_below: how much of the last epoch must be needed for it to be shuffled with the others.
-        blend_rule: whether the blend has all that is made of its parts.
+        name: of the split ("training"), or the name of a group.
+        flag: the flag that names them.
+        weights: of the parts; None weighs them by their size.
+        separate_below: fraction of the last epoch that must be needed for it to be shuffled with the others.
+        blend_rule: whether the blend holds all samples that are built of its parts.
     """
 
     name: str
     flag: str
-    parts: tuple[Part, ...]
+    parts: tuple[DatasetRange, ...]
     weights: tuple[float, ...] | None = None
     separate_below: float = 0.80
     blend_rule: BlendRule = "surplus"
 
 
 @dataclass(frozen=True, slots=True)
-class Sources:
-    """What a run reads; of validation and of test there may be several, or none."""
+class DataSpec:
+    """The datasets of all splits; there may be several or no validation and test groups."""
 
-    training: Source
-    validation: tuple[Source, ...] = ()
-    test: tuple[Source, ...] = ()
+    training: SplitSource
+    validation: tuple[SplitSource, ...] = ()
+    test: tuple[SplitSource, ...] = ()
 
-    def __iter__(self) -> Iterator[Source]:
+    def __iter__(self) -> Iterator[SplitSource]:
         yield from (self.training, *self.validation, *self.test)
 
 
-def sources(data: Data) -> Sources:
-    """What was said, put together.
+def parse_data_spec(data: DataConfig) -> DataSpec:
+    """Parse the data flags into the datasets of each split.
 
     Raises:
-        ConfigError: nothing was said, or too much, or in words that mean nothing.
+        ConfigError: no datasets are named, or flags exclude each other, or a value cannot be parsed.
     """
-    by_split = _words("--data-path", data.path, "--data-args-path", data.path_file)
-    by_use = _by_use(data)
+    by_split = _flag_words("--data-path", data.path, "--data-args-path", data.path_file)
+    by_use = _per_split_words(data)
     groups = [
-        _words(f"--{use}-weighted-split-paths", said, f"--{use}-weighted-split-paths-path", file)
-        for use, said, file in (
+        _flag_words(f"--{use}-weighted-split-paths", group_words, f"--{use}-weighted-split-paths-path", file)
+        for use, group_words, file in (
             ("train", data.train_group, data.train_group_file),
             ("valid", data.valid_groups, data.valid_groups_file),
             ("test", data.test_groups, data.test_groups_file),
         )
     ]
-    ways = {
+    flag_used = {
         "--data-path": bool(by_split),
         "--train-data-path": any(by_use),
         "--train-weighted-split-paths": any(groups),
     }
-    given = [flag for flag, used in ways.items() if used]
-    if len(given) > 1:
+    flags = [flag for flag, used in flag_used.items() if used]
+    if len(flags) > 1:
         raise ConfigError(
-            given[1], "excludes " + given[0], found="both", wanted="one way to say what is read"
+            flags[1], "excludes " + flags[0], found="both", wanted="one way to say what is read"
         )
-    if not given:
+    if not flags:
         raise ConfigError(
             "--data-path", "missing", wanted="prefix of an indexed dataset", hint="--data-path P"
         )
     if data.split is not None and not by_split:
         raise ConfigError(
             "--split",
-            f"cuts the datasets of --data-path, and {given[0]} says already what is for what",
+            f"cuts the datasets of --data-path, and {flags[0]} says already what is for what",
             found=repr(data.split),
             hint="leave --split out",
         )
     if by_split:
-        return _cut_in_three(by_split, data)
+        return _split_in_three(by_split, data)
     if any(by_use):
-        training, *others = (_whole(use, words, data.blend_rule) for use, words in enumerate(by_use))
-        return Sources(_needed(training, "--train-data-path"), *((s,) if s else () for s in others))
-    return _groups(groups)
+        training, *optional = (
+            _whole_datasets(use, words, data.blend_rule) for use, words in enumerate(by_use)
+        )
+        return DataSpec(
+            _require_training(training, "--train-data-path"),
+            *((source,) if source else () for source in optional),
+        )
+    return _parse_groups(groups)
 
 
-def _cut_in_three(words: Sequence[str], data: Data) -> Sources:
-    split = SPLIT if data.split is None else data.split
-    prefixes, weights = _blend("--data-path", words)
+def _split_in_three(words: Sequence[str], data: DataConfig) -> DataSpec:
+    split = DEFAULT_SPLIT if data.split is None else data.split
+    prefixes, weights = _parse_blend("--data-path", words)
     training, validation, test = (
-        Source(
+        SplitSource(
             name,
             "--data-path",
-            tuple(Part(prefix, Third(split, data.split_rule, use)) for prefix in prefixes),
+            tuple(DatasetRange(prefix, SplitFraction(split, data.split_rule, use)) for prefix in prefixes),
             weights,
             blend_rule=data.blend_rule,
         )
         for use, name in enumerate(USES)
     )
-    with_shares = [share > 0 for share in shares(split)]
-    return Sources(training, (validation,) * with_shares[1], (test,) * with_shares[2])
+    with_shares = [share > 0 for share in parse_split(split)]
+    return DataSpec(training, (validation,) * with_shares[1], (test,) * with_shares[2])
 
 
-def _whole(use: int, words: Sequence[str], rule: BlendRule) -> Source | None:
+def _whole_datasets(use: int, words: Sequence[str], rule: BlendRule) -> SplitSource | None:
     if not words:
         return None
     flag = f"--{('train', 'valid', 'test')[use]}-data-path"
-    prefixes, weights = _blend(flag, words)
-    parts = tuple(Part(prefix, Shares()) for prefix in prefixes)
-    # one dataset alone is no blend here, whatever its weight: of --data-path it is one
-    return Source(USES[use], flag, parts, weights if len(parts) > 1 else None, blend_rule=rule)
+    prefixes, weights = _parse_blend(flag, words)
+    parts = tuple(DatasetRange(prefix, FractionRange()) for prefix in prefixes)
+    # a single dataset is no blend here, whatever its weight; with --data-path it is one
+    return SplitSource(USES[use], flag, parts, weights if len(parts) > 1 else None, blend_rule=rule)
 
 
-def _needed(training: Source | None, flag: str) -> Source:
+def _require_training(training: SplitSource | None, flag: str) -> SplitSource:
     if training is None:
         raise ConfigError(flag, "missing", wanted="what to train on", hint=f"{flag} P")
     return training
 
 
-def _by_use(data: Data) -> tuple[Sequence[str], Sequence[str], Sequence[str]]:
-    file, said = data.split_paths_file, (data.train_path, data.valid_path, data.test_path)
+def _per_split_words(data: DataConfig) -> tuple[Sequence[str], Sequence[str], Sequence[str]]:
+    file = data.split_paths_file
+    words_of_splits = (data.train_path, data.valid_path, data.test_path)
     if file is None:
-        return said
-    if any(said):
+        return words_of_splits
+    if any(words_of_splits):
         raise ConfigError(
             "--per-split-data-args-path", "excludes --train-data-path", found="both", wanted="one of them"
         )
     try:
-        told = json.loads(_text("--per-split-data-args-path", file))
+        content = json.loads(_read_text("--per-split-data-args-path", file))
     except ValueError as error:
         raise ConfigError(file, "is not JSON", found=error) from None
-    if not isinstance(told, dict) or not set(told) <= {"train", "valid", "test"}:
-        found = ", ".join(map(str, told)) if isinstance(told, dict) else type(told).__name__
+    if not isinstance(content, dict) or not set(content) <= {"train", "valid", "test"}:
+        found = ", ".join(map(str, content)) if isinstance(content, dict) else type(content).__name__
         raise ConfigError(file, "keys", found=found, wanted="train, valid and test")
-    lists = [told.get(use) or [] for use in ("train", "valid", "test")]
+    lists = [content.get(use) or [] for use in ("train", "valid", "test")]
     for use, words in zip(("train", "valid", "test"), lists, strict=True):
         if not isinstance(words, list) or not all(isinstance(word, str | int | float) for word in words):
             raise ConfigError(f"{file}: {use}", "not a list of words", found=words)
@@ -193,43 +199,43 @@ def _by_use(data: Data) -> tuple[Sequence[str], Sequence[str], Sequence[str]]:
     return train, valid, test
 
 
-def _blend(flag: str, words: Sequence[str]) -> tuple[list[Path], tuple[float, ...] | None]:
-    """Prefixes, and their weights where every other word is one.
+def _parse_blend(flag: str, words: Sequence[str]) -> tuple[list[Path], tuple[float, ...] | None]:
+    """Parse prefixes, with their weights where every other word is a number.
 
-    As Megatron core: an odd number of words, or one in a weight's place that is no number, means prefixes
-    alone. Where that would be a mistake (a number is no dataset), it is told as one.
+    As in Megatron core, an odd number of words, or a word in a weight's place that is no number, means
+    prefixes only. A number without a dataset of that name is then an error.
     """
     if any(not word.strip() for word in words):
         raise ConfigError(
             flag, "has an empty word", wanted="a prefix", hint="is a variable of the shell not set?"
         )
-    numbers = [_number(word) for word in words]
+    numbers = [_parse_number(word) for word in words]
     if len(words) > 1 and len(words) % 2 == 0 and None not in numbers[::2]:
         weights = [number for number in numbers[::2] if number is not None]
         for word, weight in zip(words[::2], weights, strict=True):
             if not 0 < weight < math.inf:
                 raise ConfigError(flag, "not a weight", found=word, wanted="a number above 0")
         return [Path(word.strip()) for word in words[1::2]], tuple(weights)
-    for place, number in enumerate(numbers):
-        if number is not None and not sibling(Path(words[place]), ".idx").exists():
-            _unpaired(flag, words, numbers)
+    for position, number in enumerate(numbers):
+        if number is not None and not sibling(Path(words[position]), ".idx").exists():
+            _raise_unpaired(flag, words, numbers)
     return [Path(word.strip()) for word in words], None
 
 
-def _unpaired(flag: str, words: Sequence[str], numbers: Sequence[float | None]) -> NoReturn:
-    """Say where weights and prefixes stop taking turns."""
-    place = next((i for i, number in enumerate(numbers) if (number is None) == (i % 2 == 0)), len(words))
-    behind = f"after {' '.join(words[max(0, place - 2) : place])}" if place else "first"
+def _raise_unpaired(flag: str, words: Sequence[str], numbers: Sequence[float | None]) -> NoReturn:
+    """Raise an error that names where weights and prefixes stop alternating."""
+    position = next((i for i, number in enumerate(numbers) if (number is None) == (i % 2 == 0)), len(words))
+    context = f"after {' '.join(words[max(0, position - 2) : position])}" if position else "first"
     raise ConfigError(
         flag,
         "weights and prefixes do not take turns",
-        found=f"{repr(words[place]) if place < len(words) else 'nothing'} {behind}",
-        wanted="a prefix" if place % 2 else "a weight",
+        found=f"{repr(words[position]) if position < len(words) else 'nothing'} {context}",
+        wanted="a prefix" if position % 2 else "a weight",
         hint=f"{flag} 0.3 A 0.7 B",
     )
 
 
-def _groups(groups: Sequence[Sequence[str]]) -> Sources:
+def _parse_groups(groups: Sequence[Sequence[str]]) -> DataSpec:
     flags = [f"--{use}-weighted-split-paths" for use in ("train", "valid", "test")]
     if len(groups[0]) != 1:
         raise ConfigError(
@@ -239,48 +245,48 @@ def _groups(groups: Sequence[Sequence[str]]) -> Sources:
             wanted="'NAME: WEIGHT START:END PREFIX, ...'",
             hint="quotes around the group",
         )
-    read = [[_group(flag, text) for text in texts] for flag, texts in zip(flags, groups, strict=True)]
-    for flag, several in zip(flags, read, strict=True):
-        names = [source.name for source in several]
-        if twice := next((name for name in names if names.count(name) > 1), None):
-            raise ConfigError(flag, "two groups of one name", found=twice)
-    return Sources(read[0][0], tuple(read[1]), tuple(read[2]))
+    parsed = [[_parse_group(flag, text) for text in texts] for flag, texts in zip(flags, groups, strict=True)]
+    for flag, sources in zip(flags, parsed, strict=True):
+        names = [source.name for source in sources]
+        if duplicate := next((name for name in names if names.count(name) > 1), None):
+            raise ConfigError(flag, "two groups of one name", found=duplicate)
+    return DataSpec(parsed[0][0], tuple(parsed[1]), tuple(parsed[2]))
 
 
-def _group(flag: str, text: str) -> Source:
-    """BigScience's "NAME: WEIGHT START:END PREFIX, WEIGHT START:END PREFIX"."""
+def _parse_group(flag: str, text: str) -> SplitSource:
+    """Parse BigScience's "NAME: WEIGHT START:END PREFIX, WEIGHT START:END PREFIX"."""
     name, colon, rest = text.partition(":")
-    parts, weights = [], []
-    for piece in rest.split(","):
-        words = piece.split()
-        weight = _number(words[0]) if len(words) == 3 else None
-        ends = [_number(end) for end in words[1].split(":")] if len(words) == 3 else []
+    ranges, weights = [], []
+    for part in rest.split(","):
+        words = part.split()
+        weight = _parse_number(words[0]) if len(words) == 3 else None
+        ends = [_parse_number(end) for end in words[1].split(":")] if len(words) == 3 else []
         if not colon or weight is None or not 0 < weight < math.inf or len(ends) != 2 or None in ends:
             raise ConfigError(
                 flag,
                 "not a part of a group",
-                found=repr(piece.strip() if colon else text),
+                found=repr(part.strip() if colon else text),
                 wanted="NAME: WEIGHT START:END PREFIX, ...",
                 hint=f"{flag} 'TRAIN: 0.3 0:0.6 A, 0.7 0:1 B'",
             )
         begin, end = (number for number in ends if number is not None)
         if not 0 <= begin < end <= 1:
             raise ConfigError(flag, "not a range", found=words[1], wanted="two shares of 1, the less first")
-        parts.append(Part(Path(words[2]), Shares(begin, end)))
+        ranges.append(DatasetRange(Path(words[2]), FractionRange(begin, end)))
         weights.append(weight)
-    # of one dataset alone no half a percent more is made
-    said = tuple(weights) if len(parts) > 1 else None
-    return Source(name.strip(), flag, tuple(parts), said, BIGSCIENCE_SEPARATE_BELOW)
+    # a single dataset gets no surplus of 0.5 %
+    weight_tuple = tuple(weights) if len(ranges) > 1 else None
+    return SplitSource(name.strip(), flag, tuple(ranges), weight_tuple, BIGSCIENCE_SEPARATE_BELOW)
 
 
-def _words(flag: str, said: Sequence[str], file_flag: str, file: Path | None) -> Sequence[str]:
-    """What a flag says, or the file in its place."""
+def _flag_words(flag: str, values: Sequence[str], file_flag: str, file: Path | None) -> Sequence[str]:
+    """Return the words of a flag, or of the file given in its place."""
     if file is None:
-        return said
-    if said:
+        return values
+    if values:
         raise ConfigError(file_flag, f"excludes {flag}", found="both", wanted="one of them")
     try:
-        words = shlex.split(_text(file_flag, file))
+        words = shlex.split(_read_text(file_flag, file))
     except ValueError as error:
         raise ConfigError(file, "quotes are left open", found=error) from None
     if not words:
@@ -288,7 +294,7 @@ def _words(flag: str, said: Sequence[str], file_flag: str, file: Path | None) ->
     return words
 
 
-def _text(flag: str, file: Path) -> str:
+def _read_text(flag: str, file: Path) -> str:
     if not file.is_file():
         raise ConfigError(flag, "no such file", found=file)
     try:
@@ -297,7 +303,7 @@ def _text(flag: str, file: Path) -> str:
         raise ConfigError(file, "is not text", found=error.reason) from None
 
 
-def _number(word: str) -> float | None:
+def _parse_number(word: str) -> float | None:
     try:
         return float(word)
     except ValueError:

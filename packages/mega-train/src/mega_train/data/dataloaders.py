@@ -1,4 +1,4 @@
-"""From corpora and a plan to the samples a run trains on, is validated on and is tested on."""
+"""Build the sample readers of training, validation and test."""
 
 from __future__ import annotations
 
@@ -15,152 +15,181 @@ import numpy as np
 from mega_model.distributed.mesh import Mesh
 from mega_schema.dataset.indexed_dataset import IndexedDataset
 from mega_schema.errors import ConfigError
-from mega_train.data.array_cache import kept
-from mega_train.data.blend import MOST
-from mega_train.data.blend_spec import SPLIT, USES, Source
-from mega_train.data.datasets import Corpora
-from mega_train.data.sample_index import Recipe, Stream
-from mega_train.data.sampler import Cursor, Cyclic, Single
-from mega_train.data.sft import Packs, Pairs
+from mega_train.data.array_cache import load_or_build
+from mega_train.data.blend import MAX_DATASETS
+from mega_train.data.blend_spec import DEFAULT_SPLIT, USES, SplitSource
+from mega_train.data.datasets import Datasets
+from mega_train.data.sample_index import BlendedDataset, SampleIndexSpec
+from mega_train.data.sampler import CyclicSampler, Sampler, SequentialSampler
+from mega_train.data.sft import PackedSftDataset, PromptResponsePairs
 from mega_train.data.splits import split_ranges
-from mega_train.resolve import Plan
+from mega_train.resolve import ResolvedConfig
 
-FOLDER = "index-cache"
+CACHE_FOLDER = "index-cache"
 
 log = logging.getLogger("mega.train")
 
 
-class Reading(Protocol):
-    """Samples, by number."""
+class SampleReader(Protocol):
+    """Random access to samples by number."""
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, i: int) -> np.ndarray:
-        """(length + 1,) tokens, or (4, length + 1) of `data.answers`."""
+        """(length + 1,) tokens, or (4, length + 1) of `data.sft`."""
 
-    def corpus(self, i: int) -> Path:
-        """Prefix of the dataset that sample `i` is from."""
+    def dataset_prefix(self, i: int) -> Path:
+        """Return the prefix of the dataset of sample `i`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Feed:
-    """What a rank reads.
+class DataSplits:
+    """The sample readers of a rank.
 
     Attributes:
-        validation, test: by the name of the group, none where nothing is to be scored.
+        validation, test: by the name of the group; empty where nothing is evaluated.
     """
 
-    training: Reading
-    validation: Mapping[str, Reading]
-    test: Mapping[str, Reading]
+    training: SampleReader
+    validation: Mapping[str, SampleReader]
+    test: Mapping[str, SampleReader]
 
-    def __iter__(self) -> Iterator[Reading]:
+    def __iter__(self) -> Iterator[SampleReader]:
         yield from (self.training, *self.validation.values(), *self.test.values())
 
 
-def feed(
-    plan: Plan, corpora: Corpora | IndexedDataset | Pairs, mesh: Mesh, *, iteration: int, consumed: int
-) -> Feed:
-    """The samples of a run. Their order is made by its first rank, once, and kept for later runs.
+def build_data_splits(
+    config: ResolvedConfig,
+    datasets: Datasets | IndexedDataset | PromptResponsePairs,
+    mesh: Mesh,
+    *,
+    iteration: int,
+    consumed_samples: int,
+) -> DataSplits:
+    """Build the sample readers of a run. Rank 0 builds the sample order once and caches it on disk.
 
-    Ranks that do not see that rank's files make their own, one of each machine.
+    Ranks that cannot see rank 0's files build their own, one per machine.
 
     Args:
-        corpora: or one dataset that is open already.
-        iteration, consumed: where the run stands.
+        datasets: the datasets of the run, or a single open one.
+        iteration, consumed_samples: progress of the run.
 
     Raises:
         ConfigError: a part holds too few tokens for one sample.
         MegaError: the order cannot be kept anywhere.
     """
-    # more than --train-iters' worth where a run goes on with smaller batches than it began with
-    end = plan.batches.after(consumed, max(0, plan.iterations - iteration))
-    samples = max(plan.train_samples, end)
-    if isinstance(corpora, Pairs):
-        return _packs(plan, corpora, samples, tell=mesh.rank == 0)
-    if isinstance(corpora, IndexedDataset):
-        corpora = Corpora.alone(corpora, plan.run.data)
-    said, scored = corpora.sources, plan.run.evaluation.iterations > 0
-    training = _recipe(plan, corpora, said.training, samples)
+    # more than the samples of --train-iters if a run resumes with smaller batches
+    end = config.batch_size_schedule.samples_after(consumed_samples, max(0, config.iterations - iteration))
+    samples = max(config.train_samples, end)
+    if isinstance(datasets, PromptResponsePairs):
+        return _build_sft_splits(config, datasets, samples, tell=mesh.rank == 0)
+    if isinstance(datasets, IndexedDataset):
+        datasets = Datasets.from_dataset(datasets, config.run.data)
+    spec = datasets.spec
+    is_evaluated = config.run.evaluation.iterations > 0
+    training = _index_spec(config, datasets, spec.training, samples)
     validation, test = (
-        {s.name: _recipe(plan, corpora, s, count) for s in several if scored and _any(s, corpora)}
-        for several, count in ((said.validation, plan.valid_samples), (said.test, plan.test_samples))
+        {
+            source.name: _index_spec(config, datasets, source, count)
+            for source in sources
+            if is_evaluated and _has_sequences(source, datasets)
+        }
+        for sources, count in ((spec.validation, config.valid_samples), (spec.test, config.test_samples))
     )
-    folders = cache_folders(plan, corpora)
+    folders = cache_folders(config, datasets)
 
-    def stream(name: str, recipe: Recipe) -> Stream:
-        arrays = kept(folders, f"{name}-samples", recipe.values(), recipe.write)
-        return recipe.opened(arrays, copy=plan.run.data.no_mmap)
+    def open_reader(name: str, spec_of_index: SampleIndexSpec) -> BlendedDataset:
+        arrays = load_or_build(folders, f"{name}-samples", spec_of_index.cache_key(), spec_of_index.write)
+        return spec_of_index.open_dataset(arrays, copy=config.run.data.no_mmap)
 
     if mesh.rank:
-        mesh.barrier()  # the first rank makes what there is not yet
-    made = Feed(
-        stream("training", training),
-        {name: stream("validation", recipe) for name, recipe in validation.items()},
-        {name: stream("test", recipe) for name, recipe in test.items()},
+        mesh.barrier()  # rank 0 builds what is missing
+    splits = DataSplits(
+        open_reader("training", training),
+        {name: open_reader("validation", spec_of_index) for name, spec_of_index in validation.items()},
+        {name: open_reader("test", spec_of_index) for name, spec_of_index in test.items()},
     )
     if not mesh.rank:
         mesh.barrier()
-    return made
+    return splits
 
 
-def _packs(plan: Plan, pairs: Pairs, samples: int, *, tell: bool) -> Feed:
-    """Every rank packs by itself: it takes the lengths alone, and a moment."""
-    data = plan.run.data
-    parts = split_ranges(data.split or SPLIT, len(pairs), data.split_rule)
+def _build_sft_splits(
+    config: ResolvedConfig, pairs: PromptResponsePairs, rows_needed: int, *, tell: bool
+) -> DataSplits:
+    """Build the packed readers. Every rank packs by itself, which takes only the lengths and little time."""
+    data = config.run.data
+    ranges = split_ranges(data.split or DEFAULT_SPLIT, len(pairs), data.split_rule)
 
-    def packs(use: int, rows: int) -> Packs:
-        name = f"the {USES[use]} split"
-        made = Packs(pairs, parts[use], length=plan.length, rows=rows, seed=plan.run.train.seed, name=name)
-        if made.left_out and tell:
-            left, of = made.left_out, parts[use][1] - parts[use][0]
-            log.warning("%s: %d of %d examples are longer than a sample and left out", name, left, of)
-        return made
+    def build(index: int, rows: int) -> PackedSftDataset:
+        name = f"the {USES[index]} split"
+        packed = PackedSftDataset(
+            pairs, ranges[index], length=config.seq_length, rows=rows, seed=config.run.train.seed, name=name
+        )
+        if packed.too_long and tell:
+            count = packed.too_long
+            examples = ranges[index][1] - ranges[index][0]
+            log.warning("%s: %d of %d examples are longer than a sample and left out", name, count, examples)
+        return packed
 
-    def scored(use: int, rows: int) -> Mapping[str, Packs]:
-        some = plan.run.evaluation.iterations > 0 and parts[use][0] < parts[use][1]
-        return {USES[use]: packs(use, rows)} if some else {}
+    def build_scored(index: int, rows: int) -> Mapping[str, PackedSftDataset]:
+        has_samples = config.run.evaluation.iterations > 0 and ranges[index][0] < ranges[index][1]
+        return {USES[index]: build(index, rows)} if has_samples else {}
 
-    return Feed(packs(0, samples), scored(1, plan.valid_samples), scored(2, plan.test_samples))
+    return DataSplits(
+        build(0, rows_needed), build_scored(1, config.valid_samples), build_scored(2, config.test_samples)
+    )
 
 
-def cursor(plan: Plan, mesh: Mesh, samples: Reading) -> Cursor:
-    """The order in which this rank reads them.
+def build_sampler(config: ResolvedConfig, mesh: Mesh, reader: SampleReader) -> Sampler:
+    """Build the sampler of this rank.
 
     Raises:
         ConfigError: a cyclic order has too few of them.
     """
-    data, whole = plan.run.data, (len(samples), plan.micro, mesh.dp.size, mesh.dp.rank)
-    return Cyclic(*whole, sharded=not data.no_sharding) if data.order == "cyclic" else Single(*whole)
+    data = config.run.data
+    sizes = (len(reader), config.micro_batch_size, mesh.dp.size, mesh.dp.rank)
+    return (
+        CyclicSampler(*sizes, is_sharded=not data.no_sharding)
+        if data.order == "cyclic"
+        else SequentialSampler(*sizes)
+    )
 
 
-def cache_folders(plan: Plan, corpora: Corpora) -> Sequence[Path]:
-    """Where the order of samples is looked for, and kept in the first that can be written to."""
-    said, save = plan.run.data.cache, plan.run.checkpoint.save
-    if said is not None:
-        return [said]
-    ours = Path(tempfile.gettempdir()) / f"mega-{FOLDER}-{os.getuid()}"
-    folders = [] if plan.run.data.mock else [next(iter(corpora.opened)).parent / FOLDER]
+def cache_folders(config: ResolvedConfig, datasets: Datasets) -> Sequence[Path]:
+    """List the folders to search for a cached sample order; the first writable one stores new ones."""
+    cache, save = config.run.data.cache, config.run.checkpoint.save
+    if cache is not None:
+        return [cache]
+    temporary = Path(tempfile.gettempdir()) / f"mega-{CACHE_FOLDER}-{os.getuid()}"
+    folders = [] if config.run.data.mock else [next(iter(datasets.by_prefix)).parent / CACHE_FOLDER]
     if save is not None:
-        folders.append(save / FOLDER)
-    if not ours.exists() or ours.stat().st_uid == os.getuid():  # anyone may make a folder there
-        folders.append(ours)
+        folders.append(save / CACHE_FOLDER)
+    if not temporary.exists() or temporary.stat().st_uid == os.getuid():  # another user may have created it
+        folders.append(temporary)
     return folders
 
 
-def _any(source: Source, corpora: Corpora) -> bool:
-    """Whether any of its parts has a sequence."""
-    return any(len(range(*part.cut.of(len(corpora.opened[part.prefix])))) for part in source.parts)
+def _has_sequences(source: SplitSource, datasets: Datasets) -> bool:
+    """Whether any part of the source has a sequence."""
+    return any(
+        len(range(*part.fraction.sequence_range(len(datasets.by_prefix[part.prefix]))))
+        for part in source.parts
+    )
 
 
-def _recipe(plan: Plan, corpora: Corpora, source: Source, samples: int) -> Recipe:
-    if len(source.parts) > MOST:
-        raise ConfigError(source.flag, "too many datasets", found=len(source.parts), wanted=f"at most {MOST}")
-    return Recipe.of(
+def _index_spec(
+    config: ResolvedConfig, datasets: Datasets, source: SplitSource, samples: int
+) -> SampleIndexSpec:
+    if len(source.parts) > MAX_DATASETS:
+        raise ConfigError(
+            source.flag, "too many datasets", found=len(source.parts), wanted=f"at most {MAX_DATASETS}"
+        )
+    return SampleIndexSpec.from_source(
         source,
-        corpora,
-        length=plan.length,
+        datasets,
+        length=config.seq_length,
         samples=samples,
-        seed=plan.run.train.seed,
-        renormalize=plan.run.data.renormalize,
+        seed=config.run.train.seed,
+        renormalize=config.run.data.renormalize,
     )

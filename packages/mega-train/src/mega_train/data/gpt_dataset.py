@@ -1,4 +1,4 @@
-"""Samples of one length cut from the stream of a corpus's documents, in Megatron's order, number for number.
+"""Samples of one length from the stream of a dataset's documents, in exactly Megatron's order.
 
 The documents are repeated for as many epochs as the run needs and shuffled into one stream; sample r is the
 tokens from r · length on (one more than `length`, so that inputs and targets are both that long); samples are
@@ -15,19 +15,20 @@ import numpy as np
 from mega_schema.dataset.indexed_dataset import IndexedDataset
 from mega_schema.errors import ConfigError
 
-# an epoch that is mostly not needed is shuffled by itself, so that its samples do not displace earlier ones
+# a mostly unneeded last epoch is shuffled separately, so that its samples do not displace earlier ones
 SEPARATE_BELOW = 0.80
 
 
 @dataclass(frozen=True, slots=True)
 class SampleIndex:
-    """Where every sample lies.
+    """The position of every sample in the stream of documents.
 
     Attributes:
-        document: (documents · epochs,) int32: the stream, as sequence numbers of the corpus.
-        sample: (samples + 1, 2) int64: where a sample begins: place in `document`, token in that document.
-        shuffle: (samples,) uint32, or int64 where they are too many: the order in which samples are read.
-        epochs: how often the corpus is gone through.
+        document: (documents · epochs,) int32: the stream, as sequence numbers of the dataset.
+        sample: (samples + 1, 2) int64: the start of each sample: index into `document`, token in that
+            document.
+        shuffle: (samples,) uint32, or int64 if there are too many: the order in which samples are read.
+        epochs: passes over the dataset.
     """
 
     document: np.ndarray
@@ -40,14 +41,14 @@ class SampleIndex:
 
 
 @dataclass(frozen=True, slots=True)
-class Passes:
-    """How often some sequences are gone through, and what samples that makes.
+class EpochPlan:
+    """Passes over some sequences, and the samples they give.
 
     Attributes:
         length: tokens of a sample.
         extra: tokens a sample has beyond `length`: 1, or 0 when targets are the inputs rolled.
         tokens: of one epoch.
-        epochs: in all.
+        epochs: their number.
         first: samples of all epochs but the last, where the last is shuffled by itself; else None.
         count: samples in all.
     """
@@ -60,7 +61,7 @@ class Passes:
     count: int
 
 
-def passes(
+def plan_epochs(
     tokens: int,
     *,
     length: int,
@@ -68,8 +69,8 @@ def passes(
     extra: int = 1,
     keep_partial: bool = False,
     separate_below: float = SEPARATE_BELOW,
-) -> Passes | None:
-    """As many passes through so many tokens as the samples need; None where there is no sample in them.
+) -> EpochPlan | None:
+    """Plan as many passes over `tokens` tokens as `samples` need; None where they hold no sample.
 
     Args:
         samples: how many are wanted; None means one epoch's.
@@ -85,53 +86,57 @@ def passes(
     total = epochs * tokens - extra
     # Megatron rounds up in C's float32; so do we, for the same count
     count = int(np.ceil(np.float32(total) / np.float32(length))) if keep_partial else total // length
-    return Passes(length, extra, tokens, epochs, first if separate else None, count)
+    return EpochPlan(length, extra, tokens, epochs, first if separate else None, count)
 
 
-def too_few(found: str, wanted: int, flag: str, part: str) -> ConfigError:
-    """The error of a part that has no sample."""
+def not_enough_tokens_error(found: str, wanted: int, flag: str, split_name: str) -> ConfigError:
+    """Build the error of a split without a sample."""
     return ConfigError(
         flag,
-        f"{part} holds too few tokens for one sample",
+        f"{split_name} holds too few tokens for one sample",
         found=found,
         wanted=f"at least {wanted}",
         hint="a shorter --seq-length, another --split or more data; for validation also --eval-iters 0",
     )
 
 
-def build_index(lengths: np.ndarray, sequences: np.ndarray, todo: Passes, seed: int) -> SampleIndex:
-    """The three arrays, as Megatron core builds them.
+def build_sample_index(
+    lengths: np.ndarray, sequences: np.ndarray, epoch_plan: EpochPlan, seed: int
+) -> SampleIndex:
+    """Build the three arrays as Megatron core does.
 
     Args:
-        lengths: tokens of every sequence of the corpus.
+        lengths: tokens of every sequence of the dataset.
         sequences: int32 numbers of the sequences to use.
     """
     rng = np.random.RandomState(seed)
-    parts = (todo.epochs,) if todo.first is None else (todo.epochs - 1, 1)
-    document = np.concatenate([_shuffled(np.tile(sequences, times), rng) for times in parts])
-    sample = _cut(lengths, document, todo.length, todo.count, todo.extra)
-    bounds = (0, todo.count) if todo.first is None else (0, todo.first, todo.count)
+    parts = (epoch_plan.epochs,) if epoch_plan.first is None else (epoch_plan.epochs - 1, 1)
+    document = np.concatenate([_shuffle(np.tile(sequences, times), rng) for times in parts])
+    sample = _sample_starts(lengths, document, epoch_plan.length, epoch_plan.count, epoch_plan.extra)
+    bounds = (0, epoch_plan.count) if epoch_plan.first is None else (0, epoch_plan.first, epoch_plan.count)
     shuffle = np.concatenate(
         [
-            _shuffled(np.arange(a, b, dtype=order_type(todo.count)), rng)
+            _shuffle(np.arange(a, b, dtype=shuffle_dtype(epoch_plan.count)), rng)
             for a, b in zip(bounds[:-1], bounds[1:], strict=True)
         ]
     )
-    return SampleIndex(document, sample, shuffle, todo.epochs)
+    return SampleIndex(document, sample, shuffle, epoch_plan.epochs)
 
 
-def order_type(count: int) -> np.dtype[Any]:
-    """Of the shuffled numbers of so many samples."""
+def shuffle_dtype(count: int) -> np.dtype[Any]:
+    """Choose the dtype of the shuffled sample numbers."""
     return np.dtype(np.uint32 if count < np.iinfo(np.uint32).max - 1 else np.int64)
 
 
-def _shuffled(numbers: np.ndarray, rng: np.random.RandomState) -> np.ndarray:
+def _shuffle(numbers: np.ndarray, rng: np.random.RandomState) -> np.ndarray:
     rng.shuffle(numbers)
     return numbers
 
 
-def _cut(lengths: np.ndarray, document: np.ndarray, length: int, count: int, extra: int) -> np.ndarray:
-    """Row r: the document and the token in it where sample r begins.
+def _sample_starts(
+    lengths: np.ndarray, document: np.ndarray, length: int, count: int, extra: int
+) -> np.ndarray:
+    """Compute (document, token) where each sample begins, a row for each.
 
     Megatron walks document by document. The same rows follow from where each document of the stream ends:
     sample r begins in the document that holds token r · length of the stream (with `extra` 0, just behind the
@@ -139,26 +144,32 @@ def _cut(lengths: np.ndarray, document: np.ndarray, length: int, count: int, ext
     """
     ends = np.cumsum(lengths[document], dtype=np.int64)
     last_read = np.arange(1, count + 1, dtype=np.int64) * length - (1 - extra)
-    whole = int(np.searchsorted(last_read, ends[-1]))  # a short last sample ends with the stream
-    place = np.searchsorted(ends, last_read[:whole], side="right")
-    begins = ends[place] - lengths[document[place]]
+    complete = int(np.searchsorted(last_read, ends[-1]))  # a short last sample ends with the stream
+    positions = np.searchsorted(ends, last_read[:complete], side="right")
+    document_starts = ends[positions] - lengths[document[positions]]
     rows = np.zeros((count + 1, 2), np.int64)
-    rows[1 : whole + 1, 0], rows[1 : whole + 1, 1] = place, last_read[:whole] - begins + (1 - extra)
-    rows[whole + 1 :] = len(document) - 1, lengths[document[-1]] - extra
+    rows[1 : complete + 1, 0], rows[1 : complete + 1, 1] = (
+        positions,
+        last_read[:complete] - document_starts + (1 - extra),
+    )
+    rows[complete + 1 :] = len(document) - 1, lengths[document[-1]] - extra
     return rows
 
 
-class Samples:
-    """Samples of a corpus in the order of their index."""
+class GPTDataset:
+    """Samples of a dataset in the order of their index."""
 
     def __init__(
-        self, corpus: IndexedDataset, index: SampleIndex, *, extra: int = 1, copy: bool = False
+        self, dataset: IndexedDataset, index: SampleIndex, *, extra: int = 1, copy: bool = False
     ) -> None:
         """
         Args:
-            copy: read the corpus's file rather than map it.
+            copy: read the dataset's file instead of mapping it.
         """
-        self.corpus, self.index, self.extra, self.copy = corpus, index, extra, copy
+        self.dataset = dataset
+        self.index = index
+        self.extra = extra
+        self.copy = copy
 
     def __len__(self) -> int:
         return len(self.index)
@@ -175,4 +186,4 @@ class Samples:
         return np.concatenate(parts).astype(np.int64)
 
     def _read(self, sequence: int, offset: int = 0, length: int | None = None) -> np.ndarray:
-        return self.corpus.read(sequence, offset, length, copy=self.copy)
+        return self.dataset.read(sequence, offset, length, copy=self.copy)

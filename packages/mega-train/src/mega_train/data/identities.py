@@ -1,4 +1,4 @@
-"""Tell datasets apart by their content, wherever they lie: a resumed run finds its own again after a move."""
+"""Identify datasets by their content, so that a resumed run recognises its own after a move."""
 
 from __future__ import annotations
 
@@ -9,29 +9,31 @@ from pathlib import Path
 import numpy as np
 
 from mega_schema.dataset.indexed_dataset import IndexedDataset
-from mega_train.config import Data
-from mega_train.data.datasets import Corpora
-from mega_train.data.sft import Pairs
+from mega_train.config import DataConfig
+from mega_train.data.datasets import Datasets
+from mega_train.data.sft import PromptResponsePairs
 
 _SEQUENCES, _TOKENS = 16, 1024  # read of each dataset: reading all of it would take hours
 
 
-def compute_identities(data: Data, corpora: Corpora | IndexedDataset | Pairs) -> Mapping[str, str]:
-    """A digest of each dataset that a run reads, by the prefix that names it; none of mock data.
+def compute_identities(
+    data: DataConfig, datasets: Datasets | IndexedDataset | PromptResponsePairs
+) -> Mapping[str, str]:
+    """Compute a digest of each dataset of a run, by its prefix; empty for mock data.
 
     The digest covers the lengths of all sequences, where documents begin, and the first tokens of some
     sequences from the first to the last. The type of the ids does not count.
     """
     if data.mock:
         return {}
-    if isinstance(corpora, Pairs):
-        return {normalize_prefix(data.path[0]): _digest(corpora.prompts, corpora.answers)}
-    opened = corpora.opened.values() if isinstance(corpora, Corpora) else [corpora]
-    return {str(dataset.prefix): _digest(dataset) for dataset in opened}
+    if isinstance(datasets, PromptResponsePairs):
+        return {normalize_prefix(data.path[0]): _digest(datasets.prompts, datasets.answers)}
+    indexed = datasets.by_prefix.values() if isinstance(datasets, Datasets) else [datasets]
+    return {str(dataset.prefix): _digest(dataset) for dataset in indexed}
 
 
 def normalize_prefix(word: str) -> str:
-    """A prefix as the identities name it."""
+    """Return a prefix in the form that the identities use."""
     return str(Path(word.strip()))
 
 

@@ -1,4 +1,4 @@
-"""Megatron's mock data: documents that count up, to measure speed or to try a layout without a corpus.
+"""Megatron's mock data: counting documents, to measure speed or to try a layout without a dataset.
 
 Lengths, tokens and split are those of its MockGPTDataset (megatron-core 0.16), number for number.
 """
@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 from mega_schema.dataset.indexed_dataset import IndexedDataset
 from mega_schema.errors import ConfigError
 
-PREFIX = Path("mock-data")
+MOCK_PREFIX = Path("mock-data")
 _SEED = 0
 _DOCUMENTS = 100_000
 _LONGEST = 4096  # tokens; a document has fewer
 
 
 class MockDataset(IndexedDataset):
-    """Documents that are computed where they are read; nothing is on disk.
+    """Documents computed when they are read; nothing is on disk.
 
     Document i holds 1, 2, 3, ... modulo the vocabulary, and ends with the end-of-document token.
     """
@@ -37,13 +37,18 @@ class MockDataset(IndexedDataset):
         """
         if vocab < 1:
             raise ConfigError("--vocab-size", "not a count", found=vocab, wanted="1 or more")
-        self.prefix, self.index_format, self.shift, self.modes, self.info = PREFIX, "mock", 0, None, None
-        self.vocab, self.eod = vocab, eod
+        self.prefix = MOCK_PREFIX
+        self.form = "mock"
+        self.shift = 0
+        self.modes = None
+        self.info = None
+        self.vocab = vocab
+        self.eod = eod
         self.dtype = np.dtype(np.int64)
         generator = np.random.default_rng(seed=_SEED)
         self.lengths = generator.integers(low=1, high=_LONGEST, size=_DOCUMENTS, dtype=np.int32)
-        begins = np.cumsum(self.lengths, dtype=np.int64) - self.lengths
-        self.pointers = begins * self.dtype.itemsize
+        offsets = np.cumsum(self.lengths, dtype=np.int64) - self.lengths
+        self.pointers = offsets * self.dtype.itemsize
         self.documents = np.arange(_DOCUMENTS + 1, dtype=np.int64)
         self.tokens = int(self.lengths.sum(dtype=np.int64))
 
@@ -51,12 +56,14 @@ class MockDataset(IndexedDataset):
         return MockDataset, (self.vocab, self.eod)
 
     def read(self, i: int, offset: int = 0, length: int | None = None, *, copy: bool = False) -> NDArray[Any]:
-        """`length` tokens of document `i` from `offset` on, to its end where None."""
-        whole = int(self.lengths[i])
-        length = whole - offset if length is None else length
-        if not 0 <= offset <= offset + length <= whole:
-            raise IndexError(f"tokens {offset} to {offset + length} of document {i}, which has {whole}")
+        """Read `length` tokens of document `i` from `offset`; to its end where None."""
+        document_length = int(self.lengths[i])
+        length = document_length - offset if length is None else length
+        if not 0 <= offset <= offset + length <= document_length:
+            raise IndexError(
+                f"tokens {offset} to {offset + length} of document {i}, which has {document_length}"
+            )
         tokens = np.arange(offset + 1, offset + length + 1, dtype=np.int64) % self.vocab
-        if offset + length == whole and length:
+        if offset + length == document_length and length:
             tokens[-1] = self.eod
         return tokens

@@ -1,4 +1,4 @@
-"""Suggest what a person meant by a --data-path where no dataset is."""
+"""Suggest a --data-path where the given one does not exist."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mega_schema.errors import FormatError
 
 
 def open_dataset(prefix: Path) -> IndexedDataset:
-    """The dataset, or an error that says what lies near the path.
+    """Open the dataset, or raise an error with a similar path as its hint.
 
     Raises:
         FormatError: it is missing, cut off or of another format.
@@ -26,5 +26,5 @@ def open_dataset(prefix: Path) -> IndexedDataset:
 
 
 def suggest(prefix: Path) -> str:
-    """A hint for a prefix without an index; empty where nothing is near."""
+    """Suggest a prefix near one that has no index; empty where nothing is near."""
     return path_hints.suggest_dataset(prefix, "--data-path")

@@ -1,4 +1,4 @@
-"""The index of a use: which samples its parts have, in which order, and of which part the next is.
+"""Sample index of a split: the samples of its parts, their order, and the part of each sample.
 
     document.npy  sample.npy  shuffle.npy    a SampleIndex of each part, one behind the other
     corpus.npy    number.npy                 of a blend: the part of each sample, and which of its samples
@@ -18,11 +18,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mega_schema.dataset.indexed_dataset import IndexedDataset
-from mega_train.data.array_cache import Arrays, Files, write
-from mega_train.data.blend import Block, blend_blocks, normalised, part_samples
-from mega_train.data.blend_spec import Source
-from mega_train.data.datasets import Corpora
-from mega_train.data.gpt_dataset import Passes, SampleIndex, Samples, build_index, order_type, passes, too_few
+from mega_train.data.array_cache import Arrays, Files, write_arrays
+from mega_train.data.blend import Block, blend_blocks, dataset_samples, normalize
+from mega_train.data.blend_spec import SplitSource
+from mega_train.data.datasets import Datasets
+from mega_train.data.gpt_dataset import (
+    EpochPlan,
+    GPTDataset,
+    SampleIndex,
+    build_sample_index,
+    not_enough_tokens_error,
+    plan_epochs,
+    shuffle_dtype,
+)
 from mega_train.data.splits import Range
 
 _FORMAT = 1
@@ -30,193 +38,210 @@ _CHUNK = 1 << 22  # lengths hashed at a time
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """Some of a dataset's sequences, and the passes through them."""
+class DatasetSlice:
+    """A range of a dataset's sequences, and the passes over them."""
 
-    corpus: IndexedDataset
+    dataset: IndexedDataset
     sequences: Range
-    passes: Passes
+    epoch_plan: EpochPlan
 
     @property
     def documents(self) -> int:
-        """Of all epochs together."""
-        return (self.sequences[1] - self.sequences[0]) * self.passes.epochs
+        """Sequences of all epochs."""
+        return (self.sequences[1] - self.sequences[0]) * self.epoch_plan.epochs
 
-    def values(self) -> dict[str, object]:
-        """All that its index follows from beside the seed."""
-        told, lengths = blake2b(digest_size=16), self.corpus.lengths[slice(*self.sequences)]
-        for at in range(0, len(lengths), _CHUNK):
-            told.update(lengths[at : at + _CHUNK].tobytes())
-        return {"lengths": told.hexdigest(), "from": self.sequences[0], **asdict(self.passes)}
+    def cache_key(self) -> dict[str, object]:
+        """Return everything but the seed that determines its index."""
+        digest = blake2b(digest_size=16)
+        lengths = self.dataset.lengths[slice(*self.sequences)]
+        for offset in range(0, len(lengths), _CHUNK):
+            digest.update(lengths[offset : offset + _CHUNK].tobytes())
+        return {"lengths": digest.hexdigest(), "from": self.sequences[0], **asdict(self.epoch_plan)}
 
     def build(self, seed: int) -> SampleIndex:
         numbers = np.arange(*self.sequences, dtype=np.int32)
-        return build_index(self.corpus.lengths, numbers, self.passes, seed)
+        return build_sample_index(self.dataset.lengths, numbers, self.epoch_plan, seed)
 
 
 @dataclass(frozen=True, slots=True)
-class Mixture:
-    """How the pieces of a blend are mixed.
+class BlendWeights:
+    """How the slices of a blend are mixed.
 
     Attributes:
-        shares: of each piece.
+        weights: of each slice.
         size: samples of the blend.
-        all: whether it holds every sample of every piece.
+        is_exhaustive: whether the blend holds every sample of every slice.
     """
 
-    shares: NDArray[np.float64]
+    weights: NDArray[np.float64]
     size: int
-    all: bool
+    is_exhaustive: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
-    """What an index is made of.
+class SampleIndexSpec:
+    """Specification of a sample index.
 
     Attributes:
-        mixture: None where there is one piece, whose samples are read as they come.
+        blend: None with one slice, whose samples keep their order.
     """
 
-    pieces: tuple[Piece, ...]
-    mixture: Mixture | None
+    slices: tuple[DatasetSlice, ...]
+    blend: BlendWeights | None
     seed: int
 
     @classmethod
-    def of(
+    def from_source(
         cls,
-        source: Source,
-        corpora: Corpora,
+        source: SplitSource,
+        datasets: Datasets,
         *,
         length: int,
         samples: int | None,
         seed: int,
         renormalize: bool = False,
-    ) -> Recipe:
-        """As Megatron core: of each part its share of the samples and half a percent more.
+    ) -> SampleIndexSpec:
+        """Plan the index as Megatron core does: each part gets its share of the samples and 0.5 % more.
 
         Args:
-            samples: how many are wanted; None asks for all of one epoch, and then parts have no weights.
-            renormalize: weigh the parts by what each adds.
+            samples: number of samples; None takes one whole epoch, and then parts have no weights.
+            renormalize: weigh the parts by the samples that each adds.
 
         Raises:
             ConfigError: a part has no sample.
         """
         counts: Sequence[int | None] = [samples if len(source.parts) == 1 else None] * len(source.parts)
-        shares = None
+        weights = None
         if source.weights is not None:
             assert samples is not None
-            shares = normalised(source.weights)
-            both = [part_samples(share, samples, source.blend_rule) for share in shares.tolist()]
-            added, counts = zip(*both, strict=True)
-        pieces = _pieces(source, corpora, counts, length)
-        if shares is not None:
-            size, everything = sum(added), False
-            # normalised anew: Megatron does it twice, and the second may change a last bit, and so an order
-            shares = normalised(added if renormalize else shares)
-        elif len(pieces) > 1:
-            sizes = [piece.passes.count for piece in pieces]
-            size, everything = min(sum(sizes), samples or sum(sizes)), samples is None
-            shares = normalised(sizes)
-        return cls(pieces, None if shares is None else Mixture(shares, size, everything), seed)
+            weights = normalize(source.weights)
+            counts_of_parts = [
+                dataset_samples(weight, samples, source.blend_rule) for weight in weights.tolist()
+            ]
+            added, counts = zip(*counts_of_parts, strict=True)
+        slices = _dataset_slices(source, datasets, counts, length)
+        if weights is not None:
+            size = sum(added)
+            is_exhaustive = False
+            # normalised twice, as in Megatron: the second time may change a last bit, and with it the order
+            weights = normalize(added if renormalize else weights)
+        elif len(slices) > 1:
+            sizes = [dataset_slice.epoch_plan.count for dataset_slice in slices]
+            size = min(sum(sizes), samples or sum(sizes))
+            is_exhaustive = samples is None
+            weights = normalize(sizes)
+        return cls(slices, None if weights is None else BlendWeights(weights, size, is_exhaustive), seed)
 
-    def values(self) -> dict[str, object]:
-        """All that the index follows from; JSON can tell it."""
-        mixture = self.mixture
+    def cache_key(self) -> dict[str, object]:
+        """Return everything that determines the index, as JSON values."""
+        blend = self.blend
         return {
             "format": _FORMAT,
             "seed": self.seed,
-            "parts": [piece.values() for piece in self.pieces],
-            # hex says every bit of a double
-            "shares": None if mixture is None else [float(share).hex() for share in mixture.shares],
-            "size": None if mixture is None else mixture.size,
-            "all": mixture is not None and mixture.all,
+            "parts": [dataset_slice.cache_key() for dataset_slice in self.slices],
+            # hex keeps every bit of a double
+            "shares": None if blend is None else [float(weight).hex() for weight in blend.weights],
+            "size": None if blend is None else blend.size,
+            "all": blend is not None and blend.is_exhaustive,
         }
 
     def write(self, folder: Path) -> None:
-        """Write the arrays, holding those of one piece in memory at a time."""
-        counts = [piece.passes.count for piece in self.pieces]
+        """Write the arrays, with those of one slice in memory at a time."""
+        counts = [dataset_slice.epoch_plan.count for dataset_slice in self.slices]
         files: Files = {
-            "document": (np.int32, (sum(piece.documents for piece in self.pieces),)),
+            "document": (np.int32, (sum(dataset_slice.documents for dataset_slice in self.slices),)),
             "sample": (np.int64, (sum(counts) + len(counts), 2)),
-            "shuffle": (order_type(max(counts)), (sum(counts),)),
+            "shuffle": (shuffle_dtype(max(counts)), (sum(counts),)),
         }
-        built = (piece.build(self.seed) for piece in self.pieces)
-        write(folder, files, ({name: getattr(index, name) for name in files} for index in built))
-        if self.mixture is not None:
-            shape = (self.mixture.size,)
+        indices = (dataset_slice.build(self.seed) for dataset_slice in self.slices)
+        write_arrays(folder, files, ({name: getattr(index, name) for name in files} for index in indices))
+        if self.blend is not None:
+            shape = (self.blend.size,)
             files = {"corpus": (np.int16, shape), "number": (np.int64, shape)}
-            mixed = self._blend(self.mixture)
-            write(folder, files, ({"corpus": corpus, "number": number} for corpus, number in mixed))
+            blocks = self._blend_blocks(self.blend)
+            write_arrays(folder, files, ({"corpus": corpus, "number": number} for corpus, number in blocks))
 
-    def _blend(self, mixture: Mixture) -> Iterator[Block]:
-        sizes = np.array([piece.passes.count for piece in self.pieces], np.int64) if mixture.all else None
-        return blend_blocks(mixture.shares, mixture.size, sizes)
+    def _blend_blocks(self, blend: BlendWeights) -> Iterator[Block]:
+        sizes = (
+            np.array([dataset_slice.epoch_plan.count for dataset_slice in self.slices], np.int64)
+            if blend.is_exhaustive
+            else None
+        )
+        return blend_blocks(blend.weights, blend.size, sizes)
 
-    def opened(self, arrays: Arrays, *, copy: bool = False) -> Stream:
-        """The samples, read by the arrays that `write` wrote."""
-        documents = [0, *accumulate(piece.documents for piece in self.pieces)]
-        firsts = [0, *accumulate(piece.passes.count for piece in self.pieces)]
+    def open_dataset(self, arrays: Arrays, *, copy: bool = False) -> BlendedDataset:
+        """Open the samples by the arrays that `write` wrote."""
+        documents = [0, *accumulate(dataset_slice.documents for dataset_slice in self.slices)]
+        firsts = [0, *accumulate(dataset_slice.epoch_plan.count for dataset_slice in self.slices)]
         parts = []
-        for k, piece in enumerate(self.pieces):
+        for k, dataset_slice in enumerate(self.slices):
             index = SampleIndex(
                 arrays["document"][documents[k] : documents[k + 1]],
                 arrays["sample"][firsts[k] + k : firsts[k + 1] + k + 1],
                 arrays["shuffle"][firsts[k] : firsts[k + 1]],
-                piece.passes.epochs,
+                dataset_slice.epoch_plan.epochs,
             )
-            parts.append(Samples(piece.corpus, index, extra=piece.passes.extra, copy=copy))
-        mixed = None if self.mixture is None else (arrays["corpus"], arrays["number"])
-        return Stream(parts, mixed)
+            parts.append(
+                GPTDataset(dataset_slice.dataset, index, extra=dataset_slice.epoch_plan.extra, copy=copy)
+            )
+        order = None if self.blend is None else (arrays["corpus"], arrays["number"])
+        return BlendedDataset(parts, order)
 
 
-class Stream:
-    """The samples of one use, in the order in which the run counts them.
+class BlendedDataset:
+    """The samples of one split, in the order in which the run counts them.
 
     Attributes:
-        parts: the samples of each corpus.
-        mixed: of a blend: the part of each sample, and which of the part's samples it is.
+        parts: the samples of each dataset.
+        order: of a blend: the part of each sample, and its number in that part.
     """
 
-    def __init__(self, parts: Sequence[Samples], mixed: tuple[np.ndarray, np.ndarray] | None = None) -> None:
-        self.parts, self.mixed = parts, mixed
+    def __init__(
+        self, parts: Sequence[GPTDataset], order: tuple[np.ndarray, np.ndarray] | None = None
+    ) -> None:
+        self.parts = parts
+        self.order = order
 
     def __len__(self) -> int:
-        return len(self.parts[0]) if self.mixed is None else len(self.mixed[0])
+        return len(self.parts[0]) if self.order is None else len(self.order[0])
 
     def __getitem__(self, i: int) -> np.ndarray:
         """Tokens of sample `i`, (length + extra,) int64."""
-        part, number = self._place(i)
+        part, number = self._locate(i)
         return self.parts[part][number]
 
-    def corpus(self, i: int) -> Path:
-        """Prefix of the dataset that sample `i` is from."""
-        return self.parts[self._place(i)[0]].corpus.prefix
+    def dataset_prefix(self, i: int) -> Path:
+        """Return the prefix of the dataset of sample `i`."""
+        return self.parts[self._locate(i)[0]].dataset.prefix
 
-    def _place(self, i: int) -> tuple[int, int]:
-        if self.mixed is None:
+    def _locate(self, i: int) -> tuple[int, int]:
+        if self.order is None:
             return 0, i
-        part = int(self.mixed[0][i])
-        # past the share that was asked for, a blend may want more of a part than was made of it
-        return part, int(self.mixed[1][i]) % len(self.parts[part])
+        part = int(self.order[0][i])
+        # near its end a blend may choose more samples of a part than were built: wrap around
+        return part, int(self.order[1][i]) % len(self.parts[part])
 
 
-def _pieces(source: Source, corpora: Corpora, counts: Sequence[int | None], length: int) -> tuple[Piece, ...]:
-    pieces, without = [], []
+def _dataset_slices(
+    source: SplitSource, datasets: Datasets, counts: Sequence[int | None], length: int
+) -> tuple[DatasetSlice, ...]:
+    slices, empty = [], []
     for part, samples in zip(source.parts, counts, strict=True):
-        corpus = corpora.opened[part.prefix]
-        sequences = part.cut.of(len(corpus))
-        tokens = int(corpus.lengths[slice(*sequences)].sum(dtype=np.int64))
-        todo = passes(tokens, length=length, samples=samples, separate_below=source.separate_below)
-        if todo is None:
+        dataset = datasets.by_prefix[part.prefix]
+        sequences = part.fraction.sequence_range(len(dataset))
+        tokens = int(dataset.lengths[slice(*sequences)].sum(dtype=np.int64))
+        epoch_plan = plan_epochs(tokens, length=length, samples=samples, separate_below=source.separate_below)
+        if epoch_plan is None:
             found = f"{tokens} tokens in {sequences[1] - sequences[0]} sequences"
-            without.append((part.prefix, found, 2 if samples else length + 1))
+            empty.append((part.prefix, found, 2 if samples else length + 1))
         else:
-            pieces.append(Piece(corpus, sequences, todo))
-    if without:
-        prefix, found, wanted = without[0]
+            slices.append(DatasetSlice(dataset, sequences, epoch_plan))
+    if empty:
+        prefix, found, wanted = empty[0]
         part_name = f"the {source.name} split"
         if len(source.parts) > 1:
             part_name += f" of {prefix}"
-            found += f"; as few in {len(without):,} of {len(source.parts):,} datasets" * (len(without) > 1)
-        raise too_few(found, wanted, source.flag, part_name)
-    return tuple(pieces)
+            if len(empty) > 1:
+                found += f"; as few in {len(empty):,} of {len(source.parts):,} datasets"
+        raise not_enough_tokens_error(found, wanted, source.flag, part_name)
+    return tuple(slices)

@@ -1,5 +1,5 @@
-"""Which samples a rank reads next, by number: a function of how many the run has consumed, so that a run goes
-on with the same samples on any layout. (Which tokens a number means is the index's matter.)
+"""Sample numbers of each rank, as a function of the consumed samples, so that a resumed run reads the same
+samples on any layout.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import torch
 from mega_schema.errors import ConfigError
 
 
-class Cursor(Protocol):
-    """The order in which numbers of samples are read."""
+class Sampler(Protocol):
+    """Order in which sample numbers are read."""
 
     def micro_batches(self, consumed: int, count: int) -> Iterator[list[int]]:
-        """Sample numbers of this rank's next `count` micro-batches, once the run has consumed so many."""
+        """Yield the sample numbers of this rank's next `count` micro-batches, from `consumed` samples on."""
 
 
 @dataclass(frozen=True, slots=True)
-class Single:
-    """Megatron's "single" sampler: samples in the order of the index, and past the last the first again.
+class SequentialSampler:
+    """Megatron's "single" sampler: samples in the order of the index, wrapping at the end.
 
     Each micro-batch takes the next micro · dp samples, rank r the r-th `micro` of them.
     """
@@ -38,53 +38,58 @@ class Single:
             yield [(first + i) % self.total for i in range(self.micro)]
 
 
-class Cyclic:
-    """Megatron's "cyclic" sampler: samples shuffled anew in every epoch, by the epoch's number alone.
+class CyclicSampler:
+    """Megatron's "cyclic" sampler: samples shuffled in every epoch, seeded by the epoch's number.
 
-    An epoch is as many samples as whole micro-batches of all ranks take. `sharded`, every rank shuffles a
-    range of its own, so the order is that of one layout; otherwise all ranks share one shuffled order, and a
-    run goes on with the same samples on any layout whose epochs are as long.
+    An epoch has the samples of whole micro-batches of all ranks. With `is_sharded`, every rank shuffles its
+    own range, so the order depends on the layout; otherwise all ranks share one shuffled order, and a run
+    resumes with the same samples on any layout with epochs of the same length.
     """
 
-    def __init__(self, total: int, micro: int, dp: int, rank: int, *, sharded: bool) -> None:
+    def __init__(self, total: int, micro: int, dp: int, rank: int, *, is_sharded: bool) -> None:
         """
         Raises:
             ConfigError: there are fewer samples than one micro-batch of all ranks takes.
         """
-        self.total, self.micro, self.dp, self.rank, self.sharded = total, micro, dp, rank, sharded
-        self.taken = micro * dp
-        self.epoch_samples = total - total % self.taken
+        self.total = total
+        self.micro = micro
+        self.dp = dp
+        self.rank = rank
+        self.is_sharded = is_sharded
+        self.step_samples = micro * dp
+        self.epoch_samples = total - total % self.step_samples
         if not self.epoch_samples:
             raise ConfigError(
                 "--dataloader-type",
                 "cyclic needs a micro-batch for every rank",
                 found=f"{total} samples",
-                wanted=f"{self.taken}, micro-batch size x data parallel, or more",
+                wanted=f"{self.step_samples}, micro-batch size x data parallel, or more",
                 hint="--dataloader-type single",
             )
-        self._shuffled: tuple[int, torch.Tensor] | None = None
+        self._cached_order: tuple[int, torch.Tensor] | None = None
 
     def micro_batches(self, consumed: int, count: int) -> Iterator[list[int]]:
         for step in range(count):
-            epoch, place = divmod(consumed + step * self.taken, self.epoch_samples)
-            if place % self.taken:
+            epoch, position = divmod(consumed + step * self.step_samples, self.epoch_samples)
+            if position % self.step_samples:
                 raise ConfigError(
                     "--dataloader-type",
                     "cyclic cannot go on in the middle of a micro-batch",
                     found=f"{consumed} samples consumed, {self.epoch_samples} in an epoch",
-                    wanted=f"a multiple of micro-batch size x data parallel = {self.taken} in the epoch",
+                    wanted="a multiple of micro-batch size x data parallel = "
+                    f"{self.step_samples} in the epoch",
                     hint="the layout that the run began with",
                 )
-            order = self._order(epoch)
-            if self.sharded:
-                own = order[place // self.dp :][: self.micro] + self.rank * len(order)
+            order = self._epoch_order(epoch)
+            if self.is_sharded:
+                numbers = order[position // self.dp :][: self.micro] + self.rank * len(order)
             else:
-                own = order[place + self.rank :: self.dp][: self.micro]
-            yield own.tolist()
+                numbers = order[position + self.rank :: self.dp][: self.micro]
+            yield numbers.tolist()
 
-    def _order(self, epoch: int) -> torch.Tensor:
-        if self._shuffled is None or self._shuffled[0] != epoch:
-            whole = self.total // self.taken if self.sharded else self.total // self.micro
+    def _epoch_order(self, epoch: int) -> torch.Tensor:
+        if self._cached_order is None or self._cached_order[0] != epoch:
+            num_samples = self.total // self.step_samples if self.is_sharded else self.total // self.micro
             seed = torch.Generator().manual_seed(epoch)
-            self._shuffled = epoch, torch.randperm(whole * self.micro, generator=seed)
-        return self._shuffled[1]
+            self._cached_order = epoch, torch.randperm(num_samples * self.micro, generator=seed)
+        return self._cached_order[1]

@@ -1,9 +1,8 @@
-"""Prompts with their answers, packed into rows: what supervised fine-tuning reads.
+"""Supervised fine-tuning data: prompts with their answers, packed into rows.
 
-`mega-data preprocess --json-keys prompt answer` writes a dataset of each key, whose documents stand in the
-order of the lines. An example is a prompt, its answer and the token that ends a document. Whole examples lie
-in a row one after another, as many as there is room for; they do not see each other, each begins at position
-0, and only tokens of answers are learnt.
+`mega-data preprocess --json-keys prompt answer` writes a dataset of each key, with documents in the order of
+the lines. An example is a prompt, its answer and the end-of-document token. Rows hold whole examples, as many
+as fit; examples do not attend to each other, each starts at position 0, and only answer tokens have a loss.
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ from numpy.typing import NDArray
 from mega_schema.dataset.indexed_dataset import DatasetInfo, IndexedDataset, sibling
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.tokenizer.identity import TokenizerIdentity
-from mega_train.config import Data
+from mega_train.config import DataConfig
 
 Ints = NDArray[np.int64]
-# what a row says of each of its places, in this order; an example's number counts from 0 in its row
+# the four values of each position of a row, in this order; examples are numbered from 0 in their row
 TOKEN, EXAMPLE, POSITION, LEARNT = range(4)
 
 
-class Pairs:
-    """Two datasets, the one's documents the prompts and the other's their answers.
+class PromptResponsePairs:
+    """Two datasets: the prompts, and their answers in the same order.
 
     Attributes:
         prefix: of the prompts' dataset.
@@ -49,24 +48,24 @@ class Pairs:
                 wanted=f"{counts[0]}, as {self.prefix.name} has",
                 hint=f"mega-data preprocess --json-keys {keys[0]} {keys[1]}, both at once",
             )
-        ours, theirs = self.prompts.info, self.answers.info
-        if ours is not None and theirs is not None:
-            made = [info.tokenizer for info in (theirs, ours)]
-            if made[0].sha256 != made[1].sha256:
-                found, wanted = (f"{each.type}, sha256 {each.sha256[:12]}" for each in made)
+        prompt_info, answer_info = self.prompts.info, self.answers.info
+        if prompt_info is not None and answer_info is not None:
+            identities = [info.tokenizer for info in (answer_info, prompt_info)]
+            if identities[0].sha256 != identities[1].sha256:
+                found, wanted = (f"{identity.type}, sha256 {identity.sha256[:12]}" for identity in identities)
                 raise FormatError(
                     self.answers.prefix, "is tokenized otherwise than the prompts", found=found, wanted=wanted
                 )
 
     @classmethod
-    def open(cls, data: Data) -> Pairs:
-        """The pair that a run's flags name.
+    def open(cls, data: DataConfig) -> PromptResponsePairs:
+        """Open the pair that a run's flags name.
 
         Raises:
             ConfigError: they name none, or more than one.
-            FormatError: as above.
+            FormatError: a dataset is missing or damaged, or the two do not belong together.
         """
-        if data.by_use or data.path_file is not None or len(data.path) != 1:
+        if data.has_dataset_per_split or data.path_file is not None or len(data.path) != 1:
             found = " ".join(data.path) or "none"
             raise ConfigError(
                 "--sft", "reads one pair of datasets", found=found, wanted="one prefix", hint="--data-path P"
@@ -79,12 +78,12 @@ class Pairs:
 
     @property
     def identity(self) -> TokenizerIdentity | None:
-        """Of the tokenizer that made them, where they say which."""
+        """The tokenizer of both, where they record it."""
         return None if self.info is None else self.info.tokenizer
 
     @property
     def tokenizer(self) -> Path | None:
-        """The folder of the tokenizer's files, where it lies beside the prompts."""
+        """The folder of the tokenizer's files beside the prompts; None where there is none."""
         folder = sibling(self.prefix, ".tokenizer")
         return folder if folder.is_dir() else None
 
@@ -100,58 +99,69 @@ class Pairs:
 
     @cached_property
     def lengths(self) -> tuple[Ints, Ints]:
-        """(N,) tokens of every prompt, and of every answer with its end."""
-        prompt = _lengths(self.prompts) - self._ended(self.prompts)
-        return prompt, _lengths(self.answers) - self._ended(self.answers) - self._begun + 1
+        """(N,) tokens of every prompt, and of every answer with its end-of-document token."""
+        prompt = _document_lengths(self.prompts) - self._has_eod(self.prompts)
+        return prompt, _document_lengths(self.answers) - self._has_eod(self.answers) - self._has_bos + 1
 
     def read(self, i: int) -> tuple[Ints, int]:
-        """Tokens of an example, and how many of them are its prompt."""
+        """Return the tokens of an example, and the length of its prompt."""
         prompts, answers = self.lengths
-        prompt = _document(self.prompts, i)[: prompts[i]]
-        answer = _document(self.answers, i)
-        begin = int(self._begun[i])
+        prompt = _document_tokens(self.prompts, i)[: prompts[i]]
+        answer = _document_tokens(self.answers, i)
+        begin = int(self._has_bos[i])
         answer = answer[begin : begin + answers[i] - 1]
         return np.concatenate([prompt, answer, [self.eod]]).astype(np.int64), len(prompt)
 
-    def _ended(self, part: IndexedDataset) -> Ints:
-        """(N,) 1 where a document's last token is the one that ends it: --append-eod wrote it."""
-        return _at(part, part.documents[1:] - 1, last=True, token=self.eod)
+    def _has_eod(self, part: IndexedDataset) -> Ints:
+        """Return (N,) 1 where a document ends with the end-of-document token, which --append-eod wrote."""
+        return _has_token(part, part.documents[1:] - 1, last=True, token=self.eod)
 
     @cached_property
-    def _begun(self) -> Ints:
-        """(N,) 1 where an answer begins with the token that begins a text, though a prompt is before it."""
+    def _has_bos(self) -> Ints:
+        """(N,) 1 where an answer begins with the begin-of-text token although a prompt precedes it."""
         assert self.info is not None
         bos, part = self.info.tokenizer.bos, self.answers
         if bos is None:
             return np.zeros(len(self), np.int64)
-        some = (_lengths(part) > self._ended(part)) & (_lengths(self.prompts) > self._ended(self.prompts))
-        return _at(part, part.documents[:-1], last=False, token=bos) * some
+        is_nonempty = (_document_lengths(part) > self._has_eod(part)) & (
+            _document_lengths(self.prompts) > self._has_eod(self.prompts)
+        )
+        return _has_token(part, part.documents[:-1], last=False, token=bos) * is_nonempty
 
 
-class Packs:
-    """Rows of `length` + 1 tokens in the order they are read: examples shuffled, epoch by epoch.
+class PackedSftDataset:
+    """Packed rows of `length` + 1 tokens; examples are shuffled in each epoch.
 
     A longer run has the same rows first.
 
     Attributes:
-        left_out: examples that are longer than a row.
+        too_long: examples that are longer than a row.
     """
 
     def __init__(
-        self, pairs: Pairs, part: tuple[int, int], *, length: int, rows: int, seed: int, name: str
+        self,
+        pairs: PromptResponsePairs,
+        example_range: tuple[int, int],
+        *,
+        length: int,
+        rows: int,
+        seed: int,
+        name: str,
     ) -> None:
         """
         Args:
-            part: first and last-plus-one example to read.
-            rows: how many are wanted at least.
-            name: what an error calls the examples.
+            example_range: first and last-plus-one example to read.
+            rows: minimum number of rows.
+            name: name of the examples in an error.
 
         Raises:
             ConfigError: there is no example that fits a row.
         """
-        self.pairs, self.length = pairs, length
-        lengths = sum(pairs.lengths)[part[0] : part[1]]  # type: ignore[index]
-        fits = np.flatnonzero(lengths <= length + 1) + part[0]
+        self.pairs = pairs
+        self.length = length
+        prompts, answers = pairs.lengths
+        lengths = (prompts + answers)[example_range[0] : example_range[1]]
+        fits = np.flatnonzero(lengths <= length + 1) + example_range[0]
         if not len(fits):
             raise ConfigError(
                 "--data-path",
@@ -162,22 +172,25 @@ class Packs:
                 wanted=f"at most --seq-length + 1 = {length + 1}",
                 hint="a longer --seq-length, or another --split",
             )
-        self.left_out = len(lengths) - len(fits)
+        self.too_long = len(lengths) - len(fits)
         rng = np.random.RandomState(seed)
-        orders, ends, count = list[Ints](), list[Ints](), 0
+        orders = list[Ints]()
+        ends = list[Ints]()
+        count = 0
         while count < rows:
             order = rng.permutation(fits)
-            last = _packed(lengths[order - part[0]], length + 1)
-            ends.append(last + sum(map(len, orders)))
+            row_ends = _row_ends(lengths[order - example_range[0]], length + 1)
+            ends.append(row_ends + sum(map(len, orders)))
             orders.append(order)
-            count += len(last)
-        self.order, self.ends = np.concatenate(orders), np.concatenate(ends)
+            count += len(row_ends)
+        self.order = np.concatenate(orders)
+        self.ends = np.concatenate(ends)
 
     def __len__(self) -> int:
         return len(self.ends)
 
-    def corpus(self, i: int) -> Path:
-        """Prefix of the prompts."""
+    def dataset_prefix(self, i: int) -> Path:
+        """Return the prefix of the prompts."""
         return self.pairs.prefix
 
     def __getitem__(self, i: int) -> Ints:
@@ -187,45 +200,51 @@ class Packs:
         """
         row = np.zeros((4, self.length + 1), np.int64)
         row[TOKEN] = self.pairs.eod
-        place, begin = 0, int(self.ends[i - 1]) if i else 0
+        position = 0
+        begin = int(self.ends[i - 1]) if i else 0
         for number, example in enumerate(self.order[begin : self.ends[i]]):
             ids, prompt = self.pairs.read(int(example))
-            past = place + len(ids)
-            row[TOKEN, place:past], row[EXAMPLE, place:past] = ids, number
-            row[POSITION, place:past] = np.arange(len(ids))
-            row[LEARNT, place + max(prompt, 1) : past] = 1
-            place = past
-        row[EXAMPLE, place:] = row[EXAMPLE, place - 1] + 1
-        row[POSITION, place:] = np.arange(self.length + 1 - place)
+            end = position + len(ids)
+            row[TOKEN, position:end], row[EXAMPLE, position:end] = ids, number
+            row[POSITION, position:end] = np.arange(len(ids))
+            row[LEARNT, position + max(prompt, 1) : end] = 1
+            position = end
+        row[EXAMPLE, position:] = row[EXAMPLE, position - 1] + 1
+        row[POSITION, position:] = np.arange(self.length + 1 - position)
         return row
 
 
-def _packed(lengths: Ints, room: int) -> Ints:
-    """Where each row ends, when whole examples of these lengths go into rows with so much room, in turn."""
-    total, ends, begun = np.cumsum(lengths), list[int](), 0
+def _row_ends(lengths: Ints, row_tokens: int) -> Ints:
+    """Compute where each row ends when whole examples of these lengths fill rows of `row_tokens`."""
+    total = np.cumsum(lengths)
+    ends = list[int]()
+    row_start = 0
     while not ends or ends[-1] < len(lengths):
-        ends.append(int(np.searchsorted(total, begun + room, "right")))
-        begun = int(total[ends[-1] - 1])
+        ends.append(int(np.searchsorted(total, row_start + row_tokens, "right")))
+        row_start = int(total[ends[-1] - 1])
     return np.array(ends, np.int64)
 
 
-def _document(part: IndexedDataset, i: int) -> NDArray[Any]:
-    first, past = part.documents[i], part.documents[i + 1]
-    return np.concatenate([part[sequence] for sequence in range(first, past)] or [np.empty(0, part.dtype)])
+def _document_tokens(part: IndexedDataset, i: int) -> NDArray[Any]:
+    """Return the tokens of document `i`."""
+    first, stop = part.documents[i], part.documents[i + 1]
+    return np.concatenate([part[sequence] for sequence in range(first, stop)] or [np.empty(0, part.dtype)])
 
 
-def _lengths(part: IndexedDataset) -> Ints:
-    """(D,) tokens of each document."""
+def _document_lengths(part: IndexedDataset) -> Ints:
+    """Return (D,) tokens of each document."""
     before = np.concatenate([[0], np.cumsum(part.lengths, dtype=np.int64)])
     return before[part.documents[1:]] - before[part.documents[:-1]]
 
 
-def _at(part: IndexedDataset, sequence: Ints, *, last: bool, token: int) -> Ints:
-    """(D,) 1 where the first or last token of these sequences is `token`, of documents that have any."""
-    found = np.zeros(len(sequence), np.int64)
-    full = np.flatnonzero(part.documents[1:] > part.documents[:-1])
-    these = sequence[full]
-    places = part.pointers[these] // part.dtype.itemsize + (part.lengths[these] - 1 if last else 0)
+def _has_token(part: IndexedDataset, sequence: Ints, *, last: bool, token: int) -> Ints:
+    """Return (D,) 1 where the first or last token of these sequences is `token`; 0 for empty documents."""
+    matches = np.zeros(len(sequence), np.int64)
+    nonempty = np.flatnonzero(part.documents[1:] > part.documents[:-1])
+    last_or_first = sequence[nonempty]
+    positions = part.pointers[last_or_first] // part.dtype.itemsize + (
+        part.lengths[last_or_first] - 1 if last else 0
+    )
     ids = part.view_range(0, part.tokens)
-    found[full] = ids[places] == token
-    return found
+    matches[nonempty] = ids[positions] == token
+    return matches

@@ -1,4 +1,4 @@
-"""Which sequences of a corpus are for training, validation and test; both of Megatron's rules."""
+"""Divide a dataset's sequences into training, validation and test, by either of Megatron's rules."""
 
 from __future__ import annotations
 
@@ -8,32 +8,36 @@ from typing import Literal
 
 from mega_schema.errors import ConfigError
 
-Rule = Literal["mcore", "legacy"]
+SplitRule = Literal["mcore", "legacy"]
 Range = tuple[int, int]
 
 
-def shares(split: str) -> list[float]:
-    """The three numbers of a text such as "969, 30, 1", those that are left out as 0.
+def parse_split(split: str) -> list[float]:
+    """Parse the fractions of a text such as "969, 30, 1"; missing ones are 0.
 
     Raises:
         ConfigError: the text holds something else, or more than three.
     """
     try:
-        parts = [float(number) for number in re.findall(r"[^,/;\s]+", split)]
+        fractions = [float(number) for number in re.findall(r"[^,/;\s]+", split)]
     except ValueError:
-        parts = []
-    if not 1 <= len(parts) <= 3 or not all(0 <= part < math.inf for part in parts) or sum(parts) == 0:
+        fractions = []
+    if (
+        not 1 <= len(fractions) <= 3
+        or not all(0 <= fraction < math.inf for fraction in fractions)
+        or sum(fractions) == 0
+    ):
         raise ConfigError("--split", "is not three shares", found=repr(split), wanted="such as 969,30,1")
-    return parts + [0.0] * (3 - len(parts))
+    return fractions + [0.0] * (3 - len(fractions))
 
 
-def range_of(begin: float, end: float, sequences: int) -> Range:
-    """The sequences between two shares of 1, by Megatron core's rounding and BigScience's."""
+def fraction_range(begin: float, end: float, sequences: int) -> Range:
+    """Return the sequences between two fractions, with the rounding of Megatron core and BigScience."""
     return round(begin * sequences), round(end * sequences)
 
 
-def split_ranges(split: str, sequences: int, rule: Rule = "mcore") -> tuple[Range, Range, Range]:
-    """First and last-plus-one sequence of training, validation and test.
+def split_ranges(split: str, sequences: int, rule: SplitRule = "mcore") -> tuple[Range, Range, Range]:
+    """Return the first and last-plus-one sequence of training, validation and test.
 
     "mcore" rounds each boundary by itself; "legacy" (through October 2023) rounds each share and then moves
     all boundaries by what is left over. They differ by a sequence or so for small and odd counts, which
@@ -42,18 +46,18 @@ def split_ranges(split: str, sequences: int, rule: Rule = "mcore") -> tuple[Rang
     Raises:
         ConfigError: the text is not shares.
     """
-    parts = shares(split)
-    total = sum(parts)
+    fractions = parse_split(split)
+    total = sum(fractions)
     bounds = [0]
     if rule == "legacy":
-        for part in parts:
-            bounds.append(bounds[-1] + round(part / total * sequences))
-        over = bounds[-1] - sequences
+        for fraction in fractions:
+            bounds.append(bounds[-1] + round(fraction / total * sequences))
+        excess = bounds[-1] - sequences
         # Megatron goes below zero where the first share is 0, and would read the last sequence as number -1
-        bounds = [0] + [max(0, bound - over) for bound in bounds[1:]]
+        bounds = [0] + [max(0, bound - excess) for bound in bounds[1:]]
     else:
-        reached = 0.0
-        for part in parts:
-            reached += part / total
-            bounds.append(round(reached * sequences))
+        cumulative = 0.0
+        for fraction in fractions:
+            cumulative += fraction / total
+            bounds.append(round(cumulative * sequences))
     return (bounds[0], bounds[1]), (bounds[1], bounds[2]), (bounds[2], bounds[3])

@@ -1,4 +1,4 @@
-"""The tokenizer that a run's flags name, for data that does not say which one made it."""
+"""Open the tokenizer that the flags name, for data that does not record its own."""
 
 from __future__ import annotations
 
@@ -12,52 +12,51 @@ from mega_schema.errors import ConfigError, FormatError
 from mega_schema.tokenizer.files import TIKTOKEN_SPECIAL
 from mega_schema.tokenizer.identity import TokenizerIdentity
 from mega_schema.tokenizer.tokenizer import Tokenizer, check_same_tokenizer, open_tokenizer
-from mega_train.config import Run
-from mega_train.config import Tokenizer as Said
+from mega_train.config import RunConfig, TokenizerConfig
 
 
-def named(run: Run) -> tuple[Run, Tokenizer | None]:
-    """The tokenizer, where one is named; and the run, whose vocabulary is then the tokenizer's.
+def open_tokenizer_from_flags(run: RunConfig) -> tuple[RunConfig, Tokenizer | None]:
+    """Open the tokenizer of the flags, if any, and set the run's vocabulary size from it.
 
-    --vocab-file and --merge-file without a type name a GPT2BPETokenizer: that is the default type of
-    Megatron's pretrain_gpt.py, so its scripts leave it out. A NullTokenizer is made of Megatron's
-    --vocab-size, which does not count its end-of-document.
+    --vocab-file and --merge-file without a type select GPT2BPETokenizer, the default type of Megatron's
+    pretrain_gpt.py, which its scripts leave out. A NullTokenizer is built from Megatron's --vocab-size, which
+    does not count its end-of-document token.
 
     Raises:
         ConfigError: the type is unknown, or what it is made of is not given.
         FormatError: a file is missing or is no tokenizer.
     """
-    said = run.tokenizer
-    if said == Said():
+    config = run.tokenizer
+    if config == TokenizerConfig():
         return run, None
-    kind = said.type or _default_type(said)
-    if said.model is not None and said.name_or_path is not None:
+    kind = config.type or _default_type(config)
+    if config.model is not None and config.name_or_path is not None:
         raise ConfigError(
             "--tokenizer-name-or-path", "excludes --tokenizer-model", found="both", wanted="one of them"
         )
     tokenizer = open_tokenizer(
         kind,
-        vocab_file=said.vocab_file,
-        merge_file=said.merge_file,
-        model=said.model or said.name_or_path,
+        vocab_file=config.vocab_file,
+        merge_file=config.merge_file,
+        model=config.model or config.name_or_path,
         vocab_size=run.model.vocab,
-        vocab_extra_ids=said.extra_ids,
-        tiktoken_pattern=said.tiktoken_pattern,
-        tiktoken_num_special_tokens=said.tiktoken_specials,
-        tiktoken_special_tokens=said.tiktoken_names or TIKTOKEN_SPECIAL,
+        vocab_extra_ids=config.extra_ids,
+        tiktoken_pattern=config.tiktoken_pattern,
+        tiktoken_num_special_tokens=config.tiktoken_specials,
+        tiktoken_special_tokens=config.tiktoken_names or TIKTOKEN_SPECIAL,
     )
     if tokenizer.identity.type == "NullTokenizer":
         run = replace(run, model=replace(run.model, vocab=tokenizer.identity.vocab_size))
     return run, tokenizer
 
 
-def _default_type(said: Said) -> str:
-    """The type of a tokenizer that only its files name.
+def _default_type(config: TokenizerConfig) -> str:
+    """Infer the type of a tokenizer from its files.
 
     Raises:
         ConfigError: the files are not those of a GPT2BPETokenizer.
     """
-    if said.vocab_file is not None and said.merge_file is not None and said.model is None:
+    if config.vocab_file is not None and config.merge_file is not None and config.model is None:
         return "GPT2BPETokenizer"
     raise ConfigError(
         "--tokenizer-type",
@@ -67,14 +66,14 @@ def _default_type(said: Said) -> str:
     )
 
 
-def check_said(said: TokenizerIdentity, made: TokenizerIdentity) -> None:
-    """Refuse a tokenizer that is not the one the data says it was made with.
+def check_tokenizer_flag(flag_identity: TokenizerIdentity, data_identity: TokenizerIdentity) -> None:
+    """Refuse a tokenizer that differs from the one recorded in the data.
 
     Raises:
         ConfigError: ids, vocabulary or end of document differ.
     """
     try:
-        check_same_tokenizer(made, said, "--tokenizer-type")
+        check_same_tokenizer(data_identity, flag_identity, "--tokenizer-type")
     except FormatError as error:
         raise ConfigError(
             "--tokenizer-type",
@@ -86,8 +85,8 @@ def check_said(said: TokenizerIdentity, made: TokenizerIdentity) -> None:
 
 
 @contextmanager
-def folder_of(tokenizer: Path | Tokenizer | None) -> Iterator[Path | None]:
-    """A folder of its files: the one it lies in, or one that goes when the block ends."""
+def tokenizer_folder(tokenizer: Path | Tokenizer | None) -> Iterator[Path | None]:
+    """Yield a folder of the tokenizer's files: its own, or a temporary one."""
     if tokenizer is None or isinstance(tokenizer, Path):
         yield tokenizer
         return

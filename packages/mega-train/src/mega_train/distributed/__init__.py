@@ -1,1 +1,1 @@
-"""Data parallelism: buckets of gradients, ZeRO stages, and the sums over ranks."""
+"""Data parallelism: gradient buckets, ZeRO stages, and reductions over ranks."""

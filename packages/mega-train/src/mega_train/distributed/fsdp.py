@@ -1,8 +1,8 @@
-"""ZeRO's stage 3: weights too are cut over the replicas, and gathered by blocks (arXiv:1910.02054 §5.3).
+"""ZeRO stage 3 by torch's FSDP2: weights are sharded too, and gathered by block (arXiv:1910.02054 §5.3).
 
-torch's FSDP2 is the engine. It cuts every parameter along its first dimension, gathers a block's weights for
-its forward and backward pass, frees them after it, and sums the gradients onto their owners as each block's
-backward pass ends. What it keeps in float32 are the main weights; it rounds as it gathers.
+FSDP2 shards every parameter along its first dimension, gathers a block's weights for its forward and backward
+pass, frees them afterwards, and reduce-scatters the gradients as each block's backward pass ends. Its float32
+shards are the main weights; it rounds them when it gathers.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from mega_model.build import build_chunks
 from mega_model.distributed.mesh import Axis, Mesh
 from mega_model.runtime import Runtime
 from mega_schema.params import Param
-from mega_train.distributed.bucket_layout import Stretch
+from mega_train.distributed.bucket_layout import ShardRange
 from mega_train.distributed.data_parallel import ordered_params
 
 
-class FullyShard:
-    """The weights and gradients of one rank, stage 3 (a `grad_sync.Shards`).
+class Fsdp2:
+    """The weights and gradients of one rank in stage 3 (a `grad_sync.ShardingStrategy`).
 
     Attributes:
-        models: the stages this rank holds. Their weights are not set: `main` is to be filled.
+        models: the stages of this rank. Their weights are not initialised: fill `main_params`.
     """
 
-    sharded = True
+    is_sharded = True
 
     def __init__(self, rt: Runtime, mesh: Mesh, reduce_dtype: torch.dtype = torch.float32) -> None:
         """
         Args:
-            rt: its dtype is what blocks compute in.
-            reduce_dtype: in which gradients are added up over the replicas.
+            rt: its dtype is the dtype of the computation.
+            reduce_dtype: dtype of the gradient reduction over the replicas.
         """
-        # nothing is made whole: neither here nor when `main` is filled
+        # the full weights never exist: neither here nor when `main_params` is filled
         self.models = build_chunks(replace(rt, dtype=torch.float32, device=torch.device("meta")), mesh)
         group = mesh.replicas.group
         assert group is not None
@@ -49,54 +49,60 @@ class FullyShard:
         )
         replicas = DeviceMesh.from_group(group, mesh.device.type)
         for model in self.models:
-            for part in (*model.layers.values(), model):
-                _sums(fully_shard(part, mesh=replicas, mp_policy=policy))
+            for unit in (*model.layers.values(), model):
+                _use_sum_reduction(fully_shard(unit, mesh=replicas, mp_policy=policy))
             model.to_empty(device=mesh.device)
-        self.held = ordered_params(self.models, rt)
-        self._weights = [weight for _, weight in self.held]
-        self.stretches = [_stretch(row, row.local_shape(rt.tp.size), mesh.replicas) for row, _ in self.held]
-        self.main = [_local(weight).detach().view(-1) for weight in self._weights]
-        for stretch, main in zip(self.stretches, self.main, strict=True):
-            assert len(main) == stretch.size, f"{stretch.row.name}: FSDP cuts in another way"
+        self.params = ordered_params(self.models, rt)
+        self._weights = [weight for _, weight in self.params]
+        self.shard_ranges = [
+            _shard_range(row, row.local_shape(rt.tp.size), mesh.replicas) for row, _ in self.params
+        ]
+        self.main_params = [_local_tensor(weight).detach().view(-1) for weight in self._weights]
+        for shard, main_param in zip(self.shard_ranges, self.main_params, strict=True):
+            assert len(main_param) == shard.size, f"{shard.row.name}: FSDP cuts in another way"
 
     @property
-    def spoiled(self) -> bool:
-        """FSDP adds gradients up as they are made, so that whose was the first is not known."""
+    def has_local_non_finite(self) -> bool:
+        """Always false: FSDP reduces gradients as they are computed, so the rank of origin is not known."""
         return False
 
-    def begin(self, micros: int) -> None:
+    def zero_grad(self, num_micro_batches: int) -> None:
         for weight in self._weights:
             weight.grad = None
 
     def reduce(self) -> list[Tensor]:
         return [
-            torch.zeros_like(main) if weight.grad is None else _local(weight.grad).view(-1)
-            for weight, main in zip(self._weights, self.main, strict=True)
+            torch.zeros_like(main_param) if weight.grad is None else _local_tensor(weight.grad).view(-1)
+            for weight, main_param in zip(self._weights, self.main_params, strict=True)
         ]
 
     def local_weights(self) -> Iterator[Tensor]:
-        return (_local(weight) for weight in self._weights)
+        return (_local_tensor(weight) for weight in self._weights)
 
-    def publish(self) -> None:
-        """Nothing: blocks gather from `main`."""
+    def copy_main_to_model_params(self) -> None:
+        """Do nothing: blocks gather from `main_params`."""
 
-    def settle(self) -> None:
-        """Nothing."""
-
-
-def _sums(part: FSDPModule) -> None:
-    part.set_gradient_divide_factor(1.0)
-    part.set_force_sum_reduction_for_comms(True)
+    def wait_all_gather(self) -> None:
+        """Do nothing."""
 
 
-def _local(weight: Tensor) -> Tensor:
+def _use_sum_reduction(unit: FSDPModule) -> None:
+    unit.set_gradient_divide_factor(1.0)
+    unit.set_force_sum_reduction_for_comms(True)
+
+
+def _local_tensor(weight: Tensor) -> Tensor:
     assert isinstance(weight, DTensor)
     return weight.to_local()
 
 
-def _stretch(row: Param, shape: tuple[int, ...], replicas: Axis) -> Stretch:
-    """FSDP's cut: whole rows of the first dimension, the last replicas may have fewer or none."""
-    rows, width = shape[0], int(np.prod(shape[1:], dtype=np.int64))
-    each = -(-rows // replicas.size)
-    first, past = min(replicas.rank * each, rows), min((replicas.rank + 1) * each, rows)
-    return Stretch(row, first * width, past * width)
+def _shard_range(row: Param, shape: tuple[int, ...], replicas: Axis) -> ShardRange:
+    """Return FSDP's shard: whole rows of the first dimension; the last replicas may have fewer or none."""
+    rows = shape[0]
+    width = int(np.prod(shape[1:], dtype=np.int64))
+    rows_per_rank = -(-rows // replicas.size)
+    first_row, end_row = (
+        min(replicas.rank * rows_per_rank, rows),
+        min((replicas.rank + 1) * rows_per_rank, rows),
+    )
+    return ShardRange(row, first_row * width, end_row * width)

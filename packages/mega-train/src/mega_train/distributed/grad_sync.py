@@ -1,4 +1,4 @@
-"""The gradients of a step once replicas have added theirs up: summed over tp and pp, measured, clipped."""
+"""Synchronise gradients over tp and pp after data parallelism reduced them; compute norms and clip."""
 
 from __future__ import annotations
 
@@ -11,194 +11,203 @@ from torch import Tensor, nn
 from mega_model.decoder import Decoder
 from mega_model.distributed.mesh import Mesh
 from mega_schema.params import Param, count_params
-from mega_train.distributed.bucket_layout import Stretch
-from mega_train.distributed.kv_replication import add_up, answered
+from mega_train.distributed.bucket_layout import ShardRange
+from mega_train.distributed.kv_replication import all_reduce_replicated, owned_gradients
 
-_NAMED = 16  # ranks that a message names
+_MAX_NAMED_RANKS = 16  # ranks named in a message
 
 
-class Shards(Protocol):
-    """How the replicas of a model share the work of keeping it: ZeRO's stages (arXiv:1910.02054)."""
+class ShardingStrategy(Protocol):
+    """How the replicas of a model share its state: ZeRO's stages (arXiv:1910.02054)."""
 
     @property
     def models(self) -> Sequence[Decoder]:
-        """The stages this rank holds."""
+        """The stages of this rank."""
 
     @property
-    def held(self) -> Sequence[tuple[Param, nn.Parameter]]:
+    def params(self) -> Sequence[tuple[Param, nn.Parameter]]:
         """This rank's parameters in the order of the forward pass; those of stage 3 are DTensors."""
 
     @property
-    def stretches(self) -> Sequence[Stretch]:
-        """What this rank keeps of each of them."""
+    def shard_ranges(self) -> Sequence[ShardRange]:
+        """The range of each parameter that this rank owns."""
 
     @property
-    def main(self) -> Sequence[Tensor]:
-        """The float32 weights of each stretch, flat."""
+    def main_params(self) -> Sequence[Tensor]:
+        """The float32 weights of each range, flat."""
 
     @property
-    def sharded(self) -> bool:
-        """Whether replicas keep different stretches; else each of them keeps all."""
+    def is_sharded(self) -> bool:
+        """Whether replicas own different ranges; otherwise each owns everything."""
 
     @property
-    def spoiled(self) -> bool:
-        """Whether this rank's own gradients, before the replicas' were added, were not finite."""
+    def has_local_non_finite(self) -> bool:
+        """Whether this rank's own gradients, before the reduction, were not finite."""
 
-    def begin(self, micros: int) -> None:
-        """Forget the step before. `micros` micro-batches come."""
+    def zero_grad(self, num_micro_batches: int) -> None:
+        """Clear the gradients before a step of `num_micro_batches` micro-batches."""
 
     def reduce(self) -> Sequence[Tensor]:
-        """The gradient of each stretch, flat and float32: the sum over the replicas, all of them together."""
+        """Return the gradient of each range, flat and float32, summed over the replicas."""
 
-    def publish(self) -> None:
-        """Make the model's weights those of `main`, on all replicas. A forward pass waits for them."""
+    def copy_main_to_model_params(self) -> None:
+        """Copy `main_params` to the model's weights on all replicas. A forward pass waits for them."""
 
-    def settle(self) -> None:
-        """Wait until every weight has arrived."""
+    def wait_all_gather(self) -> None:
+        """Wait until all weights are gathered."""
 
     def local_weights(self) -> Iterator[Tensor]:
-        """The model's weights as this rank holds them; of stage 3 its shard of each."""
+        """Iterate over the model's weights on this rank; in stage 3 over its shards."""
 
 
-class Gradients:
-    """The gradients of the stretches this rank keeps.
+class GradientSync:
+    """The gradients of the ranges that this rank owns.
 
     Attributes:
-        of: of each stretch, flat and float32; those of a step after `reduce`.
-        elements: of all parameters of the model, tied ones once, without padding.
+        shards: the gradient of each range, flat and float32; valid after `reduce`.
+        num_elements: of all parameters of the model, tied ones once, without padding.
     """
 
-    def __init__(self, shards: Shards, mesh: Mesh, table: Collection[Param]) -> None:
+    def __init__(self, sharding: ShardingStrategy, mesh: Mesh, table: Collection[Param]) -> None:
         """
         Args:
             table: every parameter of the model, in the order of the forward pass.
         """
-        self.shards, self.mesh, self.rows = shards, mesh, [stretch.row for stretch in shards.stretches]
+        self.sharding = sharding
+        self.mesh = mesh
+        self.rows = [stretch.row for stretch in sharding.shard_ranges]
         self.names = [row.name for row in table]
-        self.elements = count_params(table)
-        self.shared = tied_over_stages(table, mesh)
-        self.of: Sequence[Tensor] = ()
+        self.num_elements = count_params(table)
+        self.tied_names = tied_across_stages(table, mesh)
+        self.shards: Sequence[Tensor] = ()
 
     def reduce(self, scale: float = 1.0) -> None:
-        """Make them the whole batch's: mean over replicas, then sums over tp and pp where ranks share work.
+        """Average over the replicas, then sum over tp and pp where ranks share the work.
 
-        In this order (Megatron's), since a sum over many ranks adds up in an order that depends on where in a
-        buffer a gradient lies: what several ranks hold alike is made alike by the last sum.
+        This is Megatron's order. A reduction over many ranks adds in an order that depends on a gradient's
+        offset in its buffer, so replicated gradients could differ in bits; the last sum makes them equal
+        again.
 
         Args:
-            scale: what the loss was multiplied by; they are divided by it.
+            scale: the loss scale; gradients are divided by it.
         """
-        self.of = self.shards.reduce()
-        if (parts := self.mesh.replicas.size * scale) != 1:
-            self._multiply(1 / parts)
-        self._add_parts()
-        add_up(self._stretches(), self.mesh.tp)
-        self._tie()
+        self.shards = self.sharding.reduce()
+        if (divisor := self.mesh.replicas.size * scale) != 1:
+            self._multiply(1 / divisor)
+        self._sum_partial_grads()
+        all_reduce_replicated(self._flat_gradients(), self.mesh.tp)
+        self._sync_tied_embeddings()
 
-    def _add_parts(self) -> None:
-        """Sum over tp what all its ranks hold and each used in part: for its own heads; and with sequence
-        parallelism, outside the tensor-parallel regions, for its own tokens.
+    def _sum_partial_grads(self) -> None:
+        """Sum over tp the gradients to which each rank contributes a part: of its own heads and, with
+        sequence parallelism outside the tensor-parallel regions, of its own tokens.
         """
-        parts = [
+        partial = [
             gradient
-            for row, gradient in zip(self.rows, self.of, strict=True)
+            for row, gradient in zip(self.rows, self.shards, strict=True)
             if row.is_per_head or (self.mesh.tp.sequence and row.split is None)
         ]
-        if parts:  # a stage that is an embedding and no layer has none
-            together = self.mesh.tp.reduce(torch.cat(parts))
-            for gradient, total in zip(parts, together.split([g.numel() for g in parts]), strict=True):
+        if partial:  # a stage with only the embedding has none
+            summed = self.mesh.tp.reduce(torch.cat(partial))
+            for gradient, total in zip(partial, summed.split([g.numel() for g in partial]), strict=True):
                 gradient.copy_(total)
 
     def norm(self) -> float:
-        """Global L2 norm, every element of every parameter counted on one rank."""
-        norms = [torch.linalg.vector_norm(g) for g in answered(self._stretches(), self.mesh.tp)]
+        """Compute the global L2 norm; each element of each parameter counts once."""
+        norms = [torch.linalg.vector_norm(g) for g in owned_gradients(self._flat_gradients(), self.mesh.tp)]
         square = torch.stack(norms).square().sum() if norms else torch.zeros((), device=self.mesh.device)
-        return float(self._of_all_ranks(square).sqrt())
+        return float(self._sum_over_ranks(square).sqrt())
 
-    def zeros(self) -> float:
-        """How many elements of the gradients are zero, every element of every parameter counted once.
+    def num_zeros(self) -> float:
+        """Count the zero elements of the gradients; each element of each parameter counts once.
 
-        What is not zero is counted and the rest is taken from the table, so that padding is not in it.
+        The non-zero elements are counted and subtracted from the table's total, which has no padding.
         """
-        found = [torch.count_nonzero(g) for g in answered(self._stretches(), self.mesh.tp)]
-        return float(self.elements - self._of_all_ranks(self._sum(found)))
+        counts = [torch.count_nonzero(g) for g in owned_gradients(self._flat_gradients(), self.mesh.tp)]
+        return float(self.num_elements - self._sum_over_ranks(self._sum_float64(counts)))
 
     def params_norm(self) -> float:
-        """L2 norm of the weights, every element of every parameter counted once."""
-        stretches = zip(self.shards.stretches, self.shards.main, strict=True)
-        mains = answered(((s.row, s.begin, main) for s, main in stretches), self.mesh.tp)
-        squares = [torch.linalg.vector_norm(main).double().square() for main in mains]
-        return float(self._of_all_ranks(self._sum(squares)).sqrt())
+        """Compute the L2 norm of the weights; each element of each parameter counts once."""
+        shards = zip(self.sharding.shard_ranges, self.sharding.main_params, strict=True)
+        main_params = owned_gradients(
+            ((shard.row, shard.begin, main_param) for shard, main_param in shards), self.mesh.tp
+        )
+        squares = [torch.linalg.vector_norm(main_param).double().square() for main_param in main_params]
+        return float(self._sum_over_ranks(self._sum_float64(squares)).sqrt())
 
-    def _sum(self, parts: Sequence[Tensor]) -> Tensor:
-        """In float64, which counts exactly."""
-        none = torch.zeros(1, dtype=torch.float64, device=self.mesh.device)
-        return torch.cat([none, *(part.double().view(1) for part in parts)]).sum()
+    def _sum_float64(self, scalars: Sequence[Tensor]) -> Tensor:
+        """Sum scalars in float64, which counts exactly."""
+        zero = torch.zeros(1, dtype=torch.float64, device=self.mesh.device)
+        return torch.cat([zero, *(part.double().view(1) for part in scalars)]).sum()
 
-    def _of_all_ranks(self, x: Tensor) -> Tensor:
-        """The sum of what each of them answers for."""
-        if self.shards.sharded:
+    def _sum_over_ranks(self, x: Tensor) -> Tensor:
+        """Sum over all ranks the values of the elements that each owns."""
+        if self.sharding.is_sharded:
             self.mesh.replicas.reduce(x)
         return self.mesh.pp.reduce(self.mesh.tp.reduce(x))
 
     def first_non_finite(self) -> str:
-        """The first parameter in the order of the backward pass whose gradient is not finite.
+        """Name the first parameter in the order of the backward pass whose gradient is not finite.
 
-        With it the rank on which it began, where that is known: the lowest one that holds such a weight, or
-        else the only rank of the copy of the model whose part of the batch gave such a gradient. In a copy on
-        several ranks it reaches all of them, by activations or their gradients: then all are named.
+        With it the rank of origin, where that is known: the lowest one that holds a non-finite weight, or
+        else the only rank of the replica whose local gradients were not finite. A replica on several ranks
+        spreads the value by its activations and gradients, so all its ranks are named.
         """
-        late = len(self.names)
-        place = min(
+        num_names = len(self.names)
+        position = min(
             (
-                late - self.names.index(row.name)
-                for row, gradient in zip(self.rows, self.of, strict=True)
+                num_names - self.names.index(row.name)
+                for row, gradient in zip(self.rows, self.shards, strict=True)
                 if not gradient.isfinite().all()
             ),
-            default=late + 1,
+            default=num_names + 1,
         )
         world = self.mesh.layout.world
-        rank = self.mesh.rank if self.shards.spoiled else world
+        rank = self.mesh.rank if self.sharding.has_local_non_finite else world
         holder = self.mesh.rank if self._has_bad_weight() else world
         copy = self.mesh.layout.coordinates(rank).dp if rank < world else world
-        first = torch.tensor([place, copy, holder], device=self.mesh.device)
+        first = torch.tensor([position, copy, holder], device=self.mesh.device)
         for axis in (self.mesh.tp, self.mesh.replicas, self.mesh.pp):
             axis.reduce(first, "min")
-        place, copy, holder = first.tolist()
-        name = self.names[late - place] if place <= late else "no parameter"
+        position, copy, holder = first.tolist()
+        name = self.names[num_names - position] if position <= num_names else "no parameter"
         if holder < world:
             return f"{name}, on rank {holder}, whose weights are not finite"
         ranks = [rank for rank in range(world) if self.mesh.layout.coordinates(rank).dp == copy]
         if len(ranks) < 2:
             return f"{name}, on rank {ranks[0]}" if ranks else name
-        words = ", ".join(map(str, ranks[:_NAMED])) + ", ..." * (len(ranks) > _NAMED)
-        return f"{name}, on one of ranks {words}, a copy of the model"
+        text = ", ".join(map(str, ranks[:_MAX_NAMED_RANKS])) + ", ..." * (len(ranks) > _MAX_NAMED_RANKS)
+        return f"{name}, on one of ranks {text}, a copy of the model"
 
     def _has_bad_weight(self) -> bool:
         """Whether a weight of this rank, as the forward pass used it, is not finite."""
-        return any(not weight.isfinite().all() for weight in self.shards.local_weights())
+        return any(not weight.isfinite().all() for weight in self.sharding.local_weights())
 
-    def clip(self, norm: float, most: float) -> None:
-        """Scale down so that the norm is at most `most`; Megatron's coefficient, with its 1e-6."""
-        if most > 0 and (scale := most / (norm + 1e-6)) < 1:
+    def clip(self, norm: float, max_norm: float) -> None:
+        """Scale the gradients to a norm of at most `max_norm`; with Megatron's 1e-6."""
+        if max_norm > 0 and (scale := max_norm / (norm + 1e-6)) < 1:
             self._multiply(scale)
 
     def _multiply(self, factor: float) -> None:
-        torch._foreach_mul_(list(self.of), factor)
+        torch._foreach_mul_(list(self.shards), factor)
 
-    def _stretches(self) -> list[tuple[Param, int, Tensor]]:
-        return [(s.row, s.begin, g) for s, g in zip(self.shards.stretches, self.of, strict=True)]
+    def _flat_gradients(self) -> list[tuple[Param, int, Tensor]]:
+        return [
+            (shard.row, shard.begin, gradient)
+            for shard, gradient in zip(self.sharding.shard_ranges, self.shards, strict=True)
+        ]
 
-    def _tie(self) -> None:
-        """Add the two gradients of a parameter that the first stage reads and the last stage scores with."""
+    def _sync_tied_embeddings(self) -> None:
+        """Add up the two gradients of an embedding that the first stage and the last stage share."""
         pp = self.mesh.pp
-        for row, gradient in zip(self.rows, self.of, strict=True):
-            if (row.tied_to or row.name) in self.shared:
-                other, end = torch.empty_like(gradient), pp.size - 1 - pp.rank
-                pp.exchange([(gradient, end)], [(other, end)])
-                gradient.add_(other)
+        for row, gradient in zip(self.rows, self.shards, strict=True):
+            if (row.tied_to or row.name) in self.tied_names:
+                received = torch.empty_like(gradient)
+                peer = pp.size - 1 - pp.rank
+                pp.exchange([(gradient, peer)], [(received, peer)])
+                gradient.add_(received)
 
 
-def tied_over_stages(table: Collection[Param], mesh: Mesh) -> Collection[str]:
-    """Names of the parameters that one on another pipeline stage is tied to."""
+def tied_across_stages(table: Collection[Param], mesh: Mesh) -> Collection[str]:
+    """Return the names of the parameters that are tied to one on another pipeline stage."""
     return {row.tied_to for row in table if row.tied_to} if mesh.pp.size > 1 else ()

@@ -1,7 +1,7 @@
-"""Key and value heads that neighbours of tp hold alike: gradients are added up, elements counted once.
+"""Key and value heads that several tp ranks hold: sum their gradients, count their elements once.
 
-A gradient here is a stretch of a parameter's local tensor, flat, with the place of its first element; all
-neighbours have the same stretch of theirs.
+A gradient here is a range of a parameter's flattened local tensor, with the offset of its first element; all
+tp ranks have the same range.
 """
 
 from __future__ import annotations
@@ -13,41 +13,44 @@ from torch import Tensor
 from mega_model.distributed.mesh import Axis
 from mega_schema.params import Param
 
-Part = tuple[Param, int, Tensor]
+FlatGradient = tuple[Param, int, Tensor]
 
 
-def add_up(gradients: Iterable[Part], tp: Axis) -> None:
-    """Sum what several ranks hold over its holders, in place: each has the part of its own query heads.
+def all_reduce_replicated(gradients: Iterable[FlatGradient], tp: Axis) -> None:
+    """Sum replicated heads over their holders, in place: each holder has the part of its own query heads.
 
-    Every group of holders has a row of its own in one sum over tp, so that no groups of processes are needed
-    for this; it happens once a step.
+    Each group of holders has a slot in one all-reduce over tp. That needs no process groups for the holders,
+    and it happens once a step.
     """
     for row, begin, gradient in gradients:
-        if (repeated := row.replicated_range(tp.size)) is None:
+        if (replicated := row.replicated_range(tp.size)) is None:
             continue
-        part = gradient[_inside(begin, repeated.begin) : _inside(begin, repeated.end)]
-        rooms = part.new_zeros((tp.size // repeated.head_replicas, part.numel()))
-        mine = rooms[tp.rank // repeated.head_replicas]
-        mine.copy_(part)
-        tp.reduce(rooms)
-        part.copy_(mine)
+        shard = gradient[_clamp_offset(begin, replicated.begin) : _clamp_offset(begin, replicated.end)]
+        slots = shard.new_zeros((tp.size // replicated.head_replicas, shard.numel()))
+        own_slot = slots[tp.rank // replicated.head_replicas]
+        own_slot.copy_(shard)
+        tp.reduce(slots)
+        shard.copy_(own_slot)
 
 
-def answered(gradients: Iterable[Part], tp: Axis) -> list[Tensor]:
-    """The parts of them that this rank answers for: over tp, every element once, of tied parameters none."""
-    found: list[Tensor] = []
+def owned_gradients(gradients: Iterable[FlatGradient], tp: Axis) -> list[Tensor]:
+    """Select the gradients that this rank owns: over tp every element once, and none of tied parameters."""
+    owned: list[Tensor] = []
     for row, begin, gradient in gradients:
-        repeated = row.replicated_range(tp.size)
+        replicated = row.replicated_range(tp.size)
         if row.tied_to is not None or (row.split is None and tp.rank != 0):
             continue
-        if repeated is None or tp.rank % repeated.head_replicas == 0:
-            found.append(gradient)
+        if replicated is None or tp.rank % replicated.head_replicas == 0:
+            owned.append(gradient)
         else:
-            before, after = _inside(begin, repeated.begin), _inside(begin, repeated.end)
-            found += [gradient[:before], gradient[after:]]
-    return found
+            first_end, second_start = (
+                _clamp_offset(begin, replicated.begin),
+                _clamp_offset(begin, replicated.end),
+            )
+            owned += [gradient[:first_end], gradient[second_start:]]
+    return owned
 
 
-def _inside(begin: int, place: int) -> int:
-    """Where a place of the local tensor is in a stretch that begins at `begin`; 0 if it was before it."""
-    return max(0, place - begin)
+def _clamp_offset(begin: int, position: int) -> int:
+    """Convert an offset in the local tensor to one in a range that starts at `begin`; 0 before it."""
+    return max(0, position - begin)

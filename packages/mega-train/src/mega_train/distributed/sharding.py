@@ -1,4 +1,4 @@
-"""Choose how replicas share weights, gradients and optimizer state: the ZeRO stage of a run."""
+"""Build the sharding strategy of a run's ZeRO stage."""
 
 from __future__ import annotations
 
@@ -7,20 +7,25 @@ import torch
 from mega_model.build import build_chunks
 from mega_model.distributed.mesh import Mesh
 from mega_model.runtime import Runtime
-from mega_train.distributed.bucket_layout import Sharing
-from mega_train.distributed.data_parallel import Buckets, ordered_params
-from mega_train.distributed.grad_sync import Shards, tied_over_stages
+from mega_train.distributed.bucket_layout import ShardingConfig
+from mega_train.distributed.data_parallel import BucketedDataParallel, ordered_params
+from mega_train.distributed.grad_sync import ShardingStrategy, tied_across_stages
 
 
-def build_sharding(rt: Runtime, mesh: Mesh, sharing: Sharing) -> Shards:
-    """Build the models of this rank, their values not yet set, and what shares them among the replicas."""
-    if sharing.stage == 3 and mesh.replicas.size > 1:
-        # here, as FSDP2 imports DTensor and sympy: 50 MB and a second of a process that needs neither
-        from mega_train.distributed.fsdp import FullyShard
+def build_sharding(rt: Runtime, mesh: Mesh, config: ShardingConfig) -> ShardingStrategy:
+    """Build this rank's models, with uninitialised weights, and their sharding strategy."""
+    if config.stage == 3 and mesh.replicas.size > 1:
+        # imported here: FSDP2 imports DTensor and sympy, 50 MB and one second that other stages save
+        from mega_train.distributed.fsdp import Fsdp2
 
-        return FullyShard(rt, mesh, torch.bfloat16 if sharing.reduce_bf16 else torch.float32)
+        return Fsdp2(rt, mesh, torch.bfloat16 if config.reduce_bf16 else torch.float32)
     models = build_chunks(rt, mesh)
-    alone = tied_over_stages(rt.table.values(), mesh)
-    return Buckets(
-        ordered_params(models, rt), mesh.replicas, rt.weight_gradients, sharing, alone=alone, models=models
+    separate_names = tied_across_stages(rt.table.values(), mesh)
+    return BucketedDataParallel(
+        ordered_params(models, rt),
+        mesh.replicas,
+        rt.weight_gradients,
+        config,
+        separate_names=separate_names,
+        models=models,
     )

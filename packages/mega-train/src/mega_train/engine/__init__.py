@@ -1,1 +1,1 @@
-"""The training process: set-up, the loop over steps, and one step."""
+"""The training process: set-up, train loop and train step."""

@@ -1,4 +1,4 @@
-"""Arithmetic that gives the same bits every time."""
+"""Deterministic mode: arithmetic that gives the same bits every time."""
 
 from __future__ import annotations
 
@@ -10,40 +10,40 @@ import torch
 
 from mega_schema.errors import ConfigError
 
-# NCCL's, whose sums do not depend on when messages arrive; Megatron's list
-_ORDERED = ("Tree", "Ring", "CollnetDirect", "CollnetChain", "^NVLS")
+# NCCL algorithms whose sums do not depend on arrival times; Megatron's list
+_DETERMINISTIC_ALGORITHMS = ("Tree", "Ring", "CollnetDirect", "CollnetChain", "^NVLS")
 
 
-def check_algorithm(environment: Mapping[str, str]) -> None:
-    """That NCCL adds up in one order.
+def check_nccl_algorithm(environment: Mapping[str, str]) -> None:
+    """Check that NCCL reduces in a fixed order.
 
     Raises:
-        ConfigError: it was not told to.
+        ConfigError: NCCL_ALGO does not fix the order.
     """
-    found = environment.get("NCCL_ALGO")
-    if found not in _ORDERED:
+    algorithm = environment.get("NCCL_ALGO")
+    if algorithm not in _DETERMINISTIC_ALGORITHMS:
         raise ConfigError(
             "--deterministic-mode",
             "NCCL may choose how it adds up",
-            found="no NCCL_ALGO" if found is None else f"NCCL_ALGO={found}",
-            wanted=" | ".join(_ORDERED),
+            found="no NCCL_ALGO" if algorithm is None else f"NCCL_ALGO={algorithm}",
+            wanted=" | ".join(_DETERMINISTIC_ALGORITHMS),
             hint="NCCL_ALGO=Ring before torchrun",
         )
 
 
 @contextmanager
-def repeatable(wanted: bool) -> Iterator[None]:
-    """Where it is wanted, torch uses algorithms that repeat bit for bit, and refuses what it has none for.
+def deterministic_algorithms(enabled: bool) -> Iterator[None]:
+    """Make torch use deterministic algorithms, and refuse operations without one.
 
-    Torch has this for a process only; it is put back.
+    The setting is process-wide in torch; the previous one is restored.
     """
-    if not wanted:
+    if not enabled:
         yield
         return
-    before = torch.are_deterministic_algorithms_enabled()
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it with its first product
+    previous = torch.are_deterministic_algorithms_enabled()
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read by cuBLAS at its first product
     torch.use_deterministic_algorithms(True)
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before)
+        torch.use_deterministic_algorithms(previous)

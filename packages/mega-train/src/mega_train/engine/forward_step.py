@@ -1,4 +1,4 @@
-"""One micro-batch on one stage: tokens to inputs, positions and targets; forward; mean loss."""
+"""Forward step of a micro-batch on a stage: inputs, positions and targets; forward pass; mean loss."""
 
 from __future__ import annotations
 
@@ -16,61 +16,69 @@ from mega_model.distributed.mesh import Mesh
 from mega_model.dropout import Dropout, no_dropout, token_keys
 from mega_model.loss import IGNORED
 from mega_model.recompute import RecomputedAttention
-from mega_train.config import Data
+from mega_train.config import DataConfig
 from mega_train.data.sft import EXAMPLE, LEARNT, POSITION, TOKEN
-from mega_train.optim.loss_scaler import scaled
-from mega_train.resolve import Plan
+from mega_train.optim.loss_scaler import scale_loss
+from mega_train.resolve import ResolvedConfig
 
 
-class MicroBatches:
-    """The micro-batches of one optimizer step, or of one batch of a validation (a `executor.Work`).
+class ForwardStep:
+    """The micro-batches of one optimizer step, or of one validation batch (an `executor.PipelineWork`).
 
-    A micro-batch's loss is the mean over its tokens that count, and the step's is the mean over its
-    micro-batches (Megatron's), or the mean over all tokens of the step that count. With context parallelism a
-    rank computes the losses of its own tokens of every sample, times cp: then the mean over all replicas is
-    the batch's, of losses and of gradients alike.
+    A micro-batch's loss is the mean over its tokens that count. The step's loss is the mean over its
+    micro-batches (Megatron's default) or over all its tokens that count. With context parallelism a rank
+    computes the losses of its own tokens of every sample, times cp: then the mean over all replicas is that
+    of the batch, for losses and gradients alike.
     """
 
     def __init__(
         self,
         models: Sequence[Decoder],
-        plan: Plan,
+        config: ResolvedConfig,
         mesh: Mesh,
         batches: Sequence[np.ndarray],
-        scale: float,
-        samples: Sequence[Sequence[int]] | None,
+        loss_scale: float,
+        sample_numbers: Sequence[Sequence[int]] | None,
     ) -> None:
         """
         Args:
-            models: the stages this rank holds, by chunk.
+            models: this rank's stages, by chunk.
             batches: per micro-batch (samples, length + 1) token ids, or (samples, 4, length + 1) of
-                `data.answers`; the same on every rank of cp.
-            scale: of the loss; gradients are multiplied by it.
-            samples: per micro-batch the numbers of its samples, which decide what dropout drops; None drops
-                nothing, as in a validation.
+                `data.sft`; the same on every rank of cp.
+            loss_scale: multiplies the loss, and with it the gradients.
+            sample_numbers: per micro-batch, the seeds of its dropout; None disables dropout, as in a
+                validation.
         """
-        self.models, self.plan, self.mesh, self.batches, self.scale = models, plan, mesh, batches, scale
-        self.samples = samples
-        self.length = batches[0].shape[-1] - 1
-        self.place_s = token_positions(self.length, mesh.cp, device=mesh.device)
-        # Megatron tells positions that begin again to a table alone: rotary ones are places in the sample
-        begins_again = plan.run.data.reset_positions and plan.spec.positions != "rope"
-        self.data = replace(plan.run.data, reset_positions=begins_again)
-        per_token = plan.run.train.per_token_loss or plan.run.data.sft
-        self.counted = self._counted_by_all() if per_token else None
-        # A head that adds its gradient in forward adds in another order where several forwards go before a
-        # backward, or where replicas sum after each micro-batch; a GPU would wait for the number.
-        in_turn = plan.run.parallel.schedule != "gpipe" and plan.sharing.stage < 2
-        self.known = samples is not None and in_turn and mesh.device.type == "cpu"
+        self.models = models
+        self.config = config
+        self.mesh = mesh
+        self.batches = batches
+        self.loss_scale = loss_scale
+        self.sample_numbers = sample_numbers
+        self.seq_length = batches[0].shape[-1] - 1
+        self.position_s = token_positions(self.seq_length, mesh.cp, device=mesh.device)
+        # as in Megatron, --reset-position-ids affects only position tables, not rotary positions
+        resets_positions = config.run.data.reset_positions and config.spec.positions != "rope"
+        self.data_config = replace(config.run.data, reset_positions=resets_positions)
+        per_token = config.run.train.per_token_loss or config.run.data.sft
+        self.loss_tokens = self._count_loss_tokens() if per_token else None
+        # The head may add its weight gradient during forward if the factor is known. That changes the order
+        # of sums where several forwards precede a backward (gpipe) or replicas reduce after each micro-batch
+        # (ZeRO 2); on a GPU reading the factor would block.
+        accumulates_in_order = config.run.parallel.schedule != "gpipe" and config.sharding_config.stage < 2
+        self.knows_loss_grad = (
+            sample_numbers is not None and accumulates_in_order and mesh.device.type == "cpu"
+        )
 
     @property
     def boundary(self) -> tuple[int, int]:
-        tp, tokens = self.mesh.tp, self.plan.micro * self.length // self.mesh.cp.size
-        return tokens // tp.size if tp.sequence else tokens, self.plan.spec.hidden
+        tp = self.mesh.tp
+        tokens = self.config.micro_batch_size * self.seq_length // self.mesh.cp.size
+        return tokens // tp.size if tp.sequence else tokens, self.config.spec.hidden
 
     def forward(self, chunk: int, micro: int, received: Tensor | None) -> Tensor:
         model = self.models[chunk]
-        token_BS, target_BS, position_BS, document_BS = self._rows(micro)
+        token_BS, target_BS, position_BS, document_BS = self._split_micro_batch(micro)
         dropout = self._dropout(micro)
         rows, length = token_BS.shape
         attend: AttentionBackend = PackedAttention(
@@ -82,59 +90,72 @@ class MicroBatches:
             attention=model.kernels.attention,
             softmax=model.kernels.masked_softmax,
         )
-        x = self._own(token_BS) if received is None else received
-        if self.plan.recompute.recomputes("core_attn"):
+        x = self._local_tokens(token_BS) if received is None else received
+        if self.config.recompute.recomputes("core_attn"):
             attend = RecomputedAttention(attend)
-        given = x, self._own(position_BS), attend, dropout or no_dropout
+        inputs = x, self._local_tokens(position_BS), attend, dropout or no_dropout
         if not model.stage.is_last:
-            return model(*given)
-        counted = self.counted
-        if counted is None:
-            counted = (target_BS != IGNORED).sum().clamp(min=1) * len(self.batches)
-        known = self.scale * self.mesh.cp.size / float(counted) if self.known else None
-        return scaled(model(*given, self._own(target_BS), known) * self.mesh.cp.size / counted, self.scale)
+            return model(*inputs)
+        loss_tokens = self.loss_tokens
+        if loss_tokens is None:
+            loss_tokens = (target_BS != IGNORED).sum().clamp(min=1) * len(self.batches)
+        loss_grad = self.loss_scale * self.mesh.cp.size / float(loss_tokens) if self.knows_loss_grad else None
+        return scale_loss(
+            model(*inputs, self._local_tokens(target_BS), loss_grad) * self.mesh.cp.size / loss_tokens,
+            self.loss_scale,
+        )
 
-    def _counted_by_all(self) -> Tensor:
-        """Tokens of all replicas' micro-batches that count, over dp: the mean over replicas undoes that."""
-        own = [(self._rows(micro)[1] != IGNORED).sum() for micro in range(len(self.batches))]
-        return self.mesh.dp.reduce(torch.stack(own).sum()).clamp(min=1) / self.mesh.dp.size
+    def _count_loss_tokens(self) -> Tensor:
+        """Count the tokens of all replicas that have a loss, divided by dp: the mean over replicas undoes
+        that.
+        """
+        counts = [(self._split_micro_batch(micro)[1] != IGNORED).sum() for micro in range(len(self.batches))]
+        return self.mesh.dp.reduce(torch.stack(counts).sum()).clamp(min=1) / self.mesh.dp.size
 
-    def _own(self, x_BS: Tensor) -> Tensor:
-        """What belongs to this rank's tokens: (T,) of the whole rows'."""
-        return x_BS[:, self.place_s].flatten()
+    def _local_tokens(self, x_BS: Tensor) -> Tensor:
+        """Select the values of this rank's tokens, flattened to (T,)."""
+        return x_BS[:, self.position_s].flatten()
 
     def _dropout(self, micro: int) -> Dropout | None:
-        train = self.plan.run.train
-        if self.samples is None or not (train.hidden_dropout or train.attention_dropout):
+        train = self.config.run.train
+        if self.sample_numbers is None or not (train.hidden_dropout or train.attention_dropout):
             return None
-        key_T = token_keys(train.seed, self.samples[micro], self.place_s)
+        key_T = token_keys(train.seed, self.sample_numbers[micro], self.position_s)
         kernel = self.models[0].kernels.dropout_add
         return Dropout(train.hidden_dropout, train.attention_dropout, key_T, self.mesh.tp, kernel)
 
-    def _rows(self, micro: int) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Tokens, targets and positions, (B, S) each, and documents where each sees only itself."""
+    def _split_micro_batch(self, micro: int) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Split micro-batch `micro` as `split_batch` does."""
         batch = torch.from_numpy(self.batches[micro]).to(self.mesh.device, non_blocking=True)
-        return of_samples(batch, self.data, self.plan.eod)
+        return split_batch(batch, self.data_config, self.config.eod)
 
 
-def of_samples(batch: Tensor, data: Data, eod: int | None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Tokens, targets and positions, (B, S) each, and documents where each sees only itself.
+def split_batch(
+    batch: Tensor, data_config: DataConfig, eod: int | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Split a batch into tokens, targets and positions, (B, S) each, and documents where attention is limited
+    to them.
 
     Args:
-        batch: (B, S + 1) token ids, or (B, 4, S + 1) of `data.answers`.
-        eod: the token that ends a document, where `data` asks for what needs it.
+        batch: (B, S + 1) token ids, or (B, 4, S + 1) of `data.sft`.
+        eod: the token that ends a document, where `data_config` needs it.
     """
     if batch.ndim == 3:
         target_BS = batch[:, TOKEN, 1:].masked_fill(batch[:, LEARNT, 1:] == 0, IGNORED)
         return batch[:, TOKEN, :-1], target_BS, batch[:, POSITION, :-1], batch[:, EXAMPLE, :-1]
     token_BS, target_BS = batch[:, :-1], batch[:, 1:]
     position_BS = torch.arange(token_BS.shape[1], device=batch.device).expand(*token_BS.shape)
-    if data.eod_mask_loss:
+    if data_config.eod_mask_loss:
         assert eod is not None
         target_BS = target_BS.masked_fill(token_BS == eod, IGNORED)
-    if not (data.reset_positions or data.reset_attention):
+    if not (data_config.reset_positions or data_config.reset_attention):
         return token_BS, target_BS, position_BS, None
     assert eod is not None
-    document_BS, place_BS = document_positions(token_BS, eod)
-    apart_BS = document_BS if data.reset_attention else None
-    return token_BS, target_BS, place_BS if data.reset_positions else position_BS, apart_BS
+    document_BS, document_position_BS = document_positions(token_BS, eod)
+    masked_document_BS = document_BS if data_config.reset_attention else None
+    return (
+        token_BS,
+        target_BS,
+        document_position_BS if data_config.reset_positions else position_BS,
+        masked_document_BS,
+    )

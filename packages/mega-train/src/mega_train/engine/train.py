@@ -1,4 +1,4 @@
-"""From a configuration to a run: open what it reads, check it all, meet the other ranks, train."""
+"""Prepare and run training: open inputs, check the configuration, join the other ranks, train."""
 
 from __future__ import annotations
 
@@ -28,123 +28,134 @@ from mega_schema.spec import Family, ModelSpec, preset
 from mega_schema.tokenizer.tokenizer import Tokenizer, check_same_tokenizer, open_tokenizer_folder
 from mega_train.checkpointing import resume
 from mega_train.checkpointing.changed_settings import Change, describe_changes, find_changes
-from mega_train.config import Run
+from mega_train.config import RunConfig
 from mega_train.config.refusals import Refusals
-from mega_train.data.datasets import Corpora
+from mega_train.data.datasets import Datasets
 from mega_train.data.identities import compute_identities
-from mega_train.data.sft import Pairs
-from mega_train.data.tokenizer_from_flags import check_said, folder_of, named
-from mega_train.engine.determinism import check_algorithm, repeatable
-from mega_train.engine.train_loop import Loop
+from mega_train.data.sft import PromptResponsePairs
+from mega_train.data.tokenizer_from_flags import (
+    check_tokenizer_flag,
+    open_tokenizer_from_flags,
+    tokenizer_folder,
+)
+from mega_train.engine.determinism import check_nccl_algorithm, deterministic_algorithms
+from mega_train.engine.train_loop import TrainLoop
 from mega_train.engine.trainer import Trainer
-from mega_train.fault_tolerance.exit_conditions import Leaving
-from mega_train.fault_tolerance.signal_handler import Told
+from mega_train.fault_tolerance.exit_conditions import ExitConditions
+from mega_train.fault_tolerance.signal_handler import SignalHandler
 from mega_train.fault_tolerance.watchdog import Watchdog
-from mega_train.optim.factory import adam
-from mega_train.resolve import Plan, resolve
-from mega_train.telemetry.event_log import only_run
-from mega_train.telemetry.events import Began, Said
-from mega_train.telemetry.factory import opened
+from mega_train.optim.factory import choose_adamw
+from mega_train.resolve import ResolvedConfig, resolve
+from mega_train.telemetry.event_log import lock_run
+from mega_train.telemetry.events import Message, TrainStart
+from mega_train.telemetry.factory import open_observers
 from mega_train.telemetry.observers import Observers
 
-_HURRY = 15.0  # seconds; torchrun kills what has not ended 30 s after it was told to
+_SIGTERM_GRACE = 15.0  # seconds; torchrun kills processes 30 s after SIGTERM
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h
 
 log = logging.getLogger("mega.train")
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    """A run that can begin, with the files it reads open.
+class PreparedRun:
+    """A checked run, with its input files open.
 
     Attributes:
-        older: prepares it with an older checkpoint than that of an iteration.
+        prepare_older: prepares the run with a checkpoint older than an iteration.
         superseded: iterations in --save whose checkpoints the run supersedes.
-        changes: settings that are not what the checkpoint recorded.
-        refusal: why the run may not write into --save, where that was not to be an error.
+        changes: settings that differ from those that the checkpoint recorded.
+        refusal: why the run may not write into --save, where that is not an error.
     """
 
-    plan: Plan
-    corpora: Corpora | Pairs
+    config: ResolvedConfig
+    datasets: Datasets | PromptResponsePairs
     checkpoint: Checkpoint | None
     tokenizer: Path | Tokenizer | None
-    older: Callable[[int], Prepared]
+    prepare_older: Callable[[int], PreparedRun]
     superseded: tuple[int, ...] = ()
     changes: tuple[Change, ...] = ()
     refusal: ConfigError | None = None
 
 
 def prepare(
-    run: Run,
+    run: RunConfig,
     family: Family | None,
     world: World,
-    before: int | None = None,
+    before_iteration: int | None = None,
     *,
-    unconverted: ModelSpec | None = None,
-    starts: bool = True,
-) -> Prepared:
-    """Open the corpora and the checkpoint, and check everything against everything.
+    unconverted_spec: ModelSpec | None = None,
+    may_write: bool = True,
+) -> PreparedRun:
+    """Open the datasets and the checkpoint, and check the whole configuration.
 
     Args:
-        family: of the model; None means the checkpoint's, or gpt.
-        before: the checkpoint is to be older than that of this iteration.
-        unconverted: the model of a checkpoint that is to be converted before the run.
-        starts: whether the run is to write into --save, so that what keeps it from that is an error.
+        family: of the model; None takes the checkpoint's, or gpt.
+        before_iteration: take a checkpoint older than this iteration.
+        unconverted_spec: the model of a checkpoint that is converted before the run.
+        may_write: whether the run writes into --save, so that a reason against it is an error.
 
     Raises:
-        MegaError: the run cannot begin. Nothing was written and no process was met.
+        MegaError: the run cannot start. Nothing was written and no process group was joined.
     """
-    older = partial(prepare, run, family, world)
+    prepare_older = partial(prepare, run, family, world)
     if run.model.preset is not None:
-        preset(run.model.preset)  # a name that is not known is told before a file that is not there
-    begins = resume.found(run, world, before)
-    checkpoint, courses = begins.checkpoint, begins.courses
-    loaded = checkpoint.spec if checkpoint else unconverted
-    family = family or (loaded.family if loaded else "gpt")
-    run, said = named(begins.run)
-    refused = Refusals()
-    if begins.refusal is not None and starts:
-        refused.extend([begins.refusal])
-    corpora = refused.attempt(_corpora, run, said, loaded)
-    if corpora is None:  # what it decides is not checked, and is not called missing
-        refused.unknown |= {"--data-path"} | ({"--vocab-size"} if said is None else set())
-    identity = corpora.identity if corpora else None
-    tokenizer = (corpora.tokenizer if corpora else None) or said
-    if said is not None:
+        preset(run.model.preset)  # report an unknown preset before a missing file
+    resume_point = resume.find_checkpoint(run, world, before_iteration)
+    checkpoint, schedules = resume_point.checkpoint, resume_point.schedules
+    loaded_spec = checkpoint.spec if checkpoint else unconverted_spec
+    family = family or (loaded_spec.family if loaded_spec else "gpt")
+    run, flag_tokenizer = open_tokenizer_from_flags(resume_point.run)
+    refusals = Refusals()
+    if resume_point.refusal is not None and may_write:
+        refusals.extend([resume_point.refusal])
+    datasets = refusals.attempt(_open_datasets, run, flag_tokenizer, loaded_spec)
+    if datasets is None:  # values that depend on it are neither checked nor called missing
+        refusals.unknown |= {"--data-path"} | ({"--vocab-size"} if flag_tokenizer is None else set())
+    identity = datasets.identity if datasets else None
+    tokenizer = (datasets.tokenizer if datasets else None) or flag_tokenizer
+    if flag_tokenizer is not None:
         if identity is not None:
-            check_said(said.identity, identity)
-        identity = said.identity
+            check_tokenizer_flag(flag_tokenizer.identity, identity)
+        identity = flag_tokenizer.identity
     if checkpoint is not None and (checkpoint.folder / TOKENIZER).is_dir():
         if identity is not None:
             check_same_tokenizer(
                 identity, open_tokenizer_folder(checkpoint.folder / TOKENIZER).identity, "--data-path"
             )
         tokenizer = tokenizer or checkpoint.folder / TOKENIZER
-    plan = resolve(
+    config = resolve(
         run,
         family,
         world.size,
         corpus=identity,
-        loaded=loaded,
-        loaded_courses=courses,
+        loaded_spec=loaded_spec,
+        loaded_schedules=schedules,
         cuda=torch.cuda.is_available(),
-        refused=refused,
+        refusals=refusals,
     )
-    assert corpora is not None
-    _check_machine(plan, world)
-    changes = find_changes(plan.run, checkpoint, partial(compute_identities, plan.run.data, corpora))
-    return Prepared(
-        plan, corpora, checkpoint, tokenizer, older, begins.superseded, tuple(changes), begins.refusal
+    assert datasets is not None
+    _check_machine(config, world)
+    changes = find_changes(config.run, checkpoint, partial(compute_identities, config.run.data, datasets))
+    return PreparedRun(
+        config,
+        datasets,
+        checkpoint,
+        tokenizer,
+        prepare_older,
+        resume_point.superseded,
+        tuple(changes),
+        resume_point.refusal,
     )
 
 
-def _check_machine(plan: Plan, world: World) -> None:
-    """What this machine must have for the plan.
+def _check_machine(config: ResolvedConfig, world: World) -> None:
+    """Check that this machine has what the run needs.
 
     Raises:
-        ConfigError: there are too few GPUs, or a kernel cannot be had.
+        ConfigError: there are too few GPUs, or a kernel is not available.
     """
-    if plan.device == "cuda" and world.local_rank >= (gpus := torch.cuda.device_count()):
+    if config.device == "cuda" and world.local_rank >= (gpus := torch.cuda.device_count()):
         raise ConfigError(
             "--device",
             "more processes on this machine than GPUs",
@@ -152,123 +163,136 @@ def _check_machine(plan: Plan, world: World) -> None:
             wanted="a GPU for each process",
             hint=f"torchrun --nproc-per-node {gpus}, or --device cpu",
         )
-    if plan.run.train.deterministic and plan.device == "cuda" and world.size > 1:
-        check_algorithm(os.environ)
-    if plan.run.train.fp8 and (lacking := why_unsupported(torch.device(plan.device))):
+    if config.run.train.deterministic and config.device == "cuda" and world.size > 1:
+        check_nccl_algorithm(os.environ)
+    if config.run.train.fp8 and (missing_feature := why_unsupported(torch.device(config.device))):
         raise ConfigError(
             "--fp8-format",
             "no products in FP8 here",
-            found=lacking,
+            found=missing_feature,
             wanted="compute capability 8.9 or more (Ada, Hopper and after)",
             hint="--bf16 alone",
         )
-    choose_kernels(
-        plan.run.train.kernels, torch.device(plan.device)
-    )  # what cannot be had is said before ranks meet
+    # fails before the rendezvous if a kernel is not available
+    choose_kernels(config.run.train.kernels, torch.device(config.device))
 
 
-def _corpora(run: Run, said: Tokenizer | None, loaded: ModelSpec | None) -> Corpora | Pairs:
-    """Open what the run reads.
+def _open_datasets(
+    run: RunConfig, flag_tokenizer: Tokenizer | None, loaded_spec: ModelSpec | None
+) -> Datasets | PromptResponsePairs:
+    """Open the datasets of the run.
 
     Args:
-        said: the tokenizer that flags name.
-        loaded: the model of the checkpoint.
+        flag_tokenizer: the tokenizer that flags name.
+        loaded_spec: the model of the checkpoint.
 
     Raises:
         MegaError: it cannot be opened, or no vocabulary is known for mock data.
     """
     if not run.data.mock:
-        return Pairs.open(run.data) if run.data.sft else Corpora.open(run.data)
+        return PromptResponsePairs.open(run.data) if run.data.sft else Datasets.open(run.data)
     if run.data.sft:
         raise ConfigError("--mock-data", "has no prompts and answers", found="--sft", hint="leave it out")
     model = run.model
-    vocab = said.identity.vocab_size if said else model.vocab
+    vocab = flag_tokenizer.identity.vocab_size if flag_tokenizer else model.vocab
     if vocab is None:
-        spec = preset(model.preset) if model.preset else loaded
+        spec = preset(model.preset) if model.preset else loaded_spec
         vocab = spec.vocab if spec else None
     if vocab is None:
         wanted = "ids for the mock data"
         raise ConfigError("--vocab-size", "missing", wanted=wanted, hint="--vocab-size 50257")
-    eod = said.identity.eod if said else None
-    return Corpora.mock(vocab, vocab - 1 if eod is None else eod, run.data)
+    eod = flag_tokenizer.identity.eod if flag_tokenizer else None
+    return Datasets.mock(vocab, vocab - 1 if eod is None else eod, run.data)
 
 
-def train_on(prepared: Prepared, world: World, out: TextIO, meet: str = "env://") -> int:
-    """Train, as one rank of the world; the first rank shows the run on `out` and keeps its record.
+def train(prepared: PreparedRun, world: World, out: TextIO, init_method: str = "env://") -> int:
+    """Train as one rank; rank 0 reports on `out` and writes the event log.
 
     Args:
-        meet: where the ranks find each other, a torch.distributed init_method.
+        init_method: the rendezvous of the ranks, a torch.distributed init_method.
 
     Returns:
-        the exit code of why the run left.
+        the exit code of the exit reason.
 
     Raises:
-        MegaError: another run saves to the same folder, an observer that is asked for cannot be had, or the
-            run cannot go on.
+        MegaError: another run writes to the same folder, an observer is not available, or the run cannot
+            continue.
     """
-    run = prepared.plan.run
+    run = prepared.config.run
     with (
-        repeatable(run.train.deterministic),
-        opened(run, world, out) as watch,  # first, since what it refuses leaves no folder behind
-        only_run(run.checkpoint.save if world.rank == 0 else None),
+        deterministic_algorithms(run.train.deterministic),
+        open_observers(run, world, out) as observers,  # first: a refusal leaves no folder behind
+        lock_run(run.checkpoint.save if world.rank == 0 else None),
     ):
-        return _train_on(prepared, world, watch, meet)
+        return _train(prepared, world, observers, init_method)
 
 
-def _train_on(prepared: Prepared, world: World, watch: Observers, meet: str) -> int:
-    plan, started = prepared.plan, time.perf_counter()
-    if plan.device == "cpu":
-        keep_freed_memory()
+def _train(prepared: PreparedRun, world: World, observers: Observers, init_method: str) -> int:
+    config = prepared.config
+    start_time = time.perf_counter()
+    if config.device == "cpu":
+        tune_malloc()
     mesh = Mesh.join(
-        plan.layout,
+        config.layout,
         world,
-        device=plan.device,
-        sequence=plan.run.parallel.sequence,
-        fused=plan.run.parallel.tp_overlap,
-        init_method=meet,
-        timeout_minutes=plan.run.parallel.timeout_minutes + 1,  # the watchdog is first, and knows more
+        device=config.device,
+        sequence=config.run.parallel.sequence,
+        fused=config.run.parallel.tp_overlap,
+        init_method=init_method,
+        timeout_minutes=config.run.parallel.timeout_minutes + 1,  # the watchdog acts first, and reports more
     )
-    prepared = _agreed(prepared, mesh)
-    plan = prepared.plan
-    with folder_of(None if world.rank else prepared.tokenizer) as tokenizer:
+    prepared = _agree_on_checkpoint(prepared, mesh)
+    config = prepared.config
+    with tokenizer_folder(None if world.rank else prepared.tokenizer) as tokenizer:
         trainer = Trainer(
-            plan,
+            config,
             mesh,
-            prepared.corpora,
+            prepared.datasets,
             checkpoint=prepared.checkpoint,
             tokenizer=tokenizer,
             superseded=prepared.superseded,
         )
         with (
-            Told() if plan.run.checkpoint.signals else nullcontext() as told,
-            _watched(trainer) as watchdog,
-            _ended_from_outside(trainer, watchdog),
+            SignalHandler() if config.run.checkpoint.signals else nullcontext() as signal_handler,
+            _build_watchdog(trainer) as watchdog,
+            _report_early_exit(trainer, watchdog),
         ):
-            watch.see(began(trainer))
+            observers.on_event(start_event(trainer))
             if prepared.changes and prepared.checkpoint is not None:
-                watch.see(Said(describe_changes(prepared.changes, prepared.checkpoint)))
-            reason = Loop(trainer, watch, leaving=Leaving(plan, mesh, told=told, began=started)).run()
+                observers.on_event(Message(describe_changes(prepared.changes, prepared.checkpoint)))
+            reason = TrainLoop(
+                trainer,
+                observers,
+                exit_conditions=ExitConditions(
+                    config,
+                    mesh,
+                    received_signal=None if signal_handler is None else signal_handler.received,
+                    start_time=start_time,
+                ),
+            ).run()
     mesh.destroy()
     return reason.code
 
 
-def _agreed(prepared: Prepared, mesh: Mesh) -> Prepared:
-    """As `resume.agreed`, with all that follows from the checkpoint."""
+def _agree_on_checkpoint(prepared: PreparedRun, mesh: Mesh) -> PreparedRun:
+    """Agree over all ranks on the checkpoint, and return the run prepared with it."""
     if prepared.checkpoint is None:
         return prepared
-    others = {prepared.checkpoint.iteration: prepared}
+    candidates = {prepared.checkpoint.iteration: prepared}
 
-    def older(iteration: int) -> Checkpoint:
-        other = prepared.older(iteration)
-        assert other.checkpoint is not None
-        others[other.checkpoint.iteration] = other
-        return other.checkpoint
+    def prepare_older(iteration: int) -> Checkpoint:
+        candidate = prepared.prepare_older(iteration)
+        assert candidate.checkpoint is not None
+        candidates[candidate.checkpoint.iteration] = candidate
+        return candidate.checkpoint
 
-    return others[resume.agreed(prepared.checkpoint, mesh, prepared.plan.run, older).iteration]
+    return candidates[
+        resume.agree_on_checkpoint(prepared.checkpoint, mesh, prepared.config.run, prepare_older).iteration
+    ]
 
 
-def _watched(trainer: Trainer) -> AbstractContextManager[Watchdog | None]:
-    """A watchdog over a rank that has others to wait for."""
+def _build_watchdog(trainer: Trainer) -> AbstractContextManager[Watchdog | None]:
+    """Build the watchdog of a rank; none in a run of one process."""
     mesh = trainer.mesh
     if mesh.store is None:
         return nullcontext()
@@ -276,38 +300,38 @@ def _watched(trainer: Trainer) -> AbstractContextManager[Watchdog | None]:
         mesh.store,
         mesh.rank,
         mesh.layout.world,
-        limit=60 * trainer.plan.run.parallel.timeout_minutes,
-        progress=lambda: (trainer.iteration, trainer.actions, trainer.saves.beat),
-        standing=lambda: (f"after iteration {trainer.iteration}", trainer.goes_on),
+        limit=60 * trainer.config.run.parallel.timeout_minutes,
+        progress=lambda: (trainer.iteration, trainer.heartbeat, trainer.saver.heartbeat),
+        status=lambda: (f"after iteration {trainer.iteration}", trainer.resume_hint),
         out=sys.stderr,
-        hurry=_HURRY if trainer.plan.run.checkpoint.signals else 0,
+        sigterm_grace=_SIGTERM_GRACE if trainer.config.run.checkpoint.signals else 0,
     )
 
 
 @contextmanager
-def _ended_from_outside(trainer: Trainer, watchdog: Watchdog | None) -> Iterator[None]:
-    """Say why a run ends early, one rank for all: an interruption, a mistake, another rank that was lost."""
+def _report_early_exit(trainer: Trainer, watchdog: Watchdog | None) -> Iterator[None]:
+    """Report from one rank why a run ends early: an interruption, an error, or a lost rank."""
     try:
         yield
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"after iteration {trainer.iteration}; {trainer.goes_on}") from None
+        raise KeyboardInterrupt(f"after iteration {trainer.iteration}; {trainer.resume_hint}") from None
     except MegaError as error:
         if watchdog is None:
             raise
-        watchdog.failed(error)
+        watchdog.on_error(error)
     except RuntimeError as error:
         if watchdog is None or not (isinstance(error, dist.DistError) or "gloo" in str(error)):
             raise
-        watchdog.lost(error)
+        watchdog.on_peer_lost(error)
 
 
-def keep_freed_memory() -> None:
-    """Let what tensors free serve the next step. On Linux with glibc alone.
+def tune_malloc() -> None:
+    """Make malloc reuse freed memory in the next step. Only on Linux with glibc.
 
-    By default glibc takes blocks of a few megabytes from the system, and gives them back, each time: a step's
-    logits come as pages that the system clears first, and the host of a virtual machine may have to find.
-    bench/cpu_training.py measures the difference. Beside it torch's large pages (THP_MEM_ALLOC_ENABLE) save
-    nothing, and glibc reuses badly what they align (docs/log.md).
+    By default glibc maps blocks of a few megabytes, and unmaps them, each time: a step's logits are then
+    pages that the kernel zeroes first and that the host of a virtual machine may have to allocate.
+    bench/cpu_training.py measures the difference. With it torch's huge pages (THP_MEM_ALLOC_ENABLE) save
+    nothing, and glibc reuses aligned blocks badly (docs/log.md).
     """
     setting = getattr(ctypes.CDLL(None), "mallopt", None)
     if setting is not None:
@@ -315,29 +339,35 @@ def keep_freed_memory() -> None:
         setting(_M_TRIM_THRESHOLD, (1 << 31) - 1)
 
 
-def began(trainer: Trainer) -> Began:
-    """What observers are told first."""
-    plan, layout = trainer.plan, trainer.plan.layout
-    return Began(
+def start_event(trainer: Trainer) -> TrainStart:
+    """Build the first event of a run."""
+    config, layout = trainer.config, trainer.config.layout
+    return TrainStart(
         iteration=trainer.iteration,
-        iterations=plan.iterations,
-        consumed_samples=trainer.consumed,
-        family=plan.spec.family,
+        iterations=config.iterations,
+        consumed_samples=trainer.consumed_samples,
+        family=config.spec.family,
         parameters=count_params(trainer.rt.table.values()),
         layout={axis: getattr(layout, axis) for axis in ("tp", "pp", "vp", "cp", "dp")},
         world=layout.world,
-        global_batch_size=trainer.samples,
-        seq_length=plan.length,
-        device=torch.cuda.get_device_name(trainer.mesh.device) if plan.device == "cuda" else plan.device,
-        kernels=taken(plan.run, trainer.choice, trainer.mesh.device),
-        loaded=str(trainer.loaded or ""),
-        config=asdict(plan.run),
+        global_batch_size=trainer.global_batch_size,
+        seq_length=config.seq_length,
+        device=torch.cuda.get_device_name(trainer.mesh.device) if config.device == "cuda" else config.device,
+        kernels=kernels_summary(config.run, trainer.kernel_choice, trainer.mesh.device),
+        loaded=str(trainer.loaded_from or ""),
+        config=asdict(config.run),
         time=time.time(),
     )
 
 
-def taken(run: Run, choice: KernelChoice, device: torch.device) -> str:
-    """Whose kernels a run computes with, whose AdamW where it is not torch's, and whether it uses FP8."""
-    its = adam(run.train.kernels, device).whose
-    named = f", {its} (adamw)" if its != "torch" and run.optimizer.name != "sgd" else ""
-    return choice.summary + named + (f", torch (products in FP8, {run.train.fp8})" if run.train.fp8 else "")
+def kernels_summary(run: RunConfig, kernel_choice: KernelChoice, device: torch.device) -> str:
+    """Describe the kernels of a run, its AdamW where it is not torch's, and FP8 where it is used."""
+    adamw_source = choose_adamw(run.train.kernels, device).source
+    adamw_note = (
+        f", {adamw_source} (adamw)" if adamw_source != "torch" and run.optimizer.name != "sgd" else ""
+    )
+    return (
+        kernel_choice.summary
+        + adamw_note
+        + (f", torch (products in FP8, {run.train.fp8})" if run.train.fp8 else "")
+    )

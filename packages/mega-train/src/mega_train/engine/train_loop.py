@@ -1,4 +1,4 @@
-"""The training loop: steps, lines of the log, validations, checkpoints, in Megatron's order."""
+"""The training loop: steps, log lines, validations, checkpoints, in Megatron's order."""
 
 from __future__ import annotations
 
@@ -10,219 +10,242 @@ from itertools import chain
 import torch
 
 from mega_schema.errors import ConfigError, MegaError
-from mega_train.data.blend_spec import SPLIT
-from mega_train.data.dataloaders import Reading
-from mega_train.engine.trainer import NotFinite, Trainer
-from mega_train.fault_tolerance.exit_conditions import LAST, VALIDATED, Leaving, Reason
-from mega_train.planning.flops import per_token
+from mega_train.data.blend_spec import DEFAULT_SPLIT
+from mega_train.data.dataloaders import SampleReader
+from mega_train.engine.trainer import NonFiniteLossError, Trainer
+from mega_train.fault_tolerance.exit_conditions import EVAL_ONLY, LAST_ITERATION, ExitConditions, ExitReason
+from mega_train.planning.flops import flops_per_token
 from mega_train.planning.hardware import peak_flops
-from mega_train.telemetry.events import Left, Progress, Said, Stepped, Validated
-from mega_train.telemetry.memory import memory
+from mega_train.telemetry.events import LogLine, Message, StepEnd, TrainExit, ValidationEnd
+from mega_train.telemetry.memory import memory_stats
 from mega_train.telemetry.observers import Observers
 from mega_train.telemetry.profiler import Profiler
-from mega_train.telemetry.timers import of_ranks
+from mega_train.telemetry.timers import reduce_timers
 
-_LONG = 1.0  # seconds of waiting for a checkpoint before the next that a person should know of
+_LONG_WAIT = 1.0  # seconds of waiting for the previous checkpoint that are reported
 Clock = Callable[[], float]
 
 
-class Loop:
-    """A run's steps, and what happens between them, until it leaves.
+class TrainLoop:
+    """The steps of a run, and logging, validation and checkpoints between them.
 
     Attributes:
-        since: the steps since the last line of the log. Validations and checkpoints are not in their seconds:
-            they are not the model's pace.
+        steps_since_log: steps since the last log line. Their seconds exclude validations and checkpoints,
+            which are not the model's throughput.
     """
 
     def __init__(
         self,
         trainer: Trainer,
-        watch: Observers,
+        observers: Observers,
         clock: Clock = time.perf_counter,
-        leaving: Leaving | None = None,
-        today: Clock = time.time,
+        exit_conditions: ExitConditions | None = None,
+        wall_clock: Clock = time.time,
     ) -> None:
         """
         Args:
-            watch: who is told; the ranks beside the first tell nobody.
-            clock: seconds from any beginning.
-            today: seconds since 1970.
+            observers: receive the events; empty on ranks other than the first.
+            clock: seconds from any origin.
+            wall_clock: seconds since 1970.
         """
-        self.trainer, self.watch, self.clock, self.today = trainer, watch, clock, today
-        self.leaving = leaving or Leaving(trainer.plan, trainer.mesh, clock=clock)
-        self.began = clock()
-        self.since: list[Stepped] = []
-        log, device = trainer.plan.run.log, trainer.mesh.device
-        self.profiler = Profiler.of(trainer.plan.run, trainer.mesh.rank, device)
-        self.peak = 1e12 * log.peak_tflops if log.peak_tflops is not None else _peak(device, trainer.dtype)
+        self.trainer = trainer
+        self.observers = observers
+        self.clock = clock
+        self.wall_clock = wall_clock
+        self.exit_conditions = exit_conditions or ExitConditions(trainer.config, trainer.mesh, clock=clock)
+        self.start_time = clock()
+        self.steps_since_log: list[StepEnd] = []
+        log, device = trainer.config.run.log, trainer.mesh.device
+        self.profiler = Profiler.from_config(trainer.config.run, trainer.mesh.rank, device)
+        self.peak_flops = (
+            1e12 * log.peak_tflops
+            if log.peak_tflops is not None
+            else _device_peak_flops(device, trainer.dtype)
+        )
 
-    def run(self) -> Reason:
-        """Train until there is a reason to leave; the last step is saved whatever it is."""
-        trainer, said = self.trainer, self.trainer.plan.run
-        begins, reason = trainer.iteration, self.leaving.before(trainer.iteration)
-        if reason is VALIDATED:
-            self._only_validate()
-        if reason is LAST:
-            self.watch.see(Said(f"nothing is left to train: {trainer.plan.iterations} iterations are done"))
+    def run(self) -> ExitReason:
+        """Train until an exit condition holds; the last step is always saved."""
+        trainer, config = self.trainer, self.trainer.config.run
+        first_iteration = trainer.iteration
+        reason = self.exit_conditions.check_before_run(trainer.iteration)
+        if reason is EVAL_ONLY:
+            self._evaluate_only()
+        if reason is LAST_ITERATION:
+            self.observers.on_event(
+                Message(f"nothing is left to train: {trainer.config.iterations} iterations are done")
+            )
         while reason is None:
-            self.profiler.before(trainer.iteration)
+            self.profiler.before_step(trainer.iteration)
             self._step()
-            self.profiler.after(trainer.iteration)
-            trainer.saves.advance()
-            reason = self.leaving.after(trainer.iteration)
-            if self.since and (reason or trainer.iteration % said.log.interval == 0):
-                self._line()
-            if self._validates(reason):
+            self.profiler.after_step(trainer.iteration)
+            trainer.saver.poll()
+            reason = self.exit_conditions.check_after_step(trainer.iteration)
+            if self.steps_since_log and (reason or trainer.iteration % config.log.interval == 0):
+                self._log()
+            if self._should_validate(reason):
                 for name, samples in trainer.valid.items():
-                    self._score(name, samples)
-            if said.checkpoint.interval and trainer.iteration % said.checkpoint.interval == 0:
+                    self._validate(name, samples)
+            if config.checkpoint.interval and trainer.iteration % config.checkpoint.interval == 0:
                 trainer.save()
-            self._tell_saves()
+            self._report_saves()
         self.profiler.close()
-        self._save_last(always=reason is LAST or trainer.iteration > begins)
-        trainer.shards.settle()
-        if reason is LAST and trainer.iteration > begins:
+        self._save_last(always=reason is LAST_ITERATION or trainer.iteration > first_iteration)
+        trainer.sharding.wait_all_gather()
+        if reason is LAST_ITERATION and trainer.iteration > first_iteration:
             for name, samples in trainer.test.items():
-                self._score(name, samples)
-        if reason.said:
-            self.watch.see(Left(iteration=trainer.iteration, reason=reason.name))
-            self.watch.see(
-                Said(f"left after iteration {trainer.iteration}: {reason.said}; {trainer.goes_on}")
+                self._validate(name, samples)
+        if reason.message:
+            self.observers.on_event(TrainExit(iteration=trainer.iteration, reason=reason.name))
+            self.observers.on_event(
+                Message(f"left after iteration {trainer.iteration}: {reason.message}; {trainer.resume_hint}")
             )
         return reason
 
     def _save_last(self, *, always: bool) -> None:
-        """See that there is a checkpoint of the step just done; one that failed is tried once more.
+        """Save the last step; retry once if its save failed.
 
         Raises:
-            MegaError: there is none.
+            MegaError: it could not be saved.
         """
-        trainer, saves, run = self.trainer, self.trainer.saves, self.trainer.plan.run.checkpoint.save
+        trainer = self.trainer
+        saves = self.trainer.saver
+        run = self.trainer.config.run.checkpoint.save
         saves.finish()
         if run is not None and always and saves.saved_at != trainer.iteration:
             trainer.save()
             saves.finish()
-        self._tell_saves()
-        if saves.problem:
-            hint = f"make room there; {trainer.goes_on}"
+        self._report_saves()
+        if saves.last_error:
+            hint = f"make room there; {trainer.resume_hint}"
             what = f"no checkpoint of iteration {trainer.iteration}, the last"
-            raise MegaError(run, what, found=saves.problem, hint=hint)
+            raise MegaError(run, what, found=saves.last_error, hint=hint)
 
-    def _tell_saves(self) -> None:
-        for saved in self.trainer.saves.ended:
-            self.watch.see(saved)
-            if saved.waited > _LONG:
-                before = f"until the checkpoint before that of iteration {saved.iteration} was written"
-                self.watch.see(Said(f"waited {saved.waited:.1f} s {before}"))
-        self.trainer.saves.ended.clear()
+    def _report_saves(self) -> None:
+        for saved in self.trainer.saver.finished:
+            self.observers.on_event(saved)
+            if saved.waited > _LONG_WAIT:
+                condition = f"until the checkpoint before that of iteration {saved.iteration} was written"
+                self.observers.on_event(Message(f"waited {saved.waited:.1f} s {condition}"))
+        self.trainer.saver.finished.clear()
 
-    def _validates(self, leaving: Reason | None) -> bool:
-        if leaving is not None and leaving.hasty:
+    def _should_validate(self, reason: ExitReason | None) -> bool:
+        if reason is not None and reason.is_urgent:
             return False
-        due = self.trainer.iteration % self.trainer.plan.run.evaluation.interval == 0
-        return due or leaving is LAST
+        due = self.trainer.iteration % self.trainer.config.run.evaluation.interval == 0
+        return due or reason is LAST_ITERATION
 
-    def _only_validate(self) -> None:
-        trainer, data = self.trainer, self.trainer.plan.run.data
+    def _evaluate_only(self) -> None:
+        trainer, data = self.trainer, self.trainer.config.run.data
         if not trainer.valid and not trainer.test:
-            if data.by_use:
+            if data.has_dataset_per_split:
                 raise ConfigError(
                     "--valid-data-path", "missing", wanted="what to validate on", hint="--valid-data-path P"
                 )
             raise ConfigError(
                 "--split",
                 "leaves nothing to validate",
-                found=data.split or SPLIT,
+                found=data.split or DEFAULT_SPLIT,
                 wanted="a second share above 0",
                 hint="--split 0,100,0",
             )
-        for name, samples in chain(trainer.valid.items(), trainer.test.items()):
-            self._score(name, samples)
+        for name, reader in chain(trainer.valid.items(), trainer.test.items()):
+            self._validate(name, reader)
 
     def _step(self) -> None:
-        """A step, or those at once that are to be passed over."""
-        trainer, rate, before = self.trainer, self.trainer.rate, self.trainer.consumed
-        for steps in trainer.plan.passed_over:
+        """Do one step, or skip a range of --skip-train-iteration-range."""
+        trainer = self.trainer
+        lr = self.trainer.lr
+        consumed_before = self.trainer.consumed_samples
+        for steps in trainer.config.skipped_iterations:
             if trainer.iteration + 1 in steps:
-                trainer.pass_over(min(steps[-1], trainer.plan.iterations))
-                passed = f"{trainer.consumed - before} samples, --skip-train-iteration-range"
-                self.watch.see(Said(f"passed over iterations {steps[0]} to {steps[-1]} ({passed})"))
+                trainer.skip_to(min(steps[-1], trainer.config.iterations))
+                amount = f"{trainer.consumed_samples - consumed_before} samples, --skip-train-iteration-range"
+                self.observers.on_event(
+                    Message(f"passed over iterations {steps[0]} to {steps[-1]} ({amount})")
+                )
                 return
-        started, length = self.clock(), trainer.length
+        start_time = self.clock()
+        seq_length = trainer.seq_length
         try:
-            loss, norm = trainer.step(rate)
-        except NotFinite:
-            trainer.saves.finish()  # the run ends: what was good is kept
+            loss, norm = trainer.step(lr)
+        except NonFiniteLossError:
+            trainer.saver.finish()  # the run ends: finish the last good checkpoint
             raise
-        now = Stepped(
+        step_end = StepEnd(
             iteration=trainer.iteration,
-            consumed_samples=trainer.consumed,
+            consumed_samples=trainer.consumed_samples,
             loss=loss if math.isfinite(loss) else None,
-            rate=rate,
-            next_rate=trainer.rate,
+            rate=lr,
+            next_rate=trainer.lr,
             gradient_norm=norm if math.isfinite(norm) else None,
-            skipped_samples=trainer.skipped,
-            loss_scale=trainer.scale.value,
-            global_batch_size=trainer.consumed - before,
-            seq_length=length,
-            seconds=self.clock() - started,
+            skipped_samples=trainer.skipped_samples,
+            loss_scale=trainer.loss_scaler.value,
+            global_batch_size=trainer.consumed_samples - consumed_before,
+            seq_length=seq_length,
+            seconds=self.clock() - start_time,
             extra=dict(trainer.extra),
         )
-        self.since.append(now)
-        self.watch.see(now)
+        self.steps_since_log.append(step_end)
+        self.observers.on_event(step_end)
 
-    def _line(self) -> None:
-        trainer, plan, log = self.trainer, self.trainer.plan, self.trainer.plan.run.log
-        now, count = self.since[-1], len(self.since)
-        seconds = sum(step.seconds for step in self.since)
-        updates = [step for step in self.since if step.gradient_norm is not None]
+    def _log(self) -> None:
+        trainer = self.trainer
+        config = self.trainer.config
+        log = self.trainer.config.run.log
+        last_step = self.steps_since_log[-1]
+        steps = len(self.steps_since_log)
+        seconds = sum(step.seconds for step in self.steps_since_log)
+        updates = [step for step in self.steps_since_log if step.gradient_norm is not None]
         losses = [step.loss for step in updates if step.loss is not None]
-        flops = sum(step.tokens * per_token(plan.spec, step.seq_length) for step in self.since)
-        each = flops / seconds / plan.layout.world
-        timers = {name: spent / count for name, spent in trainer.timers.take().items()}
-        line = Progress(
-            iteration=now.iteration,
-            iterations=plan.iterations,
-            consumed_samples=now.consumed_samples,
-            consumed_tokens=trainer.tokens,
-            loss=sum(losses) / len(losses) if losses else None,
-            rate=now.rate,
-            gradient_norm=updates[-1].gradient_norm if updates else None,
-            skipped=count - len(updates),
-            loss_scale=now.loss_scale,
-            step_seconds=seconds / count,
-            tokens_per_second=sum(step.tokens for step in self.since) / seconds,
-            seconds=self.clock() - self.began,
-            global_batch_size=now.global_batch_size,
-            seq_length=now.seq_length,
-            tflops=each / 1e12,
-            mfu=each / self.peak if self.peak else None,
-            time=self.today(),
-            memory=memory(trainer.mesh.device),
-            timers=timers,
-            timers_of_ranks=of_ranks(timers, log.timing_level, log.timing_option, trainer.mesh),
-            extra=now.extra,
+        flops = sum(
+            step.tokens * flops_per_token(config.spec, step.seq_length) for step in self.steps_since_log
         )
-        self.watch.see(line)
-        self.since = []
+        flops_per_rank = flops / seconds / config.layout.world
+        timers = {name: phase_seconds / steps for name, phase_seconds in trainer.timers.pop().items()}
+        log_line = LogLine(
+            iteration=last_step.iteration,
+            iterations=config.iterations,
+            consumed_samples=last_step.consumed_samples,
+            consumed_tokens=trainer.consumed_tokens,
+            loss=sum(losses) / len(losses) if losses else None,
+            rate=last_step.rate,
+            gradient_norm=updates[-1].gradient_norm if updates else None,
+            skipped=steps - len(updates),
+            loss_scale=last_step.loss_scale,
+            step_seconds=seconds / steps,
+            tokens_per_second=sum(step.tokens for step in self.steps_since_log) / seconds,
+            seconds=self.clock() - self.start_time,
+            global_batch_size=last_step.global_batch_size,
+            seq_length=last_step.seq_length,
+            tflops=flops_per_rank / 1e12,
+            mfu=flops_per_rank / self.peak_flops if self.peak_flops else None,
+            time=self.wall_clock(),
+            memory=memory_stats(trainer.mesh.device),
+            timers=timers,
+            timers_of_ranks=reduce_timers(timers, log.timing_level, log.timing_option, trainer.mesh),
+            extra=last_step.extra,
+        )
+        self.observers.on_event(log_line)
+        self.steps_since_log = []
 
-    def _score(self, name: str, samples: Reading) -> None:
-        trainer, started = self.trainer, self.clock()
-        loss = trainer.score(samples)
-        self.watch.see(
-            Validated(
+    def _validate(self, name: str, reader: SampleReader) -> None:
+        trainer = self.trainer
+        start_time = self.clock()
+        loss = trainer.evaluate(reader)
+        self.observers.on_event(
+            ValidationEnd(
                 of=name,
                 iteration=trainer.iteration,
-                consumed_samples=trainer.consumed,
+                consumed_samples=trainer.consumed_samples,
                 loss=loss,
                 perplexity=math.exp(min(20, loss)),  # Megatron's cap
-                seconds=self.clock() - started,
+                seconds=self.clock() - start_time,
             )
         )
 
 
-def _peak(device: torch.device, dtype: torch.dtype) -> float | None:
-    """FLOP/s of the device in this arithmetic, where they are known."""
+def _device_peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
+    """Return the device's peak FLOP/s in this dtype, where it is known."""
     if device.type != "cuda":
         return None
     return peak_flops(torch.cuda.get_device_name(device), half=dtype != torch.float32)

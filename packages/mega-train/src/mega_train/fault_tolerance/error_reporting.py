@@ -1,7 +1,7 @@
-"""Who of many ranks speaks when something ends them all: one, and where torchrun's readers look.
+"""Report a fatal error from one rank only, in torchelastic's error file, so that torchrun's summary shows it.
 
-torchrun prints a traceback of its own below every failure, with a summary at its end. A line that lies in the
-file it names in TORCHELASTIC_ERROR_FILE stands in that summary as the cause.
+torchrun prints its own traceback for every failure, and a summary at the end. The summary shows the line in
+the file that TORCHELASTIC_ERROR_FILE names.
 """
 
 from __future__ import annotations
@@ -19,40 +19,40 @@ from mega_schema.app.cli_runner import INTERRUPTED
 from mega_schema.errors import MegaError
 from mega_train.config.refusals import Refused, show_table
 
-PATIENCE = 10.0  # seconds
+REPORT_DELAY = 10.0  # seconds
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
 
-class LostRank(MegaError):
-    """Another rank is gone or does not answer."""
+class RankLostError(MegaError):
+    """Another rank is gone or does not reply."""
 
 
-class OneVoice(click.Group):
-    """Commands that leave it to the first rank to say what all ranks find.
+class SingleRankErrors(click.Group):
+    """Commands whose errors only rank 0 reports.
 
-    When it leaves, torchrun ends the others. A rank that found something by itself, such as a file its
-    machine lacks, says so when nothing ended it. What ranks find out about each other, the watchdog says.
+    When it exits, torchrun ends the other ranks. An error that only another rank has, such as a missing file
+    on its machine, is reported after a delay. The watchdog reports errors between ranks.
     """
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            if own_rank():
+            if current_rank():
                 sys.exit(INTERRUPTED)
             raise
         except (MegaError, click.ClickException) as error:
-            if own_rank():
-                time.sleep(PATIENCE)
+            if current_rank():
+                time.sleep(REPORT_DELAY)
             elif isinstance(error, Refused):
                 show_table(error.errors)
             text = error.format_message() if isinstance(error, click.ClickException) else str(error)
-            tell_torchrun(f"error: {text}")
+            write_error_file(f"error: {text}")
             raise
 
 
-def own_rank() -> int:
-    """This process's rank; torch is not imported for a mistake in the flags of a run that is alone."""
+def current_rank() -> int:
+    """Return this process's rank, without importing torch for a flag error in a single-process run."""
     if _ERROR_FILE not in os.environ and "mega_model.distributed.mesh" not in sys.modules:
         return 0
     from mega_model.distributed.mesh import World
@@ -60,8 +60,8 @@ def own_rank() -> int:
     return World.from_env().rank
 
 
-def tell_torchrun(line: str) -> None:
-    """Leave the line where torchrun looks for the cause."""
+def write_error_file(line: str) -> None:
+    """Write the line where torchrun looks for the cause."""
     if file := os.environ.get(_ERROR_FILE):
-        told = {"message": line, "extraInfo": {"timestamp": str(int(time.time()))}}
-        Path(file).write_text(json.dumps({"message": told}), "utf-8")
+        record = {"message": line, "extraInfo": {"timestamp": str(int(time.time()))}}
+        Path(file).write_text(json.dumps({"message": record}), "utf-8")

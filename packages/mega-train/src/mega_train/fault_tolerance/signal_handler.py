@@ -1,4 +1,4 @@
-"""Being told to end: by a scheduler whose time is up, by whoever preempts the machine, by a person."""
+"""Handle SIGTERM and SIGUSR1 from a scheduler, a preemption or a user."""
 
 from __future__ import annotations
 
@@ -6,31 +6,32 @@ import signal
 from types import FrameType, TracebackType
 from typing import Self
 
-# USR1 is what Slurm sends ahead of the end (--signal=USR1@120)
-TO_LEAVE = frozenset({signal.SIGTERM, signal.SIGUSR1})
+# Slurm sends USR1 before the time limit (--signal=USR1@120)
+EXIT_SIGNALS = frozenset({signal.SIGTERM, signal.SIGUSR1})
 
 
-class Told:
-    """Whether this process was told to end, as long as the block lasts: `with Told() as told: ... told()`.
+class SignalHandler:
+    """Records SIGTERM and SIGUSR1: `with SignalHandler() as handler: ... handler.received()`.
 
-    The signals themselves end nothing then, however often they come.
+    The signals do not end the process inside the block, however often they arrive.
     """
 
     def __init__(self) -> None:
-        self._told = False
+        self._received = False
 
-    def __call__(self) -> bool:
-        return self._told
+    def received(self) -> bool:
+        """Whether one of the signals arrived."""
+        return self._received
 
     def __enter__(self) -> Self:
-        self._before = {number: signal.signal(number, self._hear) for number in TO_LEAVE}
+        self._previous_handlers = {number: signal.signal(number, self._on_signal) for number in EXIT_SIGNALS}
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for number, before in self._before.items():
-            signal.signal(number, before)
+        for number, previous in self._previous_handlers.items():
+            signal.signal(number, previous)
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
-        self._told = True
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._received = True

@@ -1,10 +1,10 @@
-"""Turns a run that hangs, or that has lost a rank, into one line and the Python stacks of all ranks.
+"""Turn a hang or a lost rank into one error line and the Python stacks of all ranks.
 
-A collective that one rank never enters makes all others wait in silence. Every rank therefore has a thread
-that looks on: when the rank makes no progress for too long, when a collective fails because its peer is gone,
-or when the process is told to end and gets no further, the thread calls the others over the store that the
-ranks met at. Each leaves a sign there of where it stands, the first to call waits a few seconds for them,
-says in one line who is missing and where the others are, prints the stacks, and all ranks leave.
+A collective that one rank never enters blocks all others silently. So every rank has a watchdog thread. When
+the rank makes no progress for too long, when a collective fails because its peer is gone, or when the process
+gets a signal and makes no progress, the thread calls the other ranks through the store of the rendezvous.
+Each writes its status there. The first to call waits a few seconds for them, reports in one line who is
+missing and where the others are, prints the stacks, and all ranks exit.
 
 The main thread may be inside a call that never returns, so nothing here needs it: signals arrive through a
 file descriptor, and the process ends with `os._exit`.
@@ -32,29 +32,31 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from mega_model.distributed.mesh import Axis
 from mega_schema.app.cli_runner import MISTAKE
 from mega_schema.errors import MegaError
-from mega_train.fault_tolerance.error_reporting import LostRank, tell_torchrun
-from mega_train.fault_tolerance.signal_handler import TO_LEAVE
+from mega_train.fault_tolerance.error_reporting import RankLostError, write_error_file
+from mega_train.fault_tolerance.signal_handler import EXIT_SIGNALS
 
-LOST, TOLD = 3, 128 + signal.SIGTERM  # exit codes: a rank hung or was lost, the process was told to end
-_TOLD = "was told to end (SIGTERM)"
-_OURS = ("mega_train", "mega_model", "mega_schema")
+# exit codes: a rank hung or was lost; the process was terminated
+EXIT_RANK_LOST = 3
+EXIT_TERMINATED = 128 + signal.SIGTERM
+_TERMINATED = "was told to end (SIGTERM)"
+_PACKAGES = ("mega_train", "mega_model", "mega_schema")
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Sign:
-    """Where a rank stands.
+class RankStatus:
+    """The status of a rank.
 
     Attributes:
-        place: the innermost function of ours that it is in, and over which axis.
+        frame: its innermost function of this project, and the axis it communicates over.
         idle: seconds without progress.
         stacks: of its threads, as text.
     """
 
     rank: int
     host: str
-    place: str
+    frame: str
     idle: float
     stacks: str
 
@@ -64,7 +66,7 @@ class Sign:
 
 
 class Watchdog:
-    """Looks on while a rank works: `with Watchdog(...) as watchdog: ...`."""
+    """Monitors a rank: `with Watchdog(...) as watchdog: ...`."""
 
     def __init__(
         self,
@@ -74,235 +76,259 @@ class Watchdog:
         *,
         limit: float,
         progress: Callable[[], Hashable],
-        standing: Callable[[], tuple[str, str]],
+        status: Callable[[], tuple[str, str]],
         out: TextIO,
-        hurry: float = 0,
-        patience: float = 5.0,
+        sigterm_grace: float = 0,
+        reply_timeout: float = 5.0,
         tick: float = 0.5,
-        leave: Callable[[int], None] = os._exit,
+        exit: Callable[[int], None] = os._exit,
     ) -> None:
         """
         Args:
-            store: where the ranks met; a connection of its own is made.
-            limit: seconds without progress that are a hang.
-            progress: changes whenever the rank gets on.
-            standing: how far the run is, and how it can go on; for the line.
-            hurry: seconds without progress that are a hang once the process was told to end; with 0 it then
-                ends at once. Else someone else handles the signals.
-            patience: seconds that the others have to answer.
-            tick: seconds between two looks.
-            leave: ends the process.
+            store: of the rendezvous; the watchdog opens its own connection.
+            limit: seconds without progress that count as a hang.
+            progress: a value that changes whenever the rank makes progress.
+            status: the progress of the run and how to resume it, for the error line.
+            sigterm_grace: seconds without progress that count as a hang after a signal; 0 ends the process at
+                once. Otherwise a signal handler handles the signals.
+            reply_timeout: seconds that the other ranks have to reply.
+            tick: seconds between two checks.
+            exit: ends the process.
         """
-        # a connection each: a call to a store that is cut off may never return
-        self._heard, self._store = (
+        # separate connections: a call to a store that is cut off may never return
+        self._listener_store, self._store = (
             PrefixStore("watchdog", store.clone())  # type: ignore[attr-defined]
             for _ in range(2)
         )
-        self.rank, self.world, self.limit, self.patience = rank, world, limit, patience
-        self._hurry = hurry
-        self._progress, self._standing = progress, standing
-        self._out, self._tick, self._leave = out, tick, leave
+        self.rank = rank
+        self.world = world
+        self.limit = limit
+        self.reply_timeout = reply_timeout
+        self._sigterm_grace = sigterm_grace
+        self._progress = progress
+        self._status = status
+        self._out = out
+        self._tick = tick
+        self._exit = exit
         self._main = threading.main_thread().ident
-        self._lost: Exception | None = None
-        self._called = threading.Event()
-        self._awake, self._wake = socket.socketpair()
-        self._wake.setblocking(False)
+        self._peer_error: Exception | None = None
+        self._was_called = threading.Event()
+        self._wake_reader, self._wake_writer = socket.socketpair()
+        self._wake_writer.setblocking(False)
         self._done = threading.Event()
-        self._thread = threading.Thread(target=self._look_on, name="watchdog", daemon=True)
-        self._ear = threading.Thread(target=self._listen, name="watchdog's ear", daemon=True)
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+        self._call_listener = threading.Thread(
+            target=self._listen_for_calls, name="watchdog's ear", daemon=True
+        )
 
     def __enter__(self) -> Self:
         self._store.set(f"host {self.rank}", socket.gethostname())
-        if not self._hurry:
-            self._before = signal.signal(
+        if not self._sigterm_grace:
+            self._previous_handler = signal.signal(
                 signal.SIGTERM, lambda *_: None
             )  # what counts is the byte in the pipe
-        self._pipe_before = signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
+        self._previous_wakeup_fd = signal.set_wakeup_fd(self._wake_writer.fileno(), warn_on_full_buffer=False)
         self._thread.start()
-        self._ear.start()
+        self._call_listener.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._done.set()
-        signal.set_wakeup_fd(self._pipe_before)
-        if not self._hurry:
-            signal.signal(signal.SIGTERM, self._before)
-        self._wake.send(b"\0")
+        signal.set_wakeup_fd(self._previous_wakeup_fd)
+        if not self._sigterm_grace:
+            signal.signal(signal.SIGTERM, self._previous_handler)
+        self._wake_writer.send(b"\0")
         self._thread.join()
-        self._awake.close()
-        self._wake.close()
+        self._wake_reader.close()
+        self._wake_writer.close()
 
-    def lost(self, error: Exception) -> NoReturn:
-        """A collective failed: find out who is gone, say so, and leave."""
-        self._lost = error
-        self._wake.send(b"\0")
+    def on_peer_lost(self, error: Exception) -> NoReturn:
+        """Handle a failed collective: find and report the lost rank, then exit."""
+        self._peer_error = error
+        self._wake_writer.send(b"\0")
         while True:
             threading.Event().wait()
 
-    def failed(self, error: MegaError) -> NoReturn:
-        """This rank found that the run cannot go on. Of all ranks that do, the first says so.
+    def on_error(self, error: MegaError) -> NoReturn:
+        """Handle an error with which the run cannot continue. The first rank that has it reports it.
 
-        The others that find it leave in silence, and so do those that lose this rank by it.
+        The others exit silently, and so do ranks that lose this rank by it.
         """
         try:
-            number = self._within(self.patience, lambda: self._store.add("causes", 1))
+            number = self._call_with_timeout(self.reply_timeout, lambda: self._store.add("causes", 1))
         except (RuntimeError, TimeoutError):
-            number = 1  # nobody is there to have said it
+            number = 1  # no other rank can have reported it
         if number == 1:
-            tell_torchrun(f"error: {error}")
+            write_error_file(f"error: {error}")
             self._out.write(f"error: {error}\n")
             self._out.flush()
         sys.exit(MISTAKE)
 
-    def _listen(self) -> None:
+    def _listen_for_calls(self) -> None:
         try:
             while not self._done.wait(self._tick):
-                if self._heard.check(["calls"]):
-                    return self._called.set()
+                if self._listener_store.check(["calls"]):
+                    return self._was_called.set()
         except RuntimeError:
-            return  # nobody can call any more; what happens to this rank itself is still seen
+            return  # no rank can call any more; this rank's own state is still checked
 
-    def _look_on(self) -> None:
-        last, since, told = self._progress(), time.monotonic(), 0.0  # since when the process is told to end
+    def _watch(self) -> None:
+        # signal_time: when a signal arrived; 0 before
+        last_progress = self._progress()
+        progress_time = time.monotonic()
+        signal_time = 0.0
         while True:
-            readable, _, _ = select.select([self._awake], [], [], self._tick)
-            if readable and not TO_LEAVE.isdisjoint(self._awake.recv(64)):
-                told = told or time.monotonic()
+            readable, _, _ = select.select([self._wake_reader], [], [], self._tick)
+            if readable and not EXIT_SIGNALS.isdisjoint(self._wake_reader.recv(64)):
+                signal_time = signal_time or time.monotonic()
             if self._done.is_set():
                 return
-            now = self._progress()
-            if now != last:
-                last, since = now, time.monotonic()
-            idle = time.monotonic() - since
-            if told and min(idle, time.monotonic() - told) >= self._hurry:
-                late = f", and made no progress for {idle:.0f} s" if self._hurry else ""
-                return self._call(f"{_TOLD}{late}", idle, TOLD)
-            if self._lost is not None:
-                return self._call(f"lost another rank ({_cause(self._lost)})", idle, LOST)
+            progress = self._progress()
+            if progress != last_progress:
+                last_progress = progress
+                progress_time = time.monotonic()
+            idle = time.monotonic() - progress_time
+            if signal_time and min(idle, time.monotonic() - signal_time) >= self._sigterm_grace:
+                delay = f", and made no progress for {idle:.0f} s" if self._sigterm_grace else ""
+                return self._call_ranks(f"{_TERMINATED}{delay}", idle, EXIT_TERMINATED)
+            if self._peer_error is not None:
+                return self._call_ranks(
+                    f"lost another rank ({_gloo_cause(self._peer_error)})", idle, EXIT_RANK_LOST
+                )
             if idle > self.limit:
-                return self._call(f"no progress for {idle:.0f} s", idle, LOST)
-            if self._called.is_set():
-                return self._call("another rank called", idle, LOST)
+                return self._call_ranks(f"no progress for {idle:.0f} s", idle, EXIT_RANK_LOST)
+            if self._was_called.is_set():
+                return self._call_ranks("another rank called", idle, EXIT_RANK_LOST)
 
-    def _call(self, reason: str, idle: float, code: int) -> None:
-        """Leave a sign; the first to call waits for those of the others, and speaks for all."""
-        mine = self._sign(idle)
+    def _call_ranks(self, reason: str, idle: float, code: int) -> None:
+        """Publish this rank's status; the first to call collects those of the others and reports."""
+        own_status = self._own_status(idle)
         try:
-            met = self._within(2 * self.patience, lambda: self._meet(mine))
-            if met is not None:
-                found, signs = met
-                # who is told to end, with all its fellows, has nothing to explain
-                whole = reason == _TOLD and len(signs) == self.world
-                self._say(reason, "" if whole else found, () if whole else signs)
-                self._within(self.patience, lambda: self._store.set("said", ""))
+            answers = self._call_with_timeout(
+                2 * self.reply_timeout, lambda: self._gather_statuses(own_status)
+            )
+            if answers is not None:
+                diagnosis, statuses = answers
+                # if all ranks were terminated, there is nothing to diagnose
+                is_expected = reason == _TERMINATED and len(statuses) == self.world
+                self._report(reason, "" if is_expected else diagnosis, () if is_expected else statuses)
+                self._call_with_timeout(self.reply_timeout, lambda: self._store.set("said", ""))
         except (RuntimeError, TimeoutError) as error:
-            cut_off = f"{reason}, and the ranks' meeting place does not answer ({_cause(error)})"
-            self._say(cut_off, f"{mine.name} in {mine.place} for {mine.idle:.0f} s", [mine])
+            description = f"{reason}, and the ranks' meeting place does not answer ({_gloo_cause(error)})"
+            self._report(
+                description,
+                f"{own_status.name} in {own_status.frame} for {own_status.idle:.0f} s",
+                [own_status],
+            )
         sys.stdout.flush()
-        self._leave(code)
+        self._exit(code)
 
-    def _meet(self, mine: Sign) -> tuple[str, list[Sign]] | None:
-        """What the ranks found, for the first that asks; the others wait here until it has spoken.
+    def _gather_statuses(self, own_status: RankStatus) -> tuple[str, list[RankStatus]] | None:
+        """Return the diagnosis and the statuses on the first rank that calls; the others wait for its report.
 
-        Nothing, where there is no more to say.
+        None, where nothing is left to report.
         """
         if self._store.check(["causes"]):
-            return None  # it was said why a rank is gone
+            return None  # the cause was already reported
         first = self._store.add("calls", 1) == 1
-        self._store.set(f"sign {self.rank}", json.dumps(asdict(mine)))
+        self._store.set(f"sign {self.rank}", json.dumps(asdict(own_status)))
         if not first:
-            self._until(lambda: self._store.check(["said"]), 2 * self.patience)
+            self._wait_until(lambda: self._store.check(["said"]), 2 * self.reply_timeout)
             return None
-        everyone = [f"sign {rank}" for rank in range(self.world)]
-        self._until(lambda: self._store.check(everyone), self.patience)
-        answers = [self._store.get(key) for key in everyone if self._store.check([key])]
+        keys = [f"sign {rank}" for rank in range(self.world)]
+        self._wait_until(lambda: self._store.check(keys), self.reply_timeout)
+        answers = [self._store.get(key) for key in keys if self._store.check([key])]
         hosts = {rank: self._store.get(f"host {rank}").decode() for rank in range(self.world)}
-        signs = [Sign(**json.loads(answer)) for answer in answers]
-        return verdict(signs, hosts), signs
+        statuses = [RankStatus(**json.loads(answer)) for answer in answers]
+        return diagnose(statuses, hosts), statuses
 
-    def _within(self, seconds: float, ask: Callable[[], T]) -> T:
-        """What `ask` gives, asked in a thread that is left behind when it takes longer."""
+    def _call_with_timeout(self, seconds: float, function: Callable[[], T]) -> T:
+        """Call `function` in a thread, which is abandoned after `seconds`."""
         answer: queue.SimpleQueue[T | RuntimeError] = queue.SimpleQueue()
 
         def run() -> None:
             try:
-                answer.put(ask())
+                answer.put(function())
             except RuntimeError as error:
                 answer.put(error)
 
         threading.Thread(target=run, name="watchdog's question", daemon=True).start()
         try:
-            found = answer.get(timeout=seconds)
+            result = answer.get(timeout=seconds)
         except queue.Empty:
             raise TimeoutError(f"for {seconds:g} s") from None
-        if isinstance(found, RuntimeError):
-            raise found
-        return found
+        if isinstance(result, RuntimeError):
+            raise result
+        return result
 
-    def _until(self, true: Callable[[], bool], seconds: float) -> None:
-        """Wait until it is, or for these seconds."""
-        end = time.monotonic() + seconds
-        while not true() and time.monotonic() < end:
+    def _wait_until(self, condition: Callable[[], bool], seconds: float) -> None:
+        """Wait until `condition` holds, at most `seconds`."""
+        deadline = time.monotonic() + seconds
+        while not condition() and time.monotonic() < deadline:
             time.sleep(self._tick / 10)
 
-    def _say(self, reason: str, found: str, signs: Sequence[Sign]) -> None:
-        stood, hint = self._standing()
-        where = f"rank {self.rank}, {stood}"
+    def _report(self, reason: str, diagnosis: str, statuses: Sequence[RankStatus]) -> None:
+        position, hint = self._status()
+        where = f"rank {self.rank}, {position}"
         error = (
-            LostRank(where, reason, found=found, hint=hint) if found else LostRank(where, reason, hint=hint)
+            RankLostError(where, reason, found=diagnosis, hint=hint)
+            if diagnosis
+            else RankLostError(where, reason, hint=hint)
         )
         line = f"error: {error}"
-        tell_torchrun(line)
-        self._out.write(f"{line}\n{stacks(signs)}")
+        write_error_file(line)
+        self._out.write(f"{line}\n{format_stacks(statuses)}")
         self._out.flush()
 
-    def _sign(self, idle: float) -> Sign:
+    def _own_status(self, idle: float) -> RankStatus:
         frames = sys._current_frames()
         main = frames.pop(self._main or 0, None)
-        if self._lost is not None:  # it waits in `lost` since
-            main = [frame for frame, _ in traceback.walk_tb(self._lost.__traceback__)][-1]
+        if self._peer_error is not None:  # the main thread waits in `on_peer_lost`
+            main = [frame for frame, _ in traceback.walk_tb(self._peer_error.__traceback__)][-1]
         texts = traceback.format_stack(main)
         for thread in threading.enumerate():
             if thread.ident in frames and not thread.name.startswith("watchdog"):
                 texts += [f"  thread {thread.name}\n", *traceback.format_stack(frames[thread.ident])]
-        return Sign(self.rank, socket.gethostname(), place(main), idle, "".join(texts))
+        return RankStatus(self.rank, socket.gethostname(), current_frame(main), idle, "".join(texts))
 
 
-def place(frame: FrameType | None) -> str:
-    """The innermost function of ours on a stack, and the axis it works over where it knows one."""
+def current_frame(frame: FrameType | None) -> str:
+    """Describe the innermost function of this project on a stack, and the axis it communicates over."""
     while frame is not None:
         module = str(frame.f_globals.get("__name__", ""))
-        if module.partition(".")[0] in _OURS:
+        if module.partition(".")[0] in _PACKAGES:
             axes = [value.name for value in frame.f_locals.values() if isinstance(value, Axis)]
-            over = f" over {axes[0]}" if axes else ""
-            return f"{frame.f_code.co_qualname}{over} ({module.rpartition('.')[2]}.py:{frame.f_lineno})"
+            axis_text = f" over {axes[0]}" if axes else ""
+            return f"{frame.f_code.co_qualname}{axis_text} ({module.rpartition('.')[2]}.py:{frame.f_lineno})"
         frame = frame.f_back
     return "code of others"
 
 
-def verdict(signs: Sequence[Sign], hosts: Mapping[int, str]) -> str:
-    """Who does not answer, and where the others are, the fewest first."""
-    answered = {sign.rank for sign in signs}
+def diagnose(statuses: Sequence[RankStatus], hosts: Mapping[int, str]) -> str:
+    """Describe who does not reply and where the others are, the smallest group first."""
+    answered = {status.rank for status in statuses}
     parts = [f"rank {rank} ({host}) does not answer" for rank, host in hosts.items() if rank not in answered]
-    together: dict[str, list[Sign]] = {}
-    for sign in signs:
-        together.setdefault(sign.place, []).append(sign)
-    for where, some in sorted(together.items(), key=lambda item: len(item[1])):
-        idle = max(sign.idle for sign in some)
-        who = some[0].name if len(some) == 1 else f"ranks {_ranges([sign.rank for sign in some])}"
-        parts.append(f"{who} in {where} for {idle:.0f} s")
+    by_frame: dict[str, list[RankStatus]] = {}
+    for status in statuses:
+        by_frame.setdefault(status.frame, []).append(status)
+    for frame, group in sorted(by_frame.items(), key=lambda item: len(item[1])):
+        idle = max(status.idle for status in group)
+        ranks = (
+            group[0].name if len(group) == 1 else f"ranks {_format_ranges([status.rank for status in group])}"
+        )
+        parts.append(f"{ranks} in {frame} for {idle:.0f} s")
     return ", ".join(parts)
 
 
-def stacks(signs: Sequence[Sign]) -> str:
-    """The stacks of all ranks, as text for a person."""
-    return "".join(f"--- stacks of {sign.name}\n{sign.stacks}" for sign in signs)
+def format_stacks(statuses: Sequence[RankStatus]) -> str:
+    """Format the stacks of all ranks."""
+    return "".join(f"--- stacks of {status.name}\n{status.stacks}" for status in statuses)
 
 
-def _ranges(numbers: Sequence[int]) -> str:
-    """1, 2, 3, 7 as "1-3 and 7"."""
+def _format_ranges(numbers: Sequence[int]) -> str:
+    """Format 1, 2, 3, 7 as "1-3 and 7"."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and number == runs[-1][-1] + 1:
@@ -312,6 +338,6 @@ def _ranges(numbers: Sequence[int]) -> str:
     return " and ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
-def _cause(error: Exception) -> str:
-    """What gloo says of a failed collective, without its place in gloo and its advice."""
+def _gloo_cause(error: Exception) -> str:
+    """Extract the cause of a failed collective from gloo's message."""
     return str(error).partition("\n")[0].rpartition("] ")[2].partition(". ")[0]

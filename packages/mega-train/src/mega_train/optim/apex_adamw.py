@@ -1,8 +1,8 @@
-"""AdamW by NVIDIA apex's kernel for many tensors at once, the one its FusedAdam calls.
+"""AdamW by NVIDIA apex's multi-tensor kernel, the one that its FusedAdam calls.
 
-apex could not be installed where this was written: the call is held against a stand-in that takes the
-arguments in the order of `multi_tensor_adam_cuda` (apex, csrc/multi_tensor_adam.cu), and has not run with
-apex itself; `mega-train doctor --kernels apex` checks it where that is.
+Never run with apex itself, which could not be installed: the tests use a stand-in with the arguments of
+`multi_tensor_adam_cuda` (apex, csrc/multi_tensor_adam.cu). `mega-train doctor --kernels apex` checks the
+kernel on a machine that has it.
 """
 
 from __future__ import annotations
@@ -12,24 +12,25 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mega_train.distributed.bucket_layout import Stretch
-from mega_train.optim.adamw import MOMENTS, AdamW, AdamWGroup
+from mega_train.distributed.bucket_layout import ShardRange
+from mega_train.optim.adamw import AdamW, AdamWGroup
+from mega_train.optim.base import MOMENTS
 
-_DECOUPLED, _CORRECTED = 1, 1  # its AdamW mode, and bias correction
-_MOST = 1 << 30  # elements of a tensor: the kernel counts them in 32 bits
+_DECOUPLED, _BIAS_CORRECTION = 1, 1  # AdamW mode and bias correction of the kernel
+_MAX_ELEMENTS = 1 << 30  # elements of a tensor: the kernel counts them in 32 bits
 
 
 class ApexAdamW(AdamW):
-    """`AdamW`, its update made by `amp_C.multi_tensor_adam`; weights on a GPU.
+    """`AdamW` with the update by `amp_C.multi_tensor_adam`; weights on a GPU.
 
     Raises:
-        ImportError: apex is not there, or was built without its CUDA extensions.
+        ImportError: apex is not installed, or was built without its CUDA extensions.
     """
 
     def __init__(
         self,
-        stretches: Sequence[Stretch],
-        main: Sequence[Tensor],
+        shard_ranges: Sequence[ShardRange],
+        main_params: Sequence[Tensor],
         *,
         betas: tuple[float, float],
         eps: float,
@@ -37,21 +38,27 @@ class ApexAdamW(AdamW):
         from amp_C import multi_tensor_adam
         from apex.multi_tensor_apply import multi_tensor_applier
 
-        super().__init__(stretches, main, betas=betas, eps=eps)
-        self._apply, self._kernel = multi_tensor_applier, multi_tensor_adam
-        self._skipped = torch.zeros(1, dtype=torch.int32, device=main[0].device)  # asked for and not read
+        super().__init__(shard_ranges, main_params, betas=betas, eps=eps)
+        self._apply = multi_tensor_applier
+        self._kernel = multi_tensor_adam
+        self._skipped = torch.zeros(
+            1, dtype=torch.int32, device=main_params[0].device
+        )  # overflow flag: a required argument that is not read
 
     @torch.no_grad()
     def _update(self, group: AdamWGroup, gradients: list[Tensor], lr: float, weight_decay: float) -> None:
-        # without the empty ones: the kernel launches nothing more once it meets one at the end
-        filled = [place for place in group.places if self.main[place].numel()]
-        if not filled:
+        # leave out empty tensors: with one at the end the kernel does not launch the remaining work
+        nonempty = [index for index in group.indices if self.main_params[index].numel()]
+        if not nonempty:
             return
-        own_gradients = [
-            g for place, g in zip(group.places, gradients, strict=True) if self.main[place].numel()
+        group_gradients = [
+            g for index, g in zip(group.indices, gradients, strict=True) if self.main_params[index].numel()
         ]
-        tensors = (self.main, *(self.moments[name] for name in MOMENTS))
-        lists = [_split(own_gradients), *(_split([each[place] for place in filled]) for each in tensors)]
+        tensors = (self.main_params, *(self.moments[name] for name in MOMENTS))
+        lists = [
+            _split(group_gradients),
+            *(_split([tensor_list[index] for index in nonempty]) for tensor_list in tensors),
+        ]
         self._apply(
             self._kernel,
             self._skipped,
@@ -61,10 +68,10 @@ class ApexAdamW(AdamW):
             self._eps,
             self.steps,
             _DECOUPLED,
-            _CORRECTED,
+            _BIAS_CORRECTION,
             weight_decay,
         )
 
 
 def _split(tensors: Sequence[Tensor]) -> list[Tensor]:
-    return [part for each in tensors for part in each.split(_MOST)]
+    return [part for tensor in tensors for part in tensor.split(_MAX_ELEMENTS)]

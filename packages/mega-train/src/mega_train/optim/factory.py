@@ -1,4 +1,4 @@
-"""The optimizer that a run names, over what a rank keeps of its parameters."""
+"""Build the optimizer of a run over the parameters that a rank owns."""
 
 from __future__ import annotations
 
@@ -12,82 +12,90 @@ from torch import Tensor
 from mega_model.distributed.mesh import Mesh
 from mega_model.kernels.verify import KernelCheck
 from mega_schema.params import ONES, Param
-from mega_train.config import Run
+from mega_train.config import RunConfig
 from mega_train.config.training import Kernels
-from mega_train.distributed.bucket_layout import Stretch
-from mega_train.distributed.grad_sync import Shards
-from mega_train.optim.adamw import SGD, AdamW, Optimizer
+from mega_train.distributed.bucket_layout import ShardRange
+from mega_train.distributed.grad_sync import ShardingStrategy
+from mega_train.optim.adamw import AdamW
 from mega_train.optim.apex_adamw import ApexAdamW
+from mega_train.optim.base import Optimizer
 from mega_train.optim.muon import Muon
+from mega_train.optim.sgd import SGD
 
-_LEEWAY = 16.0  # roundings of the largest weight, over all steps of a check
+_TOLERANCE = 16.0  # in rounding errors of the largest weight, over all steps of a check
 
 
 @dataclass(frozen=True, slots=True)
-class Adam:
-    """Whose AdamW a run takes, and why."""
+class AdamWChoice:
+    """The implementation of AdamW, and why it was chosen."""
 
-    kind: type[AdamW]
-    whose: str
-    why: str
+    optimizer_class: type[AdamW]
+    source: str
+    reason: str
 
 
-def adam(kernels: Kernels, device: torch.device) -> Adam:
-    """Whose AdamW --kernels names for a device: apex's where it is asked for by name, torch's otherwise."""
+def choose_adamw(kernels: Kernels, device: torch.device) -> AdamWChoice:
+    """Choose the AdamW of --kernels: apex's where it is named and available, otherwise torch's."""
     if kernels != "apex" or device.type != "cuda":
-        return Adam(AdamW, "torch", "torch's fused one")
+        return AdamWChoice(AdamW, "torch", "torch's fused one")
     if find_spec("amp_C") is None:
-        return Adam(AdamW, "torch", "apex was built without its CUDA extensions")
-    return Adam(ApexAdamW, "apex", "asked for")
+        return AdamWChoice(AdamW, "torch", "apex was built without its CUDA extensions")
+    return AdamWChoice(ApexAdamW, "apex", "asked for")
 
 
-def optimizer(run: Run, shards: Shards, mesh: Mesh) -> Optimizer:
-    """That of --optimizer, its state zero."""
-    o, kept = run.optimizer, (shards.stretches, shards.main)
-    betas, kind = (o.beta1, o.beta2), adam(run.train.kernels, mesh.device).kind
-    if o.name == "sgd":
-        return SGD(*kept, momentum=o.sgd_momentum)
-    if o.name == "adam":
-        return kind(*kept, betas=betas, eps=o.eps)
+def build_optimizer(run: RunConfig, sharding: ShardingStrategy, mesh: Mesh) -> Optimizer:
+    """Build the optimizer of --optimizer with zero state."""
+    config = run.optimizer
+    tensors = (sharding.shard_ranges, sharding.main_params)
+    betas = (config.beta1, config.beta2)
+    adamw_class = choose_adamw(run.train.kernels, mesh.device).optimizer_class
+    if config.name == "sgd":
+        return SGD(*tensors, momentum=config.sgd_momentum)
+    if config.name == "adam":
+        return adamw_class(*tensors, betas=betas, eps=config.eps)
     return Muon(
-        *kept,
-        momentum=o.muon_momentum,
+        *tensors,
+        momentum=config.muon_momentum,
         betas=betas,
-        eps=o.eps,
+        eps=config.eps,
         tp=mesh.tp,
         replicas=mesh.replicas,
-        sharded=shards.sharded,
+        is_sharded=sharding.is_sharded,
         dtype=torch.bfloat16 if run.train.bf16 else torch.float32,
-        adam=kind,
+        adamw_class=adamw_class,
     )
 
 
-def checked_adam(kind: type[AdamW], device: torch.device) -> KernelCheck:
-    """Three steps of it against arXiv:1711.05101, algorithm 2, in float64 on the CPU."""
-    random, began = torch.Generator().manual_seed(1), time.perf_counter()
+def check_adamw(adamw_class: type[AdamW], device: torch.device) -> KernelCheck:
+    """Compare three steps with arXiv:1711.05101, algorithm 2, in float64 on the CPU."""
+    random = torch.Generator().manual_seed(1)
+    start_time = time.perf_counter()
     rows = (Param("matrix", (33, 65), 0, ONES), Param("norm", (65,), 0, ONES, decay=False))
-    start = [torch.randn(row.shape, generator=random).flatten() for row in rows]
-    given = [[torch.randn(len(each), generator=random) for each in start] for _ in range(3)]
-    mains = [each.to(device, copy=True) for each in start]
+    initial = [torch.randn(row.shape, generator=random).flatten() for row in rows]
+    gradient_steps = [[torch.randn(len(tensor), generator=random) for tensor in initial] for _ in range(3)]
+    main_params = [tensor.to(device, copy=True) for tensor in initial]
     try:
-        stretches = [Stretch(row, 0, len(each)) for row, each in zip(rows, start, strict=True)]
-        made = kind(stretches, mains, betas=(0.9, 0.95), eps=1e-8)
-        for gradients in given:
-            made.step([each.to(device) for each in gradients], 0.01, 0.1)
-        got = [main.cpu().double() for main in mains]
-    except Exception as error:  # whatever a package's kernel can raise is the answer
+        shard_ranges = [ShardRange(row, 0, len(tensor)) for row, tensor in zip(rows, initial, strict=True)]
+        optimizer = adamw_class(shard_ranges, main_params, betas=(0.9, 0.95), eps=1e-8)
+        for gradients in gradient_steps:
+            optimizer.step([tensor.to(device) for tensor in gradients], 0.01, 0.1)
+        results = [main_param.cpu().double() for main_param in main_params]
+    except Exception as error:  # any exception of a third-party kernel is the result of the check
         failure = f"{type(error).__name__}: {error}"
-        return KernelCheck("adamw", time.perf_counter() - began, float("inf"), failure)
-    seconds, worst = time.perf_counter() - began, 0.0
-    for number, (row, main) in enumerate(zip(rows, start, strict=True)):
-        wanted = _adamw(main.double(), [each[number].double() for each in given], 0.1 * row.decay)
-        allowed = _LEEWAY * torch.finfo(torch.float32).eps * float(wanted.abs().max())
-        share = float((got[number] - wanted).abs().max()) / allowed
-        worst = max(worst, share if share == share else float("inf"))
+        return KernelCheck("adamw", time.perf_counter() - start_time, float("inf"), failure)
+    seconds = time.perf_counter() - start_time
+    worst = 0.0
+    for index, (row, main_param) in enumerate(zip(rows, initial, strict=True)):
+        expected = _reference_adamw(
+            main_param.double(), [tensor[index].double() for tensor in gradient_steps], 0.1 * row.decay
+        )
+        allowed = _TOLERANCE * torch.finfo(torch.float32).eps * float(expected.abs().max())
+        relative_error = float((results[index] - expected).abs().max()) / allowed
+        worst = max(worst, relative_error if relative_error == relative_error else float("inf"))
     return KernelCheck("adamw", seconds, worst)
 
 
-def _adamw(weight: Tensor, gradients: list[Tensor], decay: float) -> Tensor:
+def _reference_adamw(weight: Tensor, gradients: list[Tensor], decay: float) -> Tensor:
     first, second = torch.zeros_like(weight), torch.zeros_like(weight)
     for step, gradient in enumerate(gradients, start=1):
         first, second = 0.9 * first + 0.1 * gradient, 0.95 * second + 0.05 * gradient.square()

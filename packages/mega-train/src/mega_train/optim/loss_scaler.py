@@ -1,4 +1,4 @@
-"""The arithmetic of a run: the weights' dtype, and the scale that keeps float16 gradients above zero."""
+"""The parameters' dtype, and the loss scaler that keeps float16 gradients from underflow."""
 
 from __future__ import annotations
 
@@ -11,94 +11,103 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mega_train.config import Train
+from mega_train.config import TrainConfig
 
 
-def weights_dtype(train: Train) -> torch.dtype:
-    """Of weights and activations; main weights and gradients are float32 always."""
-    return torch.bfloat16 if train.bf16 else torch.float16 if train.fp16 else torch.float32
+def param_dtype(config: TrainConfig) -> torch.dtype:
+    """Return the dtype of weights and activations; main weights and gradients are always float32."""
+    return torch.bfloat16 if config.bf16 else torch.float16 if config.fp16 else torch.float32
 
 
 @dataclass(slots=True)
-class LossScale:
-    """What the loss is multiplied by before the backward pass (arXiv:1710.03740 §3.2), in Megatron's way.
+class DynamicLossScaler:
+    """Loss scaler (arXiv:1710.03740 §3.2) with Megatron's rules.
 
-    A gradient that overflows halves the scale once `hysteresis` of them have come; from then on each one
-    does, until `window` steps without one have doubled it.
+    The scale is halved once `hysteresis` gradients have overflowed; from then on each overflow halves it,
+    until `growth_interval` steps without one double it.
 
     Attributes:
         value: the scale; 1 where none is needed.
-        window: steps without an overflow after which it grows; 0 for a scale that never changes.
-        good: steps since the last overflow or growth.
-        patience: overflows that are still let pass; it goes on falling below zero.
+        growth_interval: steps without an overflow after which the scale doubles; 0 for a constant scale.
+        growth_tracker: steps since the last overflow or growth.
+        hysteresis_tracker: overflows still tolerated; it continues to fall below zero.
     """
 
     value: float = 1.0
-    least: float = 1.0
-    window: int = 0
+    min_value: float = 1.0
+    growth_interval: int = 0
     hysteresis: int = 2
-    good: int = 0
-    patience: int = 2
+    growth_tracker: int = 0
+    hysteresis_tracker: int = 2
 
     def __post_init__(self) -> None:
-        self.value, self.least = float(np.float32(self.value)), float(np.float32(self.least))  # as Megatron's
+        self.value, self.min_value = (
+            float(np.float32(self.value)),
+            float(np.float32(self.min_value)),
+        )  # as Megatron's
 
     @classmethod
-    def of(cls, train: Train) -> LossScale:
-        """The scale a run begins with."""
-        if not train.fp16:
+    def from_config(cls, config: TrainConfig) -> DynamicLossScaler:
+        """Build the scaler of a new run."""
+        if not config.fp16:
             return cls()
-        if train.loss_scale is not None:
-            return cls(train.loss_scale)
+        if config.loss_scale is not None:
+            return cls(config.loss_scale)
         return cls(
-            train.initial_loss_scale,
-            train.min_loss_scale,
-            train.loss_scale_window,
-            train.hysteresis,
-            patience=train.hysteresis,
+            config.initial_loss_scale,
+            config.min_loss_scale,
+            config.loss_scale_window,
+            config.hysteresis,
+            hysteresis_tracker=config.hysteresis,
         )
 
     def update(self, *, overflow: bool) -> None:
-        """After a step."""
-        if not self.window:
+        """Update the scale after a step."""
+        if not self.growth_interval:
             return
         if overflow:
-            self.good = 0
-            self.patience -= 1
-            if self.patience <= 0:
-                self.value = max(self.value * 0.5, self.least)
+            self.growth_tracker = 0
+            self.hysteresis_tracker -= 1
+            if self.hysteresis_tracker <= 0:
+                self.value = max(self.value * 0.5, self.min_value)
             return
-        self.good += 1
-        if self.good == self.window:
-            self.good, self.patience = 0, self.hysteresis
+        self.growth_tracker += 1
+        if self.growth_tracker == self.growth_interval:
+            self.growth_tracker, self.hysteresis_tracker = 0, self.hysteresis
             self.value *= 2
 
-    def state(self) -> dict[str, float]:
-        """What a resumed run needs: of a scale that never changes, nothing."""
-        return {"value": self.value, "good": self.good, "patience": self.patience} if self.window else {}
+    def state_dict(self) -> dict[str, float]:
+        """Return the state for a checkpoint; empty for a constant scale."""
+        return (
+            {"value": self.value, "good": self.growth_tracker, "patience": self.hysteresis_tracker}
+            if self.growth_interval
+            else {}
+        )
 
     @staticmethod
-    def is_state(state: object) -> bool:
-        """Whether a checkpoint says what `load` reads."""
+    def is_valid_state(state: object) -> bool:
+        """Whether `load_state_dict` can read the state."""
         if not isinstance(state, dict) or not state:
             return state == {}
-        value, counts = state.get("value"), (state.get("good"), state.get("patience"))
+        value = state.get("value")
+        counts = (state.get("good"), state.get("patience"))
         number = isinstance(value, int | float) and 0 < value < math.inf
         return number and all(type(count) is int for count in counts)
 
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Take up the state of a run, where both have a scale that moves."""
-        if self.window and state:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load the state, where both scales are dynamic."""
+        if self.growth_interval and state:
             self.value = float(state["value"])
-            self.good, self.patience = int(state["good"]), int(state["patience"])
+            self.growth_tracker = int(state["good"])
+            self.hysteresis_tracker = int(state["patience"])
 
 
-def scaled(loss: Tensor, scale: float) -> Tensor:
-    """The loss, with a gradient that is `scale` times as large."""
-    return loss if scale == 1 else _Scaled.apply(loss, scale)
+def scale_loss(loss: Tensor, scale: float) -> Tensor:
+    """Return the loss with its gradient multiplied by `scale`."""
+    return loss if scale == 1 else _ScaleGradient.apply(loss, scale)
 
 
-class _Scaled(torch.autograd.Function):
+class _ScaleGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: torch.autograd.function.FunctionCtx, loss: Tensor, scale: float) -> Tensor:
         ctx.scale = scale  # type: ignore[attr-defined]

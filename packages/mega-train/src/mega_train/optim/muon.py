@@ -1,9 +1,10 @@
-"""Muon: matrices move by their orthogonalised momentum, the rest by AdamW (Jordan 2024, arXiv:2502.16982).
+"""Muon: matrices move by their orthogonalised momentum, other weights by AdamW (Jordan 2024,
+arXiv:2502.16982).
 
-A step needs a layer's matrices whole, and a rank keeps stretches of shares of them. So they are put together
-and taken apart again around the Newton-Schulz iteration: over tp by a sum, over the replicas that share the
-optimizer's state by one exchange each way, in which every replica gets another matrix to work on. Queries,
-keys and values are matrices of their own, and so are gate and up: fusing them is for speed. Layout changes
+A step needs a layer's whole matrices, and a rank owns ranges of shards of them. So they are gathered before
+the Newton-Schulz iteration and scattered after it: over tp by a sum, over the replicas that share the
+optimizer's state by one collective each way, in which every replica works on another matrix. Queries, keys
+and values are separate matrices, and so are gate and up, which are fused only for speed. The layout changes
 nothing but the order of sums.
 """
 
@@ -21,177 +22,208 @@ from mega_model.distributed.mesh import Axis
 from mega_schema.checkpoint.flat_ranges import FlatFragment, fragments
 from mega_schema.params import is_layer_matrix
 from mega_schema.sharding import Slab
-from mega_train.distributed.bucket_layout import Stretch
-from mega_train.optim.adamw import MOMENTUM, AdamW, Fill
+from mega_train.distributed.bucket_layout import ShardRange
+from mega_train.optim.adamw import AdamW
+from mega_train.optim.base import MOMENTUM, LoadShard
 
 T = TypeVar("T")
-ROUNDS = 5
+NEWTON_SCHULZ_STEPS = 5
 _QUINTIC = (3.4445, -4.7750, 2.0315)  # steepest at zero, and from there within 0.7 to 1.2 (Jordan 2024)
-_LIKE_ADAM = 0.2  # root mean square of AdamW's usual update (arXiv:2502.16982 §2.2)
+_ADAMW_RMS = 0.2  # root mean square of AdamW's usual update (arXiv:2502.16982 §2.2)
 
 
-def orthogonalized(matrix: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """U f(S) Vᵀ of U S Vᵀ, f five times a quintic that takes every singular value near 1; in `dtype`."""
+def orthogonalize(matrix: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Approximate U Vᵀ of the SVD U S Vᵀ by five quintic Newton-Schulz steps, in `dtype`."""
     a, b, c = _QUINTIC
     tall = matrix.shape[0] > matrix.shape[1]
     x = (matrix.T if tall else matrix).to(dtype)
     x = x / x.norm().clamp(min=1e-7)
-    for _ in range(ROUNDS):
+    for _ in range(NEWTON_SCHULZ_STEPS):
         gram = x @ x.T
         x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x.T if tall else x
 
 
 @dataclass(frozen=True, slots=True)
-class Matrix:
-    """One run of a parameter, such as its queries.
+class MatrixShard:
+    """This rank's shard of one matrix of a parameter, such as its queries.
 
     Attributes:
-        number: of the stretch that this rank keeps of the parameter.
-        brought: what this rank answers for, over tp and over the replicas every element once.
-        held: what it keeps, as others may too.
+        index: of the range of the parameter that this rank owns.
+        owned: the elements that this rank contributes; over tp and the replicas every element once.
+        stored: the elements that it stores, as other ranks may too.
     """
 
     shape: tuple[int, int]
-    number: int
-    brought: tuple[FlatFragment, ...]
-    held: tuple[FlatFragment, ...]
+    index: int
+    owned: tuple[FlatFragment, ...]
+    stored: tuple[FlatFragment, ...]
 
     @property
     def size(self) -> int:
         return math.prod(self.shape)
 
-    def put(self, stretch: Tensor, whole: Tensor) -> None:
-        """Copy what this rank answers for into the whole matrix."""
-        for part in self.brought:
-            whole[part.slab.in_global] = stretch[part.in_range].view(part.block)[part.slab.in_local]
+    def copy_to_full(self, shard: Tensor, full: Tensor) -> None:
+        """Copy the elements that this rank contributes into the full matrix."""
+        for fragment in self.owned:
+            full[fragment.slab.in_global] = shard[fragment.in_range].view(fragment.block)[
+                fragment.slab.in_local
+            ]
 
-    def take(self, whole: Tensor, stretch: Tensor) -> None:
-        """Copy this rank's part of the whole matrix."""
-        for part in self.held:
-            stretch[part.in_range].view(part.block)[part.slab.in_local] = whole[part.slab.in_global]
+    def copy_from_full(self, full: Tensor, shard: Tensor) -> None:
+        """Copy this rank's elements from the full matrix."""
+        for fragment in self.stored:
+            shard[fragment.in_range].view(fragment.block)[fragment.slab.in_local] = full[
+                fragment.slab.in_global
+            ]
 
 
-def matrices(stretches: Sequence[Stretch], tp: Axis) -> Iterator[Matrix]:
-    """The matrices that these stretches are parts of, the same on every rank of tp and every replica."""
-    for number, stretch in enumerate(stretches):
-        row = stretch.row
+def matrix_shards(shard_ranges: Sequence[ShardRange], tp: Axis) -> Iterator[MatrixShard]:
+    """List the matrices of these ranges, the same on every rank of tp and every replica."""
+    for index, shard in enumerate(shard_ranges):
+        row = shard.row
         rows, columns = row.shape
-        runs = row.split.blocks if row.split and row.split.blocks else (rows,)
-        shape, ends = row.local_shape(tp.size), (stretch.begin, stretch.end)
-        brought = list(fragments(row.saved_boxes(tp.rank, tp.size), shape, *ends))
-        held = list(fragments(row.slabs(tp.rank, tp.size), shape, *ends))
-        begin = 0
-        for run in runs:
-            within = (begin, begin + run)
-            yield Matrix((run, columns), number, tuple(_of(brought, *within)), tuple(_of(held, *within)))
-            begin += run
+        blocks = row.split.blocks if row.split and row.split.blocks else (rows,)
+        shape = row.local_shape(tp.size)
+        shard_range = (shard.begin, shard.end)
+        owned = list(fragments(row.saved_boxes(tp.rank, tp.size), shape, *shard_range))
+        stored = list(fragments(row.slabs(tp.rank, tp.size), shape, *shard_range))
+        first_row = 0
+        for block in blocks:
+            row_range = (first_row, first_row + block)
+            yield MatrixShard(
+                (block, columns),
+                index,
+                tuple(_within_rows(owned, *row_range)),
+                tuple(_within_rows(stored, *row_range)),
+            )
+            first_row += block
 
 
-def _of(parts: Sequence[FlatFragment], begin: int, end: int) -> Iterator[FlatFragment]:
-    """The parts within a run of rows, counted from its first; a box is never of two runs."""
-    for part in parts:
-        top, *rest = part.slab.start
-        if begin <= top < end:
-            yield replace(part, slab=Slab((top - begin, *rest), part.slab.shape, part.slab.local_start))
+def _within_rows(fragments: Sequence[FlatFragment], begin: int, end: int) -> Iterator[FlatFragment]:
+    """Select the fragments in a block of rows, with rows counted from its first; no box spans two blocks."""
+    for fragment in fragments:
+        first_row, *rest = fragment.slab.start
+        if begin <= first_row < end:
+            yield replace(
+                fragment,
+                slab=Slab((first_row - begin, *rest), fragment.slab.shape, fragment.slab.local_start),
+            )
 
 
 class Muon:
-    """Muon for matrices of layers, AdamW for all else; weight decay is decoupled in both.
+    """Muon for the layers' matrices, AdamW for the rest; weight decay is decoupled in both.
 
     The update of a matrix is scaled to the root mean square of AdamW's, so that one learning rate and one
-    weight decay are for both.
+    weight decay serve both.
     """
 
     def __init__(
         self,
-        stretches: Sequence[Stretch],
-        main: Sequence[Tensor],
+        shard_ranges: Sequence[ShardRange],
+        main_params: Sequence[Tensor],
         *,
         momentum: float,
         betas: tuple[float, float],
         eps: float,
         tp: Axis,
         replicas: Axis,
-        sharded: bool,
+        is_sharded: bool,
         dtype: torch.dtype,
-        adam: type[AdamW] = AdamW,
+        adamw_class: type[AdamW] = AdamW,
     ) -> None:
         """
         Args:
-            sharded: replicas keep different stretches; else each of them keeps all.
+            is_sharded: replicas own different ranges; otherwise each owns everything.
             dtype: of the Newton-Schulz iteration.
-            adam: whose AdamW.
+            adamw_class: the implementation of AdamW.
         """
-        self.momentum, self.tp, self.replicas, self.sharded = momentum, tp, replicas, sharded
-        self.dtype, self.steps = dtype, 0
-        self._ours = [number for number, stretch in enumerate(stretches) if is_layer_matrix(stretch.row)]
-        self._rest = [number for number, stretch in enumerate(stretches) if not is_layer_matrix(stretch.row)]
-        self.stretches, self.main = self._mine(stretches), self._mine(main)
-        self._buffers = [torch.zeros_like(each) for each in self.main]
-        self._matrices = list(matrices(self.stretches, tp))
-        rest = [stretches[number] for number in self._rest]
-        # of a stage of its own, an embedding has a stretch; every other stage has norms
-        self._adam = adam(rest, [main[number] for number in self._rest], betas=betas, eps=eps)
+        self.momentum = momentum
+        self.tp = tp
+        self.replicas = replicas
+        self.is_sharded = is_sharded
+        self.dtype = dtype
+        self.steps = 0
+        self._matrix_indices = [
+            index for index, shard in enumerate(shard_ranges) if is_layer_matrix(shard.row)
+        ]
+        self._other_indices = [
+            index for index, shard in enumerate(shard_ranges) if not is_layer_matrix(shard.row)
+        ]
+        self.shard_ranges, self.main_params = (
+            self._select_matrices(shard_ranges),
+            self._select_matrices(main_params),
+        )
+        self._buffers = [torch.zeros_like(main_param) for main_param in self.main_params]
+        self._matrices = list(matrix_shards(self.shard_ranges, tp))
+        other_ranges = [shard_ranges[index] for index in self._other_indices]
+        # never empty: a stage with only the embedding has its range, every other stage has norms
+        self._adamw = adamw_class(
+            other_ranges, [main_params[index] for index in self._other_indices], betas=betas, eps=eps
+        )
 
     @torch.no_grad()
     def step(
-        self, gradients: Sequence[Tensor], rate: float, weight_decay: float, ends: float | None = None
+        self, gradients: Sequence[Tensor], lr: float, weight_decay: float, decoupled_lr: float | None = None
     ) -> None:
-        self._adam.step([gradients[number] for number in self._rest], rate, weight_decay, ends)
+        self._adamw.step([gradients[index] for index in self._other_indices], lr, weight_decay, decoupled_lr)
         self.steps += 1
-        if not self.main:
+        if not self.main_params:
             return
-        mine = self._mine(gradients)
+        matrix_gradients = self._select_matrices(gradients)
         torch._foreach_mul_(self._buffers, self.momentum)
-        torch._foreach_add_(self._buffers, mine)
-        directions = list(torch._foreach_add(mine, self._buffers, alpha=self.momentum))  # Nesterov's
-        torch._foreach_mul_(self.main, 1 - rate * weight_decay)
-        each = self.replicas.size
-        for first in range(0, len(self._matrices), each):
-            some = self._matrices[first : first + each]
-            for matrix, moved in zip(some, self._moved(some, directions), strict=True):
-                matrix.take(moved, directions[matrix.number])
-        torch._foreach_add_(self.main, directions, alpha=-rate)
+        torch._foreach_add_(self._buffers, matrix_gradients)
+        directions = list(
+            torch._foreach_add(matrix_gradients, self._buffers, alpha=self.momentum)
+        )  # Nesterov's
+        torch._foreach_mul_(self.main_params, 1 - lr * weight_decay)
+        group_size = self.replicas.size
+        for first in range(0, len(self._matrices), group_size):
+            group = self._matrices[first : first + group_size]
+            for matrix, update in zip(group, self._orthogonalized(group, directions), strict=True):
+                matrix.copy_from_full(update, directions[matrix.index])
+        torch._foreach_add_(self.main_params, directions, alpha=-lr)
 
-    def _moved(self, some: Sequence[Matrix], directions: Sequence[Tensor]) -> list[Tensor]:
-        """What is taken off each of as many matrices as there are replicas, or fewer, at a rate of 1."""
-        room = max(matrix.size for matrix in some)
-        place = self.replicas.rank
-        mine = directions[0].new_zeros(room)
-        if self.sharded:
-            all_of_them = mine.new_zeros(self.replicas.size, room)
-            for matrix, whole in zip(some, all_of_them, strict=False):
-                matrix.put(directions[matrix.number], whole[: matrix.size].view(matrix.shape))
-            self.replicas.reduce_scatter(mine, all_of_them.view(-1)).wait()
-        elif place < len(some):
-            some[place].put(directions[some[place].number], mine[: some[place].size].view(some[place].shape))
-        if place < len(some):
-            shape, size = some[place].shape, some[place].size
-            self.tp.reduce(mine[:size])
-            scale = _LIKE_ADAM * math.sqrt(max(shape))
-            mine[:size] = (orthogonalized(mine[:size].view(shape), self.dtype) * scale).reshape(-1)
+    def _orthogonalized(self, group: Sequence[MatrixShard], directions: Sequence[Tensor]) -> list[Tensor]:
+        """Compute the updates of up to as many matrices as there are replicas, at a learning rate of 1."""
+        max_elements = max(matrix.size for matrix in group)
+        rank = self.replicas.rank
+        own_matrix = directions[0].new_zeros(max_elements)
+        if self.is_sharded:
+            all_matrices = own_matrix.new_zeros(self.replicas.size, max_elements)
+            for matrix, full in zip(group, all_matrices, strict=False):
+                matrix.copy_to_full(directions[matrix.index], full[: matrix.size].view(matrix.shape))
+            self.replicas.reduce_scatter(own_matrix, all_matrices.view(-1)).wait()
+        elif rank < len(group):
+            group[rank].copy_to_full(
+                directions[group[rank].index], own_matrix[: group[rank].size].view(group[rank].shape)
+            )
+        if rank < len(group):
+            shape, size = group[rank].shape, group[rank].size
+            self.tp.reduce(own_matrix[:size])
+            scale = _ADAMW_RMS * math.sqrt(max(shape))
+            own_matrix[:size] = (orthogonalize(own_matrix[:size].view(shape), self.dtype) * scale).reshape(-1)
         if self.replicas.size > 1:
-            every = mine.new_empty(self.replicas.size * room)
-            self.replicas.all_gather(every, mine).wait()
+            gathered = own_matrix.new_empty(self.replicas.size * max_elements)
+            self.replicas.all_gather(gathered, own_matrix).wait()
         else:
-            every = mine
+            gathered = own_matrix
         return [
-            of[: matrix.size].view(matrix.shape)
-            for matrix, of in zip(some, every.view(-1, room), strict=False)
+            flat[: matrix.size].view(matrix.shape)
+            for matrix, flat in zip(group, gathered.view(-1, max_elements), strict=False)
         ]
 
-    def state(self) -> Iterator[tuple[str, Stretch, Tensor]]:
-        yield from self._adam.state()
-        for stretch, buffer in zip(self.stretches, self._buffers, strict=True):
-            yield MOMENTUM, stretch, buffer
+    def state_shards(self) -> Iterator[tuple[str, ShardRange, Tensor]]:
+        yield from self._adamw.state_shards()
+        for shard, buffer in zip(self.shard_ranges, self._buffers, strict=True):
+            yield MOMENTUM, shard, buffer
 
     @torch.no_grad()
-    def load(self, fill: Fill, *, steps: int) -> None:
-        self._adam.load(fill, steps=steps)
+    def load_state(self, load_shard: LoadShard, *, steps: int) -> None:
+        self._adamw.load_state(load_shard, steps=steps)
         self.steps = steps
-        for stretch, buffer in zip(self.stretches, self._buffers, strict=True):
-            fill(MOMENTUM, stretch, buffer)
+        for shard, buffer in zip(self.shard_ranges, self._buffers, strict=True):
+            load_shard(MOMENTUM, shard, buffer)
 
-    def _mine(self, of: Sequence[T]) -> list[T]:
-        return [of[number] for number in self._ours]
+    def _select_matrices(self, items: Sequence[T]) -> list[T]:
+        return [items[index] for index in self._matrix_indices]

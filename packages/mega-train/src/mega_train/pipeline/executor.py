@@ -1,11 +1,10 @@
-"""Runs a table of a schedule on one rank.
+"""Execute one rank's table of a pipeline schedule.
 
-Messages travel while the rank computes. A table says when a message begins to be sent or received; the rank
-waits for it where it cannot go on without it: a pass for what it needs, and a line
-(`mega_model.distributed.pipeline_p2p`) for the message before, so that one message at a time is on its way
-on it. The ends of a line agree on the order of its messages, since both tables come from one order of
-passes; `simulator.check` proves it of a schedule, on lines that hold no message at all. On a GPU to wait is
-to let the compute stream wait; the CPU goes on.
+Messages travel while the rank computes. The table says when a send or receive starts. The rank waits for it
+where it needs the result: a pass for its input, and a channel (`mega_model.distributed.pipeline_p2p`) for its
+previous message, so that a channel carries one message at a time. Both ends of a channel agree on the order
+of its messages, since both tables come from one order of passes; `simulator.check_schedule` proves it of a
+schedule, on channels without a buffer. On a GPU a wait blocks the compute stream and not the CPU.
 """
 
 from __future__ import annotations
@@ -29,163 +28,171 @@ from mega_train.pipeline.schedules import (
     SendGradient,
     SendOutput,
 )
-from mega_train.telemetry.timers import Timed, untimed
+from mega_train.telemetry.timers import TimerFactory, no_timer
 
-Pass = tuple[int, int]  # chunk and micro-batch
+PassKey = tuple[int, int]  # chunk and micro-batch
 
 
-class Work(Protocol):
-    """What a rank does with a micro-batch."""
+class PipelineWork(Protocol):
+    """What a rank computes for a micro-batch."""
 
     def forward(self, chunk: int, micro: int, received: Tensor | None) -> Tensor:
-        """The output of the stage that chunk `chunk` is: (T, D) for the next, or on the last stage a loss.
+        """Return the output of stage `chunk`: (T, D) for the next stage, or on the last stage a loss.
 
-        It is freed once it is sent, so nothing that the backward pass reads may lie in its storage.
+        Its storage is freed once it is sent, so nothing that the backward pass reads may share it.
         """
 
     @property
     def boundary(self) -> tuple[int, int]:
-        """(T, D) of what crosses between stages, as this rank holds it."""
+        """(T, D) of the activations between stages, on this rank."""
 
 
-def run(
+def execute(
     table: Sequence[Action],
-    work: Work,
-    lines: PipelineChannels,
+    work: PipelineWork,
+    channels: PipelineChannels,
     weights: WeightGradients,
     *,
     dtype: torch.dtype,
     device: torch.device,
-    done: Callable[[], object] = lambda: None,
-    timed: Timed = untimed,
+    on_action: Callable[[], object] = lambda: None,
+    timer: TimerFactory = no_timer,
 ) -> list[Tensor]:
-    """Carry out the table.
+    """Execute the table.
 
     Args:
-        weights: where backward passes leave the gradients of weights; it puts them off where the table does.
-        done: called after every action.
-        timed: a context for each phase by its name: passes, and waiting for messages.
+        weights: accumulates the gradients of weights; defers them where the table does.
+        on_action: called after every action.
+        timer: a context for each phase by its name: passes, and waiting for messages.
 
     Returns:
-        on the rank of the last stage the detached losses in the order of their micro-batches; elsewhere
-        nothing.
+        on the rank of the last stage the detached losses in the order of their micro-batches; elsewhere an
+        empty list.
     """
-    execution = _Execution(table, work, lines, weights, dtype, device, timed)
+    executor = _Executor(table, work, channels, weights, dtype, device, timer)
     for action in table:
-        execution.do(action)
-        done()
-    return execution.end()
+        executor.run_action(action)
+        on_action()
+    return executor.finish()
 
 
-class _Execution:
-    """One rank on its way through its table.
+class _Executor:
+    """Execution of one rank's table.
 
     Attributes:
-        inputs, outputs: of passes whose backward is still to come, on this rank's side of the graph.
+        inputs, outputs: of passes whose backward is pending, on this rank's side of the graph.
     """
 
     def __init__(
         self,
         table: Sequence[Action],
-        work: Work,
-        lines: PipelineChannels,
+        work: PipelineWork,
+        channels: PipelineChannels,
         weights: WeightGradients,
         dtype: torch.dtype,
         device: torch.device,
-        timed: Timed,
+        timer: TimerFactory,
     ) -> None:
-        self.timed = timed
-        self.work, self.weights, self.dtype, self.device = work, weights, dtype, device
+        self.timer = timer
+        self.work = work
+        self.weights = weights
+        self.dtype = dtype
+        self.device = device
         self.training = any(isinstance(action, Backward | BackwardInput) for action in table)
-        self.passed_on = {(a.chunk, a.micro) for a in table if isinstance(a, SendOutput)}
-        self.inputs: dict[Pass, Tensor] = {}
-        self.outputs: dict[Pass, Tensor] = {}
+        self.sent_outputs = {(a.chunk, a.micro) for a in table if isinstance(a, SendOutput)}
+        self.inputs: dict[PassKey, Tensor] = {}
+        self.outputs: dict[PassKey, Tensor] = {}
         self.losses: list[Tensor] = []
-        self.output, self.input_gradient = _End(lines.output), _End(lines.input_gradient)
-        self.input, self.output_gradient = _End(lines.input), _End(lines.output_gradient)
-        self.coming: dict[Action, PendingMessage] = {}
+        self.output = _ChannelEnd(channels.output)
+        self.input_gradient = _ChannelEnd(channels.input_gradient)
+        self.input = _ChannelEnd(channels.input)
+        self.output_gradient = _ChannelEnd(channels.output_gradient)
+        self.pending: dict[Action, PendingMessage] = {}
 
-    def do(self, action: Action) -> None:
-        which = action.chunk, action.micro
+    def run_action(self, action: Action) -> None:
+        key = action.chunk, action.micro
         match action:
             case ReceiveInput():
-                self.coming[action] = self.input.begin(self._room())
+                self.pending[action] = self.input.begin(self._empty_buffer())
             case ReceiveGradient():
-                self.coming[action] = self.output_gradient.begin(self._room())
+                self.pending[action] = self.output_gradient.begin(self._empty_buffer())
             case SendOutput():
-                output = self.outputs[which] if self.training else self.outputs.pop(which)
-                self.output.begin(output.detach(), emptied=self.training)
+                output = self.outputs[key] if self.training else self.outputs.pop(key)
+                self.output.begin(output.detach(), free_after_send=self.training)
             case SendGradient():
-                gradient = self.inputs.pop(which).grad
+                gradient = self.inputs.pop(key).grad
                 assert gradient is not None
                 self.input_gradient.begin(gradient)
             case Forward():
-                self._forward(which)
+                self._forward(key)
             case Backward():
-                self._backward(which)
+                self._backward(key)
             case BackwardInput():
-                with self.weights.defer(which):
-                    self._backward(which)
+                with self.weights.defer(key):
+                    self._backward(key)
             case BackwardWeight():
-                with self.timed("backward-compute"):
-                    self.weights.run_deferred(which)
+                with self.timer("backward-compute"):
+                    self.weights.run_deferred(key)
 
-    def end(self) -> list[Tensor]:
-        """Wait until all is sent; the losses."""
-        self.output.end()
-        self.input_gradient.end()
+    def finish(self) -> list[Tensor]:
+        """Wait until everything is sent; return the losses."""
+        self.output.wait()
+        self.input_gradient.wait()
         return self.losses
 
-    def _room(self) -> Tensor:
+    def _empty_buffer(self) -> Tensor:
         return torch.empty(self.work.boundary, dtype=self.dtype, device=self.device)
 
-    def _forward(self, which: Pass) -> None:
-        message = self.coming.pop(ReceiveInput(*which), None)
-        received = None if message is None else self._arrived(message, "forward-recv")
+    def _forward(self, key: PassKey) -> None:
+        message = self.pending.pop(ReceiveInput(*key), None)
+        received = None if message is None else self._wait_message(message, "forward-recv")
         if received is not None and self.training:
-            self.inputs[which] = received.requires_grad_()
-        with self.timed("forward-compute"):
-            output = self.work.forward(*which, received)
-        if which not in self.passed_on:
+            self.inputs[key] = received.requires_grad_()
+        with self.timer("forward-compute"):
+            output = self.work.forward(*key, received)
+        if key not in self.sent_outputs:
             self.losses.append(output.detach())
-        if self.training or which in self.passed_on:
-            self.outputs[which] = output
+        if self.training or key in self.sent_outputs:
+            self.outputs[key] = output
 
-    def _backward(self, which: Pass) -> None:
-        message = self.coming.pop(ReceiveGradient(*which), None)
-        gradient = None if message is None else self._arrived(message, "backward-recv")
-        with self.timed("backward-compute"):
-            self.outputs.pop(which).backward(gradient)
+    def _backward(self, key: PassKey) -> None:
+        message = self.pending.pop(ReceiveGradient(*key), None)
+        gradient = None if message is None else self._wait_message(message, "backward-recv")
+        with self.timer("backward-compute"):
+            self.outputs.pop(key).backward(gradient)
 
-    def _arrived(self, message: PendingMessage, phase: str) -> Tensor:
-        with self.timed(phase):
+    def _wait_message(self, message: PendingMessage, phase: str) -> Tensor:
+        with self.timer(phase):
             return message.wait()
 
 
-class _End:
-    """An end of a line on which one message at a time is on its way."""
+class _ChannelEnd:
+    """One end of a channel, with at most one message in flight."""
 
-    def __init__(self, line: P2PChannel | None) -> None:
-        self.line = line
-        self.now: PendingMessage | None = None
-        self.emptied: Tensor | None = None
+    def __init__(self, channel: P2PChannel | None) -> None:
+        self.channel = channel
+        self.in_flight: PendingMessage | None = None
+        self.freed_after_send: Tensor | None = None
 
-    def begin(self, x: Tensor, *, emptied: bool = False) -> PendingMessage:
-        """Send `x`, or receive into it, once the message before has arrived.
+    def begin(self, x: Tensor, *, free_after_send: bool = False) -> PendingMessage:
+        """Start to send `x`, or to receive into it, once the previous message has arrived.
 
         Args:
-            emptied: give its memory back when it has, though a graph still holds the tensor (Megatron's
+            free_after_send: free its memory afterwards although a graph still holds the tensor (Megatron's
                 deallocate_output_tensor).
         """
-        self.end()
-        assert self.line is not None
-        self.now, self.emptied = self.line.begin(x.contiguous()), x if emptied else None
-        return self.now
+        self.wait()
+        assert self.channel is not None
+        self.in_flight, self.freed_after_send = (
+            self.channel.begin(x.contiguous()),
+            x if free_after_send else None,
+        )
+        return self.in_flight
 
-    def end(self) -> None:
+    def wait(self) -> None:
         """Wait until the last message has arrived."""
-        if self.now is not None:
-            self.now.wait()
-        if self.emptied is not None:
-            self.emptied.untyped_storage().resize_(0)
-        self.now = self.emptied = None
+        if self.in_flight is not None:
+            self.in_flight.wait()
+        if self.freed_after_send is not None:
+            self.freed_after_send.untyped_storage().resize_(0)
+        self.in_flight = self.freed_after_send = None

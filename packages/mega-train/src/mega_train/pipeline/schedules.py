@@ -1,9 +1,8 @@
-"""Pipeline schedules as tables: for every rank, the list of what it does. Pure functions of integers.
+"""Pipeline schedules as tables: the list of actions of every rank. Pure functions of integers.
 
-A rank of a pipeline over P ranks holds `chunks` stages of the model: stage s lies on rank s mod P as its
-chunk s div P. A schedule orders what a rank computes; from that order alone follows what it sends and
-receives when (`_with_transfers`). A table is checked, timed and counted without a process (`simulate`), and
-one small executor (`pipeline`) runs any of them.
+A rank of a pipeline over P ranks holds `chunks` stages of the model: stage s is chunk s div P of rank s mod
+P. A schedule orders what a rank computes; what it sends and receives when follows from that order alone
+(`_with_transfers`). `simulator` checks and times a table without a process, and `executor` runs any of them.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ from types import MappingProxyType
 
 
 @dataclass(frozen=True, slots=True)
-class Pipe:
-    """The sizes a schedule is made for.
+class PipelineShape:
+    """The sizes of a pipeline.
 
     Attributes:
         ranks: of the pipeline.
-        chunks: stages that each rank holds.
+        chunks: stages of each rank.
         micros: micro-batches of an optimizer step.
     """
 
@@ -28,89 +27,94 @@ class Pipe:
     chunks: int
     micros: int
 
-    def first(self, chunk: int, rank: int) -> bool:
-        """Whether this chunk of this rank is the first stage of all."""
+    def is_first_stage(self, chunk: int, rank: int) -> bool:
+        """Whether this chunk of this rank is the first stage."""
         return chunk == 0 and rank == 0
 
-    def last(self, chunk: int, rank: int) -> bool:
-        """Whether this chunk of this rank is the last stage of all."""
+    def is_last_stage(self, chunk: int, rank: int) -> bool:
+        """Whether this chunk of this rank is the last stage."""
         return chunk == self.chunks - 1 and rank == self.ranks - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Of:
-    """Something done for one micro-batch by one chunk of the rank whose table it stands in."""
+class PipelineStep:
+    """An action for one micro-batch and one chunk of a rank."""
 
     chunk: int
     micro: int
 
 
-class Forward(Of):
+class Forward(PipelineStep):
     """The forward pass."""
 
 
-class Backward(Of):
-    """The backward pass, whole."""
+class Backward(PipelineStep):
+    """The whole backward pass."""
 
 
-class BackwardInput(Of):
-    """The part of the backward pass that the stage before waits for: B of arXiv:2401.10241."""
+class BackwardInput(PipelineStep):
+    """The gradient of the input, which the previous stage waits for: B of arXiv:2401.10241."""
 
 
-class BackwardWeight(Of):
-    """The rest, which nobody waits for: products that are gradients of weights, W of arXiv:2401.10241."""
+class BackwardWeight(PipelineStep):
+    """The gradients of the weights, which no stage waits for: W of arXiv:2401.10241."""
 
 
-class ReceiveInput(Of):
-    """Begin to receive the chunk's input from the rank before; the forward pass waits for it."""
+class ReceiveInput(PipelineStep):
+    """Start to receive the chunk's input from the previous rank; the forward pass waits for it."""
 
 
-class SendOutput(Of):
-    """Begin to send the chunk's output to the next rank."""
+class SendOutput(PipelineStep):
+    """Start to send the chunk's output to the next rank."""
 
 
-class ReceiveGradient(Of):
-    """Begin to receive the gradient of the chunk's output from the next rank; backward waits for it."""
+class ReceiveGradient(PipelineStep):
+    """Start to receive the gradient of the chunk's output from the next rank; backward waits for it."""
 
 
-class SendGradient(Of):
-    """Begin to send the gradient of the chunk's input to the rank before."""
+class SendGradient(PipelineStep):
+    """Start to send the gradient of the chunk's input to the previous rank."""
 
 
 Compute = Forward | Backward | BackwardInput | BackwardWeight
 Transfer = ReceiveInput | SendOutput | ReceiveGradient | SendGradient
 Action = Compute | Transfer
 Table = list[Action]
-Schedule = Callable[[Pipe, int], Table]
+Schedule = Callable[[PipelineShape, int], Table]
 
 
-def gpipe(pipe: Pipe, rank: int) -> Table:
-    """All forward passes, then all backward passes (arXiv:1811.06965): every micro-batch is alive at once."""
-    return _with_transfers(_in_turn(pipe, pipe.micros * pipe.chunks), pipe, rank)
-
-
-def one_forward_one_backward(pipe: Pipe, rank: int) -> Table:
-    """1F1B (arXiv:2104.04473 §2.2): forwards until the pipeline is full, then in turn, then drain.
-
-    With one chunk to a rank, at most `ranks - rank` micro-batches are alive on it, whatever their number.
-    With several it is the interleaved schedule, which fills in a chunk's time: a rank goes on with its chunks
-    until the first backward pass reaches it. With rounds all of `ranks` micro-batches it is Megatron's order.
+def gpipe(shape: PipelineShape, rank: int) -> Table:
+    """Do all forward passes, then all backward passes (arXiv:1811.06965): every micro-batch is in flight at
+    once.
     """
-    return _with_transfers(_in_turn(pipe, _fill(pipe, rank)), pipe, rank)
+    return _with_transfers(_alternate(shape, shape.micros * shape.chunks), shape, rank)
 
 
-def zero_bubble(pipe: Pipe, rank: int) -> Table:
-    """1F1B whose weight gradients fill the bubble: with one chunk to a rank, ZB-H1 of arXiv:2401.10241 §2.
+def one_forward_one_backward(shape: PipelineShape, rank: int) -> Table:
+    """Schedule 1F1B (arXiv:2104.04473 §2.2): forwards until the pipeline is full, then alternate, then drain.
 
-    A rank puts off the weight gradients of `rank` passes: as many as there are ranks before it, which would
-    wait for them. So with one chunk no rank holds more micro-batches than the first rank of 1F1B does.
+    With one chunk per rank, at most `ranks - rank` micro-batches are in flight on it, whatever their number.
+    With several it is the interleaved schedule: a rank continues with its next chunks until the first
+    backward pass reaches it. If all rounds have `ranks` micro-batches, it is Megatron's order.
     """
-    return _with_transfers(list(_weights_apart(_in_turn(pipe, _fill(pipe, rank)), rank)), pipe, rank)
+    return _with_transfers(_alternate(shape, _warmup_forwards(shape, rank)), shape, rank)
 
 
-def forward_only(pipe: Pipe, rank: int) -> Table:
-    """Every micro-batch through the stages once, as validation does."""
-    return _with_transfers(list(_passes(pipe)[0]), pipe, rank)
+def zero_bubble(shape: PipelineShape, rank: int) -> Table:
+    """Schedule 1F1B with weight gradients in the bubble: with one chunk per rank, ZB-H1 of arXiv:2401.10241
+    §2.
+
+    A rank defers the weight gradients of `rank` passes: one for each previous rank, which would wait for
+    them. So with one chunk no rank holds more micro-batches than the first rank of 1F1B does.
+    """
+    return _with_transfers(
+        list(_split_backward(_alternate(shape, _warmup_forwards(shape, rank)), rank)), shape, rank
+    )
+
+
+def forward_only(shape: PipelineShape, rank: int) -> Table:
+    """Schedule one forward pass of every micro-batch, as a validation needs."""
+    return _with_transfers(list(_passes(shape)[0]), shape, rank)
 
 
 SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
@@ -118,99 +122,112 @@ SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
 )
 
 
-def _fill(pipe: Pipe, rank: int) -> int:
-    """Forwards of 1F1B before the first backward: as many as it takes one to come back to this rank."""
-    after = pipe.ranks - rank - 1
-    if pipe.chunks == 1:
-        return after
-    return (pipe.chunks - 1) * len(_rounds(pipe)[0]) + 2 * after
+def _warmup_forwards(shape: PipelineShape, rank: int) -> int:
+    """Count the forwards of 1F1B before a rank's first backward."""
+    ranks_after = shape.ranks - rank - 1
+    if shape.chunks == 1:
+        return ranks_after
+    return (shape.chunks - 1) * len(_micro_batch_rounds(shape)[0]) + 2 * ranks_after
 
 
-def _rounds(pipe: Pipe) -> list[range]:
-    """The micro-batches in the rounds in which they go over a rank's chunks: chunk 0, then 1, and so on.
+def _micro_batch_rounds(shape: PipelineShape) -> list[range]:
+    """Divide the micro-batches into the rounds in which they pass a rank's chunks: chunk 0, then 1, and so
+    on.
 
-    Rounds of `ranks` keep every rank busy. What does not divide makes some rounds longer, never shorter: in a
-    shorter one a rank would wait for a micro-batch to come around. The longer ones come first.
+    Rounds of `ranks` keep every rank busy. A remainder makes some rounds longer, never shorter: in a shorter
+    one a rank would wait for a micro-batch to come around. The longer ones come first.
     """
-    count = max(1, pipe.micros // pipe.ranks)
-    each, longer = divmod(pipe.micros, count)
-    bounds = [i * each + min(i, longer) for i in range(count + 1)]
+    count = max(1, shape.micros // shape.ranks)
+    micros_per_round, longer = divmod(shape.micros, count)
+    bounds = [i * micros_per_round + min(i, longer) for i in range(count + 1)]
     return [range(begin, end) for begin, end in pairwise(bounds)]
 
 
-def _passes(pipe: Pipe) -> tuple[list[Forward], list[Backward]]:
-    """All passes of a rank, each kind in the order in which every rank does it."""
-    rounds, chunks = _rounds(pipe), range(pipe.chunks)
-    forwards = [Forward(chunk, micro) for some in rounds for chunk in chunks for micro in some]
-    backwards = [Backward(chunk, micro) for some in rounds for chunk in reversed(chunks) for micro in some]
+def _passes(shape: PipelineShape) -> tuple[list[Forward], list[Backward]]:
+    """List all passes of a rank; every rank does each kind in this order."""
+    rounds = _micro_batch_rounds(shape)
+    chunks = range(shape.chunks)
+    forwards = [
+        Forward(chunk, micro) for micro_batches in rounds for chunk in chunks for micro in micro_batches
+    ]
+    backwards = [
+        Backward(chunk, micro)
+        for micro_batches in rounds
+        for chunk in reversed(chunks)
+        for micro in micro_batches
+    ]
     return forwards, backwards
 
 
-def _in_turn(pipe: Pipe, fill: int) -> list[Compute]:
-    """`fill` forwards, then one forward and one backward in turn, then the backwards that remain."""
-    forwards, backwards = _passes(pipe)
-    order: list[Compute] = list(forwards[:fill])
-    for ahead, done in zip(forwards[fill:], backwards, strict=False):
-        order += ahead, done
-    return order + backwards[max(0, len(forwards) - fill) :]
+def _alternate(shape: PipelineShape, warmup: int) -> list[Compute]:
+    """Order `warmup` forwards, then one forward and one backward in turn, then the remaining backwards."""
+    forwards, backwards = _passes(shape)
+    order: list[Compute] = list(forwards[:warmup])
+    for forward, backward in zip(forwards[warmup:], backwards, strict=False):
+        order += forward, backward
+    return order + backwards[max(0, len(forwards) - warmup) :]
 
 
-def _weights_apart(order: list[Compute], later: int) -> Iterator[Compute]:
-    """Split every backward pass; the weights' part follows the inputs' part of `later` passes after it."""
+def _split_backward(order: list[Compute], delay: int) -> Iterator[Compute]:
+    """Split every backward pass; its weight gradients follow the input gradients of `delay` passes later."""
     passes = [action for action in order if isinstance(action, Backward)]
     weights = [BackwardWeight(action.chunk, action.micro) for action in passes]
-    begun = 0
+    started = 0
     for action in order:
         if isinstance(action, Backward):
             yield BackwardInput(action.chunk, action.micro)
-            if begun >= later:
-                yield weights[begun - later]
-            begun += 1
+            if started >= delay:
+                yield weights[started - delay]
+            started += 1
         else:
             yield action
-    yield from weights[max(0, begun - later) :]
+    yield from weights[max(0, started - delay) :]
 
 
-def _with_transfers(order: list[Compute], pipe: Pipe, rank: int) -> Table:
-    """The table of a rank that computes in this order.
+def _with_transfers(order: list[Compute], shape: PipelineShape, rank: int) -> Table:
+    """Add sends and receives to an order of passes.
 
-    A result is sent as soon as it is there. What a pass needs begins to be received one pass of its kind
-    before, so that it travels while this rank computes. What comes around from the last rank to the first, or
-    back, is there earlier when a round is longer than `ranks`, by as many passes, and is received so much
-    earlier. No line between two ranks then ever has to hold more than the one message that travels on it.
+    A result is sent as soon as it is computed. What a pass needs starts to be received one pass of its kind
+    earlier, so that it travels while this rank computes. What wraps from the last rank to the first, or back,
+    is ready earlier by as many passes as a round is longer than `ranks`, and is received that much earlier.
+    Then no channel ever has to hold more than the one message in flight.
 
-    All ranks do forwards in one order and backwards in one order; hence what a rank receives of a kind comes
-    in the order in which its neighbour sends it, and no message needs a name.
+    All ranks do forwards in one order and backwards in one order. So a rank receives messages of a kind in
+    the order in which its neighbour sends them, and no message needs a tag.
     """
-    longer = {micro: max(0, len(some) - pipe.ranks) for some in _rounds(pipe) for micro in some}
+    extra = {
+        micro: max(0, len(micro_batches) - shape.ranks)
+        for micro_batches in _micro_batch_rounds(shape)
+        for micro in micro_batches
+    }
     receives: list[Table] = [[] for _ in order]
-    for kinds, around in ((Forward, 0), (Backward | BackwardInput, pipe.ranks - 1)):
-        places = [place for place, action in enumerate(order) if isinstance(action, kinds)]
-        for number, place in enumerate(places):
-            needed = _needs(order[place], pipe, rank)
+    for kinds, wrap_rank in ((Forward, 0), (Backward | BackwardInput, shape.ranks - 1)):
+        positions = [position for position, action in enumerate(order) if isinstance(action, kinds)]
+        for number, position in enumerate(positions):
+            needed = _required_transfer(order[position], shape, rank)
             if needed is not None:
-                ahead = 1 + (longer[needed.micro] if rank == around else 0)
-                receives[places[number - ahead] if number else max(0, place - 1)].append(needed)
+                ahead = 1 + (extra[needed.micro] if rank == wrap_rank else 0)
+                receives[positions[number - ahead] if number else max(0, position - 1)].append(needed)
     table: Table = []
-    for action, begun in zip(order, receives, strict=True):
-        made = _makes(action, pipe, rank)
-        table += [*begun, action, *([] if made is None else [made])]
+    for action, started in zip(order, receives, strict=True):
+        produced = _produced_transfer(action, shape, rank)
+        table += [*started, action, *([] if produced is None else [produced])]
     return table
 
 
-def _needs(action: Compute, pipe: Pipe, rank: int) -> Transfer | None:
+def _required_transfer(action: Compute, shape: PipelineShape, rank: int) -> Transfer | None:
     match action:
-        case Forward(chunk, micro) if not pipe.first(chunk, rank):
+        case Forward(chunk, micro) if not shape.is_first_stage(chunk, rank):
             return ReceiveInput(chunk, micro)
-        case Backward(chunk, micro) | BackwardInput(chunk, micro) if not pipe.last(chunk, rank):
+        case Backward(chunk, micro) | BackwardInput(chunk, micro) if not shape.is_last_stage(chunk, rank):
             return ReceiveGradient(chunk, micro)
     return None
 
 
-def _makes(action: Compute, pipe: Pipe, rank: int) -> Transfer | None:
+def _produced_transfer(action: Compute, shape: PipelineShape, rank: int) -> Transfer | None:
     match action:
-        case Forward(chunk, micro) if not pipe.last(chunk, rank):
+        case Forward(chunk, micro) if not shape.is_last_stage(chunk, rank):
             return SendOutput(chunk, micro)
-        case Backward(chunk, micro) | BackwardInput(chunk, micro) if not pipe.first(chunk, rank):
+        case Backward(chunk, micro) | BackwardInput(chunk, micro) if not shape.is_first_stage(chunk, rank):
             return SendGradient(chunk, micro)
     return None

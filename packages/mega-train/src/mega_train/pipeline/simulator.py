@@ -1,8 +1,7 @@
-"""Tables of a schedule carried out on abstract time: no process, no tensor.
+"""Simulate the tables of a pipeline schedule on abstract time: no process, no tensor.
 
-What a table may get wrong shows here: a pass without what it needs, a message that nobody takes, ranks that
-wait for each other. What it costs shows too: how long a step takes, how much of it ranks stand idle, and how
-many micro-batches each keeps alive.
+It finds errors of a table: a pass without its input, a message that is never received, a deadlock. It
+measures the time of a step, the idle share (bubble) and the micro-batches in flight on each rank.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from mega_train.pipeline.schedules import (
     BackwardWeight,
     Compute,
     Forward,
-    Of,
-    Pipe,
+    PipelineShape,
+    PipelineStep,
     ReceiveGradient,
     ReceiveInput,
     SendGradient,
@@ -28,15 +27,16 @@ from mega_train.pipeline.schedules import (
 
 
 class ScheduleError(Exception):
-    """The tables of a schedule cannot be carried out."""
+    """The tables of a schedule cannot be executed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Costs:
-    """How long things take, in any one unit.
+class PassCosts:
+    """Durations of passes and transfers, in any one unit.
 
     Attributes:
-        forward, input, weight: of one chunk and one micro-batch; a whole backward pass is `input + weight`.
+        forward, input, weight: of one chunk and one micro-batch; a whole backward pass takes `input +
+            weight`.
         transfer: from the moment both ends are ready to the arrival.
     """
 
@@ -45,7 +45,7 @@ class Costs:
     weight: float = 1
     transfer: float = 0
 
-    def of(self, action: Compute) -> float:
+    def cost_of(self, action: Compute) -> float:
         match action:
             case Forward():
                 return self.forward
@@ -58,8 +58,8 @@ class Costs:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """A pass and when it was computed."""
+class ScheduledPass:
+    """A pass with its start and end time."""
 
     action: Compute
     begin: float
@@ -68,199 +68,219 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """What every rank computed when.
+    """The passes of every rank with their times.
 
     Attributes:
-        spans: by rank, in order.
+        passes: by rank, in order.
     """
 
-    spans: list[list[Span]]
+    passes: list[list[ScheduledPass]]
 
     @property
     def makespan(self) -> float:
-        """From the begin to the end of the last pass."""
-        return max(rank[-1].end for rank in self.spans)
+        """Time of the end of the last pass."""
+        return max(passes[-1].end for passes in self.passes)
 
     @property
     def bubble(self) -> float:
-        """Share of all ranks' time in which nothing is computed."""
-        busy = sum(span.end - span.begin for rank in self.spans for span in rank)
-        return 1 - busy / (len(self.spans) * self.makespan)
+        """Fraction of all ranks' time in which nothing is computed."""
+        busy = sum(scheduled.end - scheduled.begin for passes in self.passes for scheduled in passes)
+        return 1 - busy / (len(self.passes) * self.makespan)
 
-    def alive(self, rank: int) -> int:
-        """Most passes of a rank whose activations are kept at once: forward begun, backward not all done."""
-        now = most = 0
-        for span in self.spans[rank]:
-            now += isinstance(span.action, Forward)
-            most = max(most, now)
-            now -= isinstance(span.action, Backward | BackwardWeight)
-        return most
+    def micro_batches_in_flight(self, rank: int) -> int:
+        """Count the most micro-batches whose activations a rank keeps at once."""
+        in_flight = peak = 0
+        for scheduled in self.passes[rank]:
+            in_flight += isinstance(scheduled.action, Forward)
+            peak = max(peak, in_flight)
+            in_flight -= isinstance(scheduled.action, Backward | BackwardWeight)
+        return peak
 
 
 @dataclass(slots=True)
-class _Line:
-    """Messages of one kind from a rank to a neighbour: the n-th that is sent is the n-th received."""
+class _Channel:
+    """Messages of one kind from a rank to a neighbour: the n-th sent is the n-th received."""
 
     transfer: float
-    sent: list[tuple[Of, float]] = field(default_factory=list)
-    awaited: list[tuple[Of, float]] = field(default_factory=list)
+    sent: list[tuple[PipelineStep, float]] = field(default_factory=list)
+    received: list[tuple[PipelineStep, float]] = field(default_factory=list)
     arrived: list[float] = field(default_factory=list)
 
-    def meet(self) -> None:
-        while len(self.arrived) < min(len(self.sent), len(self.awaited)):
-            (what, begun), (wanted, ready) = self.sent[len(self.arrived)], self.awaited[len(self.arrived)]
-            if what != wanted:
-                raise ScheduleError(f"{wanted} is awaited where {what} is sent")
-            before = self.arrived[-1] if self.arrived else 0.0
-            self.arrived.append(max(begun, ready, before) + self.transfer)
+    def deliver(self) -> None:
+        while len(self.arrived) < min(len(self.sent), len(self.received)):
+            (sent_step, send_time), (received_step, ready_time) = (
+                self.sent[len(self.arrived)],
+                self.received[len(self.arrived)],
+            )
+            if sent_step != received_step:
+                raise ScheduleError(f"{received_step} is awaited where {sent_step} is sent")
+            last_arrival = self.arrived[-1] if self.arrived else 0.0
+            self.arrived.append(max(send_time, ready_time, last_arrival) + self.transfer)
 
 
 class _Rank:
-    """One rank on its way through its table.
+    """Simulation of one rank.
 
     Attributes:
-        waits: what it waits for, while it does.
+        waiting_for: the action it waits for; None while it does not.
     """
 
-    def __init__(self, table: Table, rank: int, pipe: Pipe, lines: dict[tuple[str, int], _Line]) -> None:
-        self.table, self.rank, self.pipe = table, rank, pipe
-        self.spans: list[Span] = []
+    def __init__(
+        self, table: Table, rank: int, shape: PipelineShape, channels: dict[tuple[str, int], _Channel]
+    ) -> None:
+        self.table = table
+        self.rank = rank
+        self.pipe = shape
+        self.passes: list[ScheduledPass] = []
         self.clock = 0.0
-        self.waits: Action | None = None
-        self._expected: dict[Of, tuple[_Line, int]] = {}
-        self._done: set[Of] = set()
-        before, after = (rank - 1) % pipe.ranks, (rank + 1) % pipe.ranks
-        self._inputs, self._outputs = lines["output", before], lines["output", rank]
-        self._gradients, self._back = lines["gradient", after], lines["gradient", rank]
+        self.waiting_for: Action | None = None
+        self._open_receives: dict[PipelineStep, tuple[_Channel, int]] = {}
+        self._done: set[PipelineStep] = set()
+        previous_rank, next_rank = (rank - 1) % shape.ranks, (rank + 1) % shape.ranks
+        self._inputs = channels["output", previous_rank]
+        self._outputs = channels["output", rank]
+        self._output_gradients = channels["gradient", next_rank]
+        self._input_gradients = channels["gradient", rank]
 
-    def run(self, costs: Costs, unreceived: int) -> Iterator[None]:
-        """Go on as far as possible; yields where it must wait for another rank."""
+    def run(self, costs: PassCosts, max_unreceived: int) -> Iterator[None]:
+        """Advance as far as possible; yields where it must wait for another rank."""
         for action in self.table:
-            self.waits = action
+            self.waiting_for = action
             match action:
                 case ReceiveInput():
                     yield from self._receive(self._inputs, action)
                 case ReceiveGradient():
-                    yield from self._receive(self._gradients, action)
+                    yield from self._receive(self._output_gradients, action)
                 case SendOutput(chunk, micro):
-                    self._need(Forward(chunk, micro) in self._done, action)
-                    yield from self._send(self._outputs, self._name(action, +1), unreceived)
+                    self._require(Forward(chunk, micro) in self._done, action)
+                    yield from self._send(self._outputs, self._peer_step(action, +1), max_unreceived)
                 case SendGradient(chunk, micro):
-                    made = {Backward(chunk, micro), BackwardInput(chunk, micro)} & self._done
-                    self._need(bool(made), action)
-                    yield from self._send(self._back, self._name(action, -1), unreceived)
+                    produced = {Backward(chunk, micro), BackwardInput(chunk, micro)} & self._done
+                    self._require(bool(produced), action)
+                    yield from self._send(self._input_gradients, self._peer_step(action, -1), max_unreceived)
                 case _:
-                    yield from self._compute(action, costs.of(action))
-        self.waits = None
-        if self._expected:
-            raise ScheduleError(f"rank {self.rank} receives what it never uses: {list(self._expected)}")
+                    yield from self._compute(action, costs.cost_of(action))
+        self.waiting_for = None
+        if self._open_receives:
+            raise ScheduleError(f"rank {self.rank} receives what it never uses: {list(self._open_receives)}")
 
     def _compute(self, action: Compute, cost: float) -> Iterator[None]:
         chunk, micro = action.chunk, action.micro
-        self._need(action not in self._done, action)
+        self._require(action not in self._done, action)
         match action:
-            case Forward() if not self.pipe.first(chunk, self.rank):
-                yield from self._arrival(ReceiveInput(chunk, micro), action)
+            case Forward() if not self.pipe.is_first_stage(chunk, self.rank):
+                yield from self._wait_arrival(ReceiveInput(chunk, micro), action)
             case Backward() | BackwardInput():
-                self._need(Forward(chunk, micro) in self._done, action)
-                other = BackwardInput if isinstance(action, Backward) else Backward
-                self._need(other(chunk, micro) not in self._done, action)
-                if not self.pipe.last(chunk, self.rank):
-                    yield from self._arrival(ReceiveGradient(chunk, micro), action)
+                self._require(Forward(chunk, micro) in self._done, action)
+                other_kind = BackwardInput if isinstance(action, Backward) else Backward
+                self._require(other_kind(chunk, micro) not in self._done, action)
+                if not self.pipe.is_last_stage(chunk, self.rank):
+                    yield from self._wait_arrival(ReceiveGradient(chunk, micro), action)
             case BackwardWeight():
-                self._need(BackwardInput(chunk, micro) in self._done, action)
-        self.spans.append(Span(action, self.clock, self.clock + cost))
+                self._require(BackwardInput(chunk, micro) in self._done, action)
+        self.passes.append(ScheduledPass(action, self.clock, self.clock + cost))
         self.clock += cost
         self._done.add(action)
 
-    def _receive(self, line: _Line, action: Of) -> Iterator[None]:
-        yield from self._wait(line, len(line.awaited) - 1)
-        self._expected[action] = line, len(line.awaited)
-        line.awaited.append((Of(action.chunk, action.micro), self.clock))
-        line.meet()
+    def _receive(self, channel: _Channel, action: PipelineStep) -> Iterator[None]:
+        yield from self._wait(channel, len(channel.received) - 1)
+        self._open_receives[action] = channel, len(channel.received)
+        channel.received.append((PipelineStep(action.chunk, action.micro), self.clock))
+        channel.deliver()
 
-    def _arrival(self, received: Of, action: Compute) -> Iterator[None]:
-        self._need(received in self._expected, action)
-        line, number = self._expected.pop(received)
-        yield from self._wait(line, number)
+    def _wait_arrival(self, receive: PipelineStep, action: Compute) -> Iterator[None]:
+        self._require(receive in self._open_receives, action)
+        channel, number = self._open_receives.pop(receive)
+        yield from self._wait(channel, number)
 
-    def _send(self, line: _Line, what: Of, unreceived: int) -> Iterator[None]:
-        line.sent.append((what, self.clock))
-        line.meet()
-        yield from self._wait(line, len(line.sent) - 1 - unreceived)
+    def _send(self, channel: _Channel, step: PipelineStep, max_unreceived: int) -> Iterator[None]:
+        channel.sent.append((step, self.clock))
+        channel.deliver()
+        yield from self._wait(channel, len(channel.sent) - 1 - max_unreceived)
 
-    def _wait(self, line: _Line, number: int) -> Iterator[None]:
-        """Until message `number` of the line has arrived."""
+    def _wait(self, channel: _Channel, number: int) -> Iterator[None]:
+        """Wait until message `number` of the channel has arrived."""
         if number < 0:
             return
-        while len(line.arrived) <= number:
+        while len(channel.arrived) <= number:
             yield
-        self.clock = max(self.clock, line.arrived[number])
+        self.clock = max(self.clock, channel.arrived[number])
 
-    def _name(self, action: Of, step: int) -> Of:
-        """What the neighbour that the message goes to calls it: the chunk there, and the micro-batch."""
-        stage = action.chunk * self.pipe.ranks + self.rank + step
+    def _peer_step(self, action: PipelineStep, offset: int) -> PipelineStep:
+        """Return the receiver's chunk and micro-batch of a message."""
+        stage = action.chunk * self.pipe.ranks + self.rank + offset
         if not 0 <= stage < self.pipe.ranks * self.pipe.chunks:
             raise ScheduleError(f"rank {self.rank} sends to a stage that is not: {action}")
-        return Of(stage // self.pipe.ranks, action.micro)
+        return PipelineStep(stage // self.pipe.ranks, action.micro)
 
-    def _need(self, fact: bool, action: Action) -> None:
-        if not fact:
+    def _require(self, is_ready: bool, action: Action) -> None:
+        if not is_ready:
             raise ScheduleError(f"rank {self.rank} is not ready for {action}")
 
 
 def simulate(
-    tables: Sequence[Table], pipe: Pipe, costs: Costs | None = None, *, unreceived: int = 1
+    tables: Sequence[Table], shape: PipelineShape, costs: PassCosts | None = None, *, max_unreceived: int = 1
 ) -> Timeline:
-    """Carry out the tables of all ranks.
+    """Simulate the tables of all ranks.
 
     Args:
-        unreceived: messages that a rank may have sent on a line, and go on, before the first of them is
-            taken; 0 is a transport without any buffer, where to send is to wait for the receiver.
+        max_unreceived: messages that a rank may have sent on a channel before the first of them is received;
+            0 is a transport without buffers, where a send waits for the receiver.
 
     Raises:
-        ScheduleError: a rank does something it cannot do yet or did already, a message is not the one that
-            is awaited, a message is never taken, or ranks wait for each other.
+        ScheduleError: an action is not possible or repeated, a message differs from the expected one or is
+            never received, or ranks deadlock.
     """
-    costs = costs or Costs()
-    lines = {(kind, r): _Line(costs.transfer) for kind in ("output", "gradient") for r in range(pipe.ranks)}
-    ranks = [_Rank(table, rank, pipe, lines) for rank, table in enumerate(tables)]
-    left = {rank: rank.run(costs, unreceived) for rank in ranks}
-    seen: object = None
-    while left:
-        left = {rank: way for rank, way in left.items() if next(way, _ENDED) is not _ENDED}
-        now = [(rank.clock, rank.waits) for rank in ranks], [len(line.sent) for line in lines.values()]
-        if left and now == seen:
-            raise ScheduleError("deadlock: " + ", ".join(f"rank {r.rank} at {r.waits}" for r in left))
-        seen = now
-    for (kind, rank), line in lines.items():
-        if len(line.sent) != len(line.awaited):
+    costs = costs or PassCosts()
+    channels = {
+        (kind, r): _Channel(costs.transfer) for kind in ("output", "gradient") for r in range(shape.ranks)
+    }
+    ranks = [_Rank(table, rank, shape, channels) for rank, table in enumerate(tables)]
+    unfinished = {rank: rank.run(costs, max_unreceived) for rank in ranks}
+    previous_state: object = None
+    while unfinished:
+        unfinished = {
+            rank: steps for rank, steps in unfinished.items() if next(steps, _FINISHED) is not _FINISHED
+        }
+        state = (
+            [(rank.clock, rank.waiting_for) for rank in ranks],
+            [len(channel.sent) for channel in channels.values()],
+        )
+        if unfinished and state == previous_state:
             raise ScheduleError(
-                f"{kind} of rank {rank}: {len(line.sent)} messages sent, {len(line.awaited)} received"
+                "deadlock: " + ", ".join(f"rank {r.rank} at {r.waiting_for}" for r in unfinished)
             )
-    return Timeline([rank.spans for rank in ranks])
+        previous_state = state
+    for (kind, rank), channel in channels.items():
+        if len(channel.sent) != len(channel.received):
+            raise ScheduleError(
+                f"{kind} of rank {rank}: {len(channel.sent)} messages sent, {len(channel.received)} received"
+            )
+    return Timeline([rank.passes for rank in ranks])
 
 
-def check(schedule: Callable[[Pipe, int], Table], pipe: Pipe, *, training: bool = True) -> Timeline:
-    """Make a schedule's tables and hold them to all that is asked of them, over lines without a buffer.
+def check_schedule(
+    schedule: Callable[[PipelineShape, int], Table], shape: PipelineShape, *, training: bool = True
+) -> Timeline:
+    """Build a schedule's tables and check them on channels without buffers.
 
     Returns:
-        how they went, with every part of a pass taking one unit.
+        the timeline, with a cost of one for every part of a pass.
 
     Raises:
-        ScheduleError: what `simulate` finds, or a pass is missing.
+        ScheduleError: as in `simulate`, or a pass is missing.
     """
-    line = simulate([schedule(pipe, rank) for rank in range(pipe.ranks)], pipe, unreceived=0)
-    all_passes = {(chunk, micro) for chunk in range(pipe.chunks) for micro in range(pipe.micros)}
-    for rank, spans in enumerate(line.spans):
-        done = [
-            {(s.action.chunk, s.action.micro) for s in spans if isinstance(s.action, kinds)}
+    timeline = simulate([schedule(shape, rank) for rank in range(shape.ranks)], shape, max_unreceived=0)
+    all_passes = {(chunk, micro) for chunk in range(shape.chunks) for micro in range(shape.micros)}
+    for rank, passes in enumerate(timeline.passes):
+        computed = [
+            {(s.action.chunk, s.action.micro) for s in passes if isinstance(s.action, kinds)}
             for kinds in (Forward, Backward | BackwardInput, Backward | BackwardWeight)
         ]
-        wanted = [all_passes, *(2 * [all_passes if training else set()])]
-        if done != wanted:
-            raise ScheduleError(f"rank {rank} leaves passes out: {[len(some) for some in done]}")
-    return line
+        expected = [all_passes, *(2 * [all_passes if training else set()])]
+        if computed != expected:
+            raise ScheduleError(f"rank {rank} leaves passes out: {[len(keys) for keys in computed]}")
+    return timeline
 
 
-_ENDED = object()
+_FINISHED = object()

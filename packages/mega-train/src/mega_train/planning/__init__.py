@@ -1,5 +1,5 @@
-"""What a run would need and how fast it would be, from arithmetic alone: no GPU, no processes, no corpus.
+"""Estimate the memory, communication and speed of a run by arithmetic: no GPU, no processes, no data.
 
-`estimate` is a pure function of a `Job` (model, layout, batch, precision, recomputation, ZeRO stage) and a
-`Hardware`; `search` is `estimate` over many jobs. `bench/plan.py` measures how well they do.
+`estimate` is a pure function of a `Workload` (model, layout, batch, precision, recomputation, ZeRO stage) and
+a `Hardware`; `search` is `estimate` over many workloads. `bench/plan.py` measures their accuracy.
 """

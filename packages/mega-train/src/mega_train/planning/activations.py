@@ -29,131 +29,162 @@ from __future__ import annotations
 
 from mega_schema.loss_chunking import max_chunk_tokens
 from mega_schema.parallel_layout import Stage
-from mega_train.planning.workload import Job
+from mega_train.planning.workload import Workload
 
 
-def layers_bytes(job: Job, stage: Stage) -> float:
-    """Of the layers of a stage; of a group of them that is computed again only what enters it."""
-    entering = job.outer_tokens * job.spec.hidden * job.precision.weight
-    if job.recompute.distribute_saved:
-        entering //= job.layout.tp
-    groups = job.recompute.groups(stage.layers)
-    kept = sum(entering if again else len(layers) * layer_bytes(job) for layers, again in groups)
-    if job.software.frees_stage_inputs and stage.layers and not groups[0][1]:
-        kept -= job.outer_tokens * job.spec.hidden * job.precision.weight
-    return mask_bytes(job) + kept
+def layers_bytes(workload: Workload, stage: Stage) -> float:
+    """Bytes of the layers of a stage; of a recomputed group only its input."""
+    entering = workload.outer_tokens * workload.spec.hidden * workload.precision.weight
+    if workload.recompute.distribute_saved:
+        entering //= workload.layout.tp
+    groups = workload.recompute.groups(stage.layers)
+    total = sum(
+        entering if recomputed else len(layers) * layer_bytes(workload) for layers, recomputed in groups
+    )
+    if workload.implementation.frees_stage_inputs and stage.layers and not groups[0][1]:
+        total -= workload.outer_tokens * workload.spec.hidden * workload.precision.weight
+    return mask_bytes(workload) + total
 
 
-def mask_bytes(job: Job) -> float:
-    """Of what the layers' attention shares, whatever is computed again: what ALiBi adds to the scores of each
-    head, or the switches of a window.
-    """
-    m, pairs = job.spec, job.length // job.layout.cp * job.length
+def mask_bytes(workload: Workload) -> float:
+    """Bytes that the layers share for attention masks: ALiBi's biases of each head, or a window's mask."""
+    m = workload.spec
+    pairs = workload.seq_length // workload.layout.cp * workload.seq_length
     if m.positions == "alibi":
-        return pairs * m.heads // job.layout.tp * (job.software.attention_width or job.precision.weight)
+        return (
+            pairs
+            * m.heads
+            // workload.layout.tp
+            * (workload.implementation.attention_width or workload.precision.weight)
+        )
     return pairs if m.window else 0
 
 
-def layer_bytes(job: Job) -> float:
-    """Of one layer that is not computed again as a whole."""
-    m, e, t = job.spec, job.precision.weight, job.layout.tp
-    norm = _norm_bytes(job)
-    masks = 2 * m.hidden if job.software.keeps_masks else 0
-    # a float32 copy of the input is each RMSNorm's own
-    lean = job.software.fused or m.norm == "layernorm" or e == 4
+def layer_bytes(workload: Workload) -> float:
+    """Bytes of one layer that is not recomputed as a whole."""
+    m = workload.spec
+    e = workload.precision.weight
+    t = workload.layout.tp
+    norm = _norm_bytes(workload)
+    masks = 2 * m.hidden if workload.implementation.keeps_masks else 0
+    # each RMSNorm keeps its own float32 copy of the input
+    lean = workload.implementation.fused or m.norm == "layernorm" or e == 4
     shared = m.hidden * e if m.parallel_residual and lean else 0
-    normed = 0 if job.recompute.recomputes("layernorm") else m.hidden * e
+    normed = 0 if workload.recompute.recomputes("layernorm") else m.hidden * e
     outer = 2 * (norm + normed) + masks - shared
-    widths = (3 if job.software.fused else 4) if m.gated else 2
-    if job.recompute.recomputes("mlp_act"):
+    widths = (3 if workload.implementation.fused else 4) if m.gated else 2
+    if workload.recompute.recomputes("mlp_act"):
         widths -= 1
     inner = widths * m.ffn * e
-    core = 0 if job.recompute.recomputes("core_attn") else core_bytes(job)
-    return job.outer_tokens * outer + job.tokens * inner / t + _around_core(job) + core
+    core = 0 if workload.recompute.recomputes("core_attn") else core_bytes(workload)
+    return workload.outer_tokens * outer + workload.tokens * inner / t + _qkv_bytes(workload) + core
 
 
-def _norm_bytes(job: Job) -> int:
-    """Of one norm of the residual stream, per token. The reference RMSNorm keeps its input in float32 and the
-    normalised input; every other norm keeps its input and two statistics.
+def _norm_bytes(workload: Workload) -> int:
+    """Bytes of one norm of the residual stream, per token. The reference RMSNorm keeps its input in float32
+    and the normalised input; every other norm keeps its input and two statistics.
     """
-    m, e = job.spec, job.precision.weight
-    return m.hidden * (4 + e) + 4 if m.norm == "rmsnorm" and not job.software.fused else m.hidden * e + 8
+    m, e = workload.spec, workload.precision.weight
+    return (
+        m.hidden * (4 + e) + 4
+        if m.norm == "rmsnorm" and not workload.implementation.fused
+        else m.hidden * e + 8
+    )
 
 
-def _around_core(job: Job) -> float:
-    """Queries, keys and values as attention is given them, and its output."""
-    e, shares = job.precision.weight, job.cut.shares
-    turns = job.spec.qk_norm or (job.spec.rotary_dim and not job.software.fused)
-    joint, turned = shares.queries + 2 * shares.keys, shares.queries + shares.keys if turns else 0
+def _qkv_bytes(workload: Workload) -> float:
+    """Bytes of queries, keys and values as attention reads them, and of its output."""
+    e, sizes = workload.precision.weight, workload.model.shares
+    is_rotated = workload.spec.qk_norm or (workload.spec.rotary_dim and not workload.implementation.fused)
+    qkv_width = sizes.queries + 2 * sizes.keys
+    rotated = sizes.queries + sizes.keys if is_rotated else 0
     normed = 0.0
-    if job.spec.qk_norm:  # in rows of their own, and with RMSNorm in float32 and scaled
-        rows = shares.queries + shares.keys
-        statistics = rows / job.spec.head_width
-        normed = rows * (4 + e) + 4 * statistics if job.spec.norm == "rmsnorm" else rows * e + 8 * statistics
-    if not job.recompute.recomputes("core_attn"):
-        if _copied(job):
-            joint = turned = 0
-        elif job.layout.cp > 1 and turns:
-            joint, turned = 0, shares.queries
-    return job.tokens * ((joint + turned + shares.queries) * e + normed)
+    if workload.spec.qk_norm:  # separate rows, with RMSNorm in float32 and scaled
+        rows = sizes.queries + sizes.keys
+        statistics = rows / workload.spec.head_width
+        normed = (
+            rows * (4 + e) + 4 * statistics if workload.spec.norm == "rmsnorm" else rows * e + 8 * statistics
+        )
+    if not workload.recompute.recomputes("core_attn"):
+        if _is_copied(workload):
+            qkv_width = rotated = 0
+        elif workload.layout.cp > 1 and is_rotated:
+            qkv_width = 0
+            rotated = sizes.queries
+    return workload.tokens * ((qkv_width + rotated + sizes.queries) * e + normed)
 
 
-def core_bytes(job: Job) -> float:
-    """What attention keeps of its own: a sum per head and token; copies of another width; with cp whole rows
-    of keys and values, and the outputs of two chunks; or the scores.
+def core_bytes(workload: Workload) -> float:
+    """Bytes that attention itself keeps: a statistic per head and token; copies in another dtype; with cp the
+    gathered keys and values, and the outputs of two chunks; or the scores.
     """
-    e, shares, cp = job.precision.weight, job.cut.shares, job.layout.cp
-    heads = job.spec.heads // job.layout.tp
-    width = job.software.attention_width or e
-    if job.software.attention != "scores":
-        own = 4 * heads
+    e = workload.precision.weight
+    sizes = workload.model.shares
+    cp = workload.layout.cp
+    heads = workload.spec.heads // workload.layout.tp
+    width = workload.implementation.attention_width or e
+    if workload.implementation.attention != "scores":
+        per_token = 4 * heads
     else:  # probabilities, and what dropout leaves of them
-        own = heads * job.length * ((e + 1 if job.software.keeps_masks else 4) + width)
-    if _copied(job):
-        own += (2 * shares.queries + cp * 2 * shares.keys) * width
+        per_token = (
+            heads * workload.seq_length * ((e + 1 if workload.implementation.keeps_masks else 4) + width)
+        )
+    if _is_copied(workload):
+        per_token += (2 * sizes.queries + cp * 2 * sizes.keys) * width
     elif cp > 1:
-        own += (shares.queries + cp * 2 * shares.keys) * e
-    return job.tokens * own
+        per_token += (sizes.queries + cp * 2 * sizes.keys) * e
+    return workload.tokens * per_token
 
 
-def _again_bytes(job: Job) -> float:
-    """Of the outputs that selective recomputation makes anew while one layer's backward pass needs them."""
-    m, e, again = job.spec, job.precision.weight, job.recompute
-    core = core_bytes(job) if again.recomputes("core_attn") else 0
-    normed = job.outer_tokens * m.hidden * e if again.recomputes("layernorm") else 0
-    activated = job.tokens * m.ffn * e / job.layout.tp if again.recomputes("mlp_act") else 0
+def _recomputed_bytes(workload: Workload) -> float:
+    """Bytes of the outputs that selective recomputation restores for one layer's backward pass."""
+    m = workload.spec
+    e = workload.precision.weight
+    recompute = workload.recompute
+    core = core_bytes(workload) if recompute.recomputes("core_attn") else 0
+    normed = workload.outer_tokens * m.hidden * e if recompute.recomputes("layernorm") else 0
+    activated = workload.tokens * m.ffn * e / workload.layout.tp if recompute.recomputes("mlp_act") else 0
     return max(core, normed, activated)
 
 
-def _copied(job: Job) -> bool:
-    return job.software.attention_width not in (None, job.precision.weight)
+def _is_copied(workload: Workload) -> bool:
+    return workload.implementation.attention_width not in (None, workload.precision.weight)
 
 
-def embedding_bytes(job: Job) -> float:
-    """Of the embedding: where tokens and places are found, 8 bytes each."""
-    return job.tokens * (8 + 1) + job.outer_tokens * 8
+def embedding_bytes(workload: Workload) -> float:
+    """Bytes of the embedding: token ids and positions, 8 bytes each."""
+    return workload.tokens * (8 + 1) + workload.outer_tokens * 8
 
 
-def loss_bytes(job: Job) -> float:
-    """Of the last norm, and of the gradients of the head's input and of its weight; or of the logits."""
-    m, e, (rows, width) = job.spec, job.precision.weight, job.cut.shares.head
-    norm = _norm_bytes(job)
-    loss = job.tokens * (rows * e + 18) if job.software.whole_logits else rows * width * 4
-    return job.outer_tokens * (norm + m.hidden * e) + loss
+def loss_bytes(workload: Workload) -> float:
+    """Bytes of the last norm, and of the gradients of the head's input and weight; or of the logits."""
+    m, e, (rows, width) = workload.spec, workload.precision.weight, workload.model.shares.head
+    norm = _norm_bytes(workload)
+    loss = workload.tokens * (rows * e + 18) if workload.implementation.whole_logits else rows * width * 4
+    return workload.outer_tokens * (norm + m.hidden * e) + loss
 
 
-def working_bytes(job: Job, *, last: bool) -> float:
-    """Of the gradients on their way through one layer, and of the layers computed again for them; or of the
+def working_bytes(workload: Workload, *, last: bool) -> float:
+    """Bytes of the gradients in flight through one layer and of the layers recomputed for them; or of the
     logits' gradients or a chunk of logits, where they are more.
     """
-    m, e, t = job.spec, job.precision.weight, job.layout.tp
-    inner = job.tokens * ((3 if m.gated else 2) * m.ffn) * e / t
-    outer = 2 * job.outer_tokens * m.hidden * e + (job.tokens * m.hidden * e if job.sequence else 0)
-    again = {
+    m = workload.spec
+    e = workload.precision.weight
+    t = workload.layout.tp
+    inner = workload.tokens * ((3 if m.gated else 2) * m.ffn) * e / t
+    outer = 2 * workload.outer_tokens * m.hidden * e + (
+        workload.tokens * m.hidden * e if workload.sequence else 0
+    )
+    recomputed = {
         None: 0.0,
-        "selective": _again_bytes(job),
-        "full": layer_bytes(job) * (job.recompute.layers if job.recompute.method == "uniform" else 1),
-    }[job.recompute.granularity]
-    rows, width = job.cut.shares.head if last else (0, 0)
-    at_once = job.tokens if job.software.whole_logits else min(job.tokens, max_chunk_tokens(width, e))
-    return max(inner + outer + again, at_once * rows * e)
+        "selective": _recomputed_bytes(workload),
+        "full": layer_bytes(workload)
+        * (workload.recompute.layers if workload.recompute.method == "uniform" else 1),
+    }[workload.recompute.granularity]
+    rows, width = workload.model.shares.head if last else (0, 0)
+    tokens = (
+        workload.tokens
+        if workload.implementation.whole_logits
+        else min(workload.tokens, max_chunk_tokens(width, e))
+    )
+    return max(inner + outer + recomputed, tokens * rows * e)

@@ -1,24 +1,30 @@
-"""A job on a machine: memory per rank, traffic per axis, FLOPs, and the time of a step."""
+"""Estimate a workload on a machine: memory per rank, communication per axis, FLOPs, and step time."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mega_train.planning.communication import Traffic, data_parallel_bytes, stage_bytes, tie_bytes, traffic
+from mega_train.planning.communication import (
+    CommVolume,
+    comm_volume,
+    data_parallel_bytes,
+    p2p_bytes,
+    tied_gradient_bytes,
+)
 from mega_train.planning.flops import hardware_flops, model_flops
 from mega_train.planning.hardware import Hardware
-from mega_train.planning.memory import Memory, fullest, memory
-from mega_train.planning.roofline import Pass, Work
-from mega_train.planning.workload import Job, check
+from mega_train.planning.memory import RankMemory, peak_rank, rank_memory
+from mega_train.planning.roofline import MicroBatchCost, PassCost
+from mega_train.planning.workload import Workload, check_batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seconds:
-    """Where a step's time goes, on the stage that all others wait for.
+class TimeBreakdown:
+    """Seconds of a step by kind, on the slowest stage.
 
     Attributes:
         bubble: waiting for the pipeline to fill and to drain.
-        pp, dp: transfers that nothing hides.
+        pp, dp: exposed transfers.
     """
 
     gemm: float
@@ -48,166 +54,180 @@ class Seconds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """What a job would need and how fast it would be."""
+    """The estimated resources and speed of a workload."""
 
-    job: Job
+    workload: Workload
     hardware: Hardware
-    seconds: Seconds
+    seconds: TimeBreakdown
 
     @property
-    def memory(self) -> tuple[Memory, ...]:
-        """Of a rank at every place of pp."""
-        return tuple(memory(self.job, place) for place in range(self.job.layout.pp))
+    def memory(self) -> tuple[RankMemory, ...]:
+        """Of a rank at every pipeline rank."""
+        return tuple(rank_memory(self.workload, pp_rank) for pp_rank in range(self.workload.layout.pp))
 
     @property
-    def fullest(self) -> Memory:
-        """Of the place of pp that holds most."""
-        return fullest(self.job)
+    def peak_rank(self) -> RankMemory:
+        """Memory of the pipeline rank that uses most."""
+        return peak_rank(self.workload)
 
     @property
     def fits(self) -> bool:
-        return self.fullest.total <= self.hardware.memory
+        return self.peak_rank.total <= self.hardware.memory
 
     @property
-    def traffic(self) -> Traffic:
-        return traffic(self.job)
+    def comm_volume(self) -> CommVolume:
+        return comm_volume(self.workload)
 
     @property
     def mfu(self) -> float:
-        """Share of the machine's peak that the model's own FLOPs are (arXiv:2204.02311 appendix B)."""
-        return model_flops(self.job) / self._possible
+        """Fraction of the machine's peak that the model's own FLOPs are (arXiv:2204.02311 appendix B)."""
+        return model_flops(self.workload) / self._peak_flops
 
     @property
     def hfu(self) -> float:
-        """Share of the peak with recomputation counted as work."""
-        return hardware_flops(self.job) / self._possible
+        """Fraction of the peak with recomputation counted."""
+        return hardware_flops(self.workload) / self._peak_flops
 
     @property
-    def _possible(self) -> float:
-        return self.seconds.step * self.hardware.peak * self.job.layout.world
+    def _peak_flops(self) -> float:
+        return self.seconds.step * self.hardware.peak * self.workload.layout.world
 
 
-def estimate(job: Job, hardware: Hardware) -> Estimate:
+def estimate(workload: Workload, hardware: Hardware) -> Estimate:
     """
     Raises:
         ConfigError, LayoutError: the batch cannot be cut this way.
     """
-    check(job)
-    cut, work = job.cut, Work.of(job, hardware)
-    crossing = _crossing(job, hardware)
-    kinds = {_kind(job, place): _passes(job, work, place) for place in cut.kinds}
-    slowest = max(kinds.values(), key=_seconds)
-    each = sum(_seconds(kinds[_kind(job, place)]) + crossing for place in range(job.layout.pp))
-    spent = (slowest[0] + slowest[1]) * job.micros
-    seconds = Seconds(
-        gemm=spent.gemm,
-        attention=spent.attention,
-        stream=spent.stream,
-        tp=spent.tp,
-        cp=spent.cp,
-        pp=crossing * job.micros * (1 if job.software.duplex_p2p else 2)
-        + _fill_transfers(job, hardware)
-        + tie_bytes(job) / hardware.reach(2, job.layout.world // job.layout.pp),
-        bubble=max(0.0, each - _seconds(slowest) - crossing - _filled(job, work)) / job.layout.vp,
-        dp=_exposed(job, hardware, slowest),
-        optimizer=_optimizer(job, hardware),
+    check_batch(workload)
+    cut = workload.model
+    cost = MicroBatchCost.from_workload(workload, hardware)
+    p2p_seconds = _p2p_seconds(workload, hardware)
+    kinds = {
+        _stage_kind(workload, pp_rank): _pass_costs(workload, cost, pp_rank) for pp_rank in cut.distinct_ranks
+    }
+    slowest = max(kinds.values(), key=_total_seconds)
+    all_stages = sum(
+        _total_seconds(kinds[_stage_kind(workload, pp_rank)]) + p2p_seconds
+        for pp_rank in range(workload.layout.pp)
     )
-    return Estimate(job=job, hardware=hardware, seconds=seconds)
+    slowest_total = (slowest[0] + slowest[1]) * workload.num_micro_batches
+    seconds = TimeBreakdown(
+        gemm=slowest_total.gemm,
+        attention=slowest_total.attention,
+        stream=slowest_total.stream,
+        tp=slowest_total.tp,
+        cp=slowest_total.cp,
+        pp=p2p_seconds * workload.num_micro_batches * (1 if workload.implementation.duplex_p2p else 2)
+        + _fill_transfers(workload, hardware)
+        + tied_gradient_bytes(workload)
+        / hardware.link_bandwidth(2, workload.layout.world // workload.layout.pp),
+        bubble=max(0.0, all_stages - _total_seconds(slowest) - p2p_seconds - _bubble_work(workload, cost))
+        / workload.layout.vp,
+        dp=_exposed_dp_seconds(workload, hardware, slowest),
+        optimizer=_optimizer_seconds(workload, hardware),
+    )
+    return Estimate(workload=workload, hardware=hardware, seconds=seconds)
 
 
-def _kind(job: Job, place: int) -> tuple[int, int, bool, bool]:
-    stages = job.cut.stages[place]
-    return job.cut.depth[place], job.again(stages), stages[0].is_first, stages[-1].is_last
+def _stage_kind(workload: Workload, pp_rank: int) -> tuple[int, int, bool, bool]:
+    stages = workload.model.stages[pp_rank]
+    return (
+        workload.model.layers_per_rank[pp_rank],
+        workload.recomputed_layers(stages),
+        stages[0].is_first,
+        stages[-1].last,
+    )
 
 
-def _passes(job: Job, work: Work, place: int) -> tuple[Pass, Pass]:
-    """Forward and backward of one micro-batch on the rank at `place` of pp, all of its stages together."""
-    layers, again, first, last = _kind(job, place)
-    forward, back = work.layer * layers, work.layer_back * layers + work.layer_again * again
+def _pass_costs(workload: Workload, cost: MicroBatchCost, pp_rank: int) -> tuple[PassCost, PassCost]:
+    """Costs of forward and backward of one micro-batch on pipeline rank `pp_rank`, over all its stages."""
+    layers, recomputed, first, last = _stage_kind(workload, pp_rank)
+    forward, backward = cost.layer * layers, cost.layer_back * layers + cost.layer_recompute * recomputed
     if first:
-        forward, back = forward + work.embedding, back + work.embedding_back
+        forward, backward = forward + cost.embedding, backward + cost.embedding_back
     if last:
-        forward, back = forward + work.head, back + work.head_back
-    return forward, back
+        forward, backward = forward + cost.head, backward + cost.head_back
+    return forward, backward
 
 
-def _seconds(passes: tuple[Pass, Pass]) -> float:
+def _total_seconds(passes: tuple[PassCost, PassCost]) -> float:
     return passes[0].seconds + passes[1].seconds
 
 
-def _filled(job: Job, work: Work) -> float:
-    """Seconds of the bubble in which a zero-bubble pipeline does weight gradients that it had put off: of the
-    (p - 1)(F + B + W) of 1F1B twice W (arXiv:2401.10241 table 2).
+def _bubble_work(workload: Workload, cost: MicroBatchCost) -> float:
+    """Seconds of the bubble that a zero-bubble pipeline fills with deferred weight gradients: of the (p -
+    1)(F + B + W) of 1F1B twice W (arXiv:2401.10241 table 2).
     """
-    if job.schedule != "zero-bubble":
+    if workload.schedule != "zero-bubble":
         return 0.0
-    return 2 * work.layer_weights * sum(sorted(job.cut.depth)[:-1])
+    return 2 * cost.layer_weights * sum(sorted(workload.model.layers_per_rank)[:-1])
 
 
-def _crossing(job: Job, hardware: Hardware) -> float:
-    """Seconds of one micro-batch's transfers from a stage to the next, there and back, that nothing hides.
+def _p2p_seconds(workload: Workload, hardware: Hardware) -> float:
+    """Seconds of the exposed transfers of one micro-batch between two stages, both ways.
 
     A stage between two others also receives as much as it sends.
     """
-    layout = job.layout
-    if layout.pp == 1 or (job.software.overlaps_pp and layout.vp > 1):
+    layout = workload.layout
+    if layout.pp == 1 or (workload.implementation.overlaps_pp and layout.vp > 1):
         return 0.0
-    sent = stage_bytes(job)
-    seconds = sent / hardware.reach(2, layout.world // layout.pp)
-    if job.software.sliced_p2p and not job.sequence and layout.tp > 1:
-        seconds += (layout.tp - 1) * sent / hardware.reach(layout.tp, 1)
+    sent_bytes = p2p_bytes(workload)
+    seconds = sent_bytes / hardware.link_bandwidth(2, layout.world // layout.pp)
+    if workload.implementation.sliced_p2p and not workload.sequence and layout.tp > 1:
+        seconds += (layout.tp - 1) * sent_bytes / hardware.link_bandwidth(layout.tp, 1)
     return 2 * layout.vp * seconds
 
 
-def _fill_transfers(job: Job, hardware: Hardware) -> float:
-    """Seconds of transfers that an interleaved pipeline does not hide while it fills and drains.
+def _fill_transfers(workload: Workload, hardware: Hardware) -> float:
+    """Seconds of transfers that an interleaved pipeline exposes while it fills and drains.
 
     Of the passes before its first backward pass and after its last forward pass, on the place in the middle
     (arXiv:2104.04473 §2.2).
     """
-    layout, software = job.layout, job.software
-    if layout.vp == 1 or not software.overlaps_pp or software.overlaps_pp_fill:
+    layout, implementation = workload.layout, workload.implementation
+    if layout.vp == 1 or not implementation.overlaps_pp or implementation.overlaps_pp_fill:
         return 0.0
-    passes = min(layout.vp * job.micros, layout.vp * layout.pp - 1)
-    return 2 * passes * stage_bytes(job) / hardware.reach(2, layout.world // layout.pp)
+    passes = min(layout.vp * workload.num_micro_batches, layout.vp * layout.pp - 1)
+    return 2 * passes * p2p_bytes(workload) / hardware.link_bandwidth(2, layout.world // layout.pp)
 
 
-def _exposed(job: Job, hardware: Hardware, slowest: tuple[Pass, Pass]) -> float:
-    """Seconds of the data-parallel transfers that nothing hides.
+def _exposed_dp_seconds(workload: Workload, hardware: Hardware, slowest: tuple[PassCost, PassCost]) -> float:
+    """Seconds of the exposed data-parallel transfers.
 
     Before stage 2 only one micro-batch's backward pass can hide the sums, which are of all micro-batches.
     Interleaved, the stages of a rank finish one after the other, a round of pp micro-batches apart, and the
     next step needs their weights in such an order (arXiv:2104.04473 figure 4).
     """
-    reach = hardware.reach(job.replicas, job.layout.tp)
-    down, up = (n / reach for n in data_parallel_bytes(job))
-    forward, back = slowest
-    if job.software.overlaps_reduce or job.zero == 3:
-        down = _unhidden(job, down, back.seconds)
-    if job.software.overlaps_gather or job.zero == 3:
-        up = _unhidden(job, up, forward.seconds)
-    return down + up
+    bandwidth = hardware.link_bandwidth(workload.replicas, workload.layout.tp)
+    reduce_seconds, gather_seconds = (n / bandwidth for n in data_parallel_bytes(workload))
+    forward, backward = slowest
+    if workload.implementation.overlaps_reduce or workload.zero == 3:
+        reduce_seconds = _unhidden_seconds(workload, reduce_seconds, backward.seconds)
+    if workload.implementation.overlaps_gather or workload.zero == 3:
+        gather_seconds = _unhidden_seconds(workload, gather_seconds, forward.seconds)
+    return reduce_seconds + gather_seconds
 
 
-def _unhidden(job: Job, sent: float, work: float) -> float:
-    """Seconds by which transfers outlast the work they are hidden behind.
+def _unhidden_seconds(workload: Workload, transfer_seconds: float, compute_seconds: float) -> float:
+    """Seconds by which transfers outlast the computation that hides them.
 
     Args:
-        work: of one micro-batch on the rank, all of its stages together.
+        compute_seconds: of one micro-batch on the rank, over all its stages.
     """
-    if job.zero > 1:  # while any micro-batch is computed
-        return max(0.0, sent - job.micros * work)
-    vp, stage = job.layout.vp, work / job.layout.vp
-    rounds = (vp - 1) * min(job.layout.pp, job.micros) * stage
-    return max(0.0, sent / vp - stage, sent - rounds - stage)
+    if workload.zero > 1:  # while any micro-batch is computed
+        return max(0.0, transfer_seconds - workload.num_micro_batches * compute_seconds)
+    vp = workload.layout.vp
+    stage_seconds = compute_seconds / workload.layout.vp
+    rounds = (vp - 1) * min(workload.layout.pp, workload.num_micro_batches) * stage_seconds
+    return max(0.0, transfer_seconds / vp - stage_seconds, transfer_seconds - rounds - stage_seconds)
 
 
-def _optimizer(job: Job, hardware: Hardware) -> float:
-    """Seconds of clearing, measuring and clipping gradients and of AdamW: bytes of the fullest rank."""
-    held = max(job.cut.held)
-    share = job.replicas if job.zero else 1
+def _optimizer_seconds(workload: Workload, hardware: Hardware) -> float:
+    """Seconds to clear, measure and clip gradients and to run AdamW: bytes of the fullest rank."""
+    elements = max(workload.model.elements)
+    owners = workload.replicas if workload.zero else 1
     adam = (
-        held / share * (16 + 12 + job.precision.weight)
-    )  # reads gradient, main, moments; writes all but the first
-    rest = held * 4 * job.precision.gradient  # cleared, measured, read and written to be clipped
-    return (adam + rest) / (hardware.stream * hardware.bandwidth)
+        elements / owners * (16 + 12 + workload.precision.weight)
+    )  # reads gradient, main weight and moments; writes all but the gradient
+    other = elements * 4 * workload.precision.gradient  # cleared, measured, read and written to be clipped
+    return (adam + other) / (hardware.stream * hardware.bandwidth)

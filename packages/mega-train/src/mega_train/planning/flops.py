@@ -1,4 +1,4 @@
-"""Floating-point operations of one optimizer step, all ranks together.
+"""Floating-point operations of one optimizer step over all ranks.
 
 Every matrix of the table is used once per token: 2 operations per element forward, 4 backward. With the
 4·s·q of attention per token and layer forward and 8 backward, nothing left out as masked, this is, for GPT
@@ -10,42 +10,45 @@ from __future__ import annotations
 from mega_schema.arch import table
 from mega_schema.params import count_params
 from mega_schema.spec import ModelSpec
-from mega_train.planning.workload import Job
+from mega_train.planning.workload import Workload
 
 
 def parameters(spec: ModelSpec) -> int:
-    """Of the whole model, a tied one counted once, padding not counted."""
+    """Count the parameters of the model, tied ones once, without padding."""
     return count_params(table(spec))
 
 
-def model_flops(job: Job) -> float:
-    """What the model needs, however it is computed: the numerator of MFU."""
-    return job.global_samples * job.length * per_token(job.spec, job.length)
+def model_flops(workload: Workload) -> float:
+    """FLOPs that the model needs, however it is computed: the numerator of MFU."""
+    return (
+        workload.global_batch_size * workload.seq_length * flops_per_token(workload.spec, workload.seq_length)
+    )
 
 
-def per_token(spec: ModelSpec, length: int) -> float:
-    """The same for one token of a sequence of `length`."""
-    return 6.0 * (_layers(spec) + _head(spec)) + 3.0 * _attention(spec, length)
+def flops_per_token(spec: ModelSpec, length: int) -> float:
+    """FLOPs per token of a sequence of `length`."""
+    return 6.0 * (_layer_elements(spec) + _head_elements(spec)) + 3.0 * _attention_flops(spec, length)
 
 
-def hardware_flops(job: Job) -> float:
-    """With what recomputation repeats: the numerator of HFU."""
-    m, forward = job.spec, _attention(job.spec, job.length)
-    if job.recompute.granularity == "full":
-        forward += 2.0 * _layers(m)
-    again = sum(job.again(stages) for stages in job.cut.stages) / m.layers
-    return model_flops(job) + job.global_samples * job.length * again * forward
+def hardware_flops(workload: Workload) -> float:
+    """FLOPs including recomputation: the numerator of HFU."""
+    spec = workload.spec
+    forward = _attention_flops(workload.spec, workload.seq_length)
+    if workload.recompute.granularity == "full":
+        forward += 2.0 * _layer_elements(spec)
+    recomputed = sum(workload.recomputed_layers(stages) for stages in workload.model.stages) / spec.layers
+    return model_flops(workload) + workload.global_batch_size * workload.seq_length * recomputed * forward
 
 
-def _layers(spec: ModelSpec) -> int:
+def _layer_elements(spec: ModelSpec) -> int:
     """Elements of the layers' matrices."""
     return sum(row.size for row in table(spec) if isinstance(row.stage, int) and len(row.shape) == 2)
 
 
-def _head(spec: ModelSpec) -> int:
+def _head_elements(spec: ModelSpec) -> int:
     return spec.vocab * spec.hidden
 
 
-def _attention(spec: ModelSpec, length: int) -> float:
-    """Per token, forward."""
+def _attention_flops(spec: ModelSpec, length: int) -> float:
+    """FLOPs of attention per token, forward."""
     return 4.0 * length * spec.q_rows * spec.layers

@@ -1,4 +1,4 @@
-"""The machines a plan is made for, as a handful of visible constants."""
+"""Machines to plan for, as a few constants each."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """One kind of GPU in nodes of `node`, joined by a network with a port per GPU.
+    """GPUs of one kind in nodes of `node`, joined by a network with a port per GPU.
 
-    The first block is from data sheets, the second says how much of it software reaches.
+    The first block of fields is from data sheets, the second is the fraction of it that software reaches.
 
     Attributes:
         peak: dense 16-bit FLOP/s of the tensor cores; utilisations are shares of this.
@@ -50,8 +50,8 @@ class Hardware:
     stream: float = 0.80
     link: float = 0.75
 
-    def product_peak(self, factor: int) -> float:
-        """FLOP/s of a matrix product whose factors' elements have this many bytes: 1, 2 or 4.
+    def gemm_peak(self, factor: int) -> float:
+        """Peak FLOP/s of a matrix product whose factors have this many bytes per element: 1, 2 or 4.
 
         Raises:
             ConfigError: these GPUs have no products in FP8.
@@ -63,11 +63,11 @@ class Hardware:
             raise ConfigError("--fp8-format", "these GPUs have no FP8 products", found=self.name, wanted=have)
         return self.peak_fp8
 
-    def reach(self, ranks: int, stride: int) -> float:
-        """Bytes/s at which each rank of a ring sends, where neighbours are `stride` ranks apart.
+    def link_bandwidth(self, ranks: int, stride: int) -> float:
+        """Bytes/s that each rank of a ring sends, with neighbours `stride` ranks apart.
 
-        Inside a node that is NVLink. Past it every node that the ring passes adds its ports: with g of its
-        ranks in a node, rings are laid so that each uses another of the g ports.
+        Inside a node that is NVLink. Between nodes every node that the ring passes adds its ports: with g of
+        its ranks in a node, rings are laid so that each uses another of the g ports.
         """
         together = max(1, min(ranks, self.node // stride))
         if together == ranks:
@@ -120,16 +120,16 @@ HARDWARE: Mapping[str, Hardware] = MappingProxyType(
 )
 
 
-# as torch names the devices; a card of another form (PCIe, NVL) has another peak and is in no row
+# torch's device names; PCIe and NVL cards have another peak and are not listed
 _DEVICES = (
-    (re.compile(r"A100"), "a100"),  # every form of it has the same
+    (re.compile(r"A100"), "a100"),  # all variants have the same peak
     (re.compile(r"H100 80GB HBM3"), "h100"),
     (re.compile(r"H200(?! NVL)"), "h200"),
 )
 
 
 def peak_flops(device: str, *, half: bool) -> float | None:
-    """FLOP/s that a device is sold with, the denominator of MFU; None where we do not know it.
+    """Return the nominal FLOP/s of a device, the denominator of MFU; None where it is not known.
 
     Args:
         device: its name as torch.cuda.get_device_name gives it.

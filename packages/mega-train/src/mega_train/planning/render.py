@@ -1,4 +1,4 @@
-"""A plan as tables for a terminal, and as JSON."""
+"""Render estimates as tables for a terminal, and as JSON."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any, Literal, TextIO
 from rich.console import Console
 from rich.table import Table
 
-from mega_train.commands.plan import words
+from mega_train.commands.plan import to_flags
 from mega_train.planning.estimate import Estimate
 from mega_train.planning.flops import hardware_flops, model_flops, parameters
 from mega_train.planning.hardware import GIB
-from mega_train.planning.workload import Job
+from mega_train.planning.workload import Workload
 
-_SPENT = (
+_TIME_LABELS = (
     ("gemm", "matrix products"),
     ("attention", "attention"),
     ("stream", "elementwise"),
@@ -44,113 +44,122 @@ _COLUMNS = (
 )
 
 
-def write(done: Sequence[Estimate], out: TextIO, *, searched: bool, as_json: bool) -> None:
-    """One estimate, or those of a search, as a person or a program reads them."""
+def write_estimates(estimates: Sequence[Estimate], out: TextIO, *, searched: bool, as_json: bool) -> None:
+    """Write one estimate, or those of a search, as tables or as JSON."""
     if as_json:
-        told: object = as_dict(done[0])
+        content: object = to_dict(estimates[0])
         if searched:
-            told = [as_dict(each) | {"flags": words(each.job)} for each in done]
-        out.write(json.dumps(told, indent=1) + "\n")
+            content = [to_dict(estimate) | {"flags": to_flags(estimate.workload)} for estimate in estimates]
+        out.write(json.dumps(content, indent=1) + "\n")
         return
     console = Console(file=out, width=110)
     if searched:
-        show_found(done, console)
+        show_search(estimates, console)
     else:
-        show(done[0], console)
+        show_estimate(estimates[0], console)
 
 
-def show(done: Estimate, console: Console) -> None:
-    """Everything of one estimate."""
-    job, hardware, seconds = done.job, done.hardware, done.seconds
-    say(console, headline(job) + f" on {job.layout.world} x {hardware.name}")
-    say(console, f"{mesh(job)} | {batch(job)}")
-    console.print(_memory(done))
-    full = done.fullest.total
-    verdict = "fits in" if done.fits else "DOES NOT FIT in"
-    say(console, f"the fullest rank's {full / GIB:.1f} GiB {verdict} {hardware.memory / GIB:.0f} GiB")
-    sent = asdict(done.traffic)
-    parts = [f"{axis} {n / GIB:.2f}" for axis, n in sent.items() if n]
-    say(console, f"a rank sends, GiB a step: {', '.join(parts) or 'nothing'}")
-    say(console, f"model FLOPs {model_flops(job):.3e} a step, with recomputation {hardware_flops(job):.3e}")
-    spent = [(name, getattr(seconds, key) / seconds.step) for key, name in _SPENT]
-    shares = ", ".join(f"{name} {share:.1%}" for name, share in spent if share >= 0.0005)
-    say(console, f"step {seconds.step:.3f} s: {shares}")
-    tokens = job.global_samples * job.length / seconds.step
-    flops = model_flops(job) / seconds.step / job.layout.world / 1e12
-    rates = f"{flops:.0f} TFLOP/s a GPU | MFU {done.mfu:.1%}, HFU {done.hfu:.1%}"
-    say(console, f"{tokens:,.0f} tokens/s | {rates}")
+def show_estimate(estimate: Estimate, console: Console) -> None:
+    """Print one estimate."""
+    workload = estimate.workload
+    hardware = estimate.hardware
+    seconds = estimate.seconds
+    print_line(console, format_model(workload) + f" on {workload.layout.world} x {hardware.name}")
+    print_line(console, f"{format_layout(workload)} | {format_batch(workload)}")
+    console.print(_memory_table(estimate))
+    used = estimate.peak_rank.total
+    verdict = "fits in" if estimate.fits else "DOES NOT FIT in"
+    print_line(console, f"the fullest rank's {used / GIB:.1f} GiB {verdict} {hardware.memory / GIB:.0f} GiB")
+    sent_bytes = asdict(estimate.comm_volume)
+    parts = [f"{axis} {n / GIB:.2f}" for axis, n in sent_bytes.items() if n]
+    print_line(console, f"a rank sends, GiB a step: {', '.join(parts) or 'nothing'}")
+    print_line(
+        console,
+        f"model FLOPs {model_flops(workload):.3e} a step, with recomputation {hardware_flops(workload):.3e}",
+    )
+    time_shares = [(name, getattr(seconds, key) / seconds.step) for key, name in _TIME_LABELS]
+    shares = ", ".join(f"{name} {share:.1%}" for name, share in time_shares if share >= 0.0005)
+    print_line(console, f"step {seconds.step:.3f} s: {shares}")
+    tokens = workload.global_batch_size * workload.seq_length / seconds.step
+    flops = model_flops(workload) / seconds.step / workload.layout.world / 1e12
+    rates = f"{flops:.0f} TFLOP/s a GPU | MFU {estimate.mfu:.1%}, HFU {estimate.hfu:.1%}"
+    print_line(console, f"{tokens:,.0f} tokens/s | {rates}")
 
 
-def show_found(found: Sequence[Estimate], console: Console) -> None:
-    """The layouts of a search, and the flags of the first."""
+def show_search(estimates: Sequence[Estimate], console: Console) -> None:
+    """Print the layouts of a search, and the flags of the first."""
     table = Table(box=None, pad_edge=False)
     for name in _COLUMNS:
         side: Literal["left", "right"] = "left" if name in ("schedule", "recompute") else "right"
         table.add_column(name, justify=side, no_wrap=True)
-    for done in found:
-        job, layout, seconds = done.job, done.job.layout, done.seconds
-        degrees = (layout.tp, layout.cp, layout.pp, layout.vp, layout.dp, job.micro)
+    for estimate in estimates:
+        workload = estimate.workload
+        layout = estimate.workload.layout
+        seconds = estimate.seconds
+        degrees = (layout.tp, layout.cp, layout.pp, layout.vp, layout.dp, workload.micro_batch_size)
         table.add_row(
             *map(str, degrees),
-            job.schedule if layout.pp > 1 else "",
-            kept(job),
-            f"{done.fullest.total / GIB:.1f}",
+            workload.schedule if layout.pp > 1 else "",
+            recompute_label(workload),
+            f"{estimate.peak_rank.total / GIB:.1f}",
             f"{seconds.bubble / seconds.step:.1%}",
             f"{seconds.step:.3f}",
-            f"{done.mfu:.1%}",
-            f"{done.hfu:.1%}",
+            f"{estimate.mfu:.1%}",
+            f"{estimate.hfu:.1%}",
         )
-    first = found[0]
-    say(console, headline(first.job) + f" on {first.job.layout.world} x {first.hardware.name}")
-    say(console, batch(first.job))
+    first = estimates[0]
+    print_line(
+        console, format_model(first.workload) + f" on {first.workload.layout.world} x {first.hardware.name}"
+    )
+    print_line(console, format_batch(first.workload))
     console.print(table)
-    say(console, f"the first: {words(first.job)}")
+    print_line(console, f"the first: {to_flags(first.workload)}")
 
 
-def as_dict(done: Estimate) -> dict[str, Any]:
-    """Everything of one estimate; bytes, seconds and FLOPs."""
-    job, layout = done.job, done.job.layout
+def to_dict(estimate: Estimate) -> dict[str, Any]:
+    """Return one estimate as JSON values; bytes, seconds and FLOPs."""
+    workload, layout = estimate.workload, estimate.workload.layout
     return {
-        "model": job.spec.to_dict(),
-        "parameters": parameters(job.spec),
-        "hardware": asdict(done.hardware),
+        "model": workload.spec.to_dict(),
+        "parameters": parameters(workload.spec),
+        "hardware": asdict(estimate.hardware),
         "layout": {axis: getattr(layout, axis) for axis in ("tp", "cp", "pp", "vp", "dp", "world")},
-        "layers": list(job.cut.depth),
-        "pipeline_schedule": job.schedule,
-        "seq_length": job.length,
-        "micro_batch_size": job.micro,
-        "global_batch_size": job.global_samples,
-        "precision": job.precision.name,
-        "sequence_parallel": job.sequence,
-        "recompute": asdict(job.recompute),
-        "zero_stage": job.zero,
-        "memory_bytes": [asdict(place) | {"total": place.total} for place in done.memory],
-        "fits": done.fits,
-        "sent_bytes": asdict(done.traffic),
-        "model_flops": model_flops(job),
-        "hardware_flops": hardware_flops(job),
-        "seconds": asdict(done.seconds) | {"step": done.seconds.step},
-        "mfu": done.mfu,
-        "hfu": done.hfu,
+        "layers": list(workload.model.layers_per_rank),
+        "pipeline_schedule": workload.schedule,
+        "seq_length": workload.seq_length,
+        "micro_batch_size": workload.micro_batch_size,
+        "global_batch_size": workload.global_batch_size,
+        "precision": workload.precision.name,
+        "sequence_parallel": workload.sequence,
+        "recompute": asdict(workload.recompute),
+        "zero_stage": workload.zero,
+        "memory_bytes": [asdict(rank) | {"total": rank.total} for rank in estimate.memory],
+        "fits": estimate.fits,
+        "sent_bytes": asdict(estimate.comm_volume),
+        "model_flops": model_flops(workload),
+        "hardware_flops": hardware_flops(workload),
+        "seconds": asdict(estimate.seconds) | {"step": estimate.seconds.step},
+        "mfu": estimate.mfu,
+        "hfu": estimate.hfu,
     }
 
 
-def headline(job: Job) -> str:
-    return f"{job.spec.family}, {parameters(job.spec):,} parameters, {job.precision.name}"
+def format_model(workload: Workload) -> str:
+    return f"{workload.spec.family}, {parameters(workload.spec):,} parameters, {workload.precision.name}"
 
 
-def mesh(job: Job) -> str:
-    layout = job.layout
-    more = {"cp": layout.cp, "vp": layout.vp}
-    extra = "".join(f" x {axis} {degree}" for axis, degree in more.items() if degree > 1)
-    order = f", {job.schedule}" if layout.pp > 1 else ""
-    how = f"zero {job.zero}, recompute {kept(job)}"
-    return f"tp {layout.tp} x pp {layout.pp} x dp {layout.dp}{extra}{order}, {how}"
+def format_layout(workload: Workload) -> str:
+    layout = workload.layout
+    sizes = {"cp": layout.cp, "vp": layout.vp}
+    extra = "".join(f" x {axis} {degree}" for axis, degree in sizes.items() if degree > 1)
+    order = f", {workload.schedule}" if layout.pp > 1 else ""
+    options = f"zero {workload.zero}, recompute {recompute_label(workload)}"
+    return f"tp {layout.tp} x pp {layout.pp} x dp {layout.dp}{extra}{order}, {options}"
 
 
-def kept(job: Job) -> str:
-    """What is computed again, in a word or two."""
-    recompute = job.recompute
+def recompute_label(workload: Workload) -> str:
+    """Name the recomputation in a word or two."""
+    recompute = workload.recompute
     if recompute.granularity != "full":
         return " ".join(
             (recompute.granularity or "none", *(recompute.modules if recompute.is_custom else ()))
@@ -158,24 +167,24 @@ def kept(job: Job) -> str:
     return f"{recompute.method} {recompute.layers}"
 
 
-def batch(job: Job) -> str:
-    return f"{job.global_samples} samples x {job.length} tokens a step"
+def format_batch(workload: Workload) -> str:
+    return f"{workload.global_batch_size} samples x {workload.seq_length} tokens a step"
 
 
-def say(console: Console, text: str) -> None:
+def print_line(console: Console, text: str) -> None:
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def _memory(done: Estimate) -> Table:
-    """A line for each run of places that hold the same."""
+def _memory_table(estimate: Estimate) -> Table:
+    """Build a table with a line for the first, the last and the fullest pipeline rank."""
     table = Table(box=None, pad_edge=False)
     table.add_column("GiB of a rank at pp")
     for name in ("weights", "gradients", "optimizer", "activations", "loss", "buffers", "total"):
         table.add_column(name, justify="right", no_wrap=True)
-    places = done.memory
-    shown = {0, len(places) - 1, places.index(max(places, key=lambda held: held.total))}
-    shown |= {1} if len(places) > 2 else set()
-    for place in sorted(shown):
-        kinds = asdict(places[place]) | {"total": places[place].total}
-        table.add_row(str(place), *(f"{n / GIB:.2f}" for n in kinds.values()))
+    ranks = estimate.memory
+    shown = {0, len(ranks) - 1, ranks.index(max(ranks, key=lambda memory: memory.total))}
+    shown |= {1} if len(ranks) > 2 else set()
+    for rank in sorted(shown):
+        kinds = asdict(ranks[rank]) | {"total": ranks[rank].total}
+        table.add_row(str(rank), *(f"{n / GIB:.2f}" for n in kinds.values()))
     return table

@@ -1,4 +1,4 @@
-"""Which layouts of a model on so many GPUs fit, and which of them are fastest."""
+"""Search the layouts of a model on a number of GPUs: which fit, and which are fastest."""
 
 from __future__ import annotations
 
@@ -11,119 +11,128 @@ from mega_schema.recompute_policy import KEEP_ALL, RecomputePolicy
 from mega_schema.spec import ModelSpec
 from mega_train.planning.estimate import Estimate, estimate
 from mega_train.planning.hardware import Hardware
-from mega_train.planning.memory import fullest
-from mega_train.planning.sharded_sizes import Cut, Shares, Stages, stages
-from mega_train.planning.workload import Job, Schedule
+from mega_train.planning.memory import peak_rank
+from mega_train.planning.sharded_sizes import ParamShares, ShardedModel, Stages, stages_by_rank
+from mega_train.planning.workload import ScheduleName, Workload
 
 
-def search(job: Job, world: int, hardware: Hardware, *, most: int = 10) -> list[Estimate]:
-    """The fastest ways to run this job's model and batch that fit, fastest first.
+def search(template: Workload, world: int, hardware: Hardware, *, limit: int = 10) -> list[Estimate]:
+    """Search the fastest layouts that fit for a model and batch, fastest first.
 
-    Tried are all tp of a node, all pp, vp and cp, micro-batches that divide, and 1F1B and zero-bubble, with
-    sequence parallelism, the optimizer's state shared out and transfers hidden, which cost nothing. Of
-    recomputation the least that fits is taken. ZeRO 2 and 3 are not tried: beside a pipeline they send more
+    Tried are all tp of a node, all pp, vp and cp, micro-batches that divide the batch, and 1F1B and
+    zero-bubble, with sequence parallelism, a sharded optimizer and overlapped transfers, which cost nothing.
+    The least recomputation that fits is taken. ZeRO 2 and 3 are not tried: with a pipeline they send more
     than they save.
 
     Args:
-        job: its cut, micro-batch, recomputation and ZeRO stage do not matter.
+        template: its layout, micro-batch, recomputation and ZeRO stage are ignored.
     """
-    found = [
-        estimate(fit, hardware)
-        for made in layouts(job, world, hardware.node)
-        if (fit := _fitting(made, hardware.memory))
+    estimates = [
+        estimate(fitting, hardware)
+        for workload in list_layouts(template, world, hardware.node)
+        if (fitting := _least_recompute(workload, hardware.memory))
     ]
-    return sorted(found, key=lambda e: e.seconds.step)[:most]
+    return sorted(estimates, key=lambda e: e.seconds.step)[:limit]
 
 
-def alike(job: Job, hardware: Hardware) -> list[Estimate]:
-    """This job with every micro-batch and number of virtual stages that fits, least recomputation first."""
-    layout = job.layout
-    made = _batches(job, layout, job.cut.shares, (job.schedule,), {})
-    return [estimate(fit, hardware) for each in made if (fit := _fitting(each, hardware.memory))]
+def variants(workload: Workload, hardware: Hardware) -> list[Estimate]:
+    """Estimate every micro-batch size and number of virtual stages that fits, by least recomputation."""
+    layout = workload.layout
+    candidates = _batch_variants(workload, layout, workload.model.shares, (workload.schedule,), {})
+    return [
+        estimate(fitting, hardware)
+        for candidate in candidates
+        if (fitting := _least_recompute(candidate, hardware.memory))
+    ]
 
 
-def layouts(job: Job, world: int, node: int) -> Iterator[Job]:
-    """Every way to cut the model and the batch over `world` ranks."""
-    shares = _shares(job.spec, divisors(world, node))
+def list_layouts(template: Workload, world: int, node: int) -> Iterator[Workload]:
+    """Yield every way to divide the model and the batch over `world` ranks."""
+    shares = _param_shares(template.spec, divisors(world, node))
     depths: dict[tuple[int, int], tuple[Stages, ...]] = {}
-    for layout in _meshes(world, tuple(shares), job.spec.layers, node):
-        yield from _batches(job, layout, shares[layout.tp], ("1f1b", "zero-bubble"), depths)
+    for layout in _list_meshes(world, tuple(shares), template.spec.layers, node):
+        yield from _batch_variants(template, layout, shares[layout.tp], ("1f1b", "zero-bubble"), depths)
 
 
-def _batches(
-    job: Job,
+def _batch_variants(
+    template: Workload,
     layout: Layout,
-    shares: Shares,
-    schedules: Sequence[Schedule],
+    shares: ParamShares,
+    schedules: Sequence[ScheduleName],
     depths: dict[tuple[int, int], tuple[Stages, ...]],
-) -> Iterator[Job]:
-    """Every micro-batch and number of virtual stages on this mesh.
+) -> Iterator[Workload]:
+    """Yield every micro-batch size and number of virtual stages on this layout.
 
     Args:
-        schedules: orders of a pipeline's passes.
-        depths: what `stages` gave so far, by pp and vp; added to.
+        schedules: pipeline schedules.
+        depths: cache of `stages_by_rank`, by pp and vp; extended here.
     """
-    if job.global_samples % layout.dp or (layout.cp > 1 and job.length % (2 * layout.cp)):
+    if template.global_batch_size % layout.dp or (layout.cp > 1 and template.seq_length % (2 * layout.cp)):
         return
-    for micro in divisors(job.global_samples // layout.dp):
-        micros = job.global_samples // (layout.dp * micro)
-        if micro * job.length // layout.cp % layout.tp:
+    for micro in divisors(template.global_batch_size // layout.dp):
+        micros = template.global_batch_size // (layout.dp * micro)
+        if micro * template.seq_length // layout.cp % layout.tp:
             continue
         interleaves = layout.pp > 1 and micros % layout.pp == 0
-        whole, rest = divmod(job.spec.layers, layout.pp)
-        for vp in divisors(whole) if interleaves and not rest else (1,):
+        layers_per_stage, rest = divmod(template.spec.layers, layout.pp)
+        for vp in divisors(layers_per_stage) if interleaves and not rest else (1,):
             key = layout.pp, vp
-            depths[key] = depths.get(key) or stages(job.spec.layers, Layout(pp=layout.pp, vp=vp))
-            cut = Cut(job.spec, dataclasses.replace(layout, vp=vp), shares, depths[key])
+            depths[key] = depths.get(key) or stages_by_rank(template.spec.layers, Layout(pp=layout.pp, vp=vp))
+            model = ShardedModel(template.spec, dataclasses.replace(layout, vp=vp), shares, depths[key])
             zero = 1 if layout.dp * layout.cp > 1 else 0
-            made = dataclasses.replace(job, cut=cut, micro=micro, sequence=layout.tp > 1, zero=zero)
+            workload = dataclasses.replace(
+                template, model=model, micro_batch_size=micro, sequence=layout.tp > 1, zero=zero
+            )
             for schedule in schedules if layout.pp > 1 else schedules[:1]:
-                yield dataclasses.replace(made, schedule=schedule)
+                yield dataclasses.replace(workload, schedule=schedule)
 
 
-def _shares(spec: ModelSpec, degrees: Sequence[int]) -> Mapping[int, Shares]:
-    """The model's share of one rank for every tensor-parallel degree that divides it."""
-    found = {}
+def _param_shares(spec: ModelSpec, degrees: Sequence[int]) -> Mapping[int, ParamShares]:
+    """Compute one rank's share of the model for every tensor-parallel degree that divides it."""
+    shares_by_tp = {}
     for tp in degrees:
         try:
-            found[tp] = Shares.of(spec, tp)
+            shares_by_tp[tp] = ParamShares.from_spec(spec, tp)
         except MegaError:
-            continue  # its heads or its feed-forward cannot be cut so
-    return found
+            continue  # heads or feed-forward do not divide by this tp
+    return shares_by_tp
 
 
-def _meshes(world: int, degrees: Sequence[int], layers: int, node: int) -> Iterator[Layout]:
+def _list_meshes(world: int, degrees: Sequence[int], layers: int, node: int) -> Iterator[Layout]:
     for tp in degrees:
         for cp in divisors(world // tp, node):
             for pp in divisors(world // (tp * cp), layers):
                 yield Layout(tp=tp, cp=cp, pp=pp, dp=world // (tp * cp * pp))
 
 
-def _fitting(job: Job, memory: float) -> Job | None:
-    """The job with as little computed again as fits: nothing, attention, the fewest layers of a stage."""
-    for some in (KEEP_ALL, RecomputePolicy("selective")):
-        if (made := _fits(job, some, memory)) is not None:
-            return made
-    least, most = 1, max(len(stage.layers) for stages in job.cut.stages for stage in stages)
-    if (found := _fits(job, _block(most), memory)) is None:
+def _least_recompute(workload: Workload, memory: float) -> Workload | None:
+    """Return the workload with the least recomputation that fits: none, attention, the fewest layers of a
+    stage.
+    """
+    for policy in (KEEP_ALL, RecomputePolicy("selective")):
+        if (candidate := _if_it_fits(workload, policy, memory)) is not None:
+            return candidate
+    fewest = 1
+    fewest_fitting = max(len(stage.layers) for stages in workload.model.stages for stage in stages)
+    if (smallest := _if_it_fits(workload, _block_recompute(fewest_fitting), memory)) is None:
         return None
-    while least < most:
-        middle = (least + most) // 2
-        if (made := _fits(job, _block(middle), memory)) is not None:
-            found, most = made, middle
+    while fewest < fewest_fitting:
+        middle = (fewest + fewest_fitting) // 2
+        if (candidate := _if_it_fits(workload, _block_recompute(middle), memory)) is not None:
+            smallest, fewest_fitting = candidate, middle
         else:
-            least = middle + 1
-    return found
+            fewest = middle + 1
+    return smallest
 
 
-def _block(layers: int) -> RecomputePolicy:
+def _block_recompute(layers: int) -> RecomputePolicy:
     return RecomputePolicy("full", "block", layers)
 
 
-def _fits(job: Job, recompute: RecomputePolicy, memory: float) -> Job | None:
-    made = dataclasses.replace(job, recompute=recompute)
-    return made if fullest(made).total <= memory else None
+def _if_it_fits(workload: Workload, recompute: RecomputePolicy, memory: float) -> Workload | None:
+    candidate = dataclasses.replace(workload, recompute=recompute)
+    return candidate if peak_rank(candidate).total <= memory else None
 
 
-def divisors(n: int, most: int | None = None) -> tuple[int, ...]:
-    return tuple(d for d in range(1, min(n, most or n) + 1) if n % d == 0)
+def divisors(n: int, largest: int | None = None) -> tuple[int, ...]:
+    return tuple(d for d in range(1, min(n, largest or n) + 1) if n % d == 0)

@@ -1,4 +1,4 @@
-"""A model on a layout: the elements and layers of each rank of the pipeline, from the parameter table."""
+"""Elements and layers of each pipeline rank, from the parameter table."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Stages = tuple[Stage, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
-    """Elements of one tensor-parallel rank's share of the model, padding included.
+class ParamShares:
+    """Elements of one tensor-parallel rank's share of the model, with padding.
 
     Attributes:
         first, last: of the rows on the first and the last stage; `last` without a tied output weight.
@@ -38,14 +38,17 @@ class Shares:
     head: tuple[int, int]
 
     @classmethod
-    def of(cls, spec: ModelSpec, tp: int) -> Shares:
+    def from_spec(cls, spec: ModelSpec, tp: int) -> ParamShares:
         """
         Raises:
             LayoutError: a dimension does not divide over tp.
         """
         ends = {"first": 0, "last": 0, "tied": 0}
         layers = [0] * spec.layers
-        matrices, head, queries, keys = [], (0, 0), 0, 0
+        matrices = []
+        head = (0, 0)
+        queries = 0
+        keys = 0
         for row in table(spec):
             shape = row.local_shape(tp)
             if isinstance(row.stage, int):
@@ -70,62 +73,63 @@ class Shares:
             head,
         )
 
-    def held(self, stages: Sequence[Stage]) -> int:
-        """Elements that the rank with these stages holds."""
+    def elements_on(self, stages: Sequence[Stage]) -> int:
+        """Count the elements of the rank with these stages."""
         first, last = stages[0].is_first, stages[-1].is_last
         ends = first * self.first + last * (self.last + (0 if first else self.tied))
         return ends + sum(self.layers[i] for stage in stages for i in stage.layers)
 
 
 @dataclass(frozen=True)
-class Cut:
+class ShardedModel:
     """A model on a layout.
 
     Attributes:
-        stages: of every place of pp, in the order a micro-batch passes them: one, or vp of them.
+        stages: of every pipeline rank, in the order of the forward pass: one, or vp of them.
     """
 
     spec: ModelSpec
     layout: Layout
-    shares: Shares
+    shares: ParamShares
     stages: tuple[Stages, ...]
 
     @classmethod
-    def of(cls, spec: ModelSpec, layout: Layout) -> Cut:
+    def from_layout(cls, spec: ModelSpec, layout: Layout) -> ShardedModel:
         """
         Raises:
             LayoutError: the model cannot be cut this way.
         """
-        return cls(spec, layout, Shares.of(spec, layout.tp), stages(spec.layers, layout))
+        return cls(spec, layout, ParamShares.from_spec(spec, layout.tp), stages_by_rank(spec.layers, layout))
 
     @cached_property
-    def held(self) -> tuple[int, ...]:
-        """Elements on a rank, by place of pp."""
-        return tuple(self.shares.held(stages) for stages in self.stages)
+    def elements(self) -> tuple[int, ...]:
+        """Elements per rank, by pipeline rank."""
+        return tuple(self.shares.elements_on(stages) for stages in self.stages)
 
     @cached_property
-    def depth(self) -> tuple[int, ...]:
-        """Layers on a rank, by place of pp."""
+    def layers_per_rank(self) -> tuple[int, ...]:
+        """Layers per rank, by pipeline rank."""
         return tuple(sum(len(stage.layers) for stage in stages) for stages in self.stages)
 
     @cached_property
-    def kinds(self) -> tuple[int, ...]:
-        """The first place of every kind there is: each other place holds and does what one of these does, and
-        has no more micro-batches in flight.
+    def distinct_ranks(self) -> tuple[int, ...]:
+        """The first pipeline rank of every kind: each other one holds and computes the same as one of these,
+        and has no more micro-batches in flight.
         """
-        seen: dict[tuple[object, ...], int] = {}
-        for place, stages in enumerate(self.stages):
+        first_of_kind: dict[tuple[object, ...], int] = {}
+        for pp_rank, stages in enumerate(self.stages):
             kind = (stages[0].is_first, stages[-1].is_last, *(len(stage.layers) for stage in stages))
-            seen.setdefault(kind, place)
-        return tuple(seen.values())
+            first_of_kind.setdefault(kind, pp_rank)
+        return tuple(first_of_kind.values())
 
 
-def stages(layers: int, layout: Layout) -> tuple[Stages, ...]:
-    """The stages of every place of the pipeline.
+def stages_by_rank(layers: int, layout: Layout) -> tuple[Stages, ...]:
+    """List the stages of every pipeline rank.
 
     Raises:
         LayoutError: a stage would have no layer.
     """
     return tuple(
-        tuple(layout.stage(place, layers, chunk) for chunk in range(layout.vp)) for place in range(layout.pp)
+        tuple(layout.stage(pp_rank, layers, chunk) for chunk in range(layout.vp))
+        for pp_rank in range(layout.pp)
     )

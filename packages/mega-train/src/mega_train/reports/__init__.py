@@ -1,1 +1,1 @@
-"""A run as a page to look at, on paper as it was and beside another run."""
+"""Reports about a run: an HTML page and a loss plot."""

@@ -1,4 +1,4 @@
-"""The page of a run: where it stands, its curves, its configuration; beside another run if one is given."""
+"""HTML report of a run: overview, curves, configuration; optionally compared with another run."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from mega_schema.app.html_page import render_page, render_table
 from mega_schema.atomic_io import atomic_write
 from mega_schema.errors import ConfigError
 from mega_schema.outputs import check_output, is_page
-from mega_train.reports.run_history import History, Over
+from mega_train.reports.run_history import RunHistory, XAxis
 from mega_train.reports.run_names import is_test, name_runs
-from mega_train.reports.svg_chart import Chart, Line, count
+from mega_train.reports.svg_chart import Chart, Curve, format_count
 
-_COLORS = ("#2f6f9f", "#c2571a")  # of the run, and of the one it is compared with
+_COLORS = ("#2f6f9f", "#c2571a")  # of the run, and of the other one
 _STYLE = """
 svg text { font: 11px system-ui, sans-serif; fill: #59636e } .key { margin-right: 1em; color: #1f2328 }
 .key span { display: inline-block; width: 14px; height: 4px; margin-right: 5px; vertical-align: middle }
@@ -26,7 +26,7 @@ svg text { font: 11px system-ui, sans-serif; fill: #59636e } .key { margin-right
 .mark { stroke-dasharray: 2 3; stroke-width: 2 } .at { fill: transparent } .at:hover { fill: #1f2328;
 opacity: .08 } td.l { font-family: ui-monospace, monospace; font-size: 13px }
 """
-_X_NAMES: Mapping[Over, str] = MappingProxyType(
+_X_NAMES: Mapping[XAxis, str] = MappingProxyType(
     {
         "iteration": "iteration",
         "samples": "samples consumed",
@@ -36,44 +36,44 @@ _X_NAMES: Mapping[Over, str] = MappingProxyType(
 )
 
 
-def write(run: Path, against: Path | None, output: Path, over: Over = "iteration") -> None:
-    """Write the page.
+def write_report(run: Path, other: Path | None, output: Path, over: XAxis = "iteration") -> None:
+    """Write the report.
 
     Args:
-        run, against: folders that were given to --save.
-        over: what the curves lie over.
+        run, other: folders given to --save.
+        over: the horizontal axis.
 
     Raises:
-        FormatError: a folder holds no record of a run, or one without a loss.
-        ConfigError: the page has no folder to lie in.
+        FormatError: a folder holds no event log, or one without a loss.
+        ConfigError: the folder of the report does not exist.
     """
     if not output.parent.is_dir():
         raise ConfigError("--output", "no such folder", found=output.parent, hint=f"mkdir -p {output.parent}")
     check_output("--output", output, "file", is_ours=is_page)
-    runs = [History.of(folder) for folder in (run, against) if folder is not None]
+    runs = [RunHistory.load(folder) for folder in (run, other) if folder is not None]
     with atomic_write(output) as partial:
-        partial.write_text(document(runs, over), "utf-8")
+        partial.write_text(render_report(runs, over), "utf-8")
 
 
-def document(runs: Sequence[History], over: Over) -> str:
-    """The page as HTML."""
+def render_report(runs: Sequence[RunHistory], over: XAxis) -> str:
+    """Render the report as HTML."""
     names = name_runs([run.folder for run in runs])
-    body = [render_table(("", *names), _overview(runs), names)]
+    body = [render_table(("", *names), _overview_table(runs), names)]
     if len(runs) == 2:
-        body.append(_compared(runs[0], runs[1], names))
+        body.append(_compare_losses(runs[0], runs[1], names))
     for title, figure in _charts(runs, names, over):
         if figure:
             body.append(f"<h2>{escape(title)}</h2>{figure}")
-    body += ["<h2>Where the time of a step goes</h2>", _phases(runs, names)]
-    body += ["<h2>Configuration</h2>", _configuration(runs, names)]
+    body += ["<h2>Where the time of a step goes</h2>", _timers_table(runs, names)]
+    body += ["<h2>Configuration</h2>", _config_table(runs, names)]
     title = f"{names[0]} against {names[1]}" if len(runs) == 2 else names[0]
     return render_page(title, "".join(body), _STYLE)
 
 
-def _overview(runs: Sequence[History]) -> list[str]:
+def _overview_table(runs: Sequence[RunHistory]) -> list[str]:
     rows: dict[str, list[str]] = {}
     for number, run in enumerate(runs):
-        for name, value in _facts(run):
+        for name, value in _overview_rows(run):
             rows.setdefault(name, [""] * len(runs))[number] = value
     return [
         f"<tr><td>{escape(name)}</td>{''.join(f'<td class=n>{escape(v)}</td>' for v in values)}</tr>"
@@ -81,18 +81,19 @@ def _overview(runs: Sequence[History]) -> list[str]:
     ]
 
 
-def _facts(run: History) -> Iterator[tuple[str, str]]:
-    """What one wants to know first, in words."""
-    start, last = run.start, run.train[-1]
+def _overview_rows(run: RunHistory) -> Iterator[tuple[str, str]]:
+    """Yield the rows of the overview."""
+    start = run.start
+    last = run.train[-1]
     if start:
-        cut = " x ".join(f"{axis} {size}" for axis, size in start["layout"].items() if size > 1)
+        layout = " x ".join(f"{axis} {size}" for axis, size in start["layout"].items() if size > 1)
         family = f"{start['family']}, " if "family" in start else ""
         yield "model", f"{family}{start['parameters']:,} parameters"
-        yield "ranks", f"{start.get('world', 1)}{f' ({cut})' if cut else ''} on {start['device']}"
+        yield "ranks", f"{start.get('world', 1)}{f' ({layout})' if layout else ''} on {start['device']}"
         if start.get("kernels"):
             yield "kernels", start["kernels"]
     yield "iterations", f"{last['iteration']:,} of {last['iterations']:,}"
-    yield "tokens", f"{run.places([last['iteration']], 'tokens')[0]:,.0f}"
+    yield "tokens", f"{run.positions([last['iteration']], 'tokens')[0]:,.0f}"
     losses = [line["loss"] for line in run.train if line["loss"] is not None]
     if losses:
         yield "loss, last line of the log", f"{losses[-1]:.4f}"
@@ -106,17 +107,17 @@ def _facts(run: History) -> Iterator[tuple[str, str]]:
         ("TFLOP/s a rank, median", "tflops", "{:.4g}"),
         ("MFU, median", "mfu", "{:.1%}"),
     ):
-        if (value := run.middle(key)) is not None:
+        if (value := run.median(key)) is not None:
             yield name, form.format(value)
-    held = run.memory("iteration")[1]
-    if held:
-        yield "memory of the first rank, most", f"{max(held) / 1e9:.2f} GB"
-    yield "training", _duration(3600 * run.places([last["iteration"]], "hours")[0])
+    memory = run.memory("iteration")[1]
+    if memory:
+        yield "memory of the first rank, most", f"{max(memory) / 1e9:.2f} GB"
+    yield "training", _duration(3600 * run.positions([last["iteration"]], "hours")[0])
     for name, events in (("validations", run.validations), ("saves", run.saves)):
-        if spent := sum(e.get("seconds", 0.0) for e in events):
+        if seconds := sum(e.get("seconds", 0.0) for e in events):
             failed = sum(bool(e.get("problem")) for e in events)
             more = f", {failed} failed" if failed else ""
-            yield f"{name}", f"{len(events)}, {_duration(spent)} in all{more}"
+            yield f"{name}", f"{len(events)}, {_duration(seconds)} in all{more}"
     if run.restarts:
         lost = sum(restart.lost for restart in run.restarts)
         yield "restarts", f"{len(run.restarts)}, {lost:,} steps done again"
@@ -131,31 +132,36 @@ def _duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else f"{minutes} min"
 
 
-def _compared(run: History, other: History, names: Sequence[str]) -> str:
-    """How far two curves of the loss lie apart, where both lines of the log stand at an iteration."""
+def _compare_losses(run: RunHistory, other: RunHistory, names: Sequence[str]) -> str:
+    """Compare two runs' losses at the iterations that both logged."""
     sentences = []
     curves = [("training loss", run.train, other.train)]
     curves += [(f"{group} loss", run.groups[group], other.groups.get(group, [])) for group in run.groups]
-    for words, mine, theirs in curves:
-        there = {e["iteration"]: e["loss"] for e in theirs if e["loss"] is not None}
-        pairs = [(e["iteration"], e["loss"], there[e["iteration"]]) for e in mine if e["iteration"] in there]
+    for name, events, other_events in curves:
+        other_losses = {e["iteration"]: e["loss"] for e in other_events if e["loss"] is not None}
+        pairs = [
+            (e["iteration"], e["loss"], other_losses[e["iteration"]])
+            for e in events
+            if e["iteration"] in other_losses
+        ]
         pairs = [pair for pair in pairs if pair[1] is not None]
         if not pairs:
             continue
         apart = [abs(a / b - 1) for _, a, b in pairs]
         widest = int(np.argmax(apart))
         sentences.append(
-            f"{words.capitalize()} at {len(pairs):,} iterations that both tell: {np.mean(apart):.2%} apart "
+            f"{name.capitalize()} at {len(pairs):,} iterations that both tell: {np.mean(apart):.2%} apart "
             f"in the mean, at most {apart[widest]:.2%} (iteration {pairs[widest][0]:,}), at the last of them "
             f"{pairs[-1][1] / pairs[-1][2] - 1:+.2%} ({pairs[-1][1]:.4f}, {pairs[-1][2]:.4f})."
         )
-    pace, theirs_pace = run.middle("tokens_per_second"), other.middle("tokens_per_second")
+    pace = run.median("tokens_per_second")
+    theirs_pace = other.median("tokens_per_second")
     if pace and theirs_pace:
         sentences.append(f"{names[0]} has {pace / theirs_pace:.2f} times the tokens/s of {names[1]}.")
     return "".join(f"<p>{escape(sentence)}</p>" for sentence in sentences)
 
 
-def _charts(runs: Sequence[History], names: Sequence[str], over: Over) -> Iterator[tuple[str, str]]:
+def _charts(runs: Sequence[RunHistory], names: Sequence[str], over: XAxis) -> Iterator[tuple[str, str]]:
     marks = [
         (
             place,
@@ -164,52 +170,60 @@ def _charts(runs: Sequence[History], names: Sequence[str], over: Over) -> Iterat
         )
         for run, name, color in zip(runs, names, _COLORS, strict=False)
         for restart in run.restarts
-        for place in run.places([restart.iteration], over)
+        for place in run.positions([restart.iteration], over)
     ]
-    several = list(zip(runs, names, _COLORS, strict=False))
+    runs_with_colors = list(zip(runs, names, _COLORS, strict=False))
 
-    def chart(caption: str, lines: Sequence[Line], **look: Any) -> str:
+    def chart(caption: str, lines: Sequence[Curve], **look: Any) -> str:
         where = f"{caption} Over {_X_NAMES[over]}."
         if marks:
             where += " Broken vertical lines are restarts."
         return Chart(lines=lines, caption=where, x_name=_X_NAMES[over], marks=marks, **look).svg()
 
-    def of(key: str) -> list[Line]:
-        return [Line(name, color, *run.series(key, over)) for run, name, color in several]
+    def curves_of(key: str) -> list[Curve]:
+        return [Curve(name, color, *run.series(key, over)) for run, name, color in runs_with_colors]
 
     scored = [
-        Line(f"{name}, {group}", color, *run.scores(group, over), dots=True, hollow=is_test(group))
-        for run, name, color in several
+        Curve(f"{name}, {group}", color, *run.scores(group, over), dots=True, hollow=is_test(group))
+        for run, name, color in runs_with_colors
         for group in run.groups
     ]
     loss = "Nats per token: means between two lines of the log, validations as points, the test as a ring."
-    yield "Loss", chart(loss, [*of("loss"), *scored], log=True, shown="{:.4g}".format)
-    yield "Gradient norm", chart("Before clipping.", of("gradient_norm"), log=True)
+    yield "Loss", chart(loss, [*curves_of("loss"), *scored], log=True, shown="{:.4g}".format)
+    yield "Gradient norm", chart("Before clipping.", curves_of("gradient_norm"), log=True)
     yield (
         "Learning rate",
-        chart("Of the step that a line of the log ends with.", of("rate"), zero=True, shown="{:.3g}".format),
+        chart(
+            "Of the step that a line of the log ends with.",
+            curves_of("rate"),
+            zero=True,
+            shown="{:.3g}".format,
+        ),
     )
     pace = "Tokens a second of all ranks, validations and saves not counted."
-    yield "Throughput", chart(pace, of("tokens_per_second"), zero=True, shown=count)
-    yield "TFLOP/s a rank", chart("What the model needs, however it is computed.", of("tflops"), zero=True)
-    held = [Line(name, color, *run.memory(over)) for run, name, color in several]
-    gigabytes = [Line(line.name, line.color, line.xs, [y / 1e9 for y in line.ys]) for line in held]
+    yield "Throughput", chart(pace, curves_of("tokens_per_second"), zero=True, shown=format_count)
+    yield (
+        "TFLOP/s a rank",
+        chart("What the model needs, however it is computed.", curves_of("tflops"), zero=True),
+    )
+    memory = [Curve(name, color, *run.memory(over)) for run, name, color in runs_with_colors]
+    gigabytes = [Curve(line.name, line.color, line.xs, [y / 1e9 for y in line.ys]) for line in memory]
     yield "Memory", chart("GB of the first rank.", gigabytes, zero=True, shown="{:.3g}".format)
     if any(event["loss_scale"] != 1 for run in runs for event in run.train):
-        yield "Loss scale", chart("float16's.", of("loss_scale"), log=True, shown="{:.3g}".format)
+        yield "Loss scale", chart("float16's.", curves_of("loss_scale"), log=True, shown="{:.3g}".format)
 
 
-def _phases(runs: Sequence[History], names: Sequence[str]) -> str:
-    """Bars of the phases, in the order of the first run's."""
-    found = [run.phases() for run in runs]
-    longest = max((seconds for of in found for seconds in of.values()), default=0.0)
+def _timers_table(runs: Sequence[RunHistory], names: Sequence[str]) -> str:
+    """Draw the phases as bars, in the order of the first run's."""
+    timers_of_runs = [run.phases() for run in runs]
+    longest = max((seconds for timers in timers_of_runs for seconds in timers.values()), default=0.0)
     if not longest:
         return "<p>The record does not say: it was written before phases were timed.</p>"
     rows = []
-    for name in dict.fromkeys(name for of in found for name in of):
+    for name in dict.fromkeys(name for timers in timers_of_runs for name in timers):
         cells = ""
-        for of, color in zip(found, _COLORS, strict=False):
-            seconds = of.get(name, 0.0)
+        for timers, color in zip(timers_of_runs, _COLORS, strict=False):
+            seconds = timers.get(name, 0.0)
             bar = f'style="width:{180 * seconds / longest:.1f}px;background:{color}"'
             cells += f'<td class=n>{1000 * seconds:,.2f}</td><td><span class="bar" {bar}></span></td>'
         rows.append(f"<tr><td>{escape(name)}</td>{cells}</tr>")
@@ -218,27 +232,27 @@ def _phases(runs: Sequence[History], names: Sequence[str]) -> str:
     return render_table(head, rows, [f"{name}, ms" for name in names]) + note
 
 
-def _configuration(runs: Sequence[History], names: Sequence[str]) -> str:
-    flat = [dict(_flat(run.start.get("config", {}))) for run in runs]
-    if not any(flat):
+def _config_table(runs: Sequence[RunHistory], names: Sequence[str]) -> str:
+    configs = [dict(_flat(run.start.get("config", {}))) for run in runs]
+    if not any(configs):
         return "<p>The record does not say: it was written before it held the configuration.</p>"
-    keys = list(dict.fromkeys(key for of in flat for key in of))
+    keys = list(dict.fromkeys(key for config in configs for key in config))
 
     def rows(shown: Sequence[str]) -> list[str]:
         return [
             f"<tr><td class=l>{escape(key)}</td>"
-            + "".join(f"<td class=l>{escape(_value(of.get(key)))}</td>" for of in flat)
+            + "".join(f"<td class=l>{escape(_format_value(config.get(key)))}</td>" for config in configs)
             + "</tr>"
             for key in shown
         ]
 
     whole = f"<details><summary>everything</summary>{render_table(('key', *names), rows(keys))}</details>"
     if len(runs) == 1:
-        given = [key for key in keys if flat[0][key] not in (None, False)]
-        return render_table(("key", *names), rows(given)) + whole
-    differ = [key for key in keys if flat[0].get(key) != flat[1].get(key)]
-    said = render_table(("key", *names), rows(differ)) if differ else "<p>The two are alike.</p>"
-    return f"<p>Where they differ:</p>{said}{whole}"
+        given_keys = [key for key in keys if configs[0][key] not in (None, False)]
+        return render_table(("key", *names), rows(given_keys)) + whole
+    differ = [key for key in keys if configs[0].get(key) != configs[1].get(key)]
+    differences = render_table(("key", *names), rows(differ)) if differ else "<p>The two are alike.</p>"
+    return f"<p>Where they differ:</p>{differences}{whole}"
 
 
 def _flat(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -247,7 +261,7 @@ def _flat(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield f"{section}.{name}", value
 
 
-def _value(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return "" if value is None else ", ".join(map(str, value)) if isinstance(value, list) else str(value)

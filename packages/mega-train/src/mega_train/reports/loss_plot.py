@@ -1,4 +1,4 @@
-"""The loss curve of one or more runs as a picture."""
+"""Plot the loss of one or more runs."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from mega_train.reports.run_names import is_test, name_runs
 from mega_train.telemetry.event_log import read_events
 
 _TRAINING = "training"
-_MARKERS = ("o", "*")  # of a validation, of the test
-_FEW = 60  # points of a line up to which each is marked
+_EVAL_MARKERS = ("o", "*")  # of a validation, of the test
+_MAX_MARKED_POINTS = 60  # points of a line up to which each is marked
 
 
-def draw(runs: Sequence[Path], output: Path) -> None:
-    """Training, validation and test loss over the iterations of all runs, in one set of axes, as a PNG.
+def draw_loss(runs: Sequence[Path], output: Path) -> None:
+    """Plot training, validation and test loss of all runs over iterations, as a PNG.
 
     Raises:
-        FormatError: a folder holds no record of a run, or one without a loss.
-        ConfigError: matplotlib is not installed, or the picture has no folder to lie in.
+        FormatError: a folder holds no event log, or one without a loss.
+        ConfigError: matplotlib is not installed, or the folder of the image does not exist.
     """
     if not output.parent.is_dir():
         raise ConfigError("--output", "no such folder", found=output.parent, hint=f"mkdir -p {output.parent}")
@@ -35,10 +35,10 @@ def draw(runs: Sequence[Path], output: Path) -> None:
     figure = Figure(figsize=(8, 5), dpi=120, layout="constrained")
     axes = figure.subplots()
     for run, name in zip(runs, name_runs(runs), strict=True):
-        color = None  # the next of the cycle for the run's first line, and then that one
-        for group, points in _series(run).items():
-            line_style = ".-" if len(points) <= _FEW else "-"
-            style = line_style if group == _TRAINING else _MARKERS[is_test(group)]
+        color = None  # the first line of a run takes the next color, its other lines the same
+        for group, points in _loss_series(run).items():
+            line_style = ".-" if len(points) <= _MAX_MARKED_POINTS else "-"
+            style = line_style if group == _TRAINING else _EVAL_MARKERS[is_test(group)]
             size = 9 if is_test(group) else 4
             label = f"{name}: {group}"
             line, *_ = axes.plot(*zip(*points, strict=True), style, markersize=size, color=color, label=label)
@@ -50,8 +50,8 @@ def draw(runs: Sequence[Path], output: Path) -> None:
         FigureCanvasAgg(figure).print_png(partial)
 
 
-def _series(run: Path) -> dict[str, list[tuple[int, float]]]:
-    """Iterations and losses of training, of every group of validation samples, and of the test.
+def _loss_series(run: Path) -> dict[str, list[tuple[int, float]]]:
+    """Read iterations and losses of training, of every validation group, and of the test.
 
     Raises:
         FormatError: the folder holds no record of a run, or one without a loss.

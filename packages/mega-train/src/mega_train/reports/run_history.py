@@ -1,4 +1,4 @@
-"""What the record of a run says, put together for a person: series, restarts, sums."""
+"""Series, restarts and sums of a run, from its event log."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from typing import Any, Literal
 import numpy as np
 
 from mega_schema.errors import FormatError
-from mega_train.telemetry.event_log import Line, read_events, read_lines
-from mega_train.telemetry.memory import in_use
+from mega_train.telemetry.event_log import EventDict, read_events, read_lines
+from mega_train.telemetry.memory import used_bytes
 
-Over = Literal["iteration", "samples", "tokens", "hours"]
+XAxis = Literal["iteration", "samples", "tokens", "hours"]
 
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """A process began where another had ended.
+    """A restart of a run.
 
     Attributes:
-        lost: steps that the one before had told of and that were done again.
+        lost: steps of the previous process that were repeated.
     """
 
     iteration: int
@@ -31,23 +31,23 @@ class Restart:
 
 
 @dataclass(frozen=True, slots=True)
-class History:
-    """A run by its record, steps that were done twice told once.
+class RunHistory:
+    """A run from its event log, with repeated steps only once.
 
     Attributes:
-        begins: of every process, the first of them the first.
-        train: lines of the log.
+        starts: start events of all processes.
+        train: log lines.
     """
 
     folder: Path
-    begins: Sequence[Line]
-    train: Sequence[Line]
-    validations: Sequence[Line]
-    saves: Sequence[Line]
+    starts: Sequence[EventDict]
+    train: Sequence[EventDict]
+    validations: Sequence[EventDict]
+    saves: Sequence[EventDict]
     restarts: Sequence[Restart]
 
     @classmethod
-    def of(cls, folder: Path) -> History:
+    def load(cls, folder: Path) -> RunHistory:
         """
         Raises:
             FormatError: the folder holds no record of a run, or one without a loss.
@@ -60,83 +60,86 @@ class History:
             raise FormatError(
                 folder, "holds no loss yet", wanted="a run that reached its first --log-interval"
             )
-        begins = [e for e in events if e["event"] == "start"]
-        restarts = _restarts(read_lines(folder))
-        return cls(folder, begins, by_name["train"], by_name["validation"], by_name["save"], restarts)
+        starts = [e for e in events if e["event"] == "start"]
+        restarts = _find_restarts(read_lines(folder))
+        return cls(folder, starts, by_name["train"], by_name["validation"], by_name["save"], restarts)
 
     @property
     def name(self) -> str:
         return self.folder.resolve().name
 
     @property
-    def start(self) -> Line:
-        """What the newest process said of itself."""
-        return self.begins[-1] if self.begins else {}
+    def start(self) -> EventDict:
+        """The start event of the newest process."""
+        return self.starts[-1] if self.starts else {}
 
-    def series(self, key: str, over: Over) -> tuple[list[float], list[float]]:
-        """A number of the lines of the log, where there is one, and where each stands on the axis."""
+    def series(self, key: str, over: XAxis) -> tuple[list[float], list[float]]:
+        """Return positions on the axis and values of a number of the log lines."""
         return self._points([(e, e.get(key)) for e in self.train], over)
 
     @property
-    def groups(self) -> dict[str, list[Line]]:
-        """Validations by what they were taken of: one group, those of several blends, the test at the end."""
+    def groups(self) -> dict[str, list[EventDict]]:
+        """Validations by dataset: one group, several blends, the test last."""
         names = dict.fromkeys(e.get("of", "validation") for e in self.validations)
         return {name: [e for e in self.validations if e.get("of", "validation") == name] for name in names}
 
-    def scores(self, group: str, over: Over) -> tuple[list[float], list[float]]:
-        """The losses of a group and where each stands on the axis."""
+    def scores(self, group: str, over: XAxis) -> tuple[list[float], list[float]]:
+        """Return positions on the axis and losses of a group."""
         return self._points([(e, e["loss"]) for e in self.groups[group]], over)
 
-    def memory(self, over: Over) -> tuple[list[float], list[float]]:
-        """Bytes that others on the machine of the first rank could not have."""
-        return self._points([(e, in_use(e["memory"]) if e.get("memory") else None) for e in self.train], over)
+    def memory(self, over: XAxis) -> tuple[list[float], list[float]]:
+        """Return positions on the axis and used bytes of rank 0."""
+        return self._points(
+            [(e, used_bytes(e["memory"]) if e.get("memory") else None) for e in self.train], over
+        )
 
     def phases(self) -> dict[str, float]:
-        """Median seconds a step of each phase of the first rank, the longest first."""
+        """Return the median seconds per step of each phase of rank 0, the longest first."""
         names = {name for e in self.train for name in e.get("timers", {})}
         medians = {name: median(e.get("timers", {}).get(name, 0.0) for e in self.train) for name in names}
         return dict(sorted(medians.items(), key=lambda phase: -phase[1]))
 
-    def middle(self, key: str) -> float | None:
-        """The median of a number of the lines of the log."""
-        found = [e[key] for e in self.train if _is_number(e.get(key))]
-        return median(found) if found else None
+    def median(self, key: str) -> float | None:
+        """Return the median of a number of the log lines."""
+        values = [e[key] for e in self.train if _is_number(e.get(key))]
+        return median(values) if values else None
 
-    def places(self, iterations: Sequence[float], over: Over) -> list[float]:
-        """Where on the axis iterations stand; between two lines of the log on a straight line."""
-        at, along = [0.0], [0.0]
-        for now in self.train:
-            steps = now["iteration"] - at[-1]
-            if over == "hours":  # of training alone, without validations, saves and pauses
-                reached = along[-1] + steps * now["step_seconds"] / 3600
-            elif over == "tokens":  # records of before do not say
+    def positions(self, iterations: Sequence[float], over: XAxis) -> list[float]:
+        """Convert iterations to positions on the axis, linear between two log lines."""
+        logged, positions = [0.0], [0.0]
+        for event in self.train:
+            steps = event["iteration"] - logged[-1]
+            if over == "hours":  # training only, without validations, saves and pauses
+                position = positions[-1] + steps * event["step_seconds"] / 3600
+            elif over == "tokens":  # older event logs have no consumed_tokens
                 length = self.start.get("seq_length", 1)
-                reached = now.get("consumed_tokens") or now["consumed_samples"] * length
+                position = event.get("consumed_tokens") or event["consumed_samples"] * length
             else:
-                reached = now[{"iteration": "iteration", "samples": "consumed_samples"}[over]]
-            at.append(now["iteration"])
-            along.append(reached)
-        return [float(x) for x in np.interp(iterations, at, along)]
+                position = event[{"iteration": "iteration", "samples": "consumed_samples"}[over]]
+            logged.append(event["iteration"])
+            positions.append(position)
+        return [float(x) for x in np.interp(iterations, logged, positions)]
 
     def _points(
-        self, values: Sequence[tuple[Line, float | None]], over: Over
+        self, values: Sequence[tuple[EventDict, float | None]], over: XAxis
     ) -> tuple[list[float], list[float]]:
-        found = [(e["iteration"], value) for e, value in values if value is not None and _is_number(value)]
-        return self.places([at for at, _ in found], over), [value for _, value in found]
+        points = [(e["iteration"], value) for e, value in values if value is not None and _is_number(value)]
+        return self.positions([iteration for iteration, _ in points], over), [value for _, value in points]
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
-def _restarts(lines: Sequence[Line]) -> list[Restart]:
-    found, reached = [], None
+def _find_restarts(lines: Sequence[EventDict]) -> list[Restart]:
+    restarts = []
+    last_iteration = None
     for event in lines:
-        at = event["iteration"]
+        iteration = event["iteration"]
         if event["event"] == "start":
-            if reached is not None:
-                found.append(Restart(at, max(0, reached - at)))
-            reached = at
-        elif reached is not None:
-            reached = max(reached, at)
-    return found
+            if last_iteration is not None:
+                restarts.append(Restart(iteration, max(0, last_iteration - iteration)))
+            last_iteration = iteration
+        elif last_iteration is not None:
+            last_iteration = max(last_iteration, iteration)
+    return restarts

@@ -1,4 +1,4 @@
-"""Lines over an axis as SVG: nothing to load, sharp at any size, and a pointer on it reads the values."""
+"""Line charts as SVG: self-contained, scalable, with values under the pointer."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from html import escape
 
 WIDTH, HEIGHT = 940, 260
-_LEFT, _RIGHT, _TOP, _FOOT = 64, 24, 10, 26  # so wide that a label under the last tick is whole
-_MOST = 400  # points of a line that are drawn; more are put together
-_FEW = 40  # points of a line up to which each is marked
-_COLUMNS = 120  # places where a pointer reads
+_LEFT, _RIGHT, _TOP, _FOOT = 64, 24, 10, 26  # margins that leave room for the label under the last tick
+_MAX_POINTS = 400  # points drawn of a curve; more are averaged
+_MAX_MARKED_POINTS = 40  # points of a line up to which each is marked
+_HOVER_COLUMNS = 120  # positions at which the pointer shows values
 
 Format = Callable[[float], str]
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class Curve:
     """Points of one run, in the order of `xs`.
 
     Attributes:
@@ -36,17 +36,17 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """What is drawn in one pair of axes.
+    """One chart.
 
     Attributes:
-        x_name: what lies on the horizontal axis.
-        marks: places on it with what happened there.
+        x_name: name of the horizontal axis.
+        marks: positions on it with a text each.
         zero: the vertical axis begins at 0.
         log: it is logarithmic, where all values are above 0.
-        shown: how a value is written.
+        shown: formats a value.
     """
 
-    lines: Sequence[Line]
+    lines: Sequence[Curve]
     x_name: str
     caption: str
     marks: Sequence[tuple[float, str, str]] = ()  # place, words, colour
@@ -55,7 +55,7 @@ class Chart:
     shown: Format = "{:,.4g}".format
 
     def svg(self) -> str:
-        """The chart as a figure of HTML; an empty text where there is no point to draw."""
+        """Render the chart as an HTML figure; empty where there is no point."""
         lines = [line for line in self.lines if line.xs]
         if not lines:
             return ""
@@ -63,15 +63,15 @@ class Chart:
         ys = [y for line in lines for y in line.ys]
         log = self.log and min(ys) > 1e-200  # below it powers of ten run out
         first = 0.0 if 0 <= min(xs) <= max(xs) / 10 else min(xs)
-        across = _Axis.of(first, max(xs), _LEFT, WIDTH - _RIGHT)
+        across = _Axis.fit(first, max(xs), _LEFT, WIDTH - _RIGHT)
         low = min(0.0, *ys) if self.zero else min(ys)
-        upright = _Axis.of(low, max(ys), HEIGHT - _FOOT, _TOP, log=log, wide=True)
-        parts = [_grid(across, upright, self.shown)]
-        parts += [_mark(across(x), words, color) for x, words, color in self.marks]
-        parts += [_drawn(line, across, upright) for line in lines]
-        parts.append(_pointer(lines, across, self))
+        upright = _Axis.fit(low, max(ys), HEIGHT - _FOOT, _TOP, log=log, wide=True)
+        parts = [_draw_grid(across, upright, self.shown)]
+        parts += [_draw_mark(across(x), words, color) for x, words, color in self.marks]
+        parts += [_draw_curve(line, across, upright) for line in lines]
+        parts.append(_draw_hover(lines, across, self))
         legend = "".join(
-            f'<span class="key{" dots" * line.dots}"><span style="{_swatch(line)}"></span>'
+            f'<span class="key{" dots" if line.dots else ""}"><span style="{_swatch_style(line)}"></span>'
             f"{escape(line.name)}</span>"
             for line in lines
         )
@@ -84,7 +84,7 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class _Axis:
-    """From values to places on the drawing."""
+    """Mapping from values to positions on the drawing."""
 
     low: float
     high: float
@@ -93,10 +93,10 @@ class _Axis:
     log: bool
 
     @classmethod
-    def of(
+    def fit(
         cls, low: float, high: float, begin: float, end: float, *, log: bool = False, wide: bool = False
     ) -> _Axis:
-        """With room for the values; `wide` leaves some above them."""
+        """Fit an axis to the values; `wide` leaves some space above them."""
         if log:
             low, high = math.log10(low), math.log10(high)
         if high == low:
@@ -112,7 +112,7 @@ class _Axis:
         return self.begin + (value - self.low) / (self.high - self.low) * (self.end - self.begin)
 
     def ticks(self) -> list[float]:
-        """Round values within, some three to nine of them."""
+        """Return about three to nine round values."""
         if self.log:
             powers = range(math.floor(self.low), math.ceil(self.high) + 1)
             for digits in ((1,), (1, 2, 5), (1, 2, 3, 4, 5, 6, 8)):
@@ -124,11 +124,12 @@ class _Axis:
         rough = (self.high - self.low) / 7
         power = 10.0 ** math.floor(math.log10(rough))
         step = next(size * power for size in (1, 2, 2.5, 5, 10) if size * power >= rough * 0.999)
-        first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
+        first = math.ceil(self.low / step - 1e-9)
+        last = math.floor(self.high / step + 1e-9)
         return [step * number for number in range(first, last + 1)]
 
 
-def _grid(across: _Axis, upright: _Axis, shown: Format) -> str:
+def _draw_grid(across: _Axis, upright: _Axis, shown: Format) -> str:
     parts = []
     for value in upright.ticks():
         y = upright(value)
@@ -142,88 +143,90 @@ def _grid(across: _Axis, upright: _Axis, shown: Format) -> str:
         x = across(value)
         parts.append(
             f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{base}" y2="{base + 4}" stroke="#59636e"/>'
-            f'<text x="{x:.1f}" y="{base + 17}" text-anchor="middle">{count(value)}</text>'
+            f'<text x="{x:.1f}" y="{base + 17}" text-anchor="middle">{format_count(value)}</text>'
         )
     return "".join(parts)
 
 
-def count(value: float) -> str:
-    """A large number short: 12,500 is 12.5k."""
+def format_count(value: float) -> str:
+    """Format a large number: 12,500 as 12.5k."""
     for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e4)):
         if abs(value) >= size:
             return f"{value / (1e3 if unit == 'k' else size):.4g}{unit}"
     return f"{value:.4g}"
 
 
-def _mark(x: float, words: str, color: str) -> str:
+def _draw_mark(x: float, words: str, color: str) -> str:
     return (
         f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{HEIGHT - _FOOT}" stroke="{color}">'
         f"<title>{escape(words)}</title></line>"
     )
 
 
-def _drawn(line: Line, across: _Axis, upright: _Axis) -> str:
-    """A line; where there were too many points, of means, in a band from the least to the most."""
-    size = math.ceil(len(line.xs) / _MOST)
+def _draw_curve(line: Curve, across: _Axis, upright: _Axis) -> str:
+    """Draw a curve; too many points become means in a band from minimum to maximum."""
+    size = math.ceil(len(line.xs) / _MAX_POINTS)
     parts = [
         (line.xs[i : i + size], [upright(y) for y in line.ys[i : i + size]])
         for i in range(0, len(line.xs), size)
     ]
-    places = [across(sum(xs) / len(xs)) for xs, _ in parts]
+    x_positions = [across(sum(xs) / len(xs)) for xs, _ in parts]
     means = [sum(ys) / len(ys) for _, ys in parts]
-    drawn = ""
+    svg = ""
     if size > 1:
-        above = [(x, min(ys)) for x, (_, ys) in zip(places, parts, strict=True)]
-        below = [(x, max(ys)) for x, (_, ys) in zip(places, parts, strict=True)]
-        drawn += f'<polygon points="{_points([*above, *reversed(below)])}" fill="{line.color}" opacity=".2"/>'
-    path = _points(list(zip(places, means, strict=True)))
+        above = [(x, min(ys)) for x, (_, ys) in zip(x_positions, parts, strict=True)]
+        below = [(x, max(ys)) for x, (_, ys) in zip(x_positions, parts, strict=True)]
+        band = _format_points([*above, *reversed(below)])
+        svg += f'<polygon points="{band}" fill="{line.color}" opacity=".2"/>'
+    path = _format_points(list(zip(x_positions, means, strict=True)))
     style = 'stroke-width="1" stroke-dasharray="3 3"' if line.dots else 'stroke-width="1.6"'
-    drawn += f'<polyline points="{path}" fill="none" stroke="{line.color}" {style}/>'
-    if line.dots or len(places) <= _FEW:
-        radius = 3 if len(places) <= _FEW else 1.5
+    svg += f'<polyline points="{path}" fill="none" stroke="{line.color}" {style}/>'
+    if line.dots or len(x_positions) <= _MAX_MARKED_POINTS:
+        radius = 3 if len(x_positions) <= _MAX_MARKED_POINTS else 1.5
         fill = (
             f'fill="#fff" stroke="{line.color}" stroke-width="2"' if line.hollow else f'fill="{line.color}"'
         )
-        drawn += "".join(
+        svg += "".join(
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius + 2 * line.hollow}" {fill}/>'
-            for x, y in zip(places, means, strict=True)
+            for x, y in zip(x_positions, means, strict=True)
         )
-    return drawn
+    return svg
 
 
-def _swatch(line: Line) -> str:
-    """The style of a line's mark in the legend."""
+def _swatch_style(line: Curve) -> str:
+    """Return the style of a curve's mark in the legend."""
     return f"background:#fff;border:2px solid {line.color}" if line.hollow else f"background:{line.color}"
 
 
-def _points(places: Sequence[tuple[float, float]]) -> str:
+def _format_points(places: Sequence[tuple[float, float]]) -> str:
     return " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
 
 
-def _pointer(lines: Sequence[Line], across: _Axis, chart: Chart) -> str:
-    """Columns that say, where a pointer rests, the values nearest to it."""
+def _draw_hover(lines: Sequence[Curve], across: _Axis, chart: Chart) -> str:
+    """Draw columns that show the nearest values under the pointer."""
     longest = max(lines, key=lambda line: len(line.xs)).xs
-    columns = min(_COLUMNS, len(longest))
-    wide = (WIDTH - _RIGHT - _LEFT) / columns
+    columns = min(_HOVER_COLUMNS, len(longest))
+    column_width = (WIDTH - _RIGHT - _LEFT) / columns
     parts = []
     for column in range(columns):
-        left = _LEFT + column * wide
+        left = _LEFT + column * column_width
         middle = across.low + (column + 0.5) / columns * (across.high - across.low)
-        at = _nearest(longest, middle)
-        words = [f"{chart.x_name} {longest[at]:,.6g}"]
+        index = _nearest_index(longest, middle)
+        lines_of_text = [f"{chart.x_name} {longest[index]:,.6g}"]
         for line in lines:
-            nearest = _nearest(line.xs, longest[at])
-            if line.xs[nearest] == longest[at] or not line.dots:
-                words.append(f"{line.name}: {chart.shown(line.ys[nearest])}")
+            nearest = _nearest_index(line.xs, longest[index])
+            if line.xs[nearest] == longest[index] or not line.dots:
+                lines_of_text.append(f"{line.name}: {chart.shown(line.ys[nearest])}")
         parts.append(
-            f'<rect class="at" x="{left:.1f}" width="{wide:.1f}" y="{_TOP}" height="{HEIGHT - _FOOT - _TOP}">'
-            f"<title>{escape(chr(10).join(words))}</title></rect>"
+            f'<rect class="at" x="{left:.1f}" width="{column_width:.1f}" '
+            f'y="{_TOP}" height="{HEIGHT - _FOOT - _TOP}">'
+            f"<title>{escape(chr(10).join(lines_of_text))}</title></rect>"
         )
     return "".join(parts)
 
 
-def _nearest(xs: Sequence[float], x: float) -> int:
-    at = bisect_left(xs, x)
-    if at in (0, len(xs)):
-        return min(at, len(xs) - 1)
-    return at if xs[at] - x < x - xs[at - 1] else at - 1
+def _nearest_index(xs: Sequence[float], x: float) -> int:
+    index = bisect_left(xs, x)
+    if index in (0, len(xs)):
+        return min(index, len(xs) - 1)
+    return index if xs[index] - x < x - xs[index - 1] else index - 1

@@ -1,6 +1,6 @@
-"""From what a person said to what will be done: every derived number, and every check between two values.
+"""Resolve a configuration: derive every number, and check every pair of values that could disagree.
 
-This is the one validator. Past it, a `Plan` is right or the run has not begun.
+This is the only validator. A `ResolvedConfig` is valid, or the run does not start.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from mega_schema.parallel_layout import Layout
 from mega_schema.recompute_policy import RecomputePolicy
 from mega_schema.spec import Family, ModelSpec
 from mega_schema.tokenizer.tokenizer import TokenizerIdentity
-from mega_train.config import Run
+from mega_train.config import RunConfig
 from mega_train.config.refusals import Refusals
-from mega_train.pipeline.stage_assignment import dealt
+from mega_train.pipeline.stage_assignment import assign_layers
 from mega_train.resolve.batch import (
-    batch_course,
+    as_eval_run,
+    batch_size_schedule,
     batch_sizes,
     check_counts,
     check_duration,
     check_length,
-    duration,
-    evaluated,
-    length_course,
-    passed_over,
+    num_iterations,
+    seq_length_schedule,
+    skipped_iterations,
 )
 from mega_train.resolve.checks import (
     check_data,
@@ -39,96 +39,98 @@ from mega_train.resolve.checks import (
     check_precision,
     check_replicas,
     check_saving,
-    recomputation,
+    recompute_policy,
 )
 from mega_train.resolve.flag_names import with_flag_names
 from mega_train.resolve.fp8 import fp8_recipe
 from mega_train.resolve.logging import check_log, check_profile
 from mega_train.resolve.model import model_spec
-from mega_train.resolve.optimizer import check_optimizer, courses, peak_rate
+from mega_train.resolve.optimizer import check_optimizer, param_schedules, peak_lr
 from mega_train.resolve.record import recorded_model
-from mega_train.resolve.resolved_config import Plan
-from mega_train.resolve.run_mode import only_validates
-from mega_train.schedules.batch_size import BatchSizes
-from mega_train.schedules.lr import Courses
-from mega_train.schedules.seq_length import Lengths
+from mega_train.resolve.resolved_config import ResolvedConfig
+from mega_train.resolve.run_mode import is_eval_only
+from mega_train.schedules.batch_size import BatchSizeRampup
+from mega_train.schedules.lr import ParamSchedules
+from mega_train.schedules.seq_length import SeqLengthSchedule
 
-__all__ = ["Plan", "model_spec", "resolve"]
+__all__ = ["ResolvedConfig", "model_spec", "resolve"]
 
 
 def resolve(
-    run: Run,
+    run: RunConfig,
     family: Family,
     world: int,
     *,
     corpus: TokenizerIdentity | None,
-    loaded: ModelSpec | None,
-    loaded_courses: Courses | None = None,
+    loaded_spec: ModelSpec | None,
+    loaded_schedules: ParamSchedules | None = None,
     cuda: bool,
-    refused: Refusals | None = None,
-) -> Plan:
-    """Check the run against itself, the processes, the corpus and the checkpoint it goes on from.
+    refusals: Refusals | None = None,
+) -> ResolvedConfig:
+    """Resolve the run against the processes, the dataset and the checkpoint that it resumes from.
 
     Args:
-        world: processes of the run.
-        corpus: the tokenizer the corpus was made with, where the dataset says so.
-        loaded: the model of the checkpoint that is loaded, if one is.
-        loaded_courses: of learning rate and weight decay, of the run that goes on, where it says them.
+        world: number of processes.
+        corpus: the tokenizer of the dataset, where it records one.
+        loaded_spec: the model of the checkpoint, if one is loaded.
+        loaded_schedules: the checkpoint's learning-rate and weight-decay schedules, if it has any.
         cuda: whether this machine has a GPU that torch can use.
-        refused: what was refused before; all is raised together.
+        refusals: errors found before; all are raised together.
 
     Raises:
         ConfigError, LayoutError: two values disagree; the message names both.
         Refused: several do, or are wrong. What follows from a value that is wrong is not checked.
     """
-    refused = Refusals() if refused is None else refused
-    if only_validates(run):
-        run = evaluated(run)
+    refusals = Refusals() if refusals is None else refusals
+    if is_eval_only(run):
+        run = as_eval_run(run)
     parallel = run.parallel
-    layout = refused.attempt(Layout.from_world_size, world, tp=parallel.tp, pp=parallel.pp, cp=parallel.cp)
-    spec = refused.attempt(
+    layout = refusals.attempt(Layout.from_world_size, world, tp=parallel.tp, pp=parallel.pp, cp=parallel.cp)
+    spec = refusals.attempt(
         with_flag_names,
         run.model,
-        partial(model_spec, run, family, vocab=corpus.vocab_size if corpus else None, loaded=loaded),
+        partial(
+            model_spec, run, family, vocab=corpus.vocab_size if corpus else None, loaded_spec=loaded_spec
+        ),
     )
     if spec is not None:
-        run = replace(run, model=recorded_model(run, spec, loaded))
-    steps = _steps(refused, run, layout, loaded_courses)
-    cut = None if layout is None or spec is None else _cut(refused, run, spec, layout)
-    for errors in _independent(run):
-        refused.extend(errors)
+        run = replace(run, model=recorded_model(run, spec, loaded_spec))
+    steps = _resolve_steps(refusals, run, layout, loaded_schedules)
+    model_layout = None if layout is None or spec is None else _resolve_layout(refusals, run, spec, layout)
+    for errors in _independent_checks(run):
+        refusals.extend(errors)
     if corpus is not None and spec is not None:
-        refused.attempt(_check_vocabulary, corpus, spec)
-    device = refused.attempt(_device, run, cuda)
+        refusals.attempt(_check_vocabulary, corpus, spec)
+    device = refusals.attempt(_device, run, cuda)
     if device is not None:
-        refused.extend(check_overlap(parallel, device))
-    ranges = refused.attempt(passed_over, run)
-    eod = refused.attempt(_eod, run, corpus)
-    refused.raise_any()
+        refusals.extend(check_overlap(parallel, device))
+    skipped = refusals.attempt(skipped_iterations, run)
+    eod = refusals.attempt(_end_of_document, run, corpus)
+    refusals.raise_any()
     assert spec is not None
     assert steps is not None
-    assert cut is not None
+    assert model_layout is not None
     assert device is not None
-    return Plan(
+    return ResolvedConfig(
         run=run,
         spec=spec,
-        layout=cut.layout,
-        length=cut.length,
-        lengths=cut.lengths,
-        micro=steps.micro,
-        batches=steps.batches,
+        layout=model_layout.layout,
+        seq_length=model_layout.seq_length,
+        seq_length_schedule=model_layout.seq_length_schedule,
+        micro_batch_size=steps.micro_batch_size,
+        batch_size_schedule=steps.batch_size_schedule,
         iterations=steps.iterations,
-        passed_over=ranges or (),
-        courses=steps.courses,
+        skipped_iterations=skipped or (),
+        schedules=steps.schedules,
         eod=eod,
-        recompute=cut.recompute,
-        fp8=cut.fp8,
+        recompute=model_layout.recompute,
+        fp8=model_layout.fp8,
         device=device,
     )
 
 
-def _independent(run: Run) -> Iterable[Iterator[MegaError]]:
-    """The checks that need neither the processes nor the model."""
+def _independent_checks(run: RunConfig) -> Iterable[Iterator[MegaError]]:
+    """List the checks that need neither the processes nor the model."""
     return (
         check_data(run.data),
         check_counts(run),
@@ -144,69 +146,71 @@ def _independent(run: Run) -> Iterable[Iterator[MegaError]]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Steps:
-    """The optimizer steps of a run: their sizes, their number and their rates."""
+class _StepPlan:
+    """Sizes, number and schedules of the optimizer steps."""
 
-    micro: int
-    batches: BatchSizes
+    micro_batch_size: int
+    batch_size_schedule: BatchSizeRampup
     iterations: int
-    courses: Courses
+    schedules: ParamSchedules
 
 
-def _steps(
-    refused: Refusals, run: Run, layout: Layout | None, loaded_courses: Courses | None
-) -> _Steps | None:
-    """The steps; None where something of them is refused, or they follow from what is."""
-    has_duration = refused.extend(check_duration(run.train))
-    if loaded_courses is None or not run.optimizer.checkpoint_schedule:
-        refused.attempt(peak_rate, run.optimizer)  # the other rates depend on the duration, this does not
-    if layout is None or (sizes := refused.attempt(batch_sizes, run, layout.dp)) is None:
+def _resolve_steps(
+    refusals: Refusals, run: RunConfig, layout: Layout | None, loaded_schedules: ParamSchedules | None
+) -> _StepPlan | None:
+    """Resolve the optimizer steps; None where part of them is refused."""
+    has_duration = refusals.extend(check_duration(run.train))
+    if loaded_schedules is None or not run.optimizer.checkpoint_schedule:
+        refusals.attempt(peak_lr, run.optimizer)  # the other rates depend on the duration, this does not
+    if layout is None or (sizes := refusals.attempt(batch_sizes, run, layout.dp)) is None:
         return None
     micro, global_samples = sizes
-    batches = refused.attempt(batch_course, run, global_samples, micro * layout.dp)
-    if batches is None or not has_duration:
+    batch_sizes_schedule = refusals.attempt(batch_size_schedule, run, global_samples, micro * layout.dp)
+    if batch_sizes_schedule is None or not has_duration:
         return None
-    iterations = refused.attempt(duration, run.train, batches)
+    iterations = refusals.attempt(num_iterations, run.train, batch_sizes_schedule)
     if iterations is None:
         return None
-    rates = refused.attempt(courses, run, iterations, batches, loaded_courses)
-    return None if rates is None else _Steps(micro, batches, iterations, rates)
+    schedules = refusals.attempt(param_schedules, run, iterations, batch_sizes_schedule, loaded_schedules)
+    return None if schedules is None else _StepPlan(micro, batch_sizes_schedule, iterations, schedules)
 
 
 @dataclass(frozen=True, slots=True)
-class _Cut:
-    """What each rank has of the model and of a sample."""
+class _ModelLayout:
+    """Layout, sample lengths and recomputation."""
 
     layout: Layout
-    length: int
-    lengths: Lengths
+    seq_length: int
+    seq_length_schedule: SeqLengthSchedule
     recompute: RecomputePolicy
     fp8: Fp8Recipe | None
 
 
-def _cut(refused: Refusals, run: Run, spec: ModelSpec, layout: Layout) -> _Cut | None:
-    """The cut; None where something of it is refused."""
-    staged = refused.attempt(dealt, run.parallel, spec.layers, layout)
-    refused.attempt(with_flag_names, run.model, _check_cut, spec, layout)
-    fp8 = refused.attempt(fp8_recipe, run, spec, layout)
+def _resolve_layout(
+    refusals: Refusals, run: RunConfig, spec: ModelSpec, layout: Layout
+) -> _ModelLayout | None:
+    """Resolve the layout of the model; None where part of it is refused."""
+    staged_layout = refusals.attempt(assign_layers, run.parallel, spec.layers, layout)
+    refusals.attempt(with_flag_names, run.model, _check_param_shapes, spec, layout)
+    fp8 = refusals.attempt(fp8_recipe, run, spec, layout)
     length = spec.context if run.batch.length is None else run.batch.length
-    if not refused.extend(check_length(run, spec, length, layout)):
+    if not refusals.extend(check_length(run, spec, length, layout)):
         return None
-    lengths = refused.attempt(length_course, run, length, layout)
-    recompute = refused.attempt(recomputation, run, layout, run.batch.micro * length // layout.cp)
-    if staged is None or lengths is None or recompute is None:
+    seq_lengths = refusals.attempt(seq_length_schedule, run, length, layout)
+    recompute = refusals.attempt(recompute_policy, run, layout, run.batch.micro * length // layout.cp)
+    if staged_layout is None or seq_lengths is None or recompute is None:
         return None
-    return _Cut(staged, length, lengths, recompute, fp8)
+    return _ModelLayout(staged_layout, length, seq_lengths, recompute, fp8)
 
 
-def _device(run: Run, cuda: bool) -> Literal["cpu", "cuda"]:
+def _device(run: RunConfig, cuda: bool) -> Literal["cpu", "cuda"]:
     if run.train.device == "cuda" and not cuda:
         raise ConfigError("--device", "no GPU that torch can use", found="cuda", hint="--device cpu")
     return "cuda" if cuda and run.train.device != "cpu" else "cpu"
 
 
-def _check_cut(spec: ModelSpec, layout: Layout) -> None:
-    """Cut every parameter as the ranks will, so that no rank finds out while it builds its model."""
+def _check_param_shapes(spec: ModelSpec, layout: Layout) -> None:
+    """Shard every parameter as the ranks will, so that errors appear before the model is built."""
     for row in table(spec):
         row.local_shape(layout.tp)
 
@@ -222,7 +226,7 @@ def _check_vocabulary(corpus: TokenizerIdentity, spec: ModelSpec) -> None:
         )
 
 
-def _eod(run: Run, corpus: TokenizerIdentity | None) -> int | None:
+def _end_of_document(run: RunConfig, corpus: TokenizerIdentity | None) -> int | None:
     data = run.data
     if not (data.reset_attention or data.reset_positions or data.eod_mask_loss or data.sft):
         return None

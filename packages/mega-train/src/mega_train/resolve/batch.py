@@ -1,4 +1,4 @@
-"""Sizes and counts of a run: a sample, a batch, the intervals."""
+"""Resolve and check sample length, batch size, duration and intervals."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import replace
 from mega_schema.errors import ConfigError, LayoutError, MegaError
 from mega_schema.parallel_layout import Layout
 from mega_schema.spec import ModelSpec
-from mega_train.config import Curriculum, Run, Train
-from mega_train.resolve.required import wanted
-from mega_train.schedules.batch_size import BatchSizes
-from mega_train.schedules.seq_length import Lengths
+from mega_train.config import CurriculumConfig, RunConfig, TrainConfig
+from mega_train.resolve.required import require_positive
+from mega_train.schedules.batch_size import BatchSizeRampup
+from mega_train.schedules.seq_length import SeqLengthSchedule
 
 
-def check_length(run: Run, spec: ModelSpec, length: int, layout: Layout) -> Iterator[MegaError]:
-    """A sample that fits the model, and that the ranks can share.
+def check_length(run: RunConfig, spec: ModelSpec, length: int, layout: Layout) -> Iterator[MegaError]:
+    """Check that a sample fits the model and divides over the ranks.
 
     Yields:
         an error where it does not fit, or they cannot share it.
@@ -38,7 +38,8 @@ def check_length(run: Run, spec: ModelSpec, length: int, layout: Layout) -> Iter
             wanted=f"a sequence length that is a multiple of 2 x {layout.cp} = {chunks}",
             hint=f"--seq-length {near}",
         )
-    tp, tokens = layout.tp, run.batch.micro * length // layout.cp
+    tp = layout.tp
+    tokens = run.batch.micro * length // layout.cp
     if run.parallel.sequence and tokens % tp:
         yield LayoutError(
             "--sequence-parallel",
@@ -50,140 +51,153 @@ def check_length(run: Run, spec: ModelSpec, length: int, layout: Layout) -> Iter
         )
 
 
-def length_course(run: Run, length: int, layout: Layout) -> Lengths:
-    """How the tokens of a sample grow to `length`.
+def seq_length_schedule(run: RunConfig, length: int, layout: Layout) -> SeqLengthSchedule:
+    """Build the schedule of the sample length up to `length`.
 
     Raises:
-        ConfigError: the curriculum's flags are none, or the ranks cannot share a length.
+        ConfigError: the curriculum's flags are wrong, or a length does not divide over the ranks.
     """
-    said = run.curriculum
-    if said == Curriculum():
-        return Lengths(length)
+    config = run.curriculum
+    if config == CurriculumConfig():
+        return SeqLengthSchedule(length)
     if run.data.sft:
         raise ConfigError(
             "--curriculum-start-length", "would cut answers off", found="--sft", hint="leave it out"
         )
-    start = wanted(said.start, "--curriculum-start-length", "tokens", "--curriculum-start-length 64")
-    steps = wanted(said.steps, "--curriculum-steps", "optimizer steps", "--curriculum-steps 1000")
+    start = require_positive(
+        config.start, "--curriculum-start-length", "tokens", "--curriculum-start-length 64"
+    )
+    steps = require_positive(config.steps, "--curriculum-steps", "optimizer steps", "--curriculum-steps 1000")
     if start >= length:
         below = f"fewer than --seq-length, {length}"
         raise ConfigError("--curriculum-start-length", "leaves nothing to grow", found=start, wanted=below)
-    multiple = wanted(
-        said.multiple, "--curriculum-length-multiple", "tokens", "--curriculum-length-multiple 8"
+    multiple = require_positive(
+        config.multiple, "--curriculum-length-multiple", "tokens", "--curriculum-length-multiple 8"
     )
-    root = wanted(said.root, "--curriculum-root", "a root", "--curriculum-root 2")
-    lengths = Lengths(length, start, steps, multiple, root)
+    root = require_positive(config.root, "--curriculum-root", "a root", "--curriculum-root 2")
+    schedule = SeqLengthSchedule(length, start, steps, multiple, root)
     shared = 2 * layout.cp if layout.cp > 1 else 1
     tokens = layout.tp if run.parallel.sequence or run.recompute.cut else 1
-    for each in lengths.all:
-        if each % shared or run.batch.micro * each // layout.cp % tokens:
-            least = shared * tokens
+    for tokens_of_sample in schedule.all_lengths:
+        if tokens_of_sample % shared or run.batch.micro * tokens_of_sample // layout.cp % tokens:
+            divisor = shared * tokens
             raise ConfigError(
                 "--curriculum-length-multiple",
                 "the ranks cannot share every length",
-                found=f"{each} tokens of {start}, and so on by {multiple}",
+                found=f"{tokens_of_sample} tokens of {start}, and so on by {multiple}",
                 wanted=f"lengths for cp={layout.cp} and tp={layout.tp}",
-                hint=f"a --curriculum-start-length and a --curriculum-length-multiple that {least} divides",
+                hint=f"a --curriculum-start-length and a --curriculum-length-multiple that {divisor} divides",
             )
-    return lengths
+    return schedule
 
 
-def batch_sizes(run: Run, dp: int) -> tuple[int, int]:
-    """Samples of a micro-batch and of an optimizer step.
+def batch_sizes(run: RunConfig, dp: int) -> tuple[int, int]:
+    """Return the samples of a micro-batch and of an optimizer step.
 
     Raises:
         ConfigError: the one does not divide the other over the replicas.
     """
-    micro = run.batch.micro
-    if micro < 1:
-        raise ConfigError("--micro-batch-size", "not a size", found=micro, wanted="1 or more")
-    whole = _whole(run, micro * dp)
-    least = micro * dp if run.batch.decrease else 1
-    if whole < least or (whole % (micro * dp) and not run.batch.decrease):
-        near = max(1, round(whole / (micro * dp))) * micro * dp
+    micro_batch_size = run.batch.micro
+    if micro_batch_size < 1:
+        raise ConfigError("--micro-batch-size", "not a size", found=micro_batch_size, wanted="1 or more")
+    global_batch_size = _global_batch_size(run, micro_batch_size * dp)
+    smallest = micro_batch_size * dp if run.batch.decrease else 1
+    if global_batch_size < smallest or (
+        global_batch_size % (micro_batch_size * dp) and not run.batch.decrease
+    ):
+        near = max(1, round(global_batch_size / (micro_batch_size * dp))) * micro_batch_size * dp
         raise ConfigError(
             "--global-batch-size",
             "is not a multiple of micro-batch size x data-parallel size",
-            found=whole,
-            wanted=f"a multiple of {micro} x {dp} = {micro * dp}",
+            found=global_batch_size,
+            wanted=f"a multiple of {micro_batch_size} x {dp} = {micro_batch_size * dp}",
             hint=f"--global-batch-size {near}",
         )
-    return micro, whole
+    return micro_batch_size, global_batch_size
 
 
-def _whole(run: Run, each: int) -> int:
-    """Samples of a step, of micro-batches of all replicas of `each` samples together."""
-    said, micros = run.batch.global_samples, run.batch.accumulation
-    if micros is None:
-        return each if said is None else said
-    if micros < 1:
-        raise ConfigError("--update-freq", "not a count", found=micros, wanted="1 or more")
-    if said not in (None, micros * each):
+def _global_batch_size(run: RunConfig, samples_per_micro_step: int) -> int:
+    """Return the samples of a step."""
+    global_samples, accumulation = run.batch.global_samples, run.batch.accumulation
+    if accumulation is None:
+        return samples_per_micro_step if global_samples is None else global_samples
+    if accumulation < 1:
+        raise ConfigError("--update-freq", "not a count", found=accumulation, wanted="1 or more")
+    if global_samples not in (None, accumulation * samples_per_micro_step):
         raise ConfigError(
             "--update-freq",
             "disagrees with --global-batch-size",
-            found=f"{micros} micro-batches of {each} samples",
-            wanted=f"{said} samples",
+            found=f"{accumulation} micro-batches of {samples_per_micro_step} samples",
+            wanted=f"{global_samples} samples",
             hint="leave one of them out",
         )
-    return micros * each
+    return accumulation * samples_per_micro_step
 
 
-def batch_course(run: Run, whole: int, each: int) -> BatchSizes:
-    """How the samples of a step grow to `whole`.
+def batch_size_schedule(
+    run: RunConfig, global_batch_size: int, samples_per_micro_step: int
+) -> BatchSizeRampup:
+    """Build the schedule of the batch size up to `global_batch_size`.
 
     Args:
-        each: samples of one micro-batch of every replica.
+        samples_per_micro_step: samples of one micro-batch of every replica.
 
     Raises:
-        ConfigError: the flags of the ramp-up are none, or a size cannot be shared.
+        ConfigError: the flags of the ramp-up are wrong, or a size does not divide over the replicas.
     """
-    multiple = each if run.batch.decrease else 1
+    multiple = samples_per_micro_step if run.batch.decrease else 1
     if run.batch.rampup is None:
-        return BatchSizes(whole, multiple=multiple)
+        return BatchSizeRampup(global_batch_size, multiple=multiple)
     flag, (start, increment, ramp) = "--rampup-batch-size", run.batch.rampup
-    said = f"{start} {increment} {ramp}"
+    text = f"{start} {increment} {ramp}"
     if run.train.samples is None:
         wanted = "--train-samples, as a step has no one size"
         raise ConfigError(flag, "needs a run counted in samples", found="--train-iters", wanted=wanted)
-    if start < 1 or increment < 1 or ramp < 1 or start >= whole or (whole - start) % increment:
+    if (
+        start < 1
+        or increment < 1
+        or ramp < 1
+        or start >= global_batch_size
+        or (global_batch_size - start) % increment
+    ):
         raise ConfigError(
             flag,
             "does not lead to --global-batch-size",
-            found=said,
-            wanted=f"START + a whole number of INCREMENTs = {whole}, each above 0, over 1 or more samples",
+            found=text,
+            wanted=f"START + a whole number of INCREMENTs = {global_batch_size}, each above 0, "
+            "over 1 or more samples",
         )
-    sizes = BatchSizes(whole, start, increment, ramp, multiple)
+    sizes = BatchSizeRampup(global_batch_size, start, increment, ramp, multiple)
     for size in sizes.sizes:
-        if size < each or (size % each and not run.batch.decrease):
+        if size < samples_per_micro_step or (size % samples_per_micro_step and not run.batch.decrease):
             raise ConfigError(
                 flag,
                 "has a size that is not a multiple of micro-batch size x data-parallel size",
-                found=f"{size} of {said}",
-                wanted=f"multiples of {each}",
-                hint="--decrease-batch-size-if-needed rounds down" if size >= each else "",
+                found=f"{size} of {text}",
+                wanted=f"multiples of {samples_per_micro_step}",
+                hint="--decrease-batch-size-if-needed rounds down" if size >= samples_per_micro_step else "",
             )
     return sizes
 
 
-def check_duration(train: Train) -> Iterator[MegaError]:
-    """Steps or samples, of which there must be one.
+def check_duration(train: TrainConfig) -> Iterator[MegaError]:
+    """Check that exactly one of --train-iters and --train-samples is given.
 
     Yields:
         an error where neither is given, or both, or a value is out of range.
     """
     iterations, samples = train.iterations, train.samples
     if samples is None:
-        wanted(iterations, "--train-iters", "optimizer steps", "--train-iters 1000")
+        require_positive(iterations, "--train-iters", "optimizer steps", "--train-iters 1000")
     elif iterations is None:
-        wanted(samples, "--train-samples", "samples", "--train-samples 100000")
+        require_positive(samples, "--train-samples", "samples", "--train-samples 100000")
     else:
         found = f"{iterations} and {samples}"
         yield ConfigError("--train-samples", "excludes --train-iters", found=found, wanted="one of them")
 
 
-def duration(train: Train, batches: BatchSizes) -> int:
-    """Optimizer steps in all, of a run that `check_duration` accepts.
+def num_iterations(train: TrainConfig, batch_size_schedule: BatchSizeRampup) -> int:
+    """Return the optimizer steps of a run that `check_duration` accepts.
 
     Raises:
         ConfigError: the samples do not fill a step.
@@ -192,20 +206,21 @@ def duration(train: Train, batches: BatchSizes) -> int:
     if samples is None:
         assert iterations is not None
         return iterations
-    steps = batches.steps(samples)
+    steps = batch_size_schedule.steps(samples)
     if steps < 1:
-        least = f"{batches.at(0)} or more, a step's"
-        raise ConfigError("--train-samples", "not enough for a step", found=samples, wanted=least)
+        minimum = f"{batch_size_schedule.size_at(0)} or more, a step's"
+        raise ConfigError("--train-samples", "not enough for a step", found=samples, wanted=minimum)
     return steps
 
 
-def passed_over(run: Run) -> tuple[range, ...]:
-    """The steps that --skip-train-iteration-range names, none twice and in their order.
+def skipped_iterations(run: RunConfig) -> tuple[range, ...]:
+    """Parse --skip-train-iteration-range into ascending ranges without overlap.
 
     Raises:
         ConfigError: a text is not a range of steps.
     """
-    flag, steps = "--skip-train-iteration-range", set[int]()
+    flag = "--skip-train-iteration-range"
+    steps = set[int]()
     for text in run.train.passed_over:
         first, dash, last = text.partition("-")
         if not (dash and first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
@@ -213,13 +228,13 @@ def passed_over(run: Run) -> tuple[range, ...]:
                 flag, "is not a range of steps", found=text, wanted="FIRST-LAST, such as 100-120"
             )
         steps.update(range(int(first), int(last) + 1))
-    begins = [step for step in sorted(steps) if step - 1 not in steps]
-    ends = [step for step in sorted(steps) if step + 1 not in steps]
-    return tuple(range(first, last + 1) for first, last in zip(begins, ends, strict=True))
+    firsts = [step for step in sorted(steps) if step - 1 not in steps]
+    lasts = [step for step in sorted(steps) if step + 1 not in steps]
+    return tuple(range(first, last + 1) for first, last in zip(firsts, lasts, strict=True))
 
 
-def evaluated(run: Run) -> Run:
-    """A run that only validates, with what else a run would have to say of its training.
+def as_eval_run(run: RunConfig) -> RunConfig:
+    """Fill in the training values that a validation-only run does not need.
 
     Raises:
         ConfigError: there is nothing to validate.
@@ -233,8 +248,8 @@ def evaluated(run: Run) -> Run:
     return replace(run, train=train, optimizer=replace(optimizer, lr=optimizer.lr or 1.0))
 
 
-def check_counts(run: Run) -> Iterator[MegaError]:
-    """Intervals, counts and the seed.
+def check_counts(run: RunConfig) -> Iterator[MegaError]:
+    """Check intervals, counts and the seed.
 
     Yields:
         an error where a value is out of range.

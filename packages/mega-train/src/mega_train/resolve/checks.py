@@ -1,4 +1,4 @@
-"""Checks between two values of a run, for `resolve`: arithmetic, recomputation and replicas."""
+"""Check pairs of values of a run, for `resolve`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from mega_schema.errors import ConfigError, LayoutError, MegaError
 from mega_schema.outputs import check_output
 from mega_schema.parallel_layout import Layout
 from mega_schema.recompute_policy import MODULES, Module, RecomputePolicy
-from mega_train.config import Data, Parallel, Run, Save, Train
-from mega_train.data.splits import shares
+from mega_train.config import CheckpointConfig, DataConfig, ParallelConfig, RunConfig, TrainConfig
+from mega_train.data.splits import parse_split
 
 
-def check_data(data: Data) -> Iterator[MegaError]:
-    """Shares that are some, and an order that we have.
+def check_data(data: DataConfig) -> Iterator[MegaError]:
+    """Check the data options.
 
     Yields:
         an error where a value means nothing, or is not to be had here.
@@ -32,11 +32,11 @@ def check_data(data: Data) -> Iterator[MegaError]:
             "--no-data-sharding", "only a cyclic order is sharded", wanted="--dataloader-type cyclic"
         )
     if data.split is not None:
-        shares(data.split)
+        parse_split(data.split)
 
 
-def check_precision(train: Train) -> Iterator[MegaError]:
-    """One dtype, and a loss scale that can be one.
+def check_precision(train: TrainConfig) -> Iterator[MegaError]:
+    """Check precision and loss scale.
 
     Yields:
         an error where two flags exclude each other, or a value is out of range.
@@ -66,8 +66,8 @@ def check_precision(train: Train) -> Iterator[MegaError]:
             yield ConfigError(flag, "not a count", found=count, wanted="1 or more")
 
 
-def check_folders(run: Run) -> Iterator[MegaError]:
-    """Folders that a run writes: on this machine, and no file.
+def check_folders(run: RunConfig) -> Iterator[MegaError]:
+    """Check that output folders are local and no files.
 
     Yields:
         an error where one is a URL or a file.
@@ -80,33 +80,33 @@ def check_folders(run: Run) -> Iterator[MegaError]:
         ("--codecarbon-dir", run.log.codecarbon_dir),
     ):
         if folder is not None:
-            # checkpoints and logs go under names of their own: other files may be in the folder
+            # checkpoints and logs have distinct names: other files may be in the folder
             try:
                 check_output(option, folder, "folder", is_ours=lambda _: True)
             except ConfigError as error:
                 yield error
 
 
-def check_saving(kept: Save) -> Iterator[MegaError]:
-    """When a run saves, and what stays.
+def check_saving(checkpoint: CheckpointConfig) -> Iterator[MegaError]:
+    """Check the intervals of saving.
 
     Yields:
         an error where a value is out of range, or there is nothing it could be about.
     """
-    given = {
-        "--save-interval": kept.interval,
-        "--keep-last": kept.keep_last,
-        "--keep-every": kept.keep_every,
+    intervals = {
+        "--save-interval": checkpoint.interval,
+        "--keep-last": checkpoint.keep_last,
+        "--keep-every": checkpoint.keep_every,
     }
-    for flag, value in given.items():
+    for flag, value in intervals.items():
         if value is None:
             continue
         if value < 1:
             what = "not a count" if flag == "--keep-last" else "not an interval"
             yield ConfigError(flag, what, found=value, wanted="1 or more")
-        if kept.save is None:
+        if checkpoint.save is None:
             yield ConfigError(flag, "there is no place to save to", wanted="--save DIR", hint="--save RUN")
-    every, interval = kept.keep_every or 0, kept.interval or 0
+    every, interval = checkpoint.keep_every or 0, checkpoint.interval or 0
     if every > 0 and interval > 0 and every % interval:
         yield ConfigError(
             "--keep-every",
@@ -117,58 +117,62 @@ def check_saving(kept: Save) -> Iterator[MegaError]:
         )
 
 
-def check_dropout(train: Train) -> Iterator[MegaError]:
-    """Probabilities that leave something.
+def check_dropout(train: TrainConfig) -> Iterator[MegaError]:
+    """Check the dropout probabilities.
 
     Yields:
         an error where a value is out of range.
     """
-    given = {"--hidden-dropout": train.hidden_dropout, "--attention-dropout": train.attention_dropout}
-    for flag, probability in given.items():
+    probabilities = {"--hidden-dropout": train.hidden_dropout, "--attention-dropout": train.attention_dropout}
+    for flag, probability in probabilities.items():
         if not 0 <= probability < 1:
             wanted = "0 or more, and less than 1"
             yield ConfigError(flag, "not a probability to drop with", found=probability, wanted=wanted)
 
 
-def recomputation(run: Run, layout: Layout, tokens: int) -> RecomputePolicy:
-    """What backward computes again, from the flags that say it.
+def recompute_policy(run: RunConfig, layout: Layout, tokens: int) -> RecomputePolicy:
+    """Build the recomputation policy from its flags.
 
     Args:
         tokens: of a micro-batch, on one rank of cp.
 
     Raises:
         ConfigError: two flags disagree.
-        LayoutError: what is kept cannot be cut over tp.
+        LayoutError: the saved inputs do not divide over tp.
     """
-    said, asked = run.recompute, run.recompute.granularity
-    for flag, given, means in (
-        ("--recompute-activations", said.selective, "selective"),
-        ("--checkpoint-activations", said.full, "full"),
+    config, granularity = run.recompute, run.recompute.granularity
+    for flag, is_given, implied in (
+        ("--recompute-activations", config.selective, "selective"),
+        ("--checkpoint-activations", config.full, "full"),
     ):
-        if given and asked not in (None, means):
-            raise ConfigError(flag, f"means {means}", found=asked, wanted=means, hint=f"leave {flag} out")
-        asked = means if given else asked  # type: ignore[assignment]
-    modules = _recomputed_modules(run, asked)
-    of_full = {
-        "--recompute-method": said.method,
-        "--recompute-num-layers": said.layers,
-        "--distribute-saved-activations": said.cut or None,
+        if is_given and granularity not in (None, implied):
+            raise ConfigError(
+                flag, f"means {implied}", found=granularity, wanted=implied, hint=f"leave {flag} out"
+            )
+        granularity = implied if is_given else granularity  # type: ignore[assignment]
+    modules = _recomputed_modules(run, granularity)
+    full_options = {
+        "--recompute-method": config.method,
+        "--recompute-num-layers": config.layers,
+        "--distribute-saved-activations": config.cut or None,
     }
-    for flag, value in of_full.items():
-        if value is not None and asked != "full":
-            found = asked or "no recomputation"
+    for flag, value in full_options.items():
+        if value is not None and granularity != "full":
+            found = granularity or "no recomputation"
             raise ConfigError(
                 flag, "is of full recomputation", found=found, hint="--recompute-granularity full"
             )
-    if said.layers is not None and said.layers < 1:
-        raise ConfigError("--recompute-num-layers", "not a count", found=said.layers, wanted="1 or more")
-    if said.cut:
-        _check_share(run.parallel.sequence, layout.tp, tokens)
-    return RecomputePolicy(asked, said.method or "uniform", said.layers or 1, said.cut, modules)
+    if config.layers is not None and config.layers < 1:
+        raise ConfigError("--recompute-num-layers", "not a count", found=config.layers, wanted="1 or more")
+    if config.cut:
+        _check_distributed_activations(run.parallel.sequence, layout.tp, tokens)
+    return RecomputePolicy(granularity, config.method or "uniform", config.layers or 1, config.cut, modules)
 
 
-def _recomputed_modules(run: Run, granularity: str | None) -> tuple[Module, ...]:
-    flag, words = "--recompute-modules", " ".join(run.recompute.modules).split()  # a file may have one text
+def _recomputed_modules(run: RunConfig, granularity: str | None) -> tuple[Module, ...]:
+    # a TOML file may give them as one text
+    flag = "--recompute-modules"
+    words = " ".join(run.recompute.modules).split()
     if not words:
         return RecomputePolicy().modules
     if granularity != "selective":
@@ -182,7 +186,7 @@ def _recomputed_modules(run: Run, granularity: str | None) -> tuple[Module, ...]
     return tuple(module for module in MODULES if module in words)
 
 
-def _check_share(sequence: bool, tp: int, tokens: int) -> None:
+def _check_distributed_activations(sequence: bool, tp: int, tokens: int) -> None:
     flag = "--distribute-saved-activations"
     if sequence and tp > 1:
         raise ConfigError(
@@ -197,8 +201,8 @@ def _check_share(sequence: bool, tp: int, tokens: int) -> None:
         )
 
 
-def check_overlap(parallel: Parallel, device: str) -> Iterator[MegaError]:
-    """--tp-comm-overlap where there are tokens to exchange, and symmetric memory to do it in.
+def check_overlap(parallel: ParallelConfig, device: str) -> Iterator[MegaError]:
+    """Check that --tp-comm-overlap has sequence parallelism and GPUs.
 
     Yields:
         an error without sequence parallelism, and on a CPU.
@@ -212,13 +216,13 @@ def check_overlap(parallel: Parallel, device: str) -> Iterator[MegaError]:
         yield ConfigError("--tp-comm-overlap", "needs GPUs", found=device, hint="leave it out on a CPU")
 
 
-def zero_stage(parallel: Parallel) -> int:
-    """The stage that --zero-stage and --use-distributed-optimizer ask for together."""
+def zero_stage(parallel: ParallelConfig) -> int:
+    """Return the stage of --zero-stage and --use-distributed-optimizer."""
     return int(parallel.distributed_optimizer) if parallel.zero_stage is None else parallel.zero_stage
 
 
-def check_replicas(parallel: Parallel) -> Iterator[MegaError]:
-    """What the replicas share.
+def check_replicas(parallel: ParallelConfig) -> Iterator[MegaError]:
+    """Check the ZeRO stage and its options.
 
     Yields:
         an error where there is no such stage, or two flags disagree.

@@ -1,4 +1,4 @@
-"""Say what is wrong with a model in the flags that a person typed, where `ModelSpec` names its own fields."""
+"""Report errors of a model by the flags that a user typed instead of the fields of `ModelSpec`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any, ParamSpec, TypeVar
 
 from mega_schema.app.config import config_keys
 from mega_schema.errors import MegaError
-from mega_train.config import Model, Run
+from mega_train.config import ModelConfig, RunConfig
 
 P = ParamSpec("P")
 T = TypeVar("T")
 _FIELD = re.compile(r"\bmodel\.(\w+)")
 _FLAGS: Mapping[str, str] = MappingProxyType(
-    {key.name: key.flag for key in config_keys(Run) if key.section == "model" and key.name != "family"}
+    {key.name: key.flag for key in config_keys(RunConfig) if key.section == "model" and key.name != "family"}
     | {
         "tied": "--untie-embeddings-and-output-weights",
         "bias": "--disable-bias-linear",
@@ -28,11 +28,11 @@ _WORDS: Mapping[object, str] = MappingProxyType(
 )
 
 
-def with_flag_names(model: Model, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """The function's value.
+def with_flag_names(model: ModelConfig, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call the function and return its value.
 
     Raises:
-        MegaError: what the function raises, with flags in place of the fields of a model.
+        MegaError: the function's error, with flags in place of the fields of a model.
     """
     try:
         return function(*args, **kwargs)
@@ -40,28 +40,28 @@ def with_flag_names(model: Model, function: Callable[P, T], *args: P.args, **kwa
         raise _translate(error, model) from None
 
 
-def _translate(error: MegaError, model: Model) -> MegaError:
+def _translate(error: MegaError, model: ModelConfig) -> MegaError:
     field = _FIELD.fullmatch(str(error.where))
     if field is None or field[1] not in _FLAGS:
         return error
     values = {name: _value(field[1], value, model) for name, value in error.values.items()}
-    what, hint = _in_flags(error.what, model), _in_flags(error.hint, model)
+    what, hint = _with_flags(error.what, model), _with_flags(error.hint, model)
     return type(error)(_flag(field[1], model), what, hint=hint, **values)
 
 
-def _flag(field: str, model: Model) -> str:
+def _flag(field: str, model: ModelConfig) -> str:
     if field == "activation" and model.activation is None:
         return "--swiglu" if model.swiglu else "--glu-activation" if model.glu else "--activation"
     return _FLAGS[field]
 
 
-def _value(field: str, value: Any, model: Model) -> object:
+def _value(field: str, value: Any, model: ModelConfig) -> object:
     if type(value) is bool:
         return "given" if value != (field in _INVERSE) else "not given"
     if field == "window" and type(value) is int:
         return f"{value - 1},0"
-    return _WORDS.get(value, _in_flags(value, model) if isinstance(value, str) else value)
+    return _WORDS.get(value, _with_flags(value, model) if isinstance(value, str) else value)
 
 
-def _in_flags(text: str, model: Model) -> str:
+def _with_flags(text: str, model: ModelConfig) -> str:
     return _FIELD.sub(lambda field: _flag(field[1], model) if field[1] in _FLAGS else field[0], text)

@@ -1,4 +1,4 @@
-"""FP8: beside which arithmetic it stands, and which shapes it multiplies."""
+"""Check FP8: the precision it is combined with, and the shapes it multiplies."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from mega_schema.fp8_recipe import MULTIPLE, Fp8Recipe
 from mega_schema.parallel_layout import Layout
 from mega_schema.params import is_layer_matrix
 from mega_schema.spec import ModelSpec
-from mega_train.config import Run
+from mega_train.config import RunConfig
 
 _FLAG = "--fp8-format"
 
 
-def fp8_recipe(run: Run, spec: ModelSpec, layout: Layout) -> Fp8Recipe | None:
-    """How the products of every layer are made in FP8; None where that is not asked for.
+def fp8_recipe(run: RunConfig, spec: ModelSpec, layout: Layout) -> Fp8Recipe | None:
+    """Build the FP8 recipe; None where FP8 is not used.
 
     Raises:
         ConfigError: two flags disagree.

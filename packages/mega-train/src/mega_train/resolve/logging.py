@@ -1,4 +1,4 @@
-"""Who is to see a run, and which of its steps are recorded."""
+"""Check the options of logging and profiling."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import re
 from collections.abc import Iterator
 
 from mega_schema.errors import ConfigError, MegaError
-from mega_train.config import Log, Profile
+from mega_train.config import LoggingConfig, ProfileConfig
 
 
-def check_log(log: Log) -> Iterator[MegaError]:
-    """Levels, rates, sizes and addresses.
+def check_log(log: LoggingConfig) -> Iterator[MegaError]:
+    """Check levels, rates, sizes and addresses.
 
     Yields:
         an error where a value is out of range.
@@ -44,8 +44,8 @@ def check_log(log: Log) -> Iterator[MegaError]:
         yield ConfigError(flag, "not a size", found=log.tensorboard_queue, wanted="1 or more")
 
 
-def check_profile(profile: Profile) -> Iterator[MegaError]:
-    """Steps and ranks.
+def check_profile(profile: ProfileConfig) -> Iterator[MegaError]:
+    """Check the profiled steps and ranks.
 
     Yields:
         an error where there is no step to record, or a rank is no number.
@@ -57,6 +57,6 @@ def check_profile(profile: Profile) -> Iterator[MegaError]:
             found=f"{profile.start} to {profile.end}",
             wanted="an end after --profile-step-start",
         )
-    if -1 in profile.numbers:
+    if -1 in profile.rank_numbers:
         found = " ".join(profile.ranks)
         yield ConfigError("--profile-ranks", "not numbers of ranks", found=found, wanted="such as 0 8")

@@ -1,4 +1,4 @@
-"""The model of a run: what was said of it, or the checkpoint's."""
+"""Resolve the model of a run, from its flags or from the checkpoint."""
 
 from __future__ import annotations
 
@@ -10,13 +10,17 @@ from typing import Any
 
 from mega_schema.errors import ConfigError
 from mega_schema.spec import GATED, Family, ModelSpec, gpt, llama, preset
-from mega_train.config import Model, Run
+from mega_train.config import ModelConfig, RunConfig
 from mega_train.config.refusals import Refusals
-from mega_train.resolve.required import wanted
+from mega_train.resolve.required import require_positive
 
 
-def model_spec(run: Run, family: Family, *, vocab: int | None, loaded: ModelSpec | None) -> ModelSpec:
-    """The checkpoint's model where nothing is said of it, else what is said; both must be equal."""
+def model_spec(
+    run: RunConfig, family: Family, *, vocab: int | None, loaded_spec: ModelSpec | None
+) -> ModelSpec:
+    """Return the model of the flags, or the checkpoint's where none are given; if both exist they must be
+    equal.
+    """
     if run.model.family not in (None, family):
         raise ConfigError(
             "model.family",
@@ -25,15 +29,17 @@ def model_spec(run: Run, family: Family, *, vocab: int | None, loaded: ModelSpec
             wanted=family,
             hint=f"mega-train {run.model.family}",
         )
-    if replace(run.model, family=None) == Model() and loaded is not None:
-        _check_family(family, loaded)
-        return loaded
-    spec = _said(run, family, loaded.vocab if loaded and run.model.vocab is None else vocab, loaded)
+    if replace(run.model, family=None) == ModelConfig() and loaded_spec is not None:
+        _check_family(family, loaded_spec)
+        return loaded_spec
+    spec = _spec_from_flags(
+        run, family, loaded_spec.vocab if loaded_spec and run.model.vocab is None else vocab, loaded_spec
+    )
     if run.model.padded_vocab is not None:
-        spec = replace(spec, vocab_multiple=_share_of_padded(run, spec.vocab))
-    if loaded is not None:
-        for name, value in loaded.to_dict().items():
-            if name not in _OF_THE_START and getattr(spec, name) != value:
+        spec = replace(spec, vocab_multiple=_padded_rows_per_rank(run, spec.vocab))
+    if loaded_spec is not None:
+        for name, value in loaded_spec.to_dict().items():
+            if name not in _UNCOMPARED_FIELDS and getattr(spec, name) != value:
                 raise ConfigError(
                     f"model.{name}",
                     "differs from the checkpoint's",
@@ -44,17 +50,19 @@ def model_spec(run: Run, family: Family, *, vocab: int | None, loaded: ModelSpec
     return spec
 
 
-# what changes no result, or only where a run begins
-_OF_THE_START = frozenset({"vocab_multiple", "init", "init_std"})
+# fields that change no result, or only the initial weights
+_UNCOMPARED_FIELDS = frozenset({"vocab_multiple", "init", "init_std"})
 
 
-def _share_of_padded(run: Run, vocab: int) -> int:
-    """The rows of the padded vocabulary on one rank of tp.
+def _padded_rows_per_rank(run: RunConfig, vocab: int) -> int:
+    """Return the rows of the padded vocabulary on one rank of tp.
 
     Raises:
         ConfigError: the ranks cannot share the padded vocabulary, or it is smaller than the vocabulary.
     """
-    flag, rows, tp = "--pad-vocab-size-to", run.model.padded_vocab or 0, run.parallel.tp
+    flag = "--pad-vocab-size-to"
+    rows = run.model.padded_vocab or 0
+    tp = run.parallel.tp
     if rows % (run.model.vocab_multiple or 1):
         multiple = f"a multiple of --make-vocab-size-divisible-by {run.model.vocab_multiple}"
         raise ConfigError(flag, "disagrees with another flag", found=rows, wanted=multiple)
@@ -68,14 +76,16 @@ def _share_of_padded(run: Run, vocab: int) -> int:
     return rows // tp
 
 
-def _said(run: Run, family: Family, vocab: int | None, loaded: ModelSpec | None) -> ModelSpec:
-    """The model that the flags describe.
+def _spec_from_flags(
+    run: RunConfig, family: Family, vocab: int | None, loaded_spec: ModelSpec | None
+) -> ModelSpec:
+    """Build the model that the flags describe.
 
     Args:
-        loaded: the checkpoint's, of which flags that name no shape say a part (--use-checkpoint-args).
+        loaded_spec: the checkpoint's model, completed by flags that give no shape (--use-checkpoint-args).
     """
     m = run.model
-    over = {
+    values = {
         "layers": m.layers,
         "hidden": m.hidden,
         "heads": m.heads,
@@ -106,39 +116,43 @@ def _said(run: Run, family: Family, vocab: int | None, loaded: ModelSpec | None)
         "bias": False if m.no_bias else None,
         "qkv_bias": True if m.qkv_bias else False if m.no_bias else None,
     }
-    given: dict[str, Any] = {name: value for name, value in over.items() if value is not None}
+    given_values: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
     if m.preset is not None:
         base = preset(m.preset)
         _check_family(family, base)
-        return ModelSpec.from_dict({**base.to_dict(), **given})
-    if loaded is not None and not given.keys() & {"layers", "hidden", "heads"}:
-        _check_family(family, loaded)
-        return ModelSpec.from_dict({**loaded.to_dict(), **given})
-    given.setdefault("context", run.batch.length)
-    given.setdefault("vocab", vocab)
+        return ModelSpec.from_dict({**base.to_dict(), **given_values})
+    if loaded_spec is not None and not given_values.keys() & {"layers", "hidden", "heads"}:
+        _check_family(family, loaded_spec)
+        return ModelSpec.from_dict({**loaded_spec.to_dict(), **given_values})
+    given_values.setdefault("context", run.batch.length)
+    given_values.setdefault("vocab", vocab)
     missing = Refusals()
-    for name, flag in _NEEDED.items():
+    for name, flag in _REQUIRED_FLAGS.items():
         missing.attempt(
-            wanted, given.get(name), flag, "a number, or --preset", f"--preset gpt2-124m or {flag} N"
+            require_positive,
+            given_values.get(name),
+            flag,
+            "a number, or --preset",
+            f"--preset gpt2-124m or {flag} N",
         )
     missing.raise_any()
-    if given["hidden"] % given["heads"] and "head_width" not in given:
+    if given_values["hidden"] % given_values["heads"] and "head_width" not in given_values:
         raise ConfigError(
             "--num-attention-heads",
             "does not divide --hidden-size",
-            found=f"{given['heads']} heads, hidden {given['hidden']}",
-            wanted=f"a divisor of {given['hidden']}, or --kv-channels",
+            found=f"{given_values['heads']} heads, hidden {given_values['hidden']}",
+            wanted=f"a divisor of {given_values['hidden']}, or --kv-channels",
         )
-    gated = given.get("activation", "swiglu" if family == "llama" else "") in GATED
+    gated = given_values.get("activation", "swiglu" if family == "llama" else "") in GATED
     narrow = family == "llama" or (
         gated and (m.swiglu or not m.glu)
-    )  # BigScience's gates leave it at 4 x hidden
-    if "ffn" not in given and narrow:
-        given["ffn"] = int(given["hidden"] * 4 * 2 / 3 / 64) * 64 or 64
-    return (gpt if family == "gpt" else llama)(**given)
+    )  # BigScience's gated activations keep 4 x hidden
+    if "ffn" not in given_values and narrow:
+        given_values["ffn"] = int(given_values["hidden"] * 4 * 2 / 3 / 64) * 64 or 64
+    return (gpt if family == "gpt" else llama)(**given_values)
 
 
-_NEEDED: Mapping[str, str] = MappingProxyType(
+_REQUIRED_FLAGS: Mapping[str, str] = MappingProxyType(
     {
         "layers": "--num-layers",
         "hidden": "--hidden-size",
@@ -149,21 +163,21 @@ _NEEDED: Mapping[str, str] = MappingProxyType(
 )
 
 
-def _activation(m: Model, family: Family) -> str | None:
-    asked = m.activation
-    for flag, given in (("--swiglu", "swiglu" if m.swiglu else None), ("--glu-activation", m.glu)):
-        if given is not None and asked not in (None, given):
-            other = "--activation" if m.activation else "--swiglu"
-            raise ConfigError(other, f"disagrees with {flag}", found=asked, wanted=given)
-        asked = given or asked  # type: ignore[assignment]
-    # Megatron's kernel with the approximation is the one that adds a bias
-    if asked is not None or not (m.unfused_gelu or m.no_bias) or family == "llama":
-        return asked
-    named = preset(m.preset).activation if m.preset else "gelu_tanh"
-    return "gelu_erf" if named == "gelu_tanh" else None
+def _activation(m: ModelConfig, family: Family) -> str | None:
+    activation = m.activation
+    for flag, gated in (("--swiglu", "swiglu" if m.swiglu else None), ("--glu-activation", m.glu)):
+        if gated is not None and activation not in (None, gated):
+            conflicting = "--activation" if m.activation else "--swiglu"
+            raise ConfigError(conflicting, f"disagrees with {flag}", found=activation, wanted=gated)
+        activation = gated or activation  # type: ignore[assignment]
+    # Megatron's tanh approximation exists only in the kernel that adds a bias
+    if activation is not None or not (m.unfused_gelu or m.no_bias) or family == "llama":
+        return activation
+    preset_activation = preset(m.preset).activation if m.preset else "gelu_tanh"
+    return "gelu_erf" if preset_activation == "gelu_tanh" else None
 
 
-def _rope_scaling(m: Model) -> float | None:
+def _rope_scaling(m: ModelConfig) -> float | None:
     if m.rope_scaling is not None and not m.rope_scaled:
         hint = "--use-rope-scaling, or leave it out"
         raise ConfigError("--rope-scaling-factor", "nothing is scaled", found=m.rope_scaling, hint=hint)
@@ -171,11 +185,13 @@ def _rope_scaling(m: Model) -> float | None:
 
 
 def _window(text: str | None) -> int | None:
-    """Tokens that a token sees, of Megatron's (left, right): itself is not counted there."""
+    """Convert Megatron's (left, right) window to the number of visible tokens, which includes the token
+    itself.
+    """
     if text is None:
         return None
-    found = re.fullmatch(r"\(?\s*(\d+)\s*(?:,\s*0\s*)?\)?", text)
-    if found is None:
+    match = re.fullmatch(r"\(?\s*(\d+)\s*(?:,\s*0\s*)?\)?", text)
+    if match is None:
         raise ConfigError(
             "--window-size",
             "not a window of tokens before",
@@ -183,7 +199,7 @@ def _window(text: str | None) -> int | None:
             wanted="LEFT,0",
             hint="--window-size 4095,0",
         )
-    return int(found[1]) + 1
+    return int(match[1]) + 1
 
 
 def _check_family(family: Family, spec: ModelSpec) -> None:

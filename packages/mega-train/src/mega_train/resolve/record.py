@@ -1,4 +1,4 @@
-"""The model section that run.toml gets, from which the same run can be started anew."""
+"""Build the model section of run.toml, from which the same run can be started again."""
 
 from __future__ import annotations
 
@@ -7,43 +7,47 @@ from dataclasses import replace
 
 from mega_schema.errors import ConfigError
 from mega_schema.spec import PRESETS, ModelSpec
-from mega_train.config import Model, Run
+from mega_train.config import ModelConfig, RunConfig
 from mega_train.resolve.model import model_spec
 
 
-def recorded_model(run: Run, spec: ModelSpec, loaded: ModelSpec | None) -> Model:
-    """What a person said of the model; where that is a checkpoint's, the keys that describe it.
+def recorded_model(run: RunConfig, spec: ModelSpec, loaded_spec: ModelSpec | None) -> ModelConfig:
+    """Return the model section as configured; for a model from a checkpoint, the keys that describe it.
 
     Only the family is recorded of a model that no keys describe, such as one with tied weights that no preset
     has.
 
     Args:
         spec: the run's model.
-        loaded: the checkpoint's.
+        loaded_spec: the checkpoint's.
     """
-    said = replace(run.model, family=spec.family)
-    if loaded is None or said.preset is not None or {said.layers, said.hidden, said.heads} != {None}:
-        return said
+    config = replace(run.model, family=spec.family)
+    if (
+        loaded_spec is None
+        or config.preset is not None
+        or {config.layers, config.hidden, config.heads} != {None}
+    ):
+        return config
     for model in _candidates(spec):
         try:
-            if model_spec(replace(run, model=model), spec.family, vocab=None, loaded=None) == spec:
+            if model_spec(replace(run, model=model), spec.family, vocab=None, loaded_spec=None) == spec:
                 return model
         except ConfigError:  # a preset of another family
             continue
-    return said
+    return config
 
 
-def _candidates(spec: ModelSpec) -> Iterator[Model]:
-    """Model sections that may describe the model, the shortest first."""
-    yield from (Model(family=spec.family, preset=name) for name in PRESETS)
-    complete = _complete(spec)
+def _candidates(spec: ModelSpec) -> Iterator[ModelConfig]:
+    """Yield model sections that may describe the model, the shortest first."""
+    yield from (ModelConfig(family=spec.family, preset=name) for name in PRESETS)
+    complete = _all_model_keys(spec)
     yield complete
     yield from (replace(complete, preset=name) for name in PRESETS)
 
 
-def _complete(spec: ModelSpec) -> Model:
-    """Every key that a model has in common with the flags."""
-    return Model(
+def _all_model_keys(spec: ModelSpec) -> ModelConfig:
+    """Return all keys that describe the model."""
+    return ModelConfig(
         family=spec.family,
         layers=spec.layers,
         hidden=spec.hidden,
@@ -66,7 +70,7 @@ def _complete(spec: ModelSpec) -> Model:
             "learned_absolute"
             if spec.positions == "learned"
             else None
-            if spec.positions == "sinusoidal"  # of presets alone
+            if spec.positions == "sinusoidal"  # only presets have it
             else spec.positions
         ),
         rope_base=spec.rope_base,

@@ -1,4 +1,4 @@
-"""A value that a run cannot do without."""
+"""Check required values."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from mega_schema.errors import ConfigError
 N = TypeVar("N", int, float)
 
 
-def wanted(value: N | None, flag: str, what: str, hint: str) -> N:
-    """The value, which must be given and above 0.
+def require_positive(value: N | None, flag: str, what: str, hint: str) -> N:
+    """Return the value, which must be given and above 0.
 
     Raises:
         ConfigError: it is not.

@@ -1,4 +1,4 @@
-"""A run that can begin: everything derived from what a person said."""
+"""The resolved configuration of a run, with everything derived from it."""
 
 from __future__ import annotations
 
@@ -9,97 +9,98 @@ from mega_schema.fp8_recipe import Fp8Recipe
 from mega_schema.parallel_layout import Layout
 from mega_schema.recompute_policy import RecomputePolicy
 from mega_schema.spec import ModelSpec
-from mega_train.config import Run
-from mega_train.distributed.bucket_layout import Sharing
+from mega_train.config import RunConfig
+from mega_train.distributed.bucket_layout import ShardingConfig
 from mega_train.resolve.checks import zero_stage
-from mega_train.resolve.run_mode import only_validates
-from mega_train.schedules.batch_size import BatchSizes
-from mega_train.schedules.lr import Courses, LearningRate
-from mega_train.schedules.seq_length import Lengths
+from mega_train.resolve.run_mode import is_eval_only
+from mega_train.schedules.batch_size import BatchSizeRampup
+from mega_train.schedules.lr import LRSchedule, ParamSchedules
+from mega_train.schedules.seq_length import SeqLengthSchedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """A run that can begin.
+class ResolvedConfig:
+    """The resolved configuration of a run.
 
     Attributes:
-        length: tokens of a sample.
-        lengths: how many of them a step reads.
-        micro: samples in one forward pass of one rank.
-        batches: how many samples a step has.
-        iterations: optimizer steps in all.
-        passed_over: steps whose samples are left out, in ranges one after another.
-        eod: the token that ends a document, where the run needs to know it.
-        recompute: what backward computes again.
-        fp8: how the layers' products are made in FP8; None where they are not.
+        seq_length: tokens of a sample.
+        seq_length_schedule: tokens of a sample that a step reads.
+        micro_batch_size: samples in one forward pass of one rank.
+        batch_size_schedule: samples of a step.
+        iterations: optimizer steps.
+        skipped_iterations: steps whose samples are skipped, as ascending ranges.
+        eod: the end-of-document token, where the run needs it.
+        recompute: recomputation policy.
+        fp8: FP8 recipe; None without FP8.
     """
 
-    run: Run
+    run: RunConfig
     spec: ModelSpec
     layout: Layout
-    length: int
-    lengths: Lengths
-    micro: int
-    batches: BatchSizes
+    seq_length: int
+    seq_length_schedule: SeqLengthSchedule
+    micro_batch_size: int
+    batch_size_schedule: BatchSizeRampup
     iterations: int
-    passed_over: tuple[range, ...]
-    courses: Courses
+    skipped_iterations: tuple[range, ...]
+    schedules: ParamSchedules
     eod: int | None
     recompute: RecomputePolicy
     fp8: Fp8Recipe | None
     device: Literal["cpu", "cuda"]
 
     @property
-    def global_samples(self) -> int:
+    def global_batch_size(self) -> int:
         """Samples of a step of full size, and of a batch of a validation."""
-        return self.batches.at(self.batches.ramp + 1)
+        return self.batch_size_schedule.size_at(self.batch_size_schedule.ramp + 1)
 
     @property
-    def accumulation(self) -> int:
-        """Forward passes of one rank in a step of full size."""
-        return self.micros(self.global_samples)
+    def accumulation_steps(self) -> int:
+        """Micro-batches of one rank in a step of full size."""
+        return self.num_micro_batches(self.global_batch_size)
 
     @property
-    def only_validates(self) -> bool:
-        return only_validates(self.run)
+    def is_eval_only(self) -> bool:
+        return is_eval_only(self.run)
 
-    def micros(self, samples: int) -> int:
-        """Forward passes of one rank for so many samples of all ranks together."""
-        return samples // (self.micro * self.layout.dp)
-
-    @property
-    def rate(self) -> LearningRate:
-        return self.courses.rate
+    def num_micro_batches(self, samples: int) -> int:
+        """Return the micro-batches of one rank for `samples` samples over all ranks."""
+        return samples // (self.micro_batch_size * self.layout.dp)
 
     @property
-    def sharing(self) -> Sharing:
-        """How the replicas of the model share the work of keeping it."""
-        p, replicas = self.run.parallel, self.layout.dp * self.layout.cp
-        return Sharing(
-            stage=zero_stage(p),
-            bucket=p.bucket or max(40_000_000, 1_000_000 * replicas),  # Megatron's
-            overlap_reduce=p.overlap_reduce,
-            overlap_gather=p.overlap_gather,
-            reduce_bf16=p.reduce_bf16,
+    def lr_schedule(self) -> LRSchedule:
+        return self.schedules.lr
+
+    @property
+    def sharding_config(self) -> ShardingConfig:
+        """How the replicas share the model's state."""
+        parallel = self.run.parallel
+        replicas = self.layout.dp * self.layout.cp
+        return ShardingConfig(
+            stage=zero_stage(parallel),
+            bucket_elements=parallel.bucket or max(40_000_000, 1_000_000 * replicas),  # Megatron's
+            overlap_reduce=parallel.overlap_reduce,
+            overlap_gather=parallel.overlap_gather,
+            reduce_bf16=parallel.reduce_bf16,
         )
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens of a step of full size, all ranks together."""
-        return self.global_samples * self.length
+        """Tokens of a step of full size over all ranks."""
+        return self.global_batch_size * self.seq_length
 
     @property
     def train_samples(self) -> int:
         """Samples of the whole run."""
-        said = self.run.train.samples
-        return self.iterations * self.global_samples if said is None else said
+        samples = self.run.train.samples
+        return self.iterations * self.global_batch_size if samples is None else samples
 
     @property
     def valid_samples(self) -> int:
-        """Samples of all validations of the run together, as Megatron counts them."""
+        """Samples of all validations of the run, as Megatron counts them."""
         evaluation = self.run.evaluation
-        return (self.iterations // evaluation.interval + 1) * evaluation.iterations * self.global_samples
+        return (self.iterations // evaluation.interval + 1) * evaluation.iterations * self.global_batch_size
 
     @property
     def test_samples(self) -> int:
-        return self.run.evaluation.iterations * self.global_samples
+        return self.run.evaluation.iterations * self.global_batch_size

@@ -1,15 +1,15 @@
-"""What of a checkpoint a run takes up."""
+"""Decide what a run does, and which parts of a checkpoint it loads."""
 
 from __future__ import annotations
 
-from mega_train.config import Run
+from mega_train.config import RunConfig
 
 
-def only_validates(run: Run) -> bool:
-    """Whether nothing is trained."""
+def is_eval_only(run: RunConfig) -> bool:
+    """Whether the run only validates."""
     return run.train.skip or run.train.evaluation_only
 
 
-def takes_optimizer(run: Run) -> bool:
-    """Whether a run that loads a checkpoint takes its optimizer's state, and with it the courses."""
-    return not (run.checkpoint.finetune or run.checkpoint.no_load_optim or only_validates(run))
+def loads_optimizer(run: RunConfig) -> bool:
+    """Whether the run loads the checkpoint's optimizer state and schedules."""
+    return not (run.checkpoint.finetune or run.checkpoint.no_load_optim or is_eval_only(run))

@@ -1,1 +1,1 @@
-"""Values that change with the samples of a run: learning rate, batch size, sequence length."""
+"""Schedules over a run: learning rate, weight decay, batch size, sequence length."""

@@ -1,4 +1,4 @@
-"""How many samples an optimizer step takes: a function of how many the run has consumed, as Megatron's."""
+"""Batch-size ramp-up: samples of a step as a function of the consumed samples, as in Megatron."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class BatchSizes:
-    """Samples of a step, of all ranks together.
+class BatchSizeRampup:
+    """Samples of a step over all ranks.
 
     Attributes:
-        full: in the end, and in validations.
-        start, increment, ramp: the size begins at `start` and grows by `increment` until `full` is reached,
-            each size for as many of the first `ramp` samples as any other; 0 for a size that never changes.
-        multiple: what every size is rounded down to a multiple of.
+        full: the final size, also used in validations.
+        start, increment, ramp: the size starts at `start` and grows by `increment` up to `full`, each size
+            for an equal part of the first `ramp` samples; a ramp of 0 keeps the size constant.
+        multiple: every size is rounded down to a multiple of this.
     """
 
     full: int
@@ -23,38 +23,38 @@ class BatchSizes:
     ramp: int = 0
     multiple: int = 1
 
-    def at(self, consumed: int) -> int:
-        """Samples of the step that begins when so many were consumed."""
+    def size_at(self, consumed_samples: int) -> int:
+        """Return the samples of the step that starts after `consumed_samples` samples."""
         size = self.full
-        if self.ramp and consumed <= self.ramp:
-            each = self.ramp / ((self.full - self.start) // self.increment)
-            size = self.start + int(consumed / each) * self.increment
+        if self.ramp and consumed_samples <= self.ramp:
+            samples_per_size = self.ramp / ((self.full - self.start) // self.increment)
+            size = self.start + int(consumed_samples / samples_per_size) * self.increment
         return size // self.multiple * self.multiple
 
     @property
     def sizes(self) -> list[int]:
-        """Every size there will be, in their order, before they are rounded."""
+        """All sizes in order, before rounding."""
         return [*range(self.start, self.full, self.increment), self.full] if self.ramp else [self.full]
 
     def steps(self, samples: int) -> int:
-        """Whole steps that so many samples are enough for, from the start."""
-        steps, consumed = 0, 0
-        for consumed in self._ramped(0):
+        """Count the whole steps that `samples` samples give, from the start."""
+        steps, consumed_samples = 0, 0
+        for consumed_samples in self._ramp_steps(0):
             steps += 1
-            if consumed > samples:
+            if consumed_samples > samples:
                 return steps  # Megatron's: the ramp's last step may pass the end
-        return steps + max(0, samples - consumed) // self.at(self.ramp + 1)
+        return steps + max(0, samples - consumed_samples) // self.size_at(self.ramp + 1)
 
-    def after(self, consumed: int, steps: int) -> int:
-        """Samples consumed when so many steps more are done."""
-        for reached in self._ramped(consumed):
+    def samples_after(self, consumed_samples: int, steps: int) -> int:
+        """Return the consumed samples after `steps` further steps."""
+        for next_consumed in self._ramp_steps(consumed_samples):
             if steps == 0:
-                return consumed
-            consumed, steps = reached, steps - 1
-        return consumed + steps * self.at(self.ramp + 1)
+                return consumed_samples
+            consumed_samples, steps = next_consumed, steps - 1
+        return consumed_samples + steps * self.size_at(self.ramp + 1)
 
-    def _ramped(self, consumed: int) -> Iterator[int]:
-        """Samples consumed after each step that begins on the ramp."""
-        while self.ramp and consumed <= self.ramp:
-            consumed += self.at(consumed)
-            yield consumed
+    def _ramp_steps(self, consumed_samples: int) -> Iterator[int]:
+        """Yield the consumed samples after each step that starts on the ramp."""
+        while self.ramp and consumed_samples <= self.ramp:
+            consumed_samples += self.size_at(consumed_samples)
+            yield consumed_samples

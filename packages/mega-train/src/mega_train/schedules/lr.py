@@ -1,4 +1,4 @@
-"""The courses of the learning rate and of the weight decay, in samples, as Megatron computes them."""
+"""Learning-rate and weight-decay schedules over samples, as Megatron computes them."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-Style = Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"]
+DecayStyle = Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"]
 AnnealStyle = Literal["linear", "cosine", "exponential", "minus_sqrt"]
 IncreaseStyle = Literal["constant", "linear", "cosine"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LearningRate:
-    """The rate after `samples` samples; the first step uses that of 0 samples.
+class LRSchedule:
+    """Learning rate as a function of consumed samples; the first step uses that of 0 samples.
 
     Attributes:
-        initial: where the warm-up begins.
+        initial: the rate at which the warm-up starts.
         warmup, decay: in samples, from the start of training.
         anneal: of WSD (warm-up, stable, decay; arXiv:2404.06395 §4), the samples of its decay, which ends
             with `decay`.
@@ -28,12 +28,12 @@ class LearningRate:
     least: float
     warmup: float
     decay: int
-    style: Style
+    style: DecayStyle
     initial: float = 0.0
     anneal: int = 0
     anneal_style: AnnealStyle = "exponential"
 
-    def at(self, samples: int) -> float:
+    def lr_at(self, samples: int) -> float:
         if self.warmup > 0 and samples <= self.warmup:
             return self.initial + (self.peak - self.initial) * samples / self.warmup
         if self.style == "constant":
@@ -42,29 +42,29 @@ class LearningRate:
             return self.least
         if self.style == "inverse-square-root":
             return max(self.least, self.peak * max(self.warmup, 1) ** 0.5 / max(samples, 1) ** 0.5)
-        return self.least + self._left(samples) * (self.peak - self.least)
+        return self.least + self._remaining_fraction(samples) * (self.peak - self.least)
 
-    def _left(self, samples: int) -> float:
-        """The share of the way from least to peak that is left."""
+    def _remaining_fraction(self, samples: int) -> float:
+        """Return the remaining fraction of the way from `peak` to `least`."""
         if self.style == "WSD":
-            begun = samples - (self.decay - self.anneal)
-            if begun <= 0:
+            decay_samples = samples - (self.decay - self.anneal)
+            if decay_samples <= 0:
                 return 1.0
-            done = begun / self.anneal
+            progress = decay_samples / self.anneal
             if self.anneal_style == "exponential":
-                return float(2 * 0.5**done - 1)
+                return float(2 * 0.5**progress - 1)
             if self.anneal_style == "minus_sqrt":
-                return 1.0 - math.sqrt(done)
-            cosine = self.anneal_style == "cosine"
+                return 1.0 - math.sqrt(progress)
+            is_cosine = self.anneal_style == "cosine"
         else:
-            done = (samples - self.warmup) / (self.decay - self.warmup)
-            cosine = self.style == "cosine"
-        return 0.5 * (math.cos(math.pi * done) + 1.0) if cosine else 1.0 - done
+            progress = (samples - self.warmup) / (self.decay - self.warmup)
+            is_cosine = self.style == "cosine"
+        return 0.5 * (math.cos(math.pi * progress) + 1.0) if is_cosine else 1.0 - progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WeightDecay:
-    """The weight decay after `samples` samples.
+class WeightDecaySchedule:
+    """Weight decay as a function of consumed samples.
 
     Attributes:
         samples: when it has reached `end`.
@@ -75,75 +75,84 @@ class WeightDecay:
     samples: int
     style: IncreaseStyle = "constant"
 
-    def at(self, samples: int) -> float:
+    def value_at(self, samples: int) -> float:
         if self.style == "constant":
             return self.end
-        done = samples / self.samples
-        if done > 1:
+        progress = samples / self.samples
+        if progress > 1:
             return self.end
-        share = done if self.style == "linear" else 0.5 * (math.cos(math.pi * (1 - done)) + 1.0)
-        return self.start + share * (self.end - self.start)
+        fraction = progress if self.style == "linear" else 0.5 * (math.cos(math.pi * (1 - progress)) + 1.0)
+        return self.start + fraction * (self.end - self.start)
 
 
 @dataclass(frozen=True, slots=True)
-class Courses:
-    """All of them, as a run has them and a checkpoint says them."""
+class ParamSchedules:
+    """Learning-rate and weight-decay schedules; saved in and restored from the checkpoint."""
 
-    rate: LearningRate
-    decay: WeightDecay
-    ends: LearningRate | None = None  # of embedding and output, where theirs is another
+    lr: LRSchedule
+    weight_decay: WeightDecaySchedule
+    decoupled_lr: LRSchedule | None = None  # of embedding and output, where it differs
 
-    def state(self) -> dict[str, Any]:
-        """For a checkpoint: what `of` reads back."""
-        said = {"learning_rate": asdict(self.rate), "weight_decay": asdict(self.decay)}
-        return said if self.ends is None else said | {"decoupled_learning_rate": asdict(self.ends)}
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state for a checkpoint."""
+        state = {"learning_rate": asdict(self.lr), "weight_decay": asdict(self.weight_decay)}
+        return (
+            state
+            if self.decoupled_lr is None
+            else state | {"decoupled_learning_rate": asdict(self.decoupled_lr)}
+        )
 
     @classmethod
-    def of(cls, state: Mapping[str, Any]) -> Courses:
-        """Courses that a checkpoint says.
+    def from_state_dict(cls, state: Mapping[str, Any]) -> ParamSchedules:
+        """Build the schedules from a checkpoint's state.
 
         Raises:
-            TypeError, KeyError: it says something else.
+            TypeError, KeyError: the state is not that of schedules.
         """
-        rate, decay = LearningRate(**state["learning_rate"]), WeightDecay(**state["weight_decay"])
-        ends = state.get("decoupled_learning_rate")
-        found = cls(rate, decay, None if ends is None else LearningRate(**ends))
-        for part in (found.rate, found.decay, *([] if found.ends is None else [found.ends])):
-            for name, kind in get_type_hints(type(part)).items():
-                value = getattr(part, name)
-                if not _fits(value, kind):
+        lr = LRSchedule(**state["learning_rate"])
+        weight_decay = WeightDecaySchedule(**state["weight_decay"])
+        decoupled_lr = state.get("decoupled_learning_rate")
+        schedules = cls(lr, weight_decay, None if decoupled_lr is None else LRSchedule(**decoupled_lr))
+        for schedule in (
+            schedules.lr,
+            schedules.weight_decay,
+            *([] if schedules.decoupled_lr is None else [schedules.decoupled_lr]),
+        ):
+            for name, kind in get_type_hints(type(schedule)).items():
+                value = getattr(schedule, name)
+                if not _has_type(value, kind):
                     raise TypeError(f"{name} {value!r}")
-        return found
+        return schedules
 
-    def matters(self, unit: Literal["iters", "samples"]) -> dict[str, Any]:
-        """What decides the numbers, by the flags of a run that counts in this unit; lengths in samples."""
-        rate, decay = self.rate, self.decay
-        found: dict[str, Any] = {
-            "--lr": rate.peak,
-            "--lr-decay-style": rate.style,
-            f"--lr-warmup-{unit}": rate.warmup,
+    def resume_fields(self, unit: Literal["iters", "samples"]) -> dict[str, Any]:
+        """Return the values that determine the schedules, by their flags in this unit; lengths in samples."""
+        lr, weight_decay = self.lr, self.weight_decay
+        fields: dict[str, Any] = {
+            "--lr": lr.peak,
+            "--lr-decay-style": lr.style,
+            f"--lr-warmup-{unit}": lr.warmup,
         }
-        if rate.warmup:
-            found["--lr-warmup-init"] = rate.initial
-        if rate.style != "constant":
-            found |= {"--min-lr": rate.least, f"--lr-decay-{unit}": rate.decay}
-        if rate.style == "WSD":
-            found[f"--lr-wsd-decay-{unit}"] = rate.anneal
-            found["--lr-wsd-decay-style"] = rate.anneal_style
-        found["--decoupled-lr"] = None if self.ends is None else self.ends.peak
-        if self.ends is not None and rate.style != "constant":
-            found["--decoupled-min-lr"] = self.ends.least
-        if decay.style == "constant":
-            return found | {"--weight-decay": decay.end}
-        return found | {
-            "--weight-decay-incr-style": decay.style,
-            "--start-weight-decay": decay.start,
-            "--end-weight-decay": decay.end,
-            f"--train-{unit}": decay.samples,
+        if lr.warmup:
+            fields["--lr-warmup-init"] = lr.initial
+        if lr.style != "constant":
+            fields |= {"--min-lr": lr.least, f"--lr-decay-{unit}": lr.decay}
+        if lr.style == "WSD":
+            fields[f"--lr-wsd-decay-{unit}"] = lr.anneal
+            fields["--lr-wsd-decay-style"] = lr.anneal_style
+        fields["--decoupled-lr"] = None if self.decoupled_lr is None else self.decoupled_lr.peak
+        if self.decoupled_lr is not None and lr.style != "constant":
+            fields["--decoupled-min-lr"] = self.decoupled_lr.least
+        if weight_decay.style == "constant":
+            return fields | {"--weight-decay": weight_decay.end}
+        return fields | {
+            "--weight-decay-incr-style": weight_decay.style,
+            "--start-weight-decay": weight_decay.start,
+            "--end-weight-decay": weight_decay.end,
+            f"--train-{unit}": weight_decay.samples,
         }
 
 
-def _fits(value: object, kind: Any) -> bool:
+def _has_type(value: object, kind: Any) -> bool:
     if get_origin(kind) is Literal:
         return value in get_args(kind)
     return type(value) is int or (kind is float and isinstance(value, float) and math.isfinite(value))

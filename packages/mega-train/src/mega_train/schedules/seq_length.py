@@ -1,4 +1,4 @@
-"""How many tokens of a sample a step reads: few at first (arXiv:2108.06084), as DeepSpeed schedules it."""
+"""Sequence-length curriculum: short samples first (arXiv:2108.06084), with DeepSpeed's schedules."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
-    """Tokens of a sample, by step. What of a sample lies behind them is left out.
+class SeqLengthSchedule:
+    """Tokens of a sample by step. The rest of a sample is not read.
 
     Attributes:
-        full: in the end, and in validations.
-        start, steps: the length begins at `start` and is `full` from step `steps` on; 0 for one that never
-            changes.
-        multiple: lengths on the way are multiples of this.
-        root: the share of the way that is done is that of the steps, to the power 1 / root.
+        full: the final length, also used in validations.
+        start, steps: the length starts at `start` and is `full` from step `steps` on; 0 steps keep it
+            constant.
+        multiple: lengths in between are multiples of this.
+        root: the length grows with the fraction of the steps to the power 1 / root.
     """
 
     full: int
@@ -24,16 +24,16 @@ class Lengths:
     multiple: int = 1
     root: float = 1.0
 
-    def at(self, step: int) -> int:
-        """Of this step, counted from 1."""
+    def length_at(self, step: int) -> int:
+        """Return the length of this step, counted from 1."""
         if step >= self.steps:
             return self.full
-        way = math.floor((step / self.steps) ** (1 / self.root) * (self.full - self.start))
-        return max(self.start, (self.start + way) // self.multiple * self.multiple)
+        growth = math.floor((step / self.steps) ** (1 / self.root) * (self.full - self.start))
+        return max(self.start, (self.start + growth) // self.multiple * self.multiple)
 
     @property
-    def all(self) -> list[int]:
-        """Every length there may be."""
+    def all_lengths(self) -> list[int]:
+        """All possible lengths."""
         if not self.steps:
             return [self.full]
         second = (self.start // self.multiple + 1) * self.multiple

@@ -1,1 +1,1 @@
-"""Who sees a run: what happens to it as events, and observers that are told them."""
+"""Telemetry of a run: events, and observers that receive them."""

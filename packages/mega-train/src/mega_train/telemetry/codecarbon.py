@@ -1,4 +1,4 @@
-"""CodeCarbon: the energy a machine of the run takes, and what its grid emits for it."""
+"""CodeCarbon: energy and emissions of each machine of a run."""
 
 from __future__ import annotations
 
@@ -7,46 +7,48 @@ from typing import Any
 
 from mega_schema.app.install_hint import install_hint
 from mega_schema.errors import ConfigError
-from mega_train.config import Log
-from mega_train.telemetry.events import Began, Event, Saved
+from mega_train.config import LoggingConfig
+from mega_train.telemetry.events import CheckpointSaved, Event, TrainStart
 
 
 class CodeCarbon:
-    """Writes `emissions-RRR.csv` into --codecarbon-dir, RRR the number of the machine's first rank.
+    """Writes `emissions-RRR.csv` into --codecarbon-dir, RRR the machine's first rank.
 
-    It measures whole machines, so one rank of each does it. Nothing is asked of the network: the grid is that
-    of --codecarbon-country.
+    It measures whole machines, so one rank of each does it. It makes no network requests: the grid is that of
+    --codecarbon-country.
     """
 
-    def __init__(self, log: Log, rank: int) -> None:
+    def __init__(self, log: LoggingConfig, rank: int) -> None:
         """
         Raises:
             ConfigError: codecarbon is not installed.
         """
         try:
-            self._make: Any = import_module("codecarbon").OfflineEmissionsTracker
+            self._tracker_class: Any = import_module("codecarbon").OfflineEmissionsTracker
         except ImportError:
             hint = install_hint("mega-train", "codecarbon")
             raise ConfigError("--codecarbon-dir", "needs codecarbon", hint=hint) from None
         assert log.codecarbon_dir is not None
-        self._folder, self._rank, self._country = log.codecarbon_dir, rank, log.codecarbon_country
+        self._folder = log.codecarbon_dir
+        self._rank = rank
+        self._country = log.codecarbon_country
         self._tracker: Any = None
 
-    def see(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         match event:
-            case Began():
+            case TrainStart():
                 self._folder.mkdir(parents=True, exist_ok=True)
-                self._tracker = self._make(
+                self._tracker = self._tracker_class(
                     project_name="mega-train",
                     country_iso_code=self._country,
                     output_dir=str(self._folder),
                     output_file=f"emissions-{self._rank:03d}.csv",
                     log_level="error",
-                    allow_multiple_runs=True,  # of other runs on this machine
+                    allow_multiple_runs=True,  # other runs may use this machine
                 )
                 self._tracker.start()
-            case Saved() if self._tracker is not None:
-                self._tracker.flush()  # a run that is killed later has measured this much
+            case CheckpointSaved() if self._tracker is not None:
+                self._tracker.flush()  # keeps the measurement if the run is killed later
 
     def close(self) -> None:
         if self._tracker is not None:

@@ -1,4 +1,4 @@
-"""What a run leaves of itself: `events.jsonl`, its record."""
+"""The event log of a run, `events.jsonl`."""
 
 from __future__ import annotations
 
@@ -13,55 +13,56 @@ from typing import Any
 from mega_schema.checkpoint.checkpoint_dir import EVENTS as EVENTS
 from mega_schema.checkpoint.run_lock import lock_run_folder
 from mega_schema.errors import FormatError
-from mega_train.telemetry.events import Event, Said, Stepped
+from mega_train.telemetry.events import Event, Message, StepEnd
 
-Line = dict[str, Any]
-_LONGEST = 1 << 20  # bytes of a first line; one of ours has some thousand
+EventDict = dict[str, Any]
+_MAX_LINE_BYTES = 1 << 20  # a first line of an event log has a few thousand bytes
 
 log = logging.getLogger("mega.train")
 
 
-class Record:
-    """Appends one JSON object a line to a run's `events.jsonl`.
+class EventLog:
+    """Appends one JSON object per line to a run's `events.jsonl`.
 
-    A resumed run goes on in the same file, beginning with an event "start" that has its first iteration: what
-    lies before it with a later iteration was lost when the run before ended. What cannot be written, as on a
-    disk that is full, is missing from it, and the run goes on.
+    A resumed run appends to the same file, starting with an event "start" that has its first iteration:
+    earlier lines with a later iteration were lost when the previous process ended. Lines that cannot be
+    written, as on a full disk, are missing, and the run continues.
     """
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / EVENTS
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._torn = self._path.is_file() and not (b"\n" + _tail(self._path)).endswith(b"\n")
-        self._told = False
+        self._ends_mid_line = self._path.is_file() and not (b"\n" + _last_byte(self._path)).endswith(b"\n")
+        self._has_warned = False
 
-    def see(self, event: Event) -> None:
-        if isinstance(event, Stepped | Said):
+    def on_event(self, event: Event) -> None:
+        if isinstance(event, StepEnd | Message):
             return
         line = json.dumps({"event": event.name, **asdict(event)}, default=str) + "\n"
         try:
             with self._path.open("a", encoding="utf-8") as out:
-                out.write("\n" * self._torn + line)  # ends a line that a crash cut
-            self._torn = False
+                # a crash may have truncated the last line: end it first, or the new one would be lost with it
+                out.write(("\n" if self._ends_mid_line else "") + line)
+            self._ends_mid_line = False
         except OSError as error:
-            self._torn = True
-            if not self._told:
+            self._ends_mid_line = True
+            if not self._has_warned:
                 log.warning("%s: events are missing from it: %s", self._path, error.strerror)
-            self._told = True
+            self._has_warned = True
 
     def close(self) -> None:
-        """Every event is in the file already."""
+        """Do nothing: every event is already in the file."""
 
 
-def _tail(path: Path) -> bytes:
+def _last_byte(path: Path) -> bytes:
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - 1))
         return file.read()
 
 
 @contextmanager
-def only_run(folder: Path | None) -> Iterator[None]:
-    """Hold a run's folder, so that nobody else writes its record and its checkpoints there meanwhile.
+def lock_run(folder: Path | None) -> Iterator[None]:
+    """Lock a run's folder, so that no other process writes its event log and checkpoints.
 
     Raises:
         ConfigError: another process holds it.
@@ -75,13 +76,13 @@ def only_run(folder: Path | None) -> Iterator[None]:
         yield
 
 
-def read_events(folder: Path) -> list[Line]:
-    """The events of a run in the order they were written, without those of steps that a resume did again.
+def read_events(folder: Path) -> list[EventDict]:
+    """Read the events of a run in order, without those of steps that a resumed run repeated.
 
     Raises:
-        FormatError: the folder holds no record of a run.
+        FormatError: the folder holds no event log.
     """
-    events: list[Line] = []
+    events: list[EventDict] = []
     for event in read_lines(folder):
         if event["event"] == "start":
             events = [earlier for earlier in events if earlier["iteration"] <= event["iteration"]]
@@ -89,32 +90,34 @@ def read_events(folder: Path) -> list[Line]:
     return events
 
 
-def check_record(folder: Path) -> None:
-    """Look at the first line of the record in a folder, if there is one.
+def check_event_log(folder: Path) -> None:
+    """Check the first line of the event log in a folder, if there is one.
 
     Raises:
-        FormatError: the file is of another program: a run appends to its record.
+        FormatError: the file belongs to another program: a run appends to its log.
     """
     if (folder / EVENTS).is_file():
         with (folder / EVENTS).open("rb") as file:
-            _parse(folder / EVENTS, 1, file.readline(_LONGEST))
+            _parse_line(folder / EVENTS, 1, file.readline(_MAX_LINE_BYTES))
 
 
-def read_lines(folder: Path) -> list[Line]:
-    """All that was ever written there. A line that a crash cut is left out.
+def read_lines(folder: Path) -> list[EventDict]:
+    """Read all lines of the event log, without one that a crash truncated.
 
     Raises:
-        FormatError: the folder holds no record of a run, or the file is of another program.
+        FormatError: the folder holds no event log, or the file belongs to another program.
     """
     path = folder / EVENTS
     if not path.is_file():
         raise FormatError(folder, "holds no record of a run", wanted=EVENTS)
-    parsed = (_parse(path, number, line) for number, line in enumerate(path.read_bytes().splitlines(), 1))
+    parsed = (
+        _parse_line(path, number, line) for number, line in enumerate(path.read_bytes().splitlines(), 1)
+    )
     return [event for event in parsed if event is not None]
 
 
-def _parse(path: Path, number: int, line: bytes) -> Line | None:
-    """One line of a record; None for one that a crash cut."""
+def _parse_line(path: Path, number: int, line: bytes) -> EventDict | None:
+    """Parse one line of an event log; None for one that a crash truncated."""
     try:
         event = json.loads(line)
     except ValueError:

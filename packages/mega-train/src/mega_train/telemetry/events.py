@@ -1,6 +1,6 @@
-"""What happens to a run, as its observers are told it.
+"""Events of a run, for its observers.
 
-An event is a frozen value; its `name`, where it has one, is its line's in `events.jsonl`.
+An event is a frozen value; its `name`, if any, is its name in `events.jsonl`.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from typing import Any, ClassVar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Began:
-    """A process begins to train, anew or from a checkpoint.
+class TrainStart:
+    """A process starts to train, from new weights or from a checkpoint.
 
     Attributes:
-        iteration, consumed_samples: where it begins.
+        iteration, consumed_samples: where it starts.
         parameters: of the whole model.
         layout: ranks by axis.
         global_batch_size: samples of the first step.
-        kernels: whose compute what lies between matrix products.
-        loaded: the checkpoint it begins with; empty where its weights are new.
-        config: what was said of the run, section by section.
+        kernels: the kernels between matrix products.
+        loaded: the checkpoint it starts from; empty for new weights.
+        config: the configuration, section by section.
         time: seconds since 1970.
     """
 
@@ -43,18 +43,18 @@ class Began:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stepped:
-    """An optimizer step was done.
+class StepEnd:
+    """An optimizer step ended.
 
     Attributes:
-        loss: in nats per token; None where it was not finite.
-        rate: the learning rate it was done with.
-        next_rate: that of the next step, which Megatron logs; None where it is not known.
-        gradient_norm: before clipping; None where it was not finite.
-        skipped_samples: of all steps so far that updated nothing.
-        loss_scale: what the loss is multiplied by in the next step.
-        seconds: that it took.
-        extra: what --log-params-norm and --log-num-zeros-in-grad ask for, by Megatron's names.
+        loss: in nats per token; None if it was not finite.
+        rate: its learning rate.
+        next_rate: that of the next step, which Megatron logs; None if it is not known.
+        gradient_norm: before clipping; None if it was not finite.
+        skipped_samples: of all steps so far without an update.
+        loss_scale: of the next step.
+        seconds: duration of the step.
+        extra: numbers of --log-params-norm and --log-num-zeros-in-grad, by Megatron's names.
     """
 
     iteration: int
@@ -72,32 +72,32 @@ class Stepped:
 
     @property
     def tokens(self) -> int:
-        """Of all ranks together."""
+        """Over all ranks."""
         return self.global_batch_size * self.seq_length
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """Where a run stands, every --log-interval steps.
+class LogLine:
+    """Progress of a run, every --log-interval steps.
 
     Attributes:
-        consumed_tokens: of the samples consumed, those that were read: a curriculum leaves some out.
+        consumed_tokens: tokens read of the consumed samples: a curriculum leaves some out.
         loss: mean over the steps since the last line, in nats per token; None where all were skipped.
         rate: learning rate of the step just done.
         gradient_norm: of the last of them, before clipping.
-        skipped: how many of them updated nothing, since loss or gradient were not finite. They are not in the
-            two numbers above.
-        loss_scale: what the loss is multiplied by in the next step.
+        skipped: steps without an update, because loss or gradient were not finite. They are not in the two
+            numbers above.
+        loss_scale: of the next step.
         step_seconds: mean over the steps since the last line.
-        tokens_per_second: likewise, all ranks together.
+        tokens_per_second: likewise, over all ranks.
         tflops: 1e12 floating-point operations a second that the model needs (`planning.flops`), per rank.
-        mfu: these as a share of what the device can do; None where that is not known.
-        seconds: since this process began to train.
+        mfu: these as a fraction of the device's peak; None if that is not known.
+        seconds: since this process started to train.
         time: seconds since 1970.
-        memory: bytes of the first rank (`telemetry.memory`), and how many blocks they are.
-        timers: seconds a step that the first rank spent in each phase.
-        timers_of_ranks: of the phases of --timing-log-level what --timing-log-option asks for: the most of
-            any rank, the least and the most, or every rank's.
+        memory: bytes of rank 0 (`telemetry.memory`), and the number of blocks.
+        timers: seconds per step of each phase on rank 0.
+        timers_of_ranks: for the phases of --timing-log-level, by --timing-log-option: the maximum of all
+            ranks, minimum and maximum, or every rank's.
     """
 
     name: ClassVar[str] = "train"
@@ -125,16 +125,16 @@ class Progress:
 
     @property
     def seconds_left(self) -> float:
-        """At the pace of the steps since the last line."""
+        """Estimated remaining seconds, at the speed since the last log line."""
         return (self.iterations - self.iteration) * self.step_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Validated:
-    """Validation batches were scored.
+class ValidationEnd:
+    """A validation ended.
 
     Attributes:
-        of: the name of the group of samples they are from; "validation" where there is one.
+        of: the name of the group of samples; "validation" where there is one.
         loss: in nats per token.
         perplexity: e to the loss, which is capped at 20 as in Megatron.
     """
@@ -149,14 +149,14 @@ class Validated:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Saved:
-    """A checkpoint was written, or could not be.
+class CheckpointSaved:
+    """A checkpoint was written, or its save failed.
 
     Attributes:
-        seconds: that training stood still for it.
-        waited: of these, for the checkpoint before, which was still being written.
-        written: seconds from when it was begun until it was there, or given up.
-        problem: why it could not be written; empty where it was.
+        seconds: that training was blocked.
+        waited: of these, waiting for the previous checkpoint.
+        written: seconds from the start of the save to its end.
+        problem: why the save failed; empty if it succeeded.
     """
 
     name: ClassVar[str] = "save"
@@ -168,8 +168,8 @@ class Saved:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Left:
-    """A run leaves before its end."""
+class TrainExit:
+    """A run exits before its end."""
 
     name: ClassVar[str] = "leave"
     iteration: int
@@ -177,10 +177,10 @@ class Left:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """Words for a person."""
+class Message:
+    """Text for the user."""
 
     text: str
 
 
-Event = Began | Stepped | Progress | Validated | Saved | Left | Said
+Event = TrainStart | StepEnd | LogLine | ValidationEnd | CheckpointSaved | TrainExit | Message

@@ -1,4 +1,4 @@
-"""The observers that a run asks for."""
+"""Open the observers of a run."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import TextIO
 
 from mega_model.distributed.mesh import World
 from mega_schema.errors import ConfigError
-from mega_train.config import Run
+from mega_train.config import RunConfig
 from mega_train.telemetry.codecarbon import CodeCarbon
-from mega_train.telemetry.console import Paper, Screen
-from mega_train.telemetry.event_log import Record
-from mega_train.telemetry.events import Said
-from mega_train.telemetry.observers import Behind, Observer, Observers
+from mega_train.telemetry.console import ConsoleReporter, PipeSafeConsole
+from mega_train.telemetry.event_log import EventLog
+from mega_train.telemetry.events import Message
+from mega_train.telemetry.observers import AsyncObserver, Observer, Observers
 from mega_train.telemetry.opentelemetry import OpenTelemetry
 from mega_train.telemetry.prometheus import Prometheus
 from mega_train.telemetry.tensorboard import TensorBoard
@@ -21,39 +21,40 @@ from mega_train.telemetry.wandb import WeightsAndBiases
 
 
 @contextmanager
-def opened(run: Run, world: World, out: TextIO) -> Iterator[Observers]:
-    """Those of this process: of the first rank all, of the first on another machine what measures energy.
+def open_observers(run: RunConfig, world: World, out: TextIO) -> Iterator[Observers]:
+    """Open the observers of this process: all of them on rank 0; only CodeCarbon on local rank 0 of other
+    hosts.
 
     Raises:
-        ConfigError: one of them cannot be had; the line says what to install or to change.
+        ConfigError: one is not available; the message says what to install or change.
     """
-    with ExitStack() as opening:
-        far, said = [], []
-        for observer in _far(run, world):
+    with ExitStack() as stack:
+        asynchronous, messages = [], []
+        for observer in _async_observers(run, world):
             if isinstance(observer, Prometheus):
-                said.append(f"metrics at {observer.address}")
-            far.append(Behind(observer))
-            opening.callback(far[-1].close)  # where the next cannot be had
-        near = _near(run, out) if world.rank == 0 else ()
-        watch = Observers([*near, *far])
-        for text in said:
-            watch.see(Said(text))
-        opening.pop_all()
+                messages.append(f"metrics at {observer.address}")
+            asynchronous.append(AsyncObserver(observer))
+            stack.callback(asynchronous[-1].close)  # if a later one cannot be opened
+        synchronous = _sync_observers(run, out) if world.rank == 0 else ()
+        observers = Observers([*synchronous, *asynchronous])
+        for text in messages:
+            observers.on_event(Message(text))
+        stack.pop_all()
     try:
-        yield watch
+        yield observers
     finally:
-        watch.close()
+        observers.close()
 
 
-def _near(run: Run, out: TextIO) -> Iterator[Observer]:
-    """Told while the run waits."""
+def _sync_observers(run: RunConfig, out: TextIO) -> Iterator[Observer]:
+    """Yield the observers that run in the training thread."""
     if run.checkpoint.save is not None:
-        yield Record(run.checkpoint.save)
-    yield Screen(Paper(file=out), run.log.timing_option)
+        yield EventLog(run.checkpoint.save)
+    yield ConsoleReporter(PipeSafeConsole(file=out), run.log.timing_option)
 
 
-def _far(run: Run, world: World) -> Iterator[Observer]:
-    """Told by a thread of their own."""
+def _async_observers(run: RunConfig, world: World) -> Iterator[Observer]:
+    """Yield the observers that run in their own threads."""
     log = run.log
     for flag, folder in (
         ("--codecarbon-dir", log.codecarbon_dir),
@@ -72,4 +73,4 @@ def _far(run: Run, world: World) -> Iterator[Observer]:
     if log.wandb_project is not None:
         yield WeightsAndBiases(run)
     if log.opentelemetry_endpoint is not None:
-        yield OpenTelemetry.to(log)
+        yield OpenTelemetry.from_config(log)

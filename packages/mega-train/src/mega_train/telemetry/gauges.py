@@ -1,11 +1,11 @@
-"""Where a run stands, as gauges with names that say their unit: for Prometheus and OpenTelemetry."""
+"""Gauges of a run, with units in their names: for Prometheus and OpenTelemetry."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
-from mega_train.telemetry.events import Began, Event, Progress, Saved, Stepped, Validated
+from mega_train.telemetry.events import CheckpointSaved, Event, LogLine, StepEnd, TrainStart, ValidationEnd
 
 GAUGES: Mapping[str, str] = MappingProxyType(
     {
@@ -39,7 +39,7 @@ GAUGES: Mapping[str, str] = MappingProxyType(
         "save_failed": "1 where the last save could not be written",
     }
 )
-LABEL: Mapping[str, str] = MappingProxyType(
+LABELS: Mapping[str, str] = MappingProxyType(
     {
         "memory_bytes": "kind",
         "phase_seconds": "phase",
@@ -48,39 +48,39 @@ LABEL: Mapping[str, str] = MappingProxyType(
     }
 )
 
-Reading = tuple[str, float, str]  # name, value, and what the name's label is, if it has one
+GaugeValue = tuple[str, float, str]  # name, value, value of the label or an empty text
 
 
-def readings(event: Event, now: float) -> Iterator[Reading]:
-    """What an event says about the gauges.
+def gauge_values(event: Event, now: float) -> Iterator[GaugeValue]:
+    """Yield the gauge values of an event.
 
     Args:
         now: seconds since 1970.
     """
-    for name, value in _plain(event, now):
+    for name, value in _unlabelled_values(event, now):
         if value is not None:
             yield name, value, ""
-    if isinstance(event, Validated):
+    if isinstance(event, ValidationEnd):
         yield "validation_loss", event.loss, event.of
         yield "validation_perplexity", event.perplexity, event.of
-    if isinstance(event, Progress):
-        for kind, held in event.memory.items():
+    if isinstance(event, LogLine):
+        for kind, num_bytes in event.memory.items():
             if kind != "allocated_count":
-                yield "memory_bytes", held, kind
+                yield "memory_bytes", num_bytes, kind
         for phase, seconds in event.timers.items():
             yield "phase_seconds", seconds, phase
 
 
-def _plain(event: Event, now: float) -> Iterator[tuple[str, float | None]]:
+def _unlabelled_values(event: Event, now: float) -> Iterator[tuple[str, float | None]]:
     match event:
-        case Began():
+        case TrainStart():
             yield "iterations", event.iterations
             yield "parameters", event.parameters
             yield "ranks", event.world
             yield "started_timestamp_seconds", now
             yield "iteration", event.iteration
             yield "consumed_samples", event.consumed_samples
-        case Stepped():
+        case StepEnd():
             yield "iteration", event.iteration
             yield "step_timestamp_seconds", now
             yield "consumed_samples", event.consumed_samples
@@ -91,14 +91,14 @@ def _plain(event: Event, now: float) -> Iterator[tuple[str, float | None]]:
             yield "learning_rate", event.rate
             yield "gradient_norm", event.gradient_norm
             yield "loss_scale", event.loss_scale
-        case Progress():
+        case LogLine():
             yield "consumed_tokens", event.consumed_tokens
             yield "step_seconds", event.step_seconds
             yield "tokens_per_second", event.tokens_per_second
             yield "tflops_per_rank", event.tflops
             yield "mfu_ratio", event.mfu
             yield "seconds_left", event.seconds_left
-        case Saved():
+        case CheckpointSaved():
             yield "saved_iteration", None if event.problem else event.iteration
             yield "save_seconds", event.seconds
             yield "save_written_seconds", event.written

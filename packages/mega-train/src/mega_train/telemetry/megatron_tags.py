@@ -1,15 +1,15 @@
-"""The names that Megatron's logs give the numbers of a run, for whoever shows them by name."""
+"""Megatron's names of a run's numbers, for TensorBoard and Weights & Biases."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mega_train.config import Log
-from mega_train.telemetry.events import Began, Event, Progress, Stepped, Validated
+from mega_train.config import LoggingConfig
+from mega_train.telemetry.events import Event, LogLine, StepEnd, TrainStart, ValidationEnd
 
-OVER_SAMPLES = " vs samples"
+SAMPLES_SUFFIX = " vs samples"
 _LOSS = "lm loss"
-_MEMORY = (  # ours and theirs
+_MEMORY = (  # kind and Megatron's tag
     ("reserved", "mem-reserved-bytes"),
     ("allocated", "mem-allocated-bytes"),
     ("peak", "mem-max-allocated-bytes"),
@@ -18,66 +18,70 @@ _MEMORY = (  # ours and theirs
 )
 
 
-class Names:
-    """From events to named numbers, each with the iterations and samples done.
+class MegatronTags:
+    """Converts events to named numbers, each with iterations and samples.
 
-    A number of a step is told every --tensorboard-log-interval steps, also over the samples consumed
-    ("... vs samples"); what is a mean over steps comes with the line of the log.
+    Numbers of a step come every --tensorboard-log-interval steps, also over the consumed samples ("... vs
+    samples"); means over steps come with the log line.
     """
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: LoggingConfig) -> None:
         self._log = log
         self._world = 1
 
-    def of(self, event: Event) -> Iterator[tuple[str, float, int]]:
-        """Name, value, and the place on the axis it belongs over."""
+    def tags(self, event: Event) -> Iterator[tuple[str, float, int]]:
+        """Yield name, value, and the position on its axis."""
         match event:
-            case Began():
+            case TrainStart():
                 self._world = event.world
-            case Stepped() if event.iteration % self._log.tensorboard_interval == 0:
-                yield from _both(self._step(event), event.iteration, event.consumed_samples)
-            case Progress():
-                yield from ((name, value, event.iteration) for name, value in self._line(event))
-            case Validated():
-                yield from _both(self._validation(event), event.iteration, event.consumed_samples)
+            case StepEnd() if event.iteration % self._log.tensorboard_interval == 0:
+                yield from _over_both_axes(self._step_tags(event), event.iteration, event.consumed_samples)
+            case LogLine():
+                yield from ((name, value, event.iteration) for name, value in self._log_tags(event))
+            case ValidationEnd():
+                yield from _over_both_axes(
+                    self._validation_tags(event), event.iteration, event.consumed_samples
+                )
 
-    def _step(self, step: Stepped) -> Iterator[tuple[str, float]]:
+    def _step_tags(self, step_end: StepEnd) -> Iterator[tuple[str, float]]:
         log = self._log
         if not log.tensorboard_no_rate:
-            # Megatron's logs hold the rate of the next step, and curves are laid over its own
-            yield "learning-rate", step.rate if step.next_rate is None else step.next_rate
+            # Megatron logs the rate of the next step; curves must match
+            yield "learning-rate", step_end.rate if step_end.next_rate is None else step_end.next_rate
         if log.tensorboard_batch_size:
-            yield "batch-size", step.global_batch_size
-        if step.loss is not None:
-            yield _LOSS, step.loss
+            yield "batch-size", step_end.global_batch_size
+        if step_end.loss is not None:
+            yield _LOSS, step_end.loss
         if not log.tensorboard_no_scale:
-            yield "loss-scale", step.loss_scale
+            yield "loss-scale", step_end.loss_scale
         if log.tensorboard_world:
             yield "world-size", self._world
-        if step.gradient_norm is not None:
-            yield "grad-norm", step.gradient_norm
-        yield from step.extra.items()
-        if step.skipped_samples:
-            yield "skipped-train-samples", step.skipped_samples
+        if step_end.gradient_norm is not None:
+            yield "grad-norm", step_end.gradient_norm
+        yield from step_end.extra.items()
+        if step_end.skipped_samples:
+            yield "skipped-train-samples", step_end.skipped_samples
 
-    def _line(self, now: Progress) -> Iterator[tuple[str, float]]:
+    def _log_tags(self, log_line: LogLine) -> Iterator[tuple[str, float]]:
         if self._log.tensorboard_timers:
-            yield "iteration-time", now.step_seconds
-            yield "throughput", now.tflops
-            timers = {name: max(of) for name, of in now.timers_of_ranks.items()}
+            yield "iteration-time", log_line.step_seconds
+            yield "throughput", log_line.tflops
+            timers = {
+                name: max(seconds_of_ranks) for name, seconds_of_ranks in log_line.timers_of_ranks.items()
+            }
             yield from ((f"{name}-time", seconds) for name, seconds in timers.items())
         if self._log.tensorboard_memory:
-            yield from ((theirs, now.memory[ours]) for ours, theirs in _MEMORY if ours in now.memory)
+            yield from ((tag, log_line.memory[kind]) for kind, tag in _MEMORY if kind in log_line.memory)
 
-    def _validation(self, now: Validated) -> Iterator[tuple[str, float]]:
-        yield f"{_LOSS} {now.of}", now.loss
+    def _validation_tags(self, validation: ValidationEnd) -> Iterator[tuple[str, float]]:
+        yield f"{_LOSS} {validation.of}", validation.loss
         if self._log.tensorboard_perplexity:
-            yield f"{_LOSS} {now.of} ppl", now.perplexity
+            yield f"{_LOSS} {validation.of} ppl", validation.perplexity
 
 
-def _both(
-    named: Iterator[tuple[str, float]], iteration: int, samples: int
+def _over_both_axes(
+    values: Iterator[tuple[str, float]], iteration: int, samples: int
 ) -> Iterator[tuple[str, float, int]]:
-    for name, value in named:
+    for name, value in values:
         yield name, value, iteration
-        yield name + OVER_SAMPLES, value, samples
+        yield name + SAMPLES_SUFFIX, value, samples

@@ -1,4 +1,4 @@
-"""The memory that a rank uses."""
+"""Memory use of a rank."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import torch
 _STATM = Path("/proc/self/statm")
 
 
-def memory(device: torch.device) -> dict[str, int]:
-    """Bytes by kind.
+def memory_stats(device: torch.device) -> dict[str, int]:
+    """Return bytes by kind.
 
-    Of a GPU what torch's allocator has `reserved`, what of it is `allocated` and the most that ever was
-    (`peak`), and the number of allocated blocks (`allocated_count`). Else what is `resident` of this process,
-    where the system says so, and its `peak`.
+    On a GPU: the `reserved` and `allocated` bytes of torch's allocator, the `peak` of the latter, and the
+    number of allocated blocks (`allocated_count`). Otherwise the process's `resident` bytes, where the system
+    reports them, and their `peak`.
     """
     if device.type == "cuda":
         stats = torch.cuda.memory_stats(device)
@@ -28,13 +28,13 @@ def memory(device: torch.device) -> dict[str, int]:
             "peak": stats["allocated_bytes.all.peak"],
             "allocated_count": stats["allocation.all.current"],
         }
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    told = {"peak": most if sys.platform == "darwin" else most * 1024}
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    sizes = {"peak": peak if sys.platform == "darwin" else peak * 1024}
     if _STATM.is_file():
-        told["resident"] = int(_STATM.read_text("ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    return told
+        sizes["resident"] = int(_STATM.read_text("ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return sizes
 
 
-def in_use(told: Mapping[str, int]) -> int:
-    """The number of these that stands for them all: what others on the machine cannot have."""
-    return told.get("reserved", told.get("resident", told.get("peak", 0)))
+def used_bytes(stats: Mapping[str, int]) -> int:
+    """Return the one number that stands for them all: memory that other processes cannot use."""
+    return stats.get("reserved", stats.get("resident", stats.get("peak", 0)))

@@ -1,6 +1,6 @@
-"""Observers of a run, and that none of them can stop it.
+"""Observers of a run, isolated so that none can stop it.
 
-To add an observer: a file with a class that has `see` and `close`, and a line in `telemetry.factory`.
+To add an observer: write a class with `on_event` and `close`, and add a line to `telemetry.factory`.
 """
 
 from __future__ import annotations
@@ -14,97 +14,102 @@ from typing import Protocol
 
 from mega_train.telemetry.events import Event
 
-ROOM = 4096  # events that wait for a slow observer
-PATIENCE = 10.0  # seconds that the end of a run waits for it
+QUEUE_SIZE = 4096  # events queued for a slow observer
+CLOSE_TIMEOUT = 10.0  # seconds that the end of a run waits for an observer
 
 log = logging.getLogger("mega.train")
 
 
 class Observer(Protocol):
-    """Who is told what happens to a run."""
+    """A receiver of a run's events."""
 
-    def see(self, event: Event) -> None:
-        """Called in order, by one thread."""
+    def on_event(self, event: Event) -> None:
+        """Handle an event. Called in order, by one thread."""
 
     def close(self) -> None:
-        """The run has ended, however it did."""
+        """Finish, after the run has ended in any way."""
 
 
 class Observers:
-    """Several of them as one. One that fails is told nothing more; the run goes on and says so once."""
+    """Several observers as one. One that fails is dropped with a warning; the run continues."""
 
     def __init__(self, observers: Sequence[Observer] = ()) -> None:
         self._observers = list(observers)
 
-    def see(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         for observer in list(self._observers):
             try:
-                observer.see(event)
+                observer.on_event(event)
             except Exception as error:
                 self._observers.remove(observer)
-                _gave_up(observer, error)
+                _log_failure(observer, error)
 
     def close(self) -> None:
         for observer in reversed(self._observers):
             try:
                 observer.close()
             except Exception as error:
-                _gave_up(observer, error)
+                _log_failure(observer, error)
 
 
-class Behind:
-    """An observer that is told by a thread of its own, so that the run never waits for it.
+class AsyncObserver:
+    """Runs an observer in its own thread, so that the run never waits for it.
 
-    What it has not seen when `ROOM` events wait for it is lost, and so is what it cannot take in `PATIENCE`
-    seconds once the run has ended.
+    Events are dropped while `QUEUE_SIZE` events wait, and after the run has ended for `CLOSE_TIMEOUT`
+    seconds.
     """
 
-    def __init__(self, observer: Observer, *, room: int = ROOM, patience: float = PATIENCE) -> None:
-        self._observer, self._patience = observer, patience
-        self._waiting: queue.Queue[Event | None] = queue.Queue(room)
-        self._lost = 0
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._tell, name=name_of(observer), daemon=True)
+    def __init__(
+        self, observer: Observer, *, queue_size: int = QUEUE_SIZE, close_timeout: float = CLOSE_TIMEOUT
+    ) -> None:
+        self._observer = observer
+        self._close_timeout = close_timeout
+        self._queue: queue.Queue[Event | None] = queue.Queue(queue_size)
+        self._dropped = 0
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._deliver, name=observer_name(observer), daemon=True)
         self._thread.start()
 
-    def see(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         try:
-            self._waiting.put_nowait(event)
+            self._queue.put_nowait(event)
         except queue.Full:
-            if not self._lost:
-                log.warning("%s is too slow: events are lost to it", name_of(self._observer))
-            self._lost += 1
+            if not self._dropped:
+                log.warning("%s is too slow: events are lost to it", observer_name(self._observer))
+            self._dropped += 1
 
     def close(self) -> None:
-        self._ended.set()
-        with suppress(queue.Full):  # it is awake
-            self._waiting.put_nowait(None)
-        self._thread.join(self._patience)
+        self._closing.set()
+        with suppress(queue.Full):  # a full queue wakes the thread anyway
+            self._queue.put_nowait(None)
+        self._thread.join(self._close_timeout)
         if self._thread.is_alive():
-            log.warning("%s did not end in %g s and is left", name_of(self._observer), self._patience)
+            log.warning(
+                "%s did not end in %g s and is left", observer_name(self._observer), self._close_timeout
+            )
 
-    def _tell(self) -> None:
+    def _deliver(self) -> None:
         failed = False
-        while not (self._ended.is_set() and self._waiting.empty()):
-            event = self._waiting.get()
+        while not (self._closing.is_set() and self._queue.empty()):
+            event = self._queue.get()
             if event is None or failed:
                 continue
             try:
-                self._observer.see(event)
+                self._observer.on_event(event)
             except Exception as error:
                 failed = True
-                _gave_up(self._observer, error)
+                _log_failure(self._observer, error)
         try:
             self._observer.close()
         except Exception as error:
-            _gave_up(self._observer, error)
+            _log_failure(self._observer, error)
 
 
-def name_of(observer: Observer) -> str:
-    """What a person is told of it by."""
+def observer_name(observer: Observer) -> str:
+    """Return the observer's name for messages."""
     return type(observer).__name__
 
 
-def _gave_up(observer: Observer, error: Exception) -> None:
+def _log_failure(observer: Observer, error: Exception) -> None:
     words = " ".join(f"{type(error).__name__}: {error}".split())
-    log.warning("%s failed and is told nothing more (%s); the run goes on", name_of(observer), words)
+    log.warning("%s failed and is told nothing more (%s); the run goes on", observer_name(observer), words)

@@ -1,4 +1,4 @@
-"""OpenTelemetry: where the run stands as metrics, sent over OTLP and HTTP to a collector."""
+"""OpenTelemetry: gauges of the run as metrics, sent by OTLP over HTTP to a collector."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 
 from mega_schema.app.install_hint import install_hint
 from mega_schema.errors import ConfigError
-from mega_train.config import Log
+from mega_train.config import LoggingConfig
 from mega_train.telemetry.events import Event
-from mega_train.telemetry.gauges import GAUGES, LABEL, readings
+from mega_train.telemetry.gauges import GAUGES, LABELS, gauge_values
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.metrics.export import MetricReader
 
-PREFIX = "mega_train."
+METRIC_PREFIX = "mega_train."
 
 
 class OpenTelemetry:
-    """Sets gauges that the SDK sends on, every minute unless OTEL_METRIC_EXPORT_INTERVAL says otherwise."""
+    """Sets gauges that the SDK sends every minute, or every OTEL_METRIC_EXPORT_INTERVAL."""
 
     def __init__(self, reader: MetricReader) -> None:
         from opentelemetry.sdk.metrics import MeterProvider
@@ -27,11 +27,13 @@ class OpenTelemetry:
         resource = Resource.create({"service.name": "mega-train"})
         self._provider = MeterProvider([reader], resource=resource, shutdown_on_exit=False)
         meter = self._provider.get_meter("mega_train")
-        self._gauges = {name: meter.create_gauge(PREFIX + name, description=GAUGES[name]) for name in GAUGES}
+        self._gauges = {
+            name: meter.create_gauge(METRIC_PREFIX + name, description=GAUGES[name]) for name in GAUGES
+        }
 
     @classmethod
-    def to(cls, log: Log) -> OpenTelemetry:
-        """To the collector of --opentelemetry-endpoint.
+    def from_config(cls, log: LoggingConfig) -> OpenTelemetry:
+        """Connect to the collector of --opentelemetry-endpoint.
 
         Raises:
             ConfigError: the SDK or its exporter is not installed.
@@ -45,10 +47,10 @@ class OpenTelemetry:
         where = f"{log.opentelemetry_endpoint}".rstrip("/") + "/v1/metrics"
         return cls(PeriodicExportingMetricReader(OTLPMetricExporter(endpoint=where)))
 
-    def see(self, event: Event) -> None:
-        for name, value, label in readings(event, time.time()):
-            self._gauges[name].set(value, {LABEL[name]: label} if label else {})
+    def on_event(self, event: Event) -> None:
+        for name, value, label in gauge_values(event, time.time()):
+            self._gauges[name].set(value, {LABELS[name]: label} if label else {})
 
     def close(self) -> None:
-        """Send what was not sent yet."""
+        """Send the remaining values."""
         self._provider.shutdown()

@@ -1,4 +1,4 @@
-"""A page that Prometheus scrapes: where the run stands, at http://HOST:PORT/metrics of the first rank."""
+"""Prometheus metrics of the run at http://HOST:PORT/metrics of rank 0."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from typing import TYPE_CHECKING
 
 from mega_schema.app.install_hint import install_hint
 from mega_schema.errors import ConfigError
-from mega_train.config import Log
+from mega_train.config import LoggingConfig
 from mega_train.telemetry.events import Event
-from mega_train.telemetry.gauges import GAUGES, LABEL, readings
+from mega_train.telemetry.gauges import GAUGES, LABELS, gauge_values
 
 if TYPE_CHECKING:
     from prometheus_client import Gauge
 
-PREFIX = "mega_train_"
+METRIC_PREFIX = "mega_train_"
 
 
 class Prometheus:
-    """Serves the gauges while the run goes on.
+    """Serves the gauges during the run.
 
-    A gauge that has no value yet is not on the page.
+    A gauge without a value is not on the page.
 
     Attributes:
         port, address: where it listens.
     """
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: LoggingConfig) -> None:
         """
         Raises:
             ConfigError: prometheus-client is not installed, or host and port cannot be listened on.
@@ -54,8 +54,8 @@ class Prometheus:
         self.port = self._server.server_port
         self.address = f"http://{log.prometheus_host}:{self.port}/metrics"
 
-    def see(self, event: Event) -> None:
-        for name, value, label in readings(event, time.time()):
+    def on_event(self, event: Event) -> None:
+        for name, value, label in gauge_values(event, time.time()):
             gauge = self._gauge(name)
             (gauge.labels(label) if label else gauge).set(value)
 
@@ -68,6 +68,6 @@ class Prometheus:
         if name not in self._gauges:
             from prometheus_client import Gauge
 
-            labels = [LABEL[name]] if name in LABEL else []
-            self._gauges[name] = Gauge(PREFIX + name, GAUGES[name], labels, registry=self._registry)
+            labels = [LABELS[name]] if name in LABELS else []
+            self._gauges[name] = Gauge(METRIC_PREFIX + name, GAUGES[name], labels, registry=self._registry)
         return self._gauges[name]

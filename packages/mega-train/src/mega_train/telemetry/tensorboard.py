@@ -1,4 +1,4 @@
-"""TensorBoard: the curves of a run under the names that Megatron's have."""
+"""TensorBoard: the curves of a run under Megatron's names."""
 
 from __future__ import annotations
 
@@ -7,38 +7,41 @@ from typing import Any
 
 from mega_schema.app.install_hint import install_hint
 from mega_schema.errors import ConfigError
-from mega_train.config import Log
-from mega_train.telemetry.events import Event, Saved
-from mega_train.telemetry.megatron_tags import Names
+from mega_train.config import LoggingConfig
+from mega_train.telemetry.events import CheckpointSaved, Event
+from mega_train.telemetry.megatron_tags import MegatronTags
 
 
 class TensorBoard:
     """Writes event files into --tensorboard-dir.
 
-    A resumed run writes one more file there, and TensorBoard shows steps that were done twice twice: what it
-    could be told to forget it would forget on both axes, of which one counts iterations and one samples.
+    A resumed run writes another file there, and TensorBoard shows repeated steps twice: purging them would
+    apply one step number to both axes, of which one counts iterations and one samples.
     """
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: LoggingConfig) -> None:
         """
         Raises:
             ConfigError: tensorboard is not installed.
         """
         try:
-            self._make: Any = import_module("torch.utils.tensorboard").SummaryWriter
+            self._writer_class: Any = import_module("torch.utils.tensorboard").SummaryWriter
         except ImportError:
             hint = install_hint("mega-train", "tensorboard")
             raise ConfigError("--tensorboard-dir", "needs tensorboard", hint=hint) from None
-        self._names = Names(log)
+        self._tags = MegatronTags(log)
         self._writer: Any = None
         self._log = log
 
-    def see(self, event: Event) -> None:
-        if self._writer is None:  # the first event: till then a run may be refused
-            self._writer = self._make(self._log.tensorboard_dir, max_queue=self._log.tensorboard_queue)
-        for name, value, place in self._names.of(event):
-            self._writer.add_scalar(name, value, place)
-        if isinstance(event, Saved):  # who looks after a crash sees all that a resumed run builds on
+    def on_event(self, event: Event) -> None:
+        if self._writer is None:  # opened at the first event: before, the run may still be refused
+            self._writer = self._writer_class(
+                self._log.tensorboard_dir, max_queue=self._log.tensorboard_queue
+            )
+        for name, value, step in self._tags.tags(event):
+            self._writer.add_scalar(name, value, step)
+        # after a crash the files then hold every step that a resumed run builds on
+        if isinstance(event, CheckpointSaved):
             self._writer.flush()
 
     def close(self) -> None:

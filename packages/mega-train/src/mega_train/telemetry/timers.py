@@ -1,7 +1,7 @@
-"""How long a rank spends in each phase of a step, under the names of Megatron's timers.
+"""Time that a rank spends in each phase of a step, under the names of Megatron's timers.
 
-On a CPU a phase takes what the clock says. On a GPU the CPU only asks for work, so a phase is the time
-between two events of its stream; they are read when they have happened, and nothing waits for them.
+On a CPU the clock measures a phase. On a GPU the CPU only launches work, so a phase is the time between two
+events of the stream; they are read once they have completed, and nothing waits for them.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ LEVELS: Mapping[str, int] = MappingProxyType(
         "forward-compute": 2,
         "backward-compute": 2,
         "batch-generator": 2,
-        "forward-recv": 2,  # waiting for the stage before
-        "backward-recv": 2,  # waiting for the stage after
+        "forward-recv": 2,  # waiting for the previous stage
+        "backward-recv": 2,  # waiting for the next stage
         "all-grads-sync": 1,
         "optimizer-unscale-and-check-inf": 1,  # the norm, which is not finite if a gradient is not
         "optimizer-count-zeros": 1,
         "optimizer-clip-main-grad": 1,
         "optimizer-inner-step": 1,
-        "optimizer-copy-main-to-model-params": 1,  # and gathering what replicas share out
+        "optimizer-copy-main-to-model-params": 1,  # and the all-gather of sharded weights
         "optimizer": 1,
     }
 )
 
-Option = Literal["max", "minmax", "all"]
+TimingOption = Literal["max", "minmax", "all"]
 Clock = Callable[[], float]
-Timed = Callable[[str], AbstractContextManager[object]]
+TimerFactory = Callable[[str], AbstractContextManager[object]]
 
 
-def untimed(name: str) -> AbstractContextManager[object]:
-    """Of a phase that nobody wants to know."""
+def no_timer(name: str) -> AbstractContextManager[object]:
+    """Return a context that measures nothing."""
     return nullcontext()
 
 
-class _Mark(Protocol):
-    """A moment of a stream, as torch.cuda.Event is."""
+class _TimingEvent(Protocol):
+    """A point in a stream, as torch.cuda.Event is."""
 
     def query(self) -> bool: ...
     def synchronize(self) -> None: ...
@@ -55,91 +55,99 @@ class _Mark(Protocol):
 
 
 class Timers:
-    """Adds up the seconds of phases; call it with a name for a context to be timed."""
+    """Accumulates the seconds of phases; call it with a name for a context to time."""
 
     def __init__(self, device: torch.device, clock: Clock = time.perf_counter) -> None:
         self._gpu = device.type == "cuda"
         self._clock = clock
         self._seconds: dict[str, float] = {}
-        self._pending: deque[tuple[str, _Mark, _Mark]] = deque()
+        self._pending: deque[tuple[str, _TimingEvent, _TimingEvent]] = deque()
 
     def __call__(self, name: str) -> AbstractContextManager[object]:
         assert name in LEVELS, name
-        return _OnGpu(self, name) if self._gpu else _OnCpu(self, name)
+        return _GpuTimer(self, name) if self._gpu else _CpuTimer(self, name)
 
     def add(self, name: str, seconds: float) -> None:
         self._seconds[name] = self._seconds.get(name, 0.0) + seconds
 
-    def put_off(self, name: str, begin: _Mark, end: _Mark) -> None:
-        """Two marks to be read once both have happened."""
+    def add_pending(self, name: str, begin: _TimingEvent, end: _TimingEvent) -> None:
+        """Add two events to be read once both have completed."""
         self._pending.append((name, begin, end))
         while self._pending[0][2].query() and len(self._pending) > 1:
-            self._fold()
+            self._read_oldest()
 
-    def take(self) -> dict[str, float]:
-        """Seconds by phase since this was last asked; on a GPU it waits for the last of them to end."""
+    def pop(self) -> dict[str, float]:
+        """Return and reset the seconds by phase; on a GPU it waits for the last event."""
         if self._pending:
             self._pending[-1][2].synchronize()
         while self._pending:
-            self._fold()
-        taken, self._seconds = self._seconds, {}
-        return taken
+            self._read_oldest()
+        seconds, self._seconds = self._seconds, {}
+        return seconds
 
     def now(self) -> float:
         return self._clock()
 
-    def _fold(self) -> None:
+    def _read_oldest(self) -> None:
         name, begin, end = self._pending.popleft()
         self.add(name, begin.elapsed_time(end) / 1000)
 
 
-class _OnCpu:
-    __slots__ = ("_began", "_name", "_timers")
+class _CpuTimer:
+    __slots__ = ("_start", "_name", "_timers")
 
     def __init__(self, timers: Timers, name: str) -> None:
-        self._timers, self._name = timers, name
+        self._timers = timers
+        self._name = name
 
     def __enter__(self) -> None:
-        self._began = self._timers.now()
+        self._start = self._timers.now()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._timers.add(self._name, self._timers.now() - self._began)
+        self._timers.add(self._name, self._timers.now() - self._start)
 
 
-class _OnGpu:
-    __slots__ = ("_began", "_name", "_timers")
+class _GpuTimer:
+    __slots__ = ("_start", "_name", "_timers")
 
     def __init__(self, timers: Timers, name: str) -> None:
-        self._timers, self._name = timers, name
+        self._timers = timers
+        self._name = name
 
     def __enter__(self) -> None:
-        self._began = torch.cuda.Event(enable_timing=True)
-        self._began.record()
+        self._start = torch.cuda.Event(enable_timing=True)
+        self._start.record()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         end = torch.cuda.Event(enable_timing=True)
         end.record()
-        self._timers.put_off(self._name, self._began, end)
+        self._timers.add_pending(self._name, self._start, end)
 
 
-def of_ranks(mine: Mapping[str, float], level: int, option: Option, mesh: Mesh) -> dict[str, Sequence[float]]:
-    """The seconds of all ranks in the phases of this level; every rank must ask.
+def reduce_timers(
+    own_seconds: Mapping[str, float], level: int, option: TimingOption, mesh: Mesh
+) -> dict[str, Sequence[float]]:
+    """Collect the seconds of all ranks in the phases of this level; every rank must call it.
 
     Returns:
-        by phase the most of any rank, the least and the most, or every rank's. Phases no rank was in are left
-        out.
+        by phase the maximum of all ranks, minimum and maximum, or every rank's. Phases that no rank entered
+        are left out.
     """
-    names = [name for name, of in LEVELS.items() if of <= level]
+    names = [name for name, values in LEVELS.items() if values <= level]
     if not names:
         return {}
     table_WP = torch.zeros(mesh.layout.world, len(names), dtype=torch.float64, device=mesh.device)
-    table_WP[mesh.rank] = torch.tensor([mine.get(name, 0.0) for name in names], dtype=torch.float64)
+    table_WP[mesh.rank] = torch.tensor([own_seconds.get(name, 0.0) for name in names], dtype=torch.float64)
     for axis in (mesh.tp, mesh.replicas, mesh.pp):
         axis.reduce(table_WP)
     by_phase = zip(names, table_WP.T.tolist(), strict=True)
-    asked = {"max": lambda of: [max(of)], "minmax": lambda of: [min(of), max(of)], "all": list}[option]
-    return {name: asked(all_of) for name, all_of in by_phase if any(all_of)}
+    reduction = {
+        "max": lambda values: [max(values)],
+        "minmax": lambda values: [min(values), max(values)],
+        "all": list,
+    }[option]
+    return {name: reduction(values_of_ranks) for name, values_of_ranks in by_phase if any(values_of_ranks)}

@@ -42,6 +42,9 @@ from mega_train.engine.determinism import check_nccl_algorithm, deterministic_al
 from mega_train.engine.train_loop import TrainLoop
 from mega_train.engine.trainer import Trainer
 from mega_train.fault_tolerance.exit_conditions import ExitConditions
+from mega_train.fault_tolerance.hang_reporter import HangReporter
+from mega_train.fault_tolerance.heartbeat_monitor import HeartbeatMonitor
+from mega_train.fault_tolerance.peer_protocol import PeerProtocol
 from mega_train.fault_tolerance.signal_handler import SignalHandler
 from mega_train.fault_tolerance.watchdog import Watchdog
 from mega_train.optim.factory import choose_adamw
@@ -296,16 +299,15 @@ def _build_watchdog(trainer: Trainer) -> AbstractContextManager[Watchdog | None]
     mesh = trainer.mesh
     if mesh.store is None:
         return nullcontext()
-    return Watchdog(
-        mesh.store,
-        mesh.rank,
-        mesh.layout.world,
+    monitor = HeartbeatMonitor(
+        lambda: (trainer.iteration, trainer.heartbeat, trainer.saver.heartbeat),
         limit=60 * trainer.config.run.parallel.timeout_minutes,
-        progress=lambda: (trainer.iteration, trainer.heartbeat, trainer.saver.heartbeat),
-        status=lambda: (f"after iteration {trainer.iteration}", trainer.resume_hint),
-        out=sys.stderr,
         sigterm_grace=_SIGTERM_GRACE if trainer.config.run.checkpoint.signals else 0,
     )
+    reporter = HangReporter(
+        mesh.rank, lambda: (f"after iteration {trainer.iteration}", trainer.resume_hint), sys.stderr
+    )
+    return Watchdog(monitor, PeerProtocol(mesh.store, mesh.rank, mesh.layout.world), reporter)
 
 
 @contextmanager

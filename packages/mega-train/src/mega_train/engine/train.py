@@ -300,12 +300,14 @@ def _build_watchdog(trainer: Trainer) -> AbstractContextManager[Watchdog | None]
     if mesh.store is None:
         return nullcontext()
     monitor = HeartbeatMonitor(
-        lambda: (trainer.iteration, trainer.heartbeat, trainer.saver.heartbeat),
+        lambda: (trainer.state.iteration, trainer.forward_backward.heartbeat, trainer.saver.heartbeat),
         limit=60 * trainer.config.run.parallel.timeout_minutes,
         sigterm_grace=_SIGTERM_GRACE if trainer.config.run.checkpoint.signals else 0,
     )
     reporter = HangReporter(
-        mesh.rank, lambda: (f"after iteration {trainer.iteration}", trainer.resume_hint), sys.stderr
+        mesh.rank,
+        lambda: (f"after iteration {trainer.state.iteration}", trainer.saver.resume_hint),
+        sys.stderr,
     )
     return Watchdog(monitor, PeerProtocol(mesh.store, mesh.rank, mesh.layout.world), reporter)
 
@@ -316,7 +318,9 @@ def _report_early_exit(trainer: Trainer, watchdog: Watchdog | None) -> Iterator[
     try:
         yield
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"after iteration {trainer.iteration}; {trainer.resume_hint}") from None
+        raise KeyboardInterrupt(
+            f"after iteration {trainer.state.iteration}; {trainer.saver.resume_hint}"
+        ) from None
     except MegaError as error:
         if watchdog is None:
             raise
@@ -345,14 +349,14 @@ def start_event(trainer: Trainer) -> TrainStart:
     """Build the first event of a run."""
     config, layout = trainer.config, trainer.config.layout
     return TrainStart(
-        iteration=trainer.iteration,
+        iteration=trainer.state.iteration,
         iterations=config.iterations,
-        consumed_samples=trainer.consumed_samples,
+        consumed_samples=trainer.state.consumed_samples,
         family=config.spec.family,
         parameters=count_params(trainer.rt.table.values()),
         layout={axis: getattr(layout, axis) for axis in ("tp", "pp", "vp", "cp", "dp")},
         world=layout.world,
-        global_batch_size=trainer.global_batch_size,
+        global_batch_size=trainer.state.global_batch_size,
         seq_length=config.seq_length,
         device=torch.cuda.get_device_name(trainer.mesh.device) if config.device == "cuda" else config.device,
         kernels=kernels_summary(config.run, trainer.kernel_choice, trainer.mesh.device),

@@ -183,7 +183,9 @@ class GradientSync:
         ranks = [rank for rank in range(world) if self.mesh.layout.coordinates(rank).dp == copy]
         if len(ranks) < 2:
             return f"{name}, on rank {ranks[0]}" if ranks else name
-        text = ", ".join(map(str, ranks[:_MAX_NAMED_RANKS])) + ", ..." * (len(ranks) > _MAX_NAMED_RANKS)
+        text = ", ".join(map(str, ranks[:_MAX_NAMED_RANKS]))
+        if len(ranks) > _MAX_NAMED_RANKS:
+            text += ", ..."
         return f"{name}, on one of ranks {text}, a copy of the model"
 
     def _has_bad_weight(self) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mega_model.distributed.mesh import World
-from mega_train.engine.trainer import NonFiniteLossError
+from mega_train.engine.optimizer_step import NonFiniteLossError
 from tests.parity.ranks import Body, on_ranks
 from tests.parity.runs import steps, trainer
 

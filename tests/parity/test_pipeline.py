@@ -97,7 +97,7 @@ def _frees_what_was_sent(world: World, meet: str, folder: Path) -> None:
     for model in run.models:
         model.register_forward_hook(watch)
     steps(run, 1)
-    sent = sum(not model.stage.is_last for model in run.models) * run.plan.accumulation
+    sent = sum(not model.stage.is_last for model in run.models) * run.config.accumulation_steps
     assert sum(storage.nbytes() == 0 for storage in storages) == sent
     run.mesh.destroy()
 

@@ -169,7 +169,7 @@ def _beginning(folder: Path) -> Trainer:
 
 def _loss(model: Any, trainer: Trainer, samples: GPTDataset, consumed: int) -> torch.Tensor:
     plan = trainer.config
-    (numbers,) = trainer.samplers[samples].micro_batches(consumed, 1)
+    (numbers,) = trainer.loader.samplers[samples].micro_batches(consumed, 1)
     tokens = torch.from_numpy(np.stack([samples[number] for number in numbers]))
     logits = model(input_ids=tokens[:, :-1]).logits[..., : plan.spec.vocab]
     return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())

@@ -114,7 +114,7 @@ def ours(run: Trainer) -> Wait:
 
 def torch_save(run: Trainer, folder: Path) -> Wait:
     """Write with torch.save, and flush."""
-    with (folder / f"torch-{run.iteration}.pt").open("wb") as file:
+    with (folder / f"torch-{run.state.iteration}.pt").open("wb") as file:
         torch.save(tensors(run), file)
         file.flush()
         os.fsync(file.fileno())
@@ -123,7 +123,7 @@ def torch_save(run: Trainer, folder: Path) -> Wait:
 
 def dcp_async(run: Trainer, folder: Path) -> Wait:
     """Begin torch's asynchronous checkpoint; its writer flushes."""
-    where = folder / f"dcp-{run.iteration}"
+    where = folder / f"dcp-{run.state.iteration}"
     pending: Any = dcp.async_save(tensors(run), checkpoint_id=where, no_dist=True)
     assert isinstance(pending, Future)
 
@@ -140,7 +140,7 @@ def cost(run: Trainer, begin: Callable[[], Wait]) -> Cost:
 
     def step() -> float:
         began = time.perf_counter()
-        run.step(run.lr)
+        run.step(run.state.lr)
         return time.perf_counter() - began
 
     idle = statistics.median(step() for _ in range(IDLE))

@@ -158,7 +158,7 @@ def signal_at(iteration: int, number: signal.Signals, after: float) -> Fault:
     """The rank gets this signal so many seconds into the step after `iteration`."""
 
     def fault(trainer: Trainer) -> None:
-        if trainer.iteration == iteration:
+        if trainer.state.iteration == iteration:
             threading.Timer(after, os.kill, (os.getpid(), number)).start()
 
     return fault
@@ -168,7 +168,7 @@ def poison_at(iteration: int) -> Fault:
     """A weight of the rank becomes NaN before the step after `iteration`."""
 
     def fault(trainer: Trainer) -> None:
-        if trainer.iteration == iteration:
+        if trainer.state.iteration == iteration:
             with torch.no_grad():
                 trainer.params[-1][1].view(-1)[0] = torch.nan
 
@@ -179,7 +179,7 @@ def bad_token_at(iteration: int) -> Fault:
     """The rank reads a token that is none in the step after `iteration`."""
 
     def fault(trainer: Trainer) -> None:
-        if trainer.iteration == iteration:
+        if trainer.state.iteration == iteration:
             raise FormatError("corpus", "holds a token outside the model's vocabulary")
 
     return fault

@@ -128,8 +128,8 @@ def arranged(spec: ModelSpec, ours: Mapping[str, Tensor], case: Case) -> list[di
 def micro_batches(run: Trainer) -> list[dict[str, Tensor]]:
     """Of the next step, as theirs takes them."""
     samples, made = run.train, []
-    for numbers in run.samplers[samples].micro_batches(
-        run.consumed_samples, run.config.num_micro_batches(run.global_batch_size)
+    for numbers in run.loader.samplers[samples].micro_batches(
+        run.state.consumed_samples, run.config.num_micro_batches(run.state.global_batch_size)
     ):
         batch = torch.from_numpy(np.stack([samples[number] for number in numbers]))
         token_BS, target_BS, place_BS, document_BS = split_batch(batch, run.config.run.data, run.config.eod)
@@ -187,13 +187,13 @@ def trained(case: Case, data: Path, file: Path) -> Trained:
     found = Trained(initial=shares(run.sharding.main_params))
     for step in range(STEPS):
         steps.append(micro_batches(run))
-        found.rates.append(run.lr)
-        loss, norm = run.step(run.lr)
+        found.rates.append(run.state.lr)
+        loss, norm = run.step(run.state.lr)
         if not step:  # what was clipped is undone
             found.gradients = shares(run.grad_sync.shards, max(1.0, (norm + 1e-6) / clip) if clip else 1.0)
         found.losses.append(loss)
         found.norms.append(norm if math.isfinite(norm) else math.nan)  # skipped
-        found.zeros.append(run.extra.get("num-zeros"))
+        found.zeros.append(run.optimizer_step.extra.get("num-zeros"))
         found.scales.append(run.loss_scaler.value)
     found.weights = shares(run.sharding.main_params)
     begin = {"tp": case.tp, "pp": case.pp, "weights": found.initial, "steps": steps}

@@ -125,7 +125,7 @@ def trainer(
 
 def steps(run: Trainer, count: int) -> list[float]:
     """Losses of the next steps."""
-    return [run.step(run.config.lr_schedule.lr_at(run.consumed_samples))[0] for _ in range(count)]
+    return [run.step(run.config.lr_schedule.lr_at(run.state.consumed_samples))[0] for _ in range(count)]
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def one_process(model: str, count: int, settings: Mapping[str, Any]) -> Course:
 
         done, gradients = [], {}
         for step in range(count):
-            done.append(run.step(run.config.lr_schedule.lr_at(run.consumed_samples)))
+            done.append(run.step(run.config.lr_schedule.lr_at(run.state.consumed_samples)))
             if step in (0, count - 1):
                 gradients[step] = kept(True)
         return Course(done, gradients, kept(False))
@@ -190,7 +190,7 @@ def same_as_one_process(
     )
     run = trainer(model, world, meet, folder, **values)
     for step in range(count):
-        many = run.step(run.config.lr_schedule.lr_at(run.consumed_samples))
+        many = run.step(run.config.lr_schedule.lr_at(run.state.consumed_samples))
         torch.testing.assert_close(torch.tensor(many), torch.tensor(expected.steps[step]), **TOLERANCE)
         if step in expected.gradients:
             _same_shares(run, expected.gradients[step], gradients=True)
@@ -213,15 +213,15 @@ def resumes(
     run = trainer(model, world, meet + "a", folder, checkpoint__save=str(folder / "run"), **before)
     steps(run, 3)
     run.save()
-    consumed, length = run.consumed_samples, run.seq_length
+    consumed, length = run.state.consumed_samples, run.state.seq_length
     on = steps(run, 2)  # while it is being written
     run.saver.finish()
     run.mesh.destroy()
     writers = {name.rpartition("-")[2] for name in Checkpoint.open(folder / "run").files}
     assert len(writers) == world.size, "every rank writes"
     again = trainer(model, world, meet + "b", folder, load_from=folder / "run", **after)
-    assert again.iteration == 3
-    assert (again.consumed_samples, again.seq_length) == (consumed, length)
+    assert again.state.iteration == 3
+    assert (again.state.consumed_samples, again.state.seq_length) == (consumed, length)
     resumed = steps(again, 2)
     again.mesh.destroy()
     assert resumed == (on if exact else pytest.approx(on, abs=1e-5))

@@ -22,9 +22,9 @@ def _leaves_together(world: World, meet: str, folder: Path) -> None:
     """One rank is told to end, after its second step; all leave after that step."""
     run = trainer("gpt", world, meet, folder, parallel__tp=2, parallel__pp=2)
     last = world.rank == world.size - 1
-    told = ExitConditions(run.config, run.mesh, received_signal=lambda: last and run.iteration >= 2)
+    told = ExitConditions(run.config, run.mesh, received_signal=lambda: last and run.state.iteration >= 2)
     assert TrainLoop(run, Observers(), exit_conditions=told).run() is SIGNAL
-    assert run.iteration == 2
+    assert run.state.iteration == 2
     run.mesh.destroy()
 
 
@@ -34,7 +34,7 @@ def _repeats(world: World, meet: str, folder: Path) -> None:
     with deterministic_algorithms(True):
         for start in "ab":
             run = trainer("gpt", world, meet + start, folder, parallel__tp=2, train__deterministic=True)
-            done = [run.step(run.lr) for _ in range(4)]
+            done = [run.step(run.state.lr) for _ in range(4)]
             run.sharding.wait_all_gather()
             found.append((done, [main.clone() for main in run.sharding.main_params]))
             run.mesh.destroy()

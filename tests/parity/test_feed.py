@@ -48,8 +48,9 @@ def _reads(cache: Callable[[Path, int], Path], world: World, meet: str, folder: 
         made.append(to.parent.name)
         write(recipe, to)
 
+    config = plan.data_splits_config(iteration=0, consumed_samples=0)
     with patch.object(SampleIndexSpec, "write", told):
-        fed = build_data_splits(plan, Datasets.open(run.data), mesh, iteration=0, consumed_samples=0)
+        fed = build_data_splits(config, Datasets.open(run.data), mesh)
     read = [fed.training[i].tolist() for i in range(len(fed.training))]
     (folder / f"read-{world.rank}.json").write_text(json.dumps([made, read]))
     mesh.barrier()

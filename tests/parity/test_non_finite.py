@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mega_model.distributed.mesh import World
-from mega_train.engine.trainer import NonFiniteLossError
+from mega_train.engine.optimizer_step import NonFiniteLossError
 from tests.parity.ranks import Body, on_ranks
 from tests.parity.runs import steps, trainer
 
@@ -28,14 +28,14 @@ def _begins_on(values: dict[str, object], bad: int, copy: str, world: World, mee
     if world.rank == bad:
         run.loss_scaler.value = math.nan  # of the loss: its gradients are none, and its weights are sound
     with pytest.raises(NonFiniteLossError) as caught:
-        run.step(run.lr)
+        run.step(run.state.lr)
     among = f", on rank {copy}" if copy == str(bad) else f", on one of ranks {copy}, a copy of the model"
     assert among in str(caught.value)
     run.loss_scaler.value = 1.0
     if world.rank == bad:
         run.params[0][1].data.view(-1)[0] = math.nan
     with pytest.raises(NonFiniteLossError) as caught:
-        run.step(run.lr)
+        run.step(run.state.lr)
     assert f", on rank {bad}, whose weights are not finite" in str(caught.value)
     run.mesh.destroy()
 

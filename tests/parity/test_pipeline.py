@@ -12,6 +12,7 @@ import torch
 
 from mega_model.distributed.mesh import Mesh, World
 from mega_schema.parallel_layout import Layout
+from mega_train.engine.validation import evaluate
 from tests.parity.ranks import Body, Outcomes
 from tests.parity.runs import same_as_one_process, steps, trainer
 from tests.selection import every, requested
@@ -66,7 +67,7 @@ def _validates(values: Values, world: World, meet: str, folder: Path) -> None:
     run = trainer("gpt", world, meet, folder, **evaluation, **values)
     alone = trainer("gpt", World(), meet, folder, **evaluation)
     for _ in range(2):
-        found, expected = (it.score(it.valid["validation"]) for it in (run, alone))
+        found, expected = (evaluate(it, it.valid["validation"]) for it in (run, alone))
         assert found == pytest.approx(expected, abs=1e-5)
         assert steps(run, 1) == pytest.approx(steps(alone, 1), abs=1e-5)
     run.mesh.destroy()
@@ -77,7 +78,7 @@ def _resumes(before: Values, after: Values, world: World, meet: str, folder: Pat
     run = trainer("gpt", world, meet + "a", folder, checkpoint__save=str(folder / "run"), **before)
     steps(run, 2)
     run.save()
-    run.saves.finish()
+    run.saver.finish()
     on = steps(run, 2)
     run.mesh.destroy()
     again = trainer("gpt", world, meet + "b", folder, load_from=folder / "run", **after)
@@ -96,7 +97,7 @@ def _frees_what_was_sent(world: World, meet: str, folder: Path) -> None:
     for model in run.models:
         model.register_forward_hook(watch)
     steps(run, 1)
-    sent = sum(not model.stage.is_last for model in run.models) * run.plan.accumulation
+    sent = sum(not model.stage.is_last for model in run.models) * run.config.accumulation_steps
     assert sum(storage.nbytes() == 0 for storage in storages) == sent
     run.mesh.destroy()
 

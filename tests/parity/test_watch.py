@@ -23,16 +23,17 @@ def _counts_as_one_process(model: str, values: dict[str, Any], world: World, mee
     alone = trainer(model, World(), "", folder, **COUNTED)
     for _ in range(2):
         for one in (run, alone):
-            one.step(one.lr)
+            one.step(one.state.lr)
         assert run.grad_sync.num_elements == alone.grad_sync.num_elements
-        assert 0 < run.extra["num-zeros"] == alone.extra["num-zeros"] < run.grad_sync.num_elements
-        assert run.extra["params-norm"] == pytest.approx(alone.extra["params-norm"], rel=1e-6)
+        extra, expected = run.optimizer_step.extra, alone.optimizer_step.extra
+        assert 0 < extra["num-zeros"] == expected["num-zeros"] < run.grad_sync.num_elements
+        assert extra["params-norm"] == pytest.approx(expected["params-norm"], rel=1e-6)
     run.mesh.destroy()
 
 
 def _knows_the_times_of_all(world: World, meet: str, folder: Path) -> None:
     run = trainer("gpt", world, meet, folder, parallel__tp=2, parallel__pp=2)
-    run.step(run.lr)
+    run.step(run.state.lr)
     mine = run.timers.pop()
     for phase in set(LEVELS) - WAITS - {"optimizer-count-zeros"}:
         assert mine[phase] > 0, phase

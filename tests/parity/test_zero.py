@@ -62,7 +62,7 @@ def _alike(model: str, some: tuple[dict[str, object], ...], world: World, meet: 
     for number, values in enumerate(some):
         run = trainer(model, world, f"{meet}{number}", folder, **values)
         # stages measure the gradient in other orders: then its norm is the same but for the last bits
-        both = [run.step(run.lr) for _ in range(4)]
+        both = [run.step(run.state.lr) for _ in range(4)]
         losses = [loss for loss, _ in both] if values.get("optimizer__clip") == 0.0 else both
         run.sharding.wait_all_gather()
         weights = [weight.detach().clone() for _, weight in run.params]
@@ -140,17 +140,17 @@ def _skips(stage: int, world: World, meet: str, folder: Path) -> None:
     run = trainer("gpt", world, meet, folder, train__fp16=True, train__loss_scale_window=2, **_zero(stage))
     run.loss_scaler.value, run.loss_scaler.hysteresis_tracker = 1024.0, 1
     steps(run, 2)
-    assert (run.loss_scaler.value, run.skipped_samples) == (2048.0, 0)
+    assert (run.loss_scaler.value, run.state.skipped_samples) == (2048.0, 0)
     _spoil(run, float("inf"), on=1)
     steps(run, 1)
-    assert (run.loss_scaler.value, run.skipped_samples, run.optimizer.steps, run.iteration) == (
+    assert (run.loss_scaler.value, run.state.skipped_samples, run.optimizer.steps, run.state.iteration) == (
         2048.0,
         8,
         2,
         3,
     )
     steps(run, 1)
-    assert (run.loss_scaler.value, run.skipped_samples) == (1024.0, 16)
+    assert (run.loss_scaler.value, run.state.skipped_samples) == (1024.0, 16)
     run.mesh.destroy()
 
 
@@ -183,7 +183,7 @@ def _rounded(world: World, meet: str, folder: Path) -> None:
     for stage, rounded in ((0, False), (0, True), (1, True), (2, True), (3, True)):
         values = _all(_zero(stage), SMALL, ONE_MICRO, {"parallel__reduce_bf16": rounded})
         run = trainer("gpt", world, f"{meet}{stage}{rounded}", folder, **values)
-        seen[stage, rounded] = [run.step(run.lr)[0] for _ in range(4)]
+        seen[stage, rounded] = [run.step(run.state.lr)[0] for _ in range(4)]
         run.mesh.destroy()
     exact = seen.pop((0, False))
     for losses in seen.values():

@@ -161,7 +161,7 @@ def test_an_unfinished_run_whose_files_are_not_as_noted_begins_again(tmp_path):
 
 def test_two_runs_do_not_write_one_dataset_at_once(tmp_path):
     (tmp_path / "a").write_text('{"text": "1"}\n', "utf-8")
-    parts = ResumableOutput.open(tmp_path / "p.unfinished", "run", module.smallest_dtype(9), 1)
+    parts = ResumableOutput(tmp_path / "p.unfinished", "run", module.smallest_dtype(9), 1)
     with pytest.raises(ConfigError, match="--output-prefix: another run writes there: found .*p.unfinished"):
         preprocess([tmp_path / "a"], tmp_path / "p", null())
     parts.discard()

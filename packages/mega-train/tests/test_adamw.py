@@ -14,7 +14,7 @@ from mega_model.weight_gradients import WeightGradients
 from mega_schema.params import ONES, Param
 from mega_schema.sharding import Split
 from mega_train.distributed.bucket_layout import ShardingConfig, ShardRange
-from mega_train.distributed.data_parallel import BucketedDataParallel
+from mega_train.distributed.data_parallel import GradientBuckets, WeightBuckets, build_buckets
 from mega_train.distributed.grad_sync import GradientSync
 from mega_train.optim.adamw import AdamW
 
@@ -29,7 +29,8 @@ class Stand:
     """Two weights alone, with what trains them."""
 
     held: list[tuple[Param, nn.Parameter]]
-    shards: BucketedDataParallel
+    weights: WeightBuckets
+    buckets: GradientBuckets
     gradients: GradientSync
     adam: AdamW
     decay: float
@@ -42,14 +43,15 @@ class Stand:
         held = [
             (row, nn.Parameter(torch.randn(row.shape, generator=rng).to(dtype))) for row in (*ROWS, *more)
         ]
-        shards = BucketedDataParallel(held, Axis("replicas"), WeightGradients(), ShardingConfig())
-        adam = AdamW(shards.shard_ranges, shards.main_params, betas=(0.9, 0.95), eps=1e-8)
-        return cls(held, shards, GradientSync(shards, Mesh(), [*ROWS, *more]), adam, decay)
+        weights, buckets = build_buckets(held, Axis("replicas"), WeightGradients(), ShardingConfig())
+        adam = AdamW(weights.shard_ranges, weights.main_params, betas=(0.9, 0.95), eps=1e-8)
+        sync = GradientSync(weights, buckets, Mesh(), [*ROWS, *more])
+        return cls(held, weights, buckets, sync, adam, decay)
 
     def backward(self, *parts_BD: Tensor) -> list[Tensor]:
         """The gradients of a step with these micro-batches."""
         (_, matrix), (_, norm) = self.held
-        self.shards.zero_grad(len(parts_BD))
+        self.buckets.zero_grad(len(parts_BD))
         for x_BD in parts_BD:
             ((x_BD.to(matrix.dtype) * norm) @ matrix.T).float().square().mean(dim=1).sum().backward()
         self.gradients.reduce()
@@ -57,22 +59,22 @@ class Stand:
 
     def given(self, *values: Tensor | float) -> None:
         """A step whose gradients are these."""
-        self.shards.zero_grad(1)
+        self.buckets.zero_grad(1)
         self.gradients.reduce()
         for gradient, value in zip(self.gradients.shards, values, strict=True):
             gradient.copy_(torch.as_tensor(value))
 
     def update(self, rate: float) -> None:
         self.adam.step(self.gradients.shards, rate, self.decay)
-        self.shards.copy_main_to_model_params()
+        self.weights.copy_main_to_model_params()
 
 
 def test_a_stage_of_an_embedding_alone_has_nothing_to_sum_over_the_tokens() -> None:
     row = Param("embed.weight", (4, 2), "first", ONES, Split("tp", 0))
     held = [(row, nn.Parameter(torch.zeros(4, 2)))]
-    shards = BucketedDataParallel(held, Axis("replicas"), WeightGradients(), ShardingConfig())
-    gradients = GradientSync(shards, Mesh(tp=Axis("tp", sequence=True)), [row])
-    shards.zero_grad(1)
+    weights, buckets = build_buckets(held, Axis("replicas"), WeightGradients(), ShardingConfig())
+    gradients = GradientSync(weights, buckets, Mesh(tp=Axis("tp", sequence=True)), [row])
+    buckets.zero_grad(1)
     held[0][1].sum().backward()
     gradients.reduce()
     assert [gradient.tolist() for gradient in gradients.shards] == [[1.0] * 8]
@@ -90,7 +92,7 @@ def test_micro_batches_add_up_to_the_gradient_of_the_whole_batch() -> None:
 def test_gradients_of_bfloat16_weights_are_added_up_in_float32() -> None:
     stand = Stand.of(torch.bfloat16)
     ((_, matrix), _) = stand.held
-    stand.shards.zero_grad(5)
+    stand.buckets.zero_grad(5)
     for size in (256.0, 1.0, 1.0, 1.0, 1.0):  # in bfloat16 256 + 1 is 256
         (matrix[0, 0] * size).backward()
     stand.gradients.reduce()
@@ -181,7 +183,7 @@ def test_the_update_is_adamw_written_by_hand_and_norms_do_not_decay() -> None:
 
 def test_updates_smaller_than_a_bfloat16_step_are_not_lost() -> None:
     stand = Stand.of(torch.bfloat16, decay=0.0)
-    matrix, main = stand.held[0][1], stand.shards.main_params[0]
+    matrix, main = stand.held[0][1], stand.weights.main_params[0]
     main.fill_(1.0)
     rate = 2.0**-12  # a bfloat16 step below 1 is 2^-8
     seen = []
@@ -203,7 +205,7 @@ def test_an_optimizer_that_took_up_a_state_goes_on_bitwise_as_the_one_that_wrote
     rng = torch.Generator().manual_seed(4)
 
     def step(*stands: Stand) -> None:
-        values = [torch.randn(main.shape, generator=rng) for main in one.shards.main_params]
+        values = [torch.randn(main.shape, generator=rng) for main in one.weights.main_params]
         for stand in stands:
             stand.given(*values)
             stand.update(0.01)
@@ -216,9 +218,9 @@ def test_an_optimizer_that_took_up_a_state_goes_on_bitwise_as_the_one_that_wrote
     def fill(space: str, stretch: ShardRange, values: Tensor) -> None:
         values.copy_(state[space, stretch.row.name])
 
-    for main, theirs in zip(other.shards.main_params, one.shards.main_params, strict=True):
+    for main, theirs in zip(other.weights.main_params, one.weights.main_params, strict=True):
         main.copy_(theirs)
-    other.shards.copy_main_to_model_params()
+    other.weights.copy_main_to_model_params()
     other.adam.load_state(fill, steps=one.adam.steps)
     assert other.adam.steps == 3
     for _ in range(3):

@@ -20,7 +20,7 @@ from mega_schema.params import ONES, Param
 from mega_train.config import RunConfig
 from mega_train.config.training import OptimizerConfig, TrainConfig
 from mega_train.distributed.bucket_layout import ShardingConfig, ShardRange
-from mega_train.distributed.data_parallel import BucketedDataParallel
+from mega_train.distributed.data_parallel import build_buckets
 from mega_train.engine.train import kernels_summary
 from mega_train.optim import apex_adamw, factory
 from mega_train.optim.adamw import AdamW
@@ -190,9 +190,8 @@ def test_a_run_that_asks_for_apex_updates_by_it(name: Any, monkeypatch: pytest.M
     monkeypatch.setattr(factory, "choose_adamw", on_a_gpu)
     run = RunConfig(train=TrainConfig(kernels="apex"), optimizer=OptimizerConfig(name=name))
     held = [(row, nn.Parameter(torch.zeros(row.shape))) for row in ROWS]
-    made = build_optimizer(
-        run, BucketedDataParallel(held, Axis("replicas"), WeightGradients(), ShardingConfig()), Mesh()
-    )  # type: ignore[arg-type]
+    weights, _ = build_buckets(held, Axis("replicas"), WeightGradients(), ShardingConfig())
+    made = build_optimizer(run, weights, Mesh())
     assert isinstance(made._adamw if isinstance(made, Muon) else made, ApexAdamW)
     assert asked == [("apex", CPU)]
 

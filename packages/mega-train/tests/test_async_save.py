@@ -80,28 +80,28 @@ def full_at(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     save = Trainer.save
 
     def noted(trainer: Trainer) -> None:
-        begun.append(trainer.iteration)
+        begun.append(trainer.state.iteration)
         save(trainer)
 
     monkeypatch.setattr(Trainer, "save", noted)
-    monkeypatch.setattr("mega_train.checkpointing.async_save.SubprocessWriter", Limited)
+    monkeypatch.setattr("mega_train.checkpointing.pending_save.SubprocessWriter", Limited)
     return iterations
 
 
 def test_the_values_saved_are_those_of_the_step_though_the_run_goes_on(start: Start, tmp_path: Path) -> None:
     trainer = start()
     for _ in range(3):
-        trainer.step(trainer.lr)
+        trainer.step(trainer.state.lr)
     kept = [main.clone() for main in trainer.sharding.main_params]
     trainer.save()
     assert trainer.saver.is_saving
     assert trainer.saver.saved_at is None
     for _ in range(3):
-        trainer.step(trainer.lr)
+        trainer.step(trainer.state.lr)
     trainer.saver.finish()
     assert trainer.saver.saved_at == 3
     again = start(resume=True)
-    assert again.iteration == 3
+    assert again.state.iteration == 3
     for ours, theirs in zip(again.sharding.main_params, kept, strict=True):
         assert torch.equal(ours, theirs)
     for ours, theirs in zip(trainer.sharding.main_params, kept, strict=True):
@@ -223,7 +223,7 @@ def test_a_save_waits_for_the_one_before_and_says_so(
 
     def slow_at_first(self: Trainer) -> None:
         save(self)
-        if self.iteration == 4:
+        if self.state.iteration == 4:
             until[0] = time.monotonic() + 1.5
 
     monkeypatch.setattr(Trainer, "save", slow_at_first)
@@ -241,7 +241,7 @@ def test_a_run_that_stops_at_a_number_that_is_none_keeps_the_save_that_was_under
     step = trainer.step
 
     def poisoned(rate: float) -> tuple[float, float]:
-        if trainer.iteration == 3:
+        if trainer.state.iteration == 3:
             assert trainer.saver.is_saving
             with torch.no_grad():
                 trainer.params[0][1].fill_(torch.nan)

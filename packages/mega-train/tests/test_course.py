@@ -18,6 +18,7 @@ from mega_train.data.gpt_dataset import GPTDataset
 from mega_train.engine.determinism import check_nccl_algorithm, deterministic_algorithms
 from mega_train.engine.train import prepare, train
 from mega_train.engine.trainer import Trainer
+from mega_train.engine.validation import evaluate
 from mega_train.resolve import ResolvedConfig
 from mega_train.schedules.lr import ParamSchedules
 
@@ -161,7 +162,7 @@ def _trainer(planned: Planned, corpus: IndexedDataset, resume: Path | None = Non
 
 
 def _steps(trainer: Trainer, count: int) -> list[tuple[float, float]]:
-    return [trainer.step(trainer.lr) for _ in range(count)]
+    return [trainer.step(trainer.state.lr) for _ in range(count)]
 
 
 def test_a_step_of_a_ramp_is_the_step_of_a_run_whose_batches_have_that_size(
@@ -170,14 +171,19 @@ def test_a_step_of_a_ramp_is_the_step_of_a_run_whose_batches_have_that_size(
     ramp = _trainer(planned, open_corpus, **RAMP)
     plain = _trainer(planned, open_corpus, **SAMPLED, batch__global_samples=2)
     assert _steps(ramp, 4) == _steps(plain, 4)
-    assert (ramp.iteration, ramp.consumed_samples, ramp.global_batch_size, plain.global_batch_size) == (
+    assert (
+        ramp.state.iteration,
+        ramp.state.consumed_samples,
+        ramp.state.global_batch_size,
+        plain.state.global_batch_size,
+    ) == (
         4,
         8,
         4,
         2,
     )
     _steps(ramp, 13)
-    assert (ramp.iteration, ramp.consumed_samples) == (ramp.config.iterations, 100)
+    assert (ramp.state.iteration, ramp.state.consumed_samples) == (ramp.config.iterations, 100)
 
 
 def test_a_run_that_goes_on_in_the_middle_of_its_ramp_does_so_bitwise(
@@ -198,7 +204,7 @@ def test_a_run_that_goes_on_in_the_middle_of_its_ramp_does_so_bitwise(
     run.saver.finish()
     after = _steps(run, 6)
     again = _trainer(planned, open_corpus, tmp_path, **values)
-    assert (again.iteration, again.consumed_samples, again.global_batch_size) == (5, 12, 4)
+    assert (again.state.iteration, again.state.consumed_samples, again.state.global_batch_size) == (5, 12, 4)
     assert len(again.train) == len(run.train)
     assert _steps(again, 6) == after
     for (row, one), (_, other) in zip(run.params, again.params, strict=True):
@@ -217,7 +223,7 @@ def test_a_run_that_goes_on_in_the_middle_of_an_epoch_does_so_bitwise(
     run.saver.finish()
     after = _steps(run, 2)
     again = _trainer(planned, open_corpus, tmp_path, **values)
-    assert len(again.train) // 3 < again.consumed_samples < len(again.train) // 3 * 2
+    assert len(again.train) // 3 < again.state.consumed_samples < len(again.train) // 3 * 2
     assert _steps(again, 2) == after
 
 
@@ -395,22 +401,26 @@ def test_a_curriculum_reads_the_beginning_of_the_same_samples_and_goes_on_bitwis
     values = plain | CURRICULUM | {"checkpoint__save": str(tmp_path)}
     run = _trainer(planned, open_corpus, **values)
     whole, short = (_trainer(planned, open_corpus, **plain) for _ in range(2))
-    scores = [it.evaluate(it.valid["validation"]) for it in (run, whole)]
+    scores = [evaluate(it, it.valid["validation"]) for it in (run, whole)]
     assert scores[0] == scores[1], "a validation is of whole samples"
     first = run.step(0.0)
     assert first != whole.step(0.0)
     short.train.parts = [Beginnings(part.dataset, part.index) for part in short.train.parts]
     assert first == short.step(0.0)
-    assert (run.consumed_samples, run.consumed_tokens, run.seq_length) == (4, 4 * 2, 2)
+    assert (run.state.consumed_samples, run.state.consumed_tokens, run.state.seq_length) == (4, 4 * 2, 2)
     _steps(run, 3)
-    assert (run.consumed_samples, run.consumed_tokens, run.seq_length) == (16, 4 * (2 + 2 + 4 + 4), 4)
+    assert (run.state.consumed_samples, run.state.consumed_tokens, run.state.seq_length) == (
+        16,
+        4 * (2 + 2 + 4 + 4),
+        4,
+    )
     run.save()
     run.saver.finish()
     after = _steps(run, 4)
     again = _trainer(planned, open_corpus, tmp_path, **values)
-    assert (again.iteration, again.consumed_tokens, again.seq_length) == (4, 48, 4)
+    assert (again.state.iteration, again.state.consumed_tokens, again.state.seq_length) == (4, 48, 4)
     assert _steps(again, 4) == after
-    assert (run.seq_length, run.consumed_tokens) == (8, again.consumed_tokens)
+    assert (run.state.seq_length, run.state.consumed_tokens) == (8, again.state.consumed_tokens)
     for (row, one), (_, other) in zip(run.params, again.params, strict=True):
         assert torch.equal(one, other), row.name
 

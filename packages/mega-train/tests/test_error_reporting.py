@@ -9,10 +9,12 @@ from typing import Any
 import click
 import pytest
 
+from mega_model.distributed.mesh import Mesh
 from mega_schema.app.cli_runner import run_command
 from mega_schema.errors import ConfigError
+from mega_train.checkpointing.async_save import CheckpointSaver
+from mega_train.config import CheckpointConfig
 from mega_train.engine.train import _report_early_exit
-from mega_train.engine.trainer import Trainer
 from mega_train.fault_tolerance.error_reporting import REPORT_DELAY, SingleRankErrors
 
 PAIR = (
@@ -87,12 +89,9 @@ def test_an_interruption_is_said_by_the_first_rank_alone(
 
 
 def _trainer(saved_at: int | None, save: str | None = "runs/a", interval: int | None = None) -> Any:
-    run_ = SimpleNamespace(checkpoint=SimpleNamespace(save=save, interval=interval))
-    trainer: Any = SimpleNamespace(
-        iteration=7, saver=SimpleNamespace(saved_at=saved_at), config=SimpleNamespace(run=run_)
-    )
-    trainer.resume_hint = Trainer.resume_hint.fget(trainer)  # type: ignore[attr-defined]
-    return trainer
+    config = CheckpointConfig(save=None if save is None else Path(save), interval=interval)
+    saver = CheckpointSaver(config, Mesh(), saved_at)
+    return SimpleNamespace(state=SimpleNamespace(iteration=7), saver=saver)
 
 
 @pytest.mark.parametrize(

@@ -104,14 +104,14 @@ def test_a_kill_switch_saves_and_leaves_and_the_line_says_how_to_go_on(
     switch = tmp_path / "stop"
 
     def step_three(trainer: Trainer) -> bool:
-        if trainer.iteration == 3:
+        if trainer.state.iteration == 3:
             switch.touch()
         return False
 
     run, reason, screen = _looped(
         planned, open_corpus, tmp_path / "run", step_three, train__kill_switch=str(switch)
     )
-    assert (run.iteration, reason, reason.code) == (3, KILL_SWITCH, 0)
+    assert (run.state.iteration, reason, reason.code) == (3, KILL_SWITCH, 0)
     assert Checkpoint.open(tmp_path / "run").iteration == 3
     assert screen.said[-1] == (
         "left after iteration 3: the file of --kill-switch-path is there; "
@@ -119,7 +119,7 @@ def test_a_kill_switch_saves_and_leaves_and_the_line_says_how_to_go_on(
     )
     assert read_events(tmp_path / "run")[-1] == {"event": "leave", "iteration": 3, "reason": "kill switch"}
     again, reason, _ = _looped(planned, open_corpus, tmp_path / "other", train__kill_switch=str(switch))
-    assert (again.iteration, reason) == (0, KILL_SWITCH), "nothing begins while it is there"
+    assert (again.state.iteration, reason) == (0, KILL_SWITCH), "nothing begins while it is there"
     assert not list((tmp_path / "other").glob("iter_*"))
 
 
@@ -127,9 +127,9 @@ def test_a_signal_saves_at_once_and_leaves_with_its_code(
     planned: Planned, open_corpus: IndexedDataset, tmp_path: Path
 ) -> None:
     run, reason, screen = _looped(
-        planned, open_corpus, tmp_path, lambda trainer: trainer.iteration == 4, evaluation__interval=2
+        planned, open_corpus, tmp_path, lambda trainer: trainer.state.iteration == 4, evaluation__interval=2
     )
-    assert (run.iteration, reason, reason.code) == (4, SIGNAL, 143)
+    assert (run.state.iteration, reason, reason.code) == (4, SIGNAL, 143)
     assert Checkpoint.open(tmp_path).iteration == 4
     assert [text.split(" | ")[0] for text in screen.said] == [
         "validation at iteration 2",

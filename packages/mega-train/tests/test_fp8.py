@@ -24,6 +24,7 @@ from mega_train.config.training import TrainConfig
 from mega_train.engine import train
 from mega_train.engine.train import kernels_summary
 from mega_train.engine.trainer import Trainer
+from mega_train.engine.validation import evaluate
 from mega_train.resolve import ResolvedConfig
 
 SIZES = {"model__hidden": 32, "batch__length": 16, "train__iterations": 100, "optimizer__lr": 0.003}
@@ -42,7 +43,7 @@ def _trainer(planned: Planned, corpus: IndexedDataset, resume: Path | None = Non
 
 
 def _steps(run: Trainer, count: int) -> list[tuple[float, float]]:
-    return [run.step(run.lr) for _ in range(count)]
+    return [run.step(run.state.lr) for _ in range(count)]
 
 
 def _losses(steps: Sequence[tuple[float, float]]) -> list[float]:
@@ -106,7 +107,7 @@ def test_validation_computes_as_training_does(planned: Planned, open_corpus: Ind
     scores = []
     for values in (BF16, HYBRID):
         run = _trainer(planned, open_corpus, **values, evaluation__iterations=1, data__split='"8,1,1"')
-        scores.append(run.evaluate(next(iter(run.valid.values()))))
+        scores.append(evaluate(run, next(iter(run.valid.values()))))
     assert scores[0] != scores[1]
     assert scores[1] == pytest.approx(scores[0], rel=1e-2)
 

@@ -293,16 +293,12 @@ def test_a_dataset_may_stand_in_a_blend_more_than_once_but_not_more_often_than_t
 ) -> None:
     name = _described(tmp_path / "one")
     plan = planned(evaluation__iterations=0)
+    config = plan.data_splits_config(iteration=0, consumed_samples=0)
     twice = Datasets.open(DataConfig(path=(name, name)))
-    assert (
-        len(build_data_splits(plan, twice, Mesh(), iteration=0, consumed_samples=0).training)
-        == plan.train_samples
-    )
+    assert len(build_data_splits(config, twice, Mesh()).training) == plan.train_samples
     line = r"^--data-path: too many datasets: found 32768, wanted at most 32767$"
     with pytest.raises(ConfigError, match=line):
-        build_data_splits(
-            plan, Datasets.open(DataConfig(path=(name,) * 32768)), Mesh(), iteration=0, consumed_samples=0
-        )
+        build_data_splits(config, Datasets.open(DataConfig(path=(name,) * 32768)), Mesh())
 
 
 def test_datasets_that_cannot_be_opened_are_counted_and_the_first_is_named(tmp_path: Path) -> None:
@@ -337,19 +333,19 @@ def test_a_run_keeps_its_order_beside_the_data_and_later_runs_find_it(
     planned: Planned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     corpora = Datasets.open(DataConfig(path=(_described(tmp_path / "one"),)))
-    plan = planned(evaluation__iterations=1)
-    made = build_data_splits(plan, corpora, Mesh(), iteration=0, consumed_samples=0)
+    config = planned(evaluation__iterations=1).data_splits_config(iteration=0, consumed_samples=0)
+    made = build_data_splits(config, corpora, Mesh())
     names = sorted(path.name.partition("-")[0] for path in (tmp_path / CACHE_FOLDER).glob("*-*"))
     assert names == ["training", "validation"], "of 120 documents 0.1 percent are none to test on"
     assert (list(made.validation), made.test) == (["validation"], {})
     monkeypatch.setattr(SampleIndexSpec, "write", lambda self, folder: _never(folder))
-    again = build_data_splits(plan, corpora, Mesh(), iteration=0, consumed_samples=0)
+    again = build_data_splits(config, corpora, Mesh())
     assert again.training[3].tolist() == made.training[3].tolist()
 
 
-def test_where_an_order_is_kept(planned: Planned, tmp_path: Path) -> None:
+def test_where_an_order_is_kept(tmp_path: Path) -> None:
     corpora = Datasets.open(DataConfig(path=(_described(tmp_path / "one"),)))
-    beside_data, run, temporary = cache_folders(planned(checkpoint__save="runs/x"), corpora)
+    beside_data, run, temporary = cache_folders(DataConfig(), Path("runs/x"), corpora)
     assert (beside_data, run) == (tmp_path / CACHE_FOLDER, Path("runs/x") / CACHE_FOLDER)
     assert str(os.getuid()) in temporary.name
-    assert cache_folders(planned(data__cache="elsewhere"), corpora) == [Path("elsewhere")]
+    assert cache_folders(DataConfig(cache=Path("elsewhere")), None, corpora) == [Path("elsewhere")]

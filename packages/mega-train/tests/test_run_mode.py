@@ -53,7 +53,7 @@ def saved(started: Started, tmp_path: Path) -> tuple[Path, Trainer]:
     """A run that saved after 3 steps, and its trainer."""
     run = started(checkpoint__save=str(tmp_path / "run"))
     for _ in range(3):
-        run.step(run.lr)
+        run.step(run.state.lr)
     run.save()
     run.saver.finish()
     return tmp_path / "run", run
@@ -69,9 +69,13 @@ def test_without_its_optimizer_a_run_goes_on_with_samples_and_begins_its_courses
     folder, run = saved
     again = started(folder, checkpoint__no_load_optim=True, optimizer__warmup_iterations=2)
     assert _same_weights(again, run)
-    assert (again.iteration, again.consumed_samples, again.optimizer.steps) == (3, 12, 0)
+    assert (again.state.iteration, again.state.consumed_samples, again.optimizer.steps) == (3, 12, 0)
     assert not any(values.any() for _, _, values in again.optimizer.state_shards())
-    assert [again.lr, *[again.step(again.lr) and again.lr for _ in range(2)]] == [0.0, 0.005, 0.01]
+    assert [again.state.lr, *[again.step(again.state.lr) and again.state.lr for _ in range(2)]] == [
+        0.0,
+        0.005,
+        0.01,
+    ]
 
 
 def test_courses_that_a_checkpoint_does_not_say_cannot_be_taken(
@@ -96,7 +100,12 @@ def test_steps_that_are_passed_over_consume_their_samples_and_change_nothing(
     run = started(train__passed_over='["9-10", "2-3", "4-4", "3-4"]', log__interval=1, **values)
     assert run.config.skipped_iterations == (range(2, 5), range(9, 11))
     TrainLoop(run, Observers([])).run()
-    assert (run.iteration, run.consumed_samples, run.skipped_samples, run.optimizer.steps) == (
+    assert (
+        run.state.iteration,
+        run.state.consumed_samples,
+        run.state.skipped_samples,
+        run.optimizer.steps,
+    ) == (
         10,
         40,
         4 * 5,
@@ -105,7 +114,7 @@ def test_steps_that_are_passed_over_consume_their_samples_and_change_nothing(
     assert Checkpoint.open(tmp_path).iteration == 10
     other = started(**values | {"checkpoint__save": None})
     for consumed in (0, 16, 20, 24, 28):
-        other.consumed_samples = consumed
+        other.state.consumed_samples = consumed
         other.step(0.01)
     assert _same_weights(run, other)
 

@@ -130,8 +130,9 @@ def test_examples_that_are_too_long_are_left_out_and_counted(
     assert 4 not in packs.order
     assert pairs.info is not None
     plan = planned(corpus=pairs.info.tokenizer, data__sft=True, data__split="1,0,0", batch__length=6)
+    splits = plan.data_splits_config(iteration=0, consumed_samples=0)
     for rank in (0, 1):
-        build_data_splits(plan, pairs, Mesh(rank=rank), iteration=0, consumed_samples=0)
+        build_data_splits(splits, pairs, Mesh(rank=rank))
     assert caplog.messages == ["the training split: 1 of 5 examples are longer than a sample and left out"]
     with pytest.raises(ConfigError) as refused:
         _packs(pairs, length=6, part=(4, 5))
@@ -207,7 +208,7 @@ def _one_by_one(run: Trainer, rows: Sequence[int]) -> tuple[float, float]:
             target[: max(prompt, 1) - 1] = IGNORED
             examples.append((torch.from_numpy(ids[:-1]), target))
     count = sum(int((target != IGNORED).sum()) for _, target in examples)
-    run.sharding.zero_grad(len(examples))
+    run.grad_sync.gradients.zero_grad(len(examples))
     total = 0.0
     for token, target in examples:
         place, alone = torch.arange(len(token)), PackedAttention(1, len(token))

@@ -33,7 +33,7 @@ def test_a_signal_saves_after_the_step_and_leaves(
     step = trainer.step
 
     def signalled(rate: float) -> tuple[float, float]:
-        if trainer.iteration == 3:
+        if trainer.state.iteration == 3:
             for _ in range(3):  # a scheduler and torchrun both send it
                 os.kill(os.getpid(), number)
         return step(rate)

@@ -396,7 +396,7 @@ def test_zeros_are_those_of_the_table_not_of_its_padding(
     held = sum(int((of == 0).sum()) for of in trainer.grad_sync.shards)
     padding = sum(of.numel() for of in trainer.grad_sync.shards) - trainer.grad_sync.num_elements
     assert padding == (64 - 33) * 16
-    assert trainer.extra["num-zeros"] == held - padding
+    assert trainer.optimizer_step.extra["num-zeros"] == held - padding
 
 
 def test_a_profile_is_of_the_steps_that_were_asked_for(

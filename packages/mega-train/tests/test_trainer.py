@@ -15,6 +15,7 @@ from mega_schema.dataset.indexed_dataset import IndexedDataset
 from mega_schema.errors import FormatError, MegaError
 from mega_train.engine.train_loop import TrainLoop
 from mega_train.engine.trainer import Trainer
+from mega_train.engine.validation import evaluate
 from mega_train.resolve import ResolvedConfig
 from mega_train.telemetry.event_log import EventLog, read_events
 from mega_train.telemetry.events import Event, Message, StepEnd
@@ -33,7 +34,7 @@ def _trainer(planned: Planned, corpus: IndexedDataset, resume: Path | None = Non
 
 
 def _steps(trainer: Trainer, count: int) -> list[tuple[float, float]]:
-    return [trainer.step(trainer.lr) for _ in range(count)]
+    return [trainer.step(trainer.state.lr) for _ in range(count)]
 
 
 def _weights(trainer: Trainer) -> dict[str, torch.Tensor]:
@@ -52,7 +53,9 @@ def test_many_micro_batches_train_as_one_big_batch(planned: Planned, open_corpus
 def test_a_long_step_gives_signs_of_life(planned: Planned, open_corpus: IndexedDataset) -> None:
     run = _trainer(planned, open_corpus, batch__micro=1)
     _steps(run, 1)
-    assert run.heartbeat == 2 * run.config.accumulation_steps == 8, "a forward and a backward pass each"
+    assert run.forward_backward.heartbeat == 2 * run.config.accumulation_steps == 8, (
+        "a forward and a backward pass each"
+    )
 
 
 def test_the_same_seed_trains_bitwise_alike_and_another_does_not(
@@ -68,7 +71,7 @@ def test_dropout_changes_training_and_not_validation(planned: Planned, open_corp
     values: dict[str, Any] = {"data__split": "80,20,0", "evaluation__iterations": 2}
     kinds: list[dict[str, Any]] = [{}, {"train__hidden_dropout": 0.5}, {"train__attention_dropout": 0.5}]
     runs = [_trainer(planned, open_corpus, **values, **kind) for kind in kinds]
-    assert len({run.evaluate(run.valid["validation"]) for run in runs}) == 1
+    assert len({evaluate(run, run.valid["validation"]) for run in runs}) == 1
     losses = [_steps(run, 2) for run in runs]
     assert len({step for loss in losses for step in loss}) == 6
     assert _steps(_trainer(planned, open_corpus, **values, **kinds[1]), 2) == losses[1]
@@ -93,7 +96,7 @@ def test_the_loss_falls_and_a_resumed_run_goes_on_bitwise(
     after = _steps(run, 10)
     assert after[-1][0] < before[0][0] / 2, "half of the loss it began with"
     again = _trainer(planned, open_corpus, tmp_path, **values)
-    assert (again.iteration, again.consumed_samples, again.optimizer.steps) == (50, 400, 50)
+    assert (again.state.iteration, again.state.consumed_samples, again.optimizer.steps) == (50, 400, 50)
     assert {weight.dtype for _, weight in again.params} == {torch.bfloat16 if bf16 else torch.float32}
     assert _steps(again, 10) == after
     for name, weight in _weights(run).items():
@@ -120,7 +123,7 @@ def test_finetuning_takes_the_weights_alone(
     run.save()
     run.saver.finish()
     tuned = _trainer(planned, open_corpus, tmp_path, checkpoint__finetune=True)
-    assert (tuned.iteration, tuned.consumed_samples, tuned.optimizer.steps) == (0, 0, 0)
+    assert (tuned.state.iteration, tuned.state.consumed_samples, tuned.optimizer.steps) == (0, 0, 0)
     assert all(torch.equal(_weights(tuned)[name], weight) for name, weight in _weights(run).items())
     assert not any(tensor.any() for _, _, tensor in tuned.optimizer.state_shards())
 
@@ -135,16 +138,16 @@ def test_validation_trains_nothing_and_reads_the_validation_split(
     }
     run = _trainer(planned, open_corpus, **values)
     before = _weights(run)
-    loss = run.evaluate(run.valid["validation"])
+    loss = evaluate(run, run.valid["validation"])
     assert 2 < loss < 5
-    assert run.evaluate(run.valid["validation"]) == loss
+    assert evaluate(run, run.valid["validation"]) == loss
     assert all(torch.equal(weight, before[name]) for name, weight in _weights(run).items())
     streams = (run.train, run.valid["validation"])
     train, valid = (set(stream.parts[0].index.document.tolist()) for stream in streams)
     assert train == set(range(96))
     assert valid == set(range(96, 120))
-    run.iteration = 10
-    assert run.evaluate(run.valid["validation"]) != loss, "the second validation reads on"
+    run.state.iteration = 10
+    assert evaluate(run, run.valid["validation"]) != loss, "the second validation reads on"
 
 
 def test_without_a_validation_split_there_is_no_validation(
@@ -189,7 +192,7 @@ def test_what_is_not_finite_stops_the_run_before_it_changes_anything(
         "iteration 3: loss or gradient is not finite: found loss nan, gradient norm nan, first in "
         "final_norm.bias, on rank 0, whose weights are not finite, wanted numbers; hint: a lower --lr"
     )
-    assert run.iteration == 2
+    assert run.state.iteration == 2
     for name, weight in _weights(run).items():
         assert torch.equal(weight.nan_to_num(), before[name].nan_to_num()), name
 
@@ -198,31 +201,38 @@ def test_a_loss_that_is_not_finite_stops_the_run_though_its_gradient_is(
     planned: Planned, open_corpus: IndexedDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = _trainer(planned, open_corpus)
-    mean = run._loss
-    monkeypatch.setattr(run, "_loss", lambda *given, **said: mean(*given, **said) + torch.inf)
+    mean = run.forward_backward.mean_loss
+    monkeypatch.setattr(
+        run.forward_backward, "mean_loss", lambda *given, **said: mean(*given, **said) + torch.inf
+    )
     with pytest.raises(
         MegaError, match=r"found loss inf, gradient norm \d[\d.]*, first in no parameter, wanted"
     ):
         _steps(run, 1)
-    assert run.iteration == 0
+    assert run.state.iteration == 0
 
 
 def test_what_is_not_finite_may_be_skipped(planned: Planned, open_corpus: IndexedDataset) -> None:
     run = _trainer(planned, open_corpus, train__on_non_finite="'skip'", optimizer__warmup_iterations=5)
     _steps(run, 2)
-    kept, rate = next(iter(run.params))[1][0, 0].item(), run.lr
+    kept, rate = next(iter(run.params))[1][0, 0].item(), run.state.lr
     _spoil(run, float("nan"))
     before = _weights(run)
     ((loss, norm),) = _steps(run, 1)
     assert np.isnan([loss, norm]).all()
-    assert (run.iteration, run.consumed_samples, run.skipped_samples, run.optimizer.steps) == (3, 12, 4, 2)
-    assert run.lr == rate > 0, "the learning rate's course stands still, as Megatron's"
+    assert (
+        run.state.iteration,
+        run.state.consumed_samples,
+        run.state.skipped_samples,
+        run.optimizer.steps,
+    ) == (3, 12, 4, 2)
+    assert run.state.lr == rate > 0, "the learning rate's course stands still, as Megatron's"
     for name, weight in _weights(run).items():
         assert torch.equal(weight.nan_to_num(), before[name].nan_to_num()), name
     _spoil(run, kept)
     assert np.isfinite(_steps(run, 1)).all()
-    assert (run.iteration, run.skipped_samples, run.optimizer.steps) == (4, 4, 3)
-    assert run.lr > rate
+    assert (run.state.iteration, run.state.skipped_samples, run.optimizer.steps) == (4, 4, 3)
+    assert run.state.lr > rate
 
 
 def test_float16_gradients_that_overflow_are_skipped_until_the_scale_fits_and_a_resumed_run_goes_on_bitwise(
@@ -243,7 +253,11 @@ def test_float16_gradients_that_overflow_are_skipped_until_the_scale_fits_and_a_
     skipped = sum(not np.isfinite(norm) for _, norm in before)
     assert 5 < skipped < 25, "a scale of 2^32 overflows at first"
     assert np.isfinite([loss for loss, _ in before]).all()
-    assert (run.iteration, run.consumed_samples, run.skipped_samples) == (70, 560, 8 * skipped)
+    assert (run.state.iteration, run.state.consumed_samples, run.state.skipped_samples) == (
+        70,
+        560,
+        8 * skipped,
+    )
     assert run.optimizer.steps == 70 - skipped
     assert 1 < run.loss_scaler.value < 2.0**32
     assert {weight.dtype for _, weight in run.params} == {torch.float16}
@@ -255,7 +269,7 @@ def test_float16_gradients_that_overflow_are_skipped_until_the_scale_fits_and_a_
     assert {tensor.dtype for tensor in stored["optim.main"].values()} == {"F32"}
     after = _steps(run, 20)
     again = _trainer(planned, open_corpus, tmp_path, **values)
-    assert (again.skipped_samples, again.lr) == (
+    assert (again.state.skipped_samples, again.state.lr) == (
         8 * skipped,
         again.config.lr_schedule.lr_at(560 - 8 * skipped),
     )
@@ -344,7 +358,7 @@ def test_an_exit_interval_saves_and_leaves_and_the_rest_is_as_if_it_had_not(
     for resume in (None, tmp_path / "parts", tmp_path / "parts"):
         run = _trainer(planned, open_corpus, resume, **values)
         TrainLoop(run, Observers([EventLog(tmp_path / "parts")])).run()
-        ends.append(run.iteration)
+        ends.append(run.state.iteration)
     assert ends == [4, 8, 10]
     told = [e["iteration"] for e in read_events(tmp_path / "parts") if e["event"] == "train"]
     assert told == [4, 8, 10], "who leaves between two lines of the log says where"
@@ -358,6 +372,6 @@ def test_a_run_that_goes_on_with_smaller_batches_reads_no_sample_number_twice(
     _steps(run, 8)
     run.save()
     run.saver.finish()
-    assert run.consumed_samples == 640
+    assert run.state.consumed_samples == 640
     again = _trainer(planned, open_corpus, tmp_path, batch__global_samples=40)
     assert len(again.train) >= 640 + 2 * 40 > again.config.train_samples

@@ -15,16 +15,12 @@ from torch.distributed import HashStore
 
 from mega_model.distributed.mesh import Axis
 from mega_schema.errors import MegaError
+from mega_train.fault_tolerance.hang_reporter import HangReporter, diagnose, format_stacks
+from mega_train.fault_tolerance.heartbeat_monitor import HeartbeatMonitor
+from mega_train.fault_tolerance.peer_protocol import PeerProtocol
+from mega_train.fault_tolerance.rank_status import RankStatus, current_frame
 from mega_train.fault_tolerance.signal_handler import SignalHandler
-from mega_train.fault_tolerance.watchdog import (
-    EXIT_RANK_LOST,
-    EXIT_TERMINATED,
-    RankStatus,
-    Watchdog,
-    current_frame,
-    diagnose,
-    format_stacks,
-)
+from mega_train.fault_tolerance.watchdog import EXIT_RANK_LOST, EXIT_TERMINATED, Watchdog
 
 
 class Rank:
@@ -33,16 +29,13 @@ class Rank:
     def __init__(self, store: HashStore, rank: int, world: int, limit: float = 60, hurry: float = 0) -> None:
         self.out, self.codes, self.beats = io.StringIO(), list[int](), 0
         self.left = threading.Event()
+        self.peers = PeerProtocol(store, rank, world, reply_timeout=0.5, tick=0.02)
         self.watchdog = Watchdog(
-            store,
-            rank,
-            world,
-            limit=limit,
-            progress=lambda: self.beats,
-            status=lambda: ("after iteration 7", "--load RUN goes on from iteration 5"),
-            out=self.out,
-            sigterm_grace=hurry,
-            reply_timeout=0.5,
+            HeartbeatMonitor(lambda: self.beats, limit=limit, sigterm_grace=hurry),
+            self.peers,
+            HangReporter(
+                rank, lambda: ("after iteration 7", "--load RUN goes on from iteration 5"), self.out
+            ),
             tick=0.02,
             exit=self._leave,
         )
@@ -155,7 +148,7 @@ def test_without_the_meeting_place_a_rank_speaks_for_itself(monkeypatch: pytest.
         return 1
 
     rank = Rank(Cut(), 0, 1, limit=0.1)
-    monkeypatch.setattr(rank.watchdog, "_gather_statuses", hang)
+    monkeypatch.setattr(rank.peers, "_exchange_statuses", hang)
     with rank.watchdog:
         said = _said(rank)
     assert "and the ranks' meeting place does not answer (for 1 s)" in said

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mega_data.dataset_files import EncodedDocuments
 from mega_data.encoders import FlatIds, TextEncoder
 from mega_data.readers.blocks import Block, RowError, Rows, TextOrSentences
-from mega_data.resumable_output import EncodedDocuments
 from mega_schema.errors import RequestError
 from mega_schema.tokenizer.special_tokens import SpecialTokens
 

@@ -9,7 +9,7 @@ from itertools import islice
 from mega_data.readers.blocks import DAMAGED_POSITION, Block, DamagedBlock
 from mega_data.readers.inputs import InputFile
 from mega_data.readers.streams import read_blocks
-from mega_data.resumable_output import ResumePoint
+from mega_data.run_journal import ResumePoint
 from mega_data.sentences import SAMPLE_CHARACTERS
 from mega_schema.errors import CorruptFileError
 

@@ -25,7 +25,8 @@ from mega_data.process_pool import ProcessPool
 from mega_data.readers.blocks import QUARANTINE_KEYS
 from mega_data.readers.inputs import HUB_FORMAT, InputFile, format_of_name
 from mega_data.readers.streams import BLOCK_BYTES, TEXT_UNITS
-from mega_data.resumable_output import ResumableOutput, ResumePoint, is_unfinished
+from mega_data.resumable_output import ResumableOutput, is_unfinished
+from mega_data.run_journal import ResumePoint
 from mega_data.sentences import SentenceSplitter, make_splitter
 from mega_schema.dataset.indexed_dataset import DatasetInfo, sibling, smallest_dtype
 from mega_schema.errors import ConfigError, FormatError, MegaError
@@ -384,4 +385,4 @@ def _open_output(
     # streams have no state by which to recognize them
     states = [None if item.is_stream else item.state() for item in inputs]
     folder = sibling(output_prefix, _UNFINISHED)
-    return ResumableOutput.open(folder, run, dtype, len(options.keys), states, skip=options.skip)
+    return ResumableOutput(folder, run, dtype, len(options.keys), states, skip=options.skip)

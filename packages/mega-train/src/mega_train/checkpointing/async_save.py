@@ -16,27 +16,16 @@ from typing import Any
 
 from mega_model.distributed.mesh import Mesh
 from mega_schema.checkpoint import checkpoint_dir
-from mega_schema.checkpoint.async_writer import (
-    InProcessWriter,
-    SharedBuffer,
-    SubprocessWriter,
-    WriterHandle,
-    describe_failure,
-)
-from mega_schema.checkpoint.writer_process import COMMIT, DISCARD, Order
+from mega_schema.checkpoint.async_writer import SharedBuffer, describe_failure
+from mega_schema.checkpoint.writer_process import COMMIT, DISCARD
 from mega_train.checkpointing import state_dict
+from mega_train.checkpointing.pending_save import BUSY, PendingSave, stage
 from mega_train.checkpointing.state_dict import ShardToWrite
 from mega_train.config import CheckpointConfig
 from mega_train.telemetry.events import CheckpointSaved
 
 log = logging.getLogger("mega.train")
 
-# One integer per rank, of which one all-reduce takes the maximum, so that the most important state wins:
-#   0            this rank is done
-#   1 .. 65535   it failed, with this errno
-#   _BUSY        it is still writing, without progress since the last poll
-#   _BUSY + 1    it is still writing, with progress
-_BUSY = 1 << 16
 _POLL_SECONDS = 0.02  # between two polls while nothing else is left to do
 
 
@@ -62,27 +51,33 @@ class CheckpointSaver:
         Args:
             superseded: iterations in --save whose checkpoints the first save supersedes.
         """
-        self._superseded = list(superseded)
-        self._saved_iterations = set[int]()
         self._config = config
         self._mesh = mesh
         self._clock = clock
         self._memory = SharedBuffer() if config.background else None
+        self._pending: PendingSave | None = None
+        self._start_time = 0.0  # of the pending save
+        self._superseded = list(superseded)
+        self._saved_iterations = set[int]()
         self.saved_at = saved_at
         self.heartbeat = 0
         self.last_error = ""
         self.finished: list[CheckpointSaved] = []
-        self.iteration: int | None = None  # of the current save
-        self._writer: WriterHandle | None = None
-        self._start_errno = 0  # errno of a save that could not start
-        self._command = ""
-        self._written_bytes = 0
-        self._start_time = self._wait_seconds = self._blocked_seconds = 0.0
 
     @property
     def is_saving(self) -> bool:
         """Whether a checkpoint is being written."""
-        return self.iteration is not None
+        return self._pending is not None
+
+    @property
+    def resume_hint(self) -> str:
+        """How to resume the run, for a message."""
+        if self.saved_at is not None:
+            return f"--load {self._config.save} goes on from iteration {self.saved_at}"
+        if self._config.interval is not None:
+            return f"nothing was saved yet: --save-interval is {self._config.interval}"
+        flags = "--save RUN --save-interval N" if self._config.save is None else "--save-interval N"
+        return f"nothing was saved: {flags} saves every N iterations"
 
     def begin(self, iteration: int, shards: Sequence[ShardToWrite], commit: dict[str, Any]) -> None:
         """Start to save the current values. A save that is still running is waited for.
@@ -93,19 +88,19 @@ class CheckpointSaver:
         """
         start_time = self._clock()
         self.finish()
-        self._wait_seconds = self._clock() - start_time
         assert self._config.save is not None
-        self.iteration = iteration
+        save = PendingSave(self._config.save, iteration, self._mesh.rank)
+        save.wait_seconds = self._clock() - start_time
+        self._pending = save
         self._start_time = start_time
-        self._command = ""
-        self._written_bytes = 0
-        self._start_errno = 0
+        replaces = iteration in self._saved_iterations or iteration in self._superseded
+        replace_rules = {"replace": replaces, "superseded": self._superseded}
         order = {
             "run": str(self._config.save),
             "iteration": iteration,
             "rank": self._mesh.rank,
             "spaces": state_dict.write_order(shards),
-            "commit": commit | self._replace_rules(iteration) if self._mesh.rank == 0 else None,
+            "commit": commit | replace_rules if self._mesh.rank == 0 else None,
         }
         self._saved_iterations.add(iteration)
         error_number = 0
@@ -113,130 +108,73 @@ class CheckpointSaver:
             if self._mesh.rank == 0:
                 checkpoint_dir.begin(self._config.save, iteration)
             if self._memory is not None:
-                order = self._stage(self._memory, order, shards)
+                stage(self._memory, order, shards)
         except OSError as error:
             error_number = error.errno or errno.EIO
         # no rank writes before rank 0 has created the folder
         if self._mesh.all_reduce_max(error_number):
-            self._start_errno = error_number
+            save.start_errno = error_number
         else:
-            self._start(order, shards)
-        self._blocked_seconds = self._clock() - start_time
+            save.start(order, shards, self._memory)
+        save.blocked_seconds = self._clock() - start_time
         if self._memory is None:
             self.finish()
 
-    def _replace_rules(self, iteration: int) -> dict[str, Any]:
-        """Return which checkpoints the commit may replace or supersede, as in a write order."""
-        replaces = iteration in self._saved_iterations or iteration in self._superseded
-        return {"replace": replaces, "superseded": self._superseded}
-
     def poll(self) -> None:
         """Check the state of the current save, if there is one; commit it once all ranks are done."""
-        if self.iteration is None:
+        save = self._pending
+        if save is None:
             return
-        own_state = self._state()
+        own_state = save.poll()
+        self.heartbeat += save.has_progressed
         max_state = self._mesh.all_reduce_max(own_state)
-        if max_state >= _BUSY:
-            self.heartbeat += max_state - _BUSY
-        elif self._command:
-            self._complete(max_state, own_state)
+        if max_state >= BUSY:
+            self.heartbeat += max_state - BUSY
+        elif save.command:
+            self._complete(save, max_state, own_state)
         elif max_state:
-            self.last_error = self._describe_error(max_state, own_state)
-            self._send(DISCARD)
+            self.last_error = _describe_error(self._mesh, max_state, own_state)
+            save.send(DISCARD)
         else:
-            self._send(COMMIT)
+            save.send(COMMIT)
 
     def finish(self) -> None:
         """Wait until no save is running."""
-        while self.iteration is not None:
+        while self._pending is not None:
             self.poll()
             if self._memory is not None:
                 time.sleep(_POLL_SECONDS)
 
-    def _stage(
-        self, memory: SharedBuffer, order: dict[str, Any], shards: Sequence[ShardToWrite]
-    ) -> dict[str, Any]:
-        end = 0
-        placed = {}
-        for namespace, boxes in order["spaces"].items():
-            placed[namespace], end = memory.plan(boxes, end)
-        order = order | {"spaces": placed}
-        offsets = [box["at"] for boxes in placed.values() for box in boxes]
-        state_dict.copy_to_buffer(shards, offsets, memory.stage(order, end))
-        return order
-
-    def _start(self, order: Order, shards: Sequence[ShardToWrite]) -> None:
-        try:
-            self._writer = (
-                SubprocessWriter(self._memory)
-                if self._memory
-                else InProcessWriter(order, state_dict.shard_bytes(shards))
-            )
-        except OSError as error:  # the subprocess cannot start
-            self._start_errno = error.errno or errno.EIO
-
-    def _state(self) -> int:
-        """Return this rank's state as an integer; see `_BUSY`."""
-        if self._writer is None:
-            return self._start_errno
-        state = self._writer.state()
-        has_progressed, self._written_bytes = self._writer.bytes > self._written_bytes, self._writer.bytes
-        self.heartbeat += has_progressed
-        return _BUSY + has_progressed if state is None else state
-
-    def _send(self, command: str) -> None:
-        self._command = command
-        if self._writer is not None and self._mesh.rank == 0:
-            self._writer.send(command)
-        elif self._mesh.rank == 0 and command == DISCARD:
-            assert self._config.save is not None
-            assert self.iteration is not None
-            checkpoint_dir.discard(self._config.save, self.iteration)
-            self._start_errno = 0
-        else:
-            self._close_writer()
-
-    def _close_writer(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-        self._writer = None
-        self._start_errno = 0
-
-    def _complete(self, max_state: int, own_state: int) -> None:
-        assert self.iteration is not None
-        iteration = self.iteration
-        note = self._writer.note if self._writer is not None else ""
-        if self._command == COMMIT:
-            self.last_error = self._describe_error(max_state, own_state) if max_state else ""
-        self._close_writer()
-        self.iteration = None
+    def _complete(self, save: PendingSave, max_state: int, own_state: int) -> None:
+        if save.command == COMMIT:
+            self.last_error = _describe_error(self._mesh, max_state, own_state) if max_state else ""
+        note = save.note
+        save.close()
+        self._pending = None
         if not self.last_error:
-            self.saved_at = iteration
+            self.saved_at = save.iteration
             self._superseded = []
         if self._mesh.rank == 0 and self.last_error:
-            log.warning("%s", self._warning(iteration))
+            what = f"{self._config.save}: no checkpoint of iteration {save.iteration}: {self.last_error}"
+            newest = f"iteration {self.saved_at} is the newest"
+            if self.saved_at is None:
+                newest = "none was written yet"
+            log.warning("%s; the run goes on, %s", what, newest)
         if note:
             log.warning("%s: an earlier checkpoint cannot be removed: %s", self._config.save, note)
         write_seconds = self._clock() - self._start_time
         self.finished.append(
             CheckpointSaved(
-                iteration=iteration,
-                seconds=write_seconds if self._memory is None else self._blocked_seconds,
-                waited=self._wait_seconds,
+                iteration=save.iteration,
+                seconds=write_seconds if self._memory is None else save.blocked_seconds,
+                waited=save.wait_seconds,
                 written=write_seconds,
                 problem=self.last_error,
             )
         )
 
-    def _describe_error(self, max_state: int, own_state: int) -> str:
-        rank = self._mesh.all_reduce_max(self._mesh.rank if own_state == max_state else -1)
-        return describe_failure(max_state) + (f", on rank {rank}" if self._mesh.layout.world > 1 else "")
 
-    def _warning(self, iteration: int) -> str:
-        newest = (
-            "none was written yet" if self.saved_at is None else f"iteration {self.saved_at} is the newest"
-        )
-        return (
-            f"{self._config.save}: no checkpoint of iteration {iteration}: {self.last_error}; "
-            f"the run goes on, {newest}"
-        )
+def _describe_error(mesh: Mesh, max_state: int, own_state: int) -> str:
+    """Describe a failed save, and one rank that it failed on; every rank must call it."""
+    rank = mesh.all_reduce_max(mesh.rank if own_state == max_state else -1)
+    return describe_failure(max_state) + (f", on rank {rank}" if mesh.layout.world > 1 else "")

@@ -112,12 +112,10 @@ def agree_on_checkpoint(
     """
     first_damage: CorruptFileError | None = None
     while True:
-        oldest = -mesh.all_reduce_max(
-            -checkpoint.iteration
-        )  # the minimum over ranks, by the one collective for maxima
-        if (
-            mesh.all_reduce_max(checkpoint.iteration) != oldest
-        ):  # a checkpoint that one rank cannot open is used by none
+        # -max(-x) is the minimum over ranks: there is one collective, for maxima
+        oldest = -mesh.all_reduce_max(-checkpoint.iteration)
+        # a checkpoint that one rank cannot open is used by none
+        if mesh.all_reduce_max(checkpoint.iteration) != oldest:
             if checkpoint.iteration > oldest:
                 checkpoint = open_older(oldest + 1)
                 if mesh.rank == 0:

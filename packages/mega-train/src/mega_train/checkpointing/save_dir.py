@@ -67,7 +67,8 @@ def list_iterations(iterations: Collection[int]) -> str:
     ascending = sorted(iterations)
     if len(ascending) > 5:
         return f"{len(ascending)} iterations from {ascending[0]} to {ascending[-1]}"
-    return f"iteration{'s' * (len(ascending) > 1)} {', '.join(map(str, ascending))}"
+    noun = "iterations" if len(ascending) > 1 else "iteration"
+    return f"{noun} {', '.join(map(str, ascending))}"
 
 
 def _refusal_error(save: CheckpointConfig, later: list[int], loaded: int | None) -> ConfigError:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from mmap import mmap
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -16,12 +17,19 @@ from torch import Tensor
 
 from mega_model.distributed.mesh import Axis, Mesh
 from mega_model.runtime import Runtime
+from mega_schema.app.config import to_toml
 from mega_schema.checkpoint.flat_ranges import fragments
 from mega_schema.checkpoint.reader import MODEL, BoxToWrite, Checkpoint
+from mega_schema.checkpoint.writer import manifest_header, text_files
+from mega_schema.parallel_layout import Layout
 from mega_schema.sharding import Slab
+from mega_schema.spec import ModelSpec
+from mega_train.config import RunConfig
 from mega_train.distributed.bucket_layout import ShardRange
-from mega_train.distributed.grad_sync import ShardingStrategy
+from mega_train.distributed.grad_sync import ShardedWeights
 from mega_train.optim.base import Optimizer
+from mega_train.optim.loss_scaler import DynamicLossScaler
+from mega_train.resolve import ResolvedConfig
 
 ReadBox = Callable[[str, Slab], np.ndarray | Tensor]  # a box of a parameter, by name
 
@@ -41,7 +49,7 @@ class ShardToWrite:
 
 
 def shards_to_write(
-    mesh: Mesh, rt: Runtime, sharding: ShardingStrategy, optimizer: Optimizer
+    mesh: Mesh, rt: Runtime, sharding: ShardedWeights, optimizer: Optimizer
 ) -> list[ShardToWrite]:
     """List the shards that this rank writes, and no other rank; grouped by namespace."""
     main_shards = [
@@ -56,6 +64,52 @@ def shards_to_write(
         if namespace != "optim.main" or rt.dtype != torch.float32:
             shards += _boxes_to_write(namespace, shard_range, values, rt.tp, writers, torch.float32)
     return shards
+
+
+def trainer_state(
+    config: ResolvedConfig,
+    progress: Mapping[str, int],
+    lr: float,
+    optimizer: Optimizer,
+    loss_scaler: DynamicLossScaler,
+    datasets: Mapping[str, str],
+) -> dict[str, Any]:
+    """Return the content of trainer.json.
+
+    Args:
+        progress: iteration and counts of samples and tokens.
+        lr: the learning rate of the next step.
+        datasets: a digest of each dataset, by its prefix.
+    """
+    return {
+        **progress,
+        "loss_scale": loss_scaler.state_dict(),
+        "optimizer_steps": optimizer.steps,
+        "seed": config.run.train.seed,
+        "learning_rate": lr,
+        "courses": config.schedules.state_dict(),
+        "datasets": datasets,
+    }
+
+
+def commit_order(
+    run: RunConfig, spec: ModelSpec, layout: Layout, trainer: Mapping[str, Any], tokenizer: Path | None
+) -> dict[str, Any]:
+    """Return what the commit writes and removes, as in a write order.
+
+    Args:
+        trainer: the content of trainer.json.
+        tokenizer: folder of the tokenizer to copy.
+    """
+    # permissions for one start are not recorded
+    recorded = replace(run, checkpoint=replace(run.checkpoint, overwrite=False, override_data=False))
+    return {
+        "described": manifest_header(spec, layout),
+        "texts": text_files(trainer, to_toml(recorded)),
+        "tokenizer": str(tokenizer) if tokenizer else None,
+        "last": run.checkpoint.keep_last or int(run.checkpoint.keep_every is not None),
+        "every": run.checkpoint.keep_every,
+    }
 
 
 def write_order(shards: Iterable[ShardToWrite]) -> dict[str, list[dict[str, Any]]]:
@@ -87,7 +141,7 @@ def shard_bytes(shards: Iterable[ShardToWrite]) -> Callable[[str, int], memoryvi
     return box_bytes
 
 
-def load_weights(sharding: ShardingStrategy, read_box: ReadBox, rt: Runtime) -> None:
+def load_weights(sharding: ShardedWeights, read_box: ReadBox, rt: Runtime) -> None:
     """Set every weight of this rank from boxes of the global tensors; padding becomes zero.
 
     A tied parameter asks for the one it is tied to.

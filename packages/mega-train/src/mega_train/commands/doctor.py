@@ -49,7 +49,7 @@ def collect_report(kernels: Kernels, device: Literal["auto", "cpu", "cuda"]) -> 
     kernels_taken["adamw"] = {"whose": adamw_choice.source, "why": adamw_choice.reason}
     kernels_taken["fp8"] = {
         "whose": "torch",
-        "why": "--fp8-format" + ", slower than bfloat16" * (device == "cpu"),
+        "why": "--fp8-format, slower than bfloat16" if device == "cpu" else "--fp8-format",
     }
     if missing_feature := why_unsupported(torch_device):
         kernels_taken["fp8"] = {"whose": "none", "why": f"{missing_feature} has no such products"}

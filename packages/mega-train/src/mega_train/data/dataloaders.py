@@ -12,9 +12,10 @@ from typing import Protocol
 
 import numpy as np
 
-from mega_model.distributed.mesh import Mesh
+from mega_model.distributed.mesh import Axis, Mesh
 from mega_schema.dataset.indexed_dataset import IndexedDataset
 from mega_schema.errors import ConfigError
+from mega_train.config import DataConfig
 from mega_train.data.array_cache import load_or_build
 from mega_train.data.blend import MAX_DATASETS
 from mega_train.data.blend_spec import DEFAULT_SPLIT, USES, SplitSource
@@ -23,7 +24,7 @@ from mega_train.data.sample_index import BlendedDataset, SampleIndexSpec
 from mega_train.data.sampler import CyclicSampler, Sampler, SequentialSampler
 from mega_train.data.sft import PackedSftDataset, PromptResponsePairs
 from mega_train.data.splits import split_ranges
-from mega_train.resolve import ResolvedConfig
+from mega_train.data.splits_config import DataSplitsConfig
 
 CACHE_FOLDER = "index-cache"
 
@@ -59,12 +60,7 @@ class DataSplits:
 
 
 def build_data_splits(
-    config: ResolvedConfig,
-    datasets: Datasets | IndexedDataset | PromptResponsePairs,
-    mesh: Mesh,
-    *,
-    iteration: int,
-    consumed_samples: int,
+    config: DataSplitsConfig, datasets: Datasets | IndexedDataset | PromptResponsePairs, mesh: Mesh
 ) -> DataSplits:
     """Build the sample readers of a run. Rank 0 builds the sample order once and caches it on disk.
 
@@ -72,35 +68,30 @@ def build_data_splits(
 
     Args:
         datasets: the datasets of the run, or a single open one.
-        iteration, consumed_samples: progress of the run.
 
     Raises:
         ConfigError: a part holds too few tokens for one sample.
         MegaError: the order cannot be kept anywhere.
     """
-    # more than the samples of --train-iters if a run resumes with smaller batches
-    end = config.batch_size_schedule.samples_after(consumed_samples, max(0, config.iterations - iteration))
-    samples = max(config.train_samples, end)
     if isinstance(datasets, PromptResponsePairs):
-        return _build_sft_splits(config, datasets, samples, tell=mesh.rank == 0)
+        return _build_sft_splits(config, datasets, tell=mesh.rank == 0)
     if isinstance(datasets, IndexedDataset):
-        datasets = Datasets.from_dataset(datasets, config.run.data)
+        datasets = Datasets.from_dataset(datasets, config.options)
     spec = datasets.spec
-    is_evaluated = config.run.evaluation.iterations > 0
-    training = _index_spec(config, datasets, spec.training, samples)
+    training = _index_spec(config, datasets, spec.training, config.train_samples)
     validation, test = (
         {
             source.name: _index_spec(config, datasets, source, count)
             for source in sources
-            if is_evaluated and _has_sequences(source, datasets)
+            if count and _has_sequences(source, datasets)
         }
         for sources, count in ((spec.validation, config.valid_samples), (spec.test, config.test_samples))
     )
-    folders = cache_folders(config, datasets)
+    folders = cache_folders(config.options, config.save, datasets)
 
     def open_reader(name: str, spec_of_index: SampleIndexSpec) -> BlendedDataset:
         arrays = load_or_build(folders, f"{name}-samples", spec_of_index.cache_key(), spec_of_index.write)
-        return spec_of_index.open_dataset(arrays, copy=config.run.data.no_mmap)
+        return spec_of_index.open_dataset(arrays, copy=config.options.no_mmap)
 
     if mesh.rank:
         mesh.barrier()  # rank 0 builds what is missing
@@ -114,17 +105,15 @@ def build_data_splits(
     return splits
 
 
-def _build_sft_splits(
-    config: ResolvedConfig, pairs: PromptResponsePairs, rows_needed: int, *, tell: bool
-) -> DataSplits:
+def _build_sft_splits(config: DataSplitsConfig, pairs: PromptResponsePairs, *, tell: bool) -> DataSplits:
     """Build the packed readers. Every rank packs by itself, which takes only the lengths and little time."""
-    data = config.run.data
+    data = config.options
     ranges = split_ranges(data.split or DEFAULT_SPLIT, len(pairs), data.split_rule)
 
     def build(index: int, rows: int) -> PackedSftDataset:
         name = f"the {USES[index]} split"
         packed = PackedSftDataset(
-            pairs, ranges[index], length=config.seq_length, rows=rows, seed=config.run.train.seed, name=name
+            pairs, ranges[index], length=config.seq_length, rows=rows, seed=config.seed, name=name
         )
         if packed.too_long and tell:
             count = packed.too_long
@@ -133,22 +122,23 @@ def _build_sft_splits(
         return packed
 
     def build_scored(index: int, rows: int) -> Mapping[str, PackedSftDataset]:
-        has_samples = config.run.evaluation.iterations > 0 and ranges[index][0] < ranges[index][1]
+        has_samples = rows > 0 and ranges[index][0] < ranges[index][1]
         return {USES[index]: build(index, rows)} if has_samples else {}
 
     return DataSplits(
-        build(0, rows_needed), build_scored(1, config.valid_samples), build_scored(2, config.test_samples)
+        build(0, config.train_samples),
+        build_scored(1, config.valid_samples),
+        build_scored(2, config.test_samples),
     )
 
 
-def build_sampler(config: ResolvedConfig, mesh: Mesh, reader: SampleReader) -> Sampler:
+def build_sampler(data: DataConfig, micro_batch_size: int, dp: Axis, reader: SampleReader) -> Sampler:
     """Build the sampler of this rank.
 
     Raises:
         ConfigError: a cyclic order has too few of them.
     """
-    data = config.run.data
-    sizes = (len(reader), config.micro_batch_size, mesh.dp.size, mesh.dp.rank)
+    sizes = (len(reader), micro_batch_size, dp.size, dp.rank)
     return (
         CyclicSampler(*sizes, is_sharded=not data.no_sharding)
         if data.order == "cyclic"
@@ -156,13 +146,12 @@ def build_sampler(config: ResolvedConfig, mesh: Mesh, reader: SampleReader) -> S
     )
 
 
-def cache_folders(config: ResolvedConfig, datasets: Datasets) -> Sequence[Path]:
+def cache_folders(data: DataConfig, save: Path | None, datasets: Datasets) -> Sequence[Path]:
     """List the folders to search for a cached sample order; the first writable one stores new ones."""
-    cache, save = config.run.data.cache, config.run.checkpoint.save
-    if cache is not None:
-        return [cache]
+    if data.cache is not None:
+        return [data.cache]
     temporary = Path(tempfile.gettempdir()) / f"mega-{CACHE_FOLDER}-{os.getuid()}"
-    folders = [] if config.run.data.mock else [next(iter(datasets.by_prefix)).parent / CACHE_FOLDER]
+    folders = [] if data.mock else [next(iter(datasets.by_prefix)).parent / CACHE_FOLDER]
     if save is not None:
         folders.append(save / CACHE_FOLDER)
     if not temporary.exists() or temporary.stat().st_uid == os.getuid():  # another user may have created it
@@ -179,7 +168,7 @@ def _has_sequences(source: SplitSource, datasets: Datasets) -> bool:
 
 
 def _index_spec(
-    config: ResolvedConfig, datasets: Datasets, source: SplitSource, samples: int
+    config: DataSplitsConfig, datasets: Datasets, source: SplitSource, samples: int
 ) -> SampleIndexSpec:
     if len(source.parts) > MAX_DATASETS:
         raise ConfigError(
@@ -190,6 +179,6 @@ def _index_spec(
         datasets,
         length=config.seq_length,
         samples=samples,
-        seed=config.run.train.seed,
-        renormalize=config.run.data.renormalize,
+        seed=config.seed,
+        renormalize=config.options.renormalize,
     )

@@ -17,6 +17,7 @@ the next one. Reducing them early or all at the end gives the same bits.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -40,103 +41,99 @@ from mega_train.distributed.bucket_layout import (
 NamedParams = Sequence[tuple[Param, nn.Parameter]]
 
 
-class BucketedDataParallel:
-    """The weights and gradients of one rank in stages 0 to 2 (a `grad_sync.ShardingStrategy`).
+@dataclass(frozen=True, slots=True)
+class BucketedParams:
+    """The parameters of a rank, and the slot of each in a bucket.
 
     Attributes:
-        params, models: as given.
+        params: the parameters in the order of the forward pass.
+        is_sharded: whether each replica owns a shard of every bucket; otherwise each owns everything.
+    """
+
+    params: NamedParams
+    replicas: Axis
+    buckets: Sequence[Bucket]
+    slots: Sequence[ParamSlot]
+    is_sharded: bool
+
+    @classmethod
+    def assign(
+        cls,
+        params: NamedParams,
+        replicas: Axis,
+        config: ShardingConfig,
+        separate_names: Collection[str] = (),
+    ) -> BucketedParams:
+        """Assign parameters to buckets.
+
+        Args:
+            separate_names: names of parameters that are sharded alike on another pipeline stage.
+        """
+        rows, sizes = [row for row, _ in params], [weight.numel() for _, weight in params]
+        separate = [i for i, row in enumerate(rows) if (row.tied_to or row.name) in separate_names]
+        is_sharded = config.stage > 0 and replicas.size > 1
+        rank, owners = (replicas.rank, replicas.size) if is_sharded else (0, 1)
+        buckets = assign_buckets(
+            sizes, max_elements=config.bucket_elements, replicas=owners, separate=separate
+        )
+        slots = param_slots(rows, sizes, buckets, rank, owners)
+        return cls(params, replicas, buckets, slots, is_sharded)
+
+    @property
+    def bucket_of(self) -> dict[nn.Parameter, int]:
+        """The number of each parameter's bucket."""
+        return {weight: slot.bucket for (_, weight), slot in zip(self.params, self.slots, strict=True)}
+
+    def own_shard(self, flat: Tensor) -> Tensor:
+        """Return the view of this replica's shard of a bucket."""
+        rank, owners = (self.replicas.rank, self.replicas.size) if self.is_sharded else (0, 1)
+        return flat[slice(*shard_range(len(flat), rank, owners))]
+
+    def param_shards(self, shards: Sequence[Tensor]) -> list[Tensor]:
+        """Return the views of each parameter's range in this replica's shards of the buckets."""
+        return [
+            shards[slot.bucket][slot.shard_offset : slot.shard_offset + slot.shard.size]
+            for slot in self.slots
+        ]
+
+
+class WeightBuckets:
+    """Weights as views of buckets; main weights as views of this replica's shards (a
+    `grad_sync.ShardedWeights`).
     """
 
     def __init__(
-        self,
-        params: NamedParams,
-        replicas: Axis,
-        weight_gradients: WeightGradients,
-        config: ShardingConfig,
-        *,
-        separate_names: Collection[str] = (),
-        models: Sequence[Decoder] = (),
+        self, bucketed: BucketedParams, models: Sequence[Decoder] = (), *, overlap: bool = False
     ) -> None:
         """
         Args:
-            params: the parameters in the order of the forward pass. Their values move into flat buffers.
-            weight_gradients: accumulates the layers' weight gradients, from now on in the buckets.
-            separate_names: names of parameters that are sharded alike on another pipeline stage.
-            models: with overlapping gathers, their units wait for the weights they need.
+            bucketed: the values of its parameters move into flat buffers.
+            overlap: whether weights are gathered while the next forward pass runs; units of `models` then
+                wait for the weights they need.
         """
-        self.params = params
+        self.params = bucketed.params
         self.models = models
-        rows, sizes = [row for row, _ in params], [weight.numel() for _, weight in params]
-        separate = [i for i, row in enumerate(rows) if (row.tied_to or row.name) in separate_names]
-        self.is_sharded = config.stage > 0 and replicas.size > 1
-        owners = (replicas.rank, replicas.size) if self.is_sharded else (0, 1)
-        buckets = assign_buckets(
-            sizes, max_elements=config.bucket_elements, replicas=owners[1], separate=separate
-        )
-        slots = param_slots(rows, sizes, buckets, *owners)
-        self.shard_ranges = [slot.shard for slot in slots]
-        self._weights = _WeightBuckets(
-            params, slots, buckets, replicas, owners, overlap=config.overlap_gather
-        )
-        for model in models if self.is_sharded and config.overlap_gather else ():
-            self._weights.add_gather_hooks(model)
-        self.main_params = self._weights.main_params
-        stage = config.stage if self.is_sharded else 0
-        self._grads = _GradientBuckets(
-            params, slots, buckets, replicas, owners, weight_gradients, stage, config
-        )
-
-    @property
-    def has_local_non_finite(self) -> bool:
-        return self._grads.has_local_non_finite
-
-    def zero_grad(self, num_micro_batches: int) -> None:
-        self._grads.zero_grad(num_micro_batches)
-
-    def reduce(self) -> list[Tensor]:
-        return self._grads.reduce()
-
-    def copy_main_to_model_params(self) -> None:
-        self._weights.copy_main_to_model_params()
-
-    def wait_all_gather(self) -> None:
-        self._weights.wait_all_gather()
-
-    def local_weights(self) -> Iterator[Tensor]:
-        return (weight.data for _, weight in self.params)
-
-
-class _WeightBuckets:
-    """Weights as views of buckets; main weights as views of this replica's shards."""
-
-    def __init__(
-        self,
-        params: NamedParams,
-        slots: Sequence[ParamSlot],
-        buckets: Sequence[Bucket],
-        replicas: Axis,
-        owners: tuple[int, int],
-        *,
-        overlap: bool,
-    ) -> None:
-        self._replicas = replicas
+        self.is_sharded = bucketed.is_sharded
+        self.shard_ranges = [slot.shard for slot in bucketed.slots]
+        self._replicas = bucketed.replicas
         self._overlap = overlap
-        self._sharded = owners != (0, 1)
-        self._bucket_of = {weight: slot.bucket for (_, weight), slot in zip(params, slots, strict=True)}
+        self._bucket_of = bucketed.bucket_of
         self._pending: dict[int, AsyncTensor] = {}
-        first = params[0][1]
+        first = self.params[0][1]
         self._flat = [
-            torch.zeros(bucket.length, dtype=first.dtype, device=first.device) for bucket in buckets
+            torch.zeros(bucket.length, dtype=first.dtype, device=first.device) for bucket in bucketed.buckets
         ]
-        for (_, weight), slot in zip(params, slots, strict=True):
+        for (_, weight), slot in zip(self.params, bucketed.slots, strict=True):
             view = self._flat[slot.bucket][slot.offset : slot.offset + weight.numel()]
             view.copy_(weight.detach().flatten())
             weight.data = view.view_as(weight)
-        self._shards = [flat[slice(*shard_range(len(flat), *owners))] for flat in self._flat]
+        self._shards = [bucketed.own_shard(flat) for flat in self._flat]
         self._main_shards = [
             shard if shard.dtype == torch.float32 else shard.float() for shard in self._shards
         ]
-        self.main_params = [_shard_view(self._main_shards, slot) for slot in slots]
+        self.main_params = bucketed.param_shards(self._main_shards)
+        for model in models if self.is_sharded and overlap else ():
+            self._add_gather_hooks(model)
 
     @torch.no_grad()
     def copy_main_to_model_params(self) -> None:
@@ -146,7 +143,7 @@ class _WeightBuckets:
             shard = self._shards[bucket]
             if self._main_shards[bucket] is not shard:
                 shard.copy_(self._main_shards[bucket])
-            if self._sharded:
+            if self.is_sharded:
                 self._pending[bucket] = self._replicas.all_gather(self._flat[bucket], shard)
                 if not self._overlap:
                     self._wait([bucket])
@@ -154,7 +151,10 @@ class _WeightBuckets:
     def wait_all_gather(self) -> None:
         self._wait(range(len(self._flat)))
 
-    def add_gather_hooks(self, model: Decoder) -> None:
+    def local_weights(self) -> Iterator[Tensor]:
+        return (weight.data for _, weight in self.params)
+
+    def _add_gather_hooks(self, model: Decoder) -> None:
         """Make each unit of the model wait for its weights when its forward pass starts."""
         for unit in fsdp_units(model):
             needed = sorted({self._bucket_of[weight] for weight in unit.parameters()}, reverse=True)
@@ -166,45 +166,39 @@ class _WeightBuckets:
                 pending.wait()
 
 
-class _GradientBuckets:
-    """Gradients as views of buckets, and the reduced gradients of this replica's shards."""
+class GradientBuckets:
+    """Gradients as views of buckets, and the reduced gradients of this replica's shards (a
+    `grad_sync.ShardedGradients`).
+    """
 
     def __init__(
-        self,
-        params: NamedParams,
-        slots: Sequence[ParamSlot],
-        buckets: Sequence[Bucket],
-        replicas: Axis,
-        owners: tuple[int, int],
-        weight_gradients: WeightGradients,
-        stage: int,
-        config: ShardingConfig,
+        self, bucketed: BucketedParams, weight_gradients: WeightGradients, config: ShardingConfig
     ) -> None:
-        self._buckets = buckets
-        self._replicas = replicas
-        self._owners = owners
-        self._stage = stage
-        self._device = params[0][1].device
+        """
+        Args:
+            weight_gradients: accumulates the layers' weight gradients, from now on in the buckets.
+        """
+        self._buckets = bucketed.buckets
+        self._replicas = bucketed.replicas
+        self._stage = config.stage if bucketed.is_sharded else 0
+        self._device = bucketed.params[0][1].device
         self._dtype = torch.bfloat16 if config.reduce_bf16 else torch.float32  # between replicas
-        self._reduces_early = stage == 2 or config.overlap_reduce
+        self._reduces_early = self._stage == 2 or config.overlap_reduce
         # 0 waits at once; 1 after the next launch, as each reduction of stage 2 holds a buffer; else at the
         # end
-        self._max_pending = 0 if not config.overlap_reduce else 1 if stage == 2 else len(buckets)
-        self._bucket_of = {weight: slot.bucket for (_, weight), slot in zip(params, slots, strict=True)}
-        self._flat: list[Tensor | None] = [None] * len(buckets)
-        if stage < 2:
-            self._shards = [
-                self._buffer(bucket)[slice(*shard_range(len(self._buffer(bucket)), *owners))]
-                for bucket in self._bucket_numbers
-            ]
+        self._max_pending = 0 if not config.overlap_reduce else 1 if self._stage == 2 else len(self._buckets)
+        self._bucket_of = bucketed.bucket_of
+        self._flat: list[Tensor | None] = [None] * len(self._buckets)
+        if self._stage < 2:
+            self._shards = [bucketed.own_shard(self._buffer(bucket)) for bucket in self._bucket_numbers]
         else:
-            self._shards = [self._zeros(bucket.length // owners[1]) for bucket in buckets]
-        self._param_shards = [_shard_view(self._shards, slot) for slot in slots]
-        self._ready_counts = [0] * len(buckets)
+            self._shards = [self._zeros(bucket.length // self._replicas.size) for bucket in self._buckets]
+        self._param_shards = bucketed.param_shards(self._shards)
+        self._ready_counts = [0] * len(self._buckets)
         self._total_turns = self._turn = 0
         self._pending: list[tuple[int, AsyncTensor]] = []
         self._local_sums: list[Tensor] = []
-        for (_, weight), slot in zip(params, slots, strict=True):
+        for (_, weight), slot in zip(bucketed.params, bucketed.slots, strict=True):
             main_grad = partial(self._gradient_view, slot.bucket, slot.offset, weight)
             weight_gradients.register_main_grad(weight, main_grad)
             weight.register_post_accumulate_grad_hook(partial(self._accumulate, main_grad))
@@ -308,6 +302,28 @@ class _GradientBuckets:
         return torch.zeros(length, device=self._device)
 
 
+def build_buckets(
+    params: NamedParams,
+    replicas: Axis,
+    weight_gradients: WeightGradients,
+    config: ShardingConfig,
+    *,
+    separate_names: Collection[str] = (),
+    models: Sequence[Decoder] = (),
+) -> tuple[WeightBuckets, GradientBuckets]:
+    """Build the buckets of the weights and gradients of one rank in stages 0 to 2.
+
+    Args:
+        params: the parameters in the order of the forward pass. Their values move into flat buffers.
+        weight_gradients: accumulates the layers' weight gradients, from now on in the buckets.
+        separate_names: names of parameters that are sharded alike on another pipeline stage.
+        models: with overlapping gathers, their units wait for the weights they need.
+    """
+    bucketed = BucketedParams.assign(params, replicas, config, separate_names)
+    weights = WeightBuckets(bucketed, models, overlap=config.overlap_gather)
+    return weights, GradientBuckets(bucketed, weight_gradients, config)
+
+
 def ordered_params(models: Sequence[Decoder], rt: Runtime) -> list[tuple[Param, nn.Parameter]]:
     """List this rank's parameters, each with its row of the parameter table, in the order of the forward
     pass.
@@ -324,7 +340,3 @@ def fsdp_units(model: Decoder) -> list[nn.Module]:
         for child in model.children()
         for unit in (child.values() if isinstance(child, nn.ModuleDict) else (child,))
     ]
-
-
-def _shard_view(shards: Sequence[Tensor], slot: ParamSlot) -> Tensor:
-    return shards[slot.bucket][slot.shard_offset : slot.shard_offset + slot.shard.size]

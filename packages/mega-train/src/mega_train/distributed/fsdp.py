@@ -26,7 +26,8 @@ from mega_train.distributed.data_parallel import ordered_params
 
 
 class Fsdp2:
-    """The weights and gradients of one rank in stage 3 (a `grad_sync.ShardingStrategy`).
+    """The weights and gradients of one rank in stage 3 (a `grad_sync.ShardedWeights`, and a
+    `grad_sync.ShardedGradients`).
 
     Attributes:
         models: the stages of this rank. Their weights are not initialised: fill `main_params`.

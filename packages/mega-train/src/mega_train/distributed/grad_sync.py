@@ -17,8 +17,8 @@ from mega_train.distributed.kv_replication import all_reduce_replicated, owned_g
 _MAX_NAMED_RANKS = 16  # ranks named in a message
 
 
-class ShardingStrategy(Protocol):
-    """How the replicas of a model share its state: ZeRO's stages (arXiv:1910.02054)."""
+class ShardedWeights(Protocol):
+    """The weights of one rank, whose state the replicas share: ZeRO's stages (arXiv:1910.02054)."""
 
     @property
     def models(self) -> Sequence[Decoder]:
@@ -40,16 +40,6 @@ class ShardingStrategy(Protocol):
     def is_sharded(self) -> bool:
         """Whether replicas own different ranges; otherwise each owns everything."""
 
-    @property
-    def has_local_non_finite(self) -> bool:
-        """Whether this rank's own gradients, before the reduction, were not finite."""
-
-    def zero_grad(self, num_micro_batches: int) -> None:
-        """Clear the gradients before a step of `num_micro_batches` micro-batches."""
-
-    def reduce(self) -> Sequence[Tensor]:
-        """Return the gradient of each range, flat and float32, summed over the replicas."""
-
     def copy_main_to_model_params(self) -> None:
         """Copy `main_params` to the model's weights on all replicas. A forward pass waits for them."""
 
@@ -60,6 +50,20 @@ class ShardingStrategy(Protocol):
         """Iterate over the model's weights on this rank; in stage 3 over its shards."""
 
 
+class ShardedGradients(Protocol):
+    """The gradients of one rank, which the replicas reduce and share."""
+
+    @property
+    def has_local_non_finite(self) -> bool:
+        """Whether this rank's own gradients, before the reduction, were not finite."""
+
+    def zero_grad(self, num_micro_batches: int) -> None:
+        """Clear the gradients before a step of `num_micro_batches` micro-batches."""
+
+    def reduce(self) -> Sequence[Tensor]:
+        """Return the gradient of each range, flat and float32, summed over the replicas."""
+
+
 class GradientSync:
     """The gradients of the ranges that this rank owns.
 
@@ -68,14 +72,17 @@ class GradientSync:
         num_elements: of all parameters of the model, tied ones once, without padding.
     """
 
-    def __init__(self, sharding: ShardingStrategy, mesh: Mesh, table: Collection[Param]) -> None:
+    def __init__(
+        self, weights: ShardedWeights, gradients: ShardedGradients, mesh: Mesh, table: Collection[Param]
+    ) -> None:
         """
         Args:
             table: every parameter of the model, in the order of the forward pass.
         """
-        self.sharding = sharding
+        self.weights = weights
+        self.gradients = gradients
         self.mesh = mesh
-        self.rows = [stretch.row for stretch in sharding.shard_ranges]
+        self.rows = [shard.row for shard in weights.shard_ranges]
         self.names = [row.name for row in table]
         self.num_elements = count_params(table)
         self.tied_names = tied_across_stages(table, mesh)
@@ -91,7 +98,7 @@ class GradientSync:
         Args:
             scale: the loss scale; gradients are divided by it.
         """
-        self.shards = self.sharding.reduce()
+        self.shards = self.gradients.reduce()
         if (divisor := self.mesh.replicas.size * scale) != 1:
             self._multiply(1 / divisor)
         self._sum_partial_grads()
@@ -128,7 +135,7 @@ class GradientSync:
 
     def params_norm(self) -> float:
         """Compute the L2 norm of the weights; each element of each parameter counts once."""
-        shards = zip(self.sharding.shard_ranges, self.sharding.main_params, strict=True)
+        shards = zip(self.weights.shard_ranges, self.weights.main_params, strict=True)
         main_params = owned_gradients(
             ((shard.row, shard.begin, main_param) for shard, main_param in shards), self.mesh.tp
         )
@@ -142,7 +149,7 @@ class GradientSync:
 
     def _sum_over_ranks(self, x: Tensor) -> Tensor:
         """Sum over all ranks the values of the elements that each owns."""
-        if self.sharding.is_sharded:
+        if self.weights.is_sharded:
             self.mesh.replicas.reduce(x)
         return self.mesh.pp.reduce(self.mesh.tp.reduce(x))
 
@@ -163,7 +170,7 @@ class GradientSync:
             default=num_names + 1,
         )
         world = self.mesh.layout.world
-        rank = self.mesh.rank if self.sharding.has_local_non_finite else world
+        rank = self.mesh.rank if self.gradients.has_local_non_finite else world
         holder = self.mesh.rank if self._has_bad_weight() else world
         copy = self.mesh.layout.coordinates(rank).dp if rank < world else world
         first = torch.tensor([position, copy, holder], device=self.mesh.device)
@@ -176,12 +183,14 @@ class GradientSync:
         ranks = [rank for rank in range(world) if self.mesh.layout.coordinates(rank).dp == copy]
         if len(ranks) < 2:
             return f"{name}, on rank {ranks[0]}" if ranks else name
-        text = ", ".join(map(str, ranks[:_MAX_NAMED_RANKS])) + ", ..." * (len(ranks) > _MAX_NAMED_RANKS)
+        text = ", ".join(map(str, ranks[:_MAX_NAMED_RANKS]))
+        if len(ranks) > _MAX_NAMED_RANKS:
+            text += ", ..."
         return f"{name}, on one of ranks {text}, a copy of the model"
 
     def _has_bad_weight(self) -> bool:
         """Whether a weight of this rank, as the forward pass used it, is not finite."""
-        return any(not weight.isfinite().all() for weight in self.sharding.local_weights())
+        return any(not weight.isfinite().all() for weight in self.weights.local_weights())
 
     def clip(self, norm: float, max_norm: float) -> None:
         """Scale the gradients to a norm of at most `max_norm`; with Megatron's 1e-6."""
@@ -194,7 +203,7 @@ class GradientSync:
     def _flat_gradients(self) -> list[tuple[Param, int, Tensor]]:
         return [
             (shard.row, shard.begin, gradient)
-            for shard, gradient in zip(self.sharding.shard_ranges, self.shards, strict=True)
+            for shard, gradient in zip(self.weights.shard_ranges, self.shards, strict=True)
         ]
 
     def _sync_tied_embeddings(self) -> None:

@@ -42,6 +42,9 @@ from mega_train.engine.determinism import check_nccl_algorithm, deterministic_al
 from mega_train.engine.train_loop import TrainLoop
 from mega_train.engine.trainer import Trainer
 from mega_train.fault_tolerance.exit_conditions import ExitConditions
+from mega_train.fault_tolerance.hang_reporter import HangReporter
+from mega_train.fault_tolerance.heartbeat_monitor import HeartbeatMonitor
+from mega_train.fault_tolerance.peer_protocol import PeerProtocol
 from mega_train.fault_tolerance.signal_handler import SignalHandler
 from mega_train.fault_tolerance.watchdog import Watchdog
 from mega_train.optim.factory import choose_adamw
@@ -296,16 +299,17 @@ def _build_watchdog(trainer: Trainer) -> AbstractContextManager[Watchdog | None]
     mesh = trainer.mesh
     if mesh.store is None:
         return nullcontext()
-    return Watchdog(
-        mesh.store,
-        mesh.rank,
-        mesh.layout.world,
+    monitor = HeartbeatMonitor(
+        lambda: (trainer.state.iteration, trainer.forward_backward.heartbeat, trainer.saver.heartbeat),
         limit=60 * trainer.config.run.parallel.timeout_minutes,
-        progress=lambda: (trainer.iteration, trainer.heartbeat, trainer.saver.heartbeat),
-        status=lambda: (f"after iteration {trainer.iteration}", trainer.resume_hint),
-        out=sys.stderr,
         sigterm_grace=_SIGTERM_GRACE if trainer.config.run.checkpoint.signals else 0,
     )
+    reporter = HangReporter(
+        mesh.rank,
+        lambda: (f"after iteration {trainer.state.iteration}", trainer.saver.resume_hint),
+        sys.stderr,
+    )
+    return Watchdog(monitor, PeerProtocol(mesh.store, mesh.rank, mesh.layout.world), reporter)
 
 
 @contextmanager
@@ -314,7 +318,9 @@ def _report_early_exit(trainer: Trainer, watchdog: Watchdog | None) -> Iterator[
     try:
         yield
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"after iteration {trainer.iteration}; {trainer.resume_hint}") from None
+        raise KeyboardInterrupt(
+            f"after iteration {trainer.state.iteration}; {trainer.saver.resume_hint}"
+        ) from None
     except MegaError as error:
         if watchdog is None:
             raise
@@ -343,14 +349,14 @@ def start_event(trainer: Trainer) -> TrainStart:
     """Build the first event of a run."""
     config, layout = trainer.config, trainer.config.layout
     return TrainStart(
-        iteration=trainer.iteration,
+        iteration=trainer.state.iteration,
         iterations=config.iterations,
-        consumed_samples=trainer.consumed_samples,
+        consumed_samples=trainer.state.consumed_samples,
         family=config.spec.family,
         parameters=count_params(trainer.rt.table.values()),
         layout={axis: getattr(layout, axis) for axis in ("tp", "pp", "vp", "cp", "dp")},
         world=layout.world,
-        global_batch_size=trainer.global_batch_size,
+        global_batch_size=trainer.state.global_batch_size,
         seq_length=config.seq_length,
         device=torch.cuda.get_device_name(trainer.mesh.device) if config.device == "cuda" else config.device,
         kernels=kernels_summary(config.run, trainer.kernel_choice, trainer.mesh.device),

@@ -15,7 +15,7 @@ from mega_schema.params import ONES, Param
 from mega_train.config import RunConfig
 from mega_train.config.training import Kernels
 from mega_train.distributed.bucket_layout import ShardRange
-from mega_train.distributed.grad_sync import ShardingStrategy
+from mega_train.distributed.grad_sync import ShardedWeights
 from mega_train.optim.adamw import AdamW
 from mega_train.optim.apex_adamw import ApexAdamW
 from mega_train.optim.base import Optimizer
@@ -43,7 +43,7 @@ def choose_adamw(kernels: Kernels, device: torch.device) -> AdamWChoice:
     return AdamWChoice(ApexAdamW, "apex", "asked for")
 
 
-def build_optimizer(run: RunConfig, sharding: ShardingStrategy, mesh: Mesh) -> Optimizer:
+def build_optimizer(run: RunConfig, sharding: ShardedWeights, mesh: Mesh) -> Optimizer:
     """Build the optimizer of --optimizer with zero state."""
     config = run.optimizer
     tensors = (sharding.shard_ranges, sharding.main_params)

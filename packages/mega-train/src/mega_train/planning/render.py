@@ -10,11 +10,11 @@ from typing import Any, Literal, TextIO
 from rich.console import Console
 from rich.table import Table
 
-from mega_train.commands.plan import to_flags
 from mega_train.planning.estimate import Estimate
 from mega_train.planning.flops import hardware_flops, model_flops, parameters
 from mega_train.planning.hardware import GIB
 from mega_train.planning.workload import Workload
+from mega_train.planning.workload_flags import to_flags
 
 _TIME_LABELS = (
     ("gemm", "matrix products"),

@@ -10,6 +10,7 @@ from mega_schema.parallel_layout import Layout
 from mega_schema.recompute_policy import RecomputePolicy
 from mega_schema.spec import ModelSpec
 from mega_train.config import RunConfig
+from mega_train.data.splits_config import DataSplitsConfig
 from mega_train.distributed.bucket_layout import ShardingConfig
 from mega_train.resolve.checks import zero_stage
 from mega_train.resolve.run_mode import is_eval_only
@@ -104,3 +105,17 @@ class ResolvedConfig:
     @property
     def test_samples(self) -> int:
         return self.run.evaluation.iterations * self.global_batch_size
+
+    def data_splits_config(self, *, iteration: int, consumed_samples: int) -> DataSplitsConfig:
+        """Return what the data splits are built from, for a run with this progress."""
+        # more than the samples of --train-iters if a run resumes with smaller batches
+        end = self.batch_size_schedule.samples_after(consumed_samples, max(0, self.iterations - iteration))
+        return DataSplitsConfig(
+            options=self.run.data,
+            seq_length=self.seq_length,
+            seed=self.run.train.seed,
+            train_samples=max(self.train_samples, end),
+            valid_samples=self.valid_samples,
+            test_samples=self.test_samples,
+            save=self.run.checkpoint.save,
+        )

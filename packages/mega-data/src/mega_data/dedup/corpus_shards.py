@@ -1,0 +1,41 @@
+"""Read the documents of a corpus, shard by shard."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from mega_data.jsonl_shards import Quarantine, RowErrorHandler, file_bytes, output_name, read_batches
+
+BATCH_CHARACTERS = 1 << 17  # arrays of this length stay in a core's cache
+
+
+@dataclass(frozen=True, slots=True)
+class CorpusShards:
+    """The documents of a corpus.
+
+    Attributes:
+        inputs: shards in the order of `jsonl_shards.find_shards`.
+        key: key of the text.
+        id_key: key of the id; "" for documents without one.
+        quarantine: folder of the lines that are no documents; None ends the run at the first.
+    """
+
+    inputs: tuple[Path, ...]
+    key: str
+    id_key: str
+    quarantine: Path | None
+
+    def bytes_of(self, shard: int) -> int:
+        return file_bytes(self.inputs[shard])
+
+    def open_quarantine(self, shard: int) -> Quarantine:
+        """Open the file of a shard's lines that are no documents."""
+        source = self.inputs[shard]
+        assert self.quarantine is not None
+        return Quarantine(self.quarantine / output_name(source), source)
+
+    def read_batches(self, shard: int, on_error: RowErrorHandler) -> Iterator[tuple[list[str], list[str]]]:
+        """Yield the texts and ids of a shard in batches."""
+        return read_batches(self.inputs[shard], self.key, BATCH_CHARACTERS, on_error, self.id_key)

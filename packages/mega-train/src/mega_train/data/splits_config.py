@@ -1,0 +1,30 @@
+"""What the data splits of a run are built from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from mega_train.config import DataConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSplitsConfig:
+    """What the data splits of a run are built from.
+
+    Attributes:
+        options: the data options of the run.
+        seq_length: tokens of a sample.
+        seed: of the sample order.
+        train_samples: training samples that the run needs.
+        valid_samples, test_samples: samples to evaluate; without any, the split is not built.
+        save: folder of the run's checkpoints, where the sample order may be cached.
+    """
+
+    options: DataConfig
+    seq_length: int
+    seed: int
+    train_samples: int
+    valid_samples: int
+    test_samples: int
+    save: Path | None = None

@@ -1,0 +1,95 @@
+"""Run the forward and backward passes of a batch through this rank's pipeline stages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from mega_model.decoder import Decoder
+from mega_model.distributed.mesh import Mesh
+from mega_model.runtime import Runtime
+from mega_train.data.dataloaders import SampleReader
+from mega_train.data.micro_batches import MicroBatchLoader
+from mega_train.engine.forward_step import ForwardStep
+from mega_train.optim.loss_scaler import DynamicLossScaler
+from mega_train.pipeline.executor import execute
+from mega_train.pipeline.schedules import SCHEDULES, PipelineShape, Table, forward_only
+from mega_train.resolve import ResolvedConfig
+from mega_train.telemetry.timers import TimerFactory, no_timer
+
+
+class ForwardBackward:
+    """Forward and backward passes of batches through this rank's pipeline stages.
+
+    Attributes:
+        heartbeat: number of actions done, in validations too: shows progress within a long step.
+    """
+
+    def __init__(
+        self,
+        config: ResolvedConfig,
+        mesh: Mesh,
+        rt: Runtime,
+        models: Sequence[Decoder],
+        loader: MicroBatchLoader,
+        loss_scaler: DynamicLossScaler,
+    ) -> None:
+        self._config = config
+        self._mesh = mesh
+        self._rt = rt
+        self._models = models
+        self._loader = loader
+        self._loss_scaler = loss_scaler
+        self._tables: dict[tuple[int, bool], Table] = {}
+        self.heartbeat = 0
+
+    def mean_loss(
+        self,
+        reader: SampleReader,
+        first_sample: int,
+        count: int,
+        seq_length: int,
+        *,
+        train: bool,
+        timer: TimerFactory = no_timer,
+    ) -> Tensor:
+        """Compute the mean loss of `count` samples over all ranks; in training also the gradients.
+
+        Args:
+            first_sample: the first of them, as a number of samples that all ranks read before.
+            seq_length: tokens of a sample.
+        """
+        config = self._config
+        mesh = self._mesh
+        num_micro_batches = config.num_micro_batches(count)
+        with timer("batch-generator"):
+            loaded = self._loader.load(reader, first_sample, num_micro_batches, seq_length)
+        dropout_seeds = loaded.sample_numbers if train else None
+        work = ForwardStep(self._models, config, mesh, loaded.batches, self._loss_scaler.value, dropout_seeds)
+        losses = execute(
+            self._table(num_micro_batches, train=train),
+            work,
+            mesh.channels,
+            self._rt.weight_gradients,
+            dtype=self._rt.dtype,
+            device=mesh.device,
+            on_action=self._beat,
+            timer=timer,
+        )
+        total = torch.stack(losses).sum() if losses else torch.zeros((), device=mesh.device)
+        # replicas are dp x cp: the losses of cp ranks are scaled by cp (`ForwardStep`), so the mean over both
+        # is the mean over the batch
+        return mesh.replicas.reduce(mesh.pp.reduce(total)) / mesh.replicas.size
+
+    def _table(self, num_micro_batches: int, *, train: bool) -> Table:
+        """Return this rank's actions in a step, or in a validation batch."""
+        if (num_micro_batches, train) not in self._tables:
+            shape = PipelineShape(self._mesh.pp.size, self._mesh.layout.vp, num_micro_batches)
+            schedule = SCHEDULES[self._config.run.parallel.schedule] if train else forward_only
+            self._tables[num_micro_batches, train] = schedule(shape, self._mesh.pp.rank)
+        return self._tables[num_micro_batches, train]
+
+    def _beat(self) -> None:
+        self.heartbeat += 1

@@ -68,7 +68,7 @@ def _llama(m: ModelSpec, get: Get) -> Iterator[tuple[str, Tensor]]:
             yield us + "k_norm.weight", get(them + "self_attn.k_norm.weight")
         yield us + "out.weight", get(them + "self_attn.o_proj.weight")
         yield from _pair(us + "ffn_norm", them + "post_attention_layernorm", get, bias=normed)
-        if m.family == "llama":
+        if m.gated:
             parts = [get(f"{them}mlp.{part}_proj.weight") for part in ("gate", "up")]
             yield us + "gate_up.weight", torch.cat(parts)
         else:

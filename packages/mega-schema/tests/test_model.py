@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from mega_model.runtime import Runtime
 from mega_schema.arch import table
 from mega_schema.parallel_layout import Layout
 from mega_schema.recompute_policy import RecomputePolicy
-from mega_schema.spec import ModelSpec, gpt, llama
+from mega_schema.spec import Family, ModelSpec, gpt, llama
 
 SMALL: dict[str, Any] = {
     "layers": 3,
@@ -120,7 +121,7 @@ def _block(spec: ModelSpec, weights: dict[str, Tensor], x: Tensor) -> Tensor:
     y = _norm(spec, weights, "attn_norm", x)
     entered, x = x, (y if spec.post_norm_residual else x) + _attention(spec, weights, y)
     y = _norm(spec, weights, "ffn_norm", entered if spec.parallel_residual else x)
-    inner = _linear(weights, "gate_up" if spec.family == "llama" else "up", y)
+    inner = _linear(weights, "gate_up" if spec.gated else "up", y)
     if spec.gated:
         gate, up = inner[..., : spec.ffn], inner[..., spec.ffn :]
         inner = {
@@ -204,6 +205,15 @@ def test_logits_are_those_of_the_equations(name: str) -> None:
     model = _model(SPECS[name])
     wanted = _written_out(SPECS[name], dict(model.named_parameters()), TOKENS)
     torch.testing.assert_close(_logits(model, TOKENS), wanted, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_the_family_changes_no_bit_of_the_logits(name: str) -> None:
+    spec = SPECS[name]
+    of_gpt, of_llama = (
+        _logits(_model(dataclasses.replace(spec, family=family)), TOKENS) for family in get_args(Family)
+    )
+    assert torch.equal(of_gpt, of_llama)
 
 
 @pytest.mark.parametrize("name", SPECS)

@@ -16,7 +16,7 @@ from mega_schema.sharding import Slab
 from mega_schema.spec import ModelSpec
 
 
-def build_model(spec: ModelSpec, rt: Runtime) -> Decoder:
+def build_model(rt: Runtime) -> Decoder:
     """Build this rank's pipeline stage of the model, with uninitialised weights."""
     return Decoder(rt)
 
@@ -34,7 +34,7 @@ def load_model(
         read: as in `fill`; a checkpoint's `model_slab`.
     """
     rt = Runtime.single_process(spec, dtype=dtype, device=device)
-    model = build_model(spec, rt)
+    model = build_model(rt)
     fill_weights(model, read, rt)
     return model.eval()
 
@@ -42,7 +42,7 @@ def load_model(
 def build_chunks(rt: Runtime, mesh: Mesh) -> tuple[Decoder, ...]:
     """Build the stages that this rank holds, one per round of an interleaved pipeline."""
     spec = rt.spec
-    return tuple(build_model(spec, rt.for_stage(mesh.stage(spec.layers, i))) for i in range(mesh.layout.vp))
+    return tuple(build_model(rt.for_stage(mesh.stage(spec.layers, i))) for i in range(mesh.layout.vp))
 
 
 def parameters(model: Decoder, rt: Runtime) -> Iterator[tuple[Param, nn.Parameter]]:

@@ -171,7 +171,7 @@ def _run_reference(side: LoadedSide, stored: Mapping[str, str], token_BS: np.nda
         return np.array(dtypes.cast(rounded, stored[name], "F32", name))  # torch wants one it may write to
 
     rows, length = token_BS.shape
-    model = build_model(source.spec, Runtime.single_process(source.spec))
+    model = build_model(Runtime.single_process(source.spec))
     fill_weights(model, read)
     with torch.no_grad():
         position_T = torch.arange(length).repeat(rows)

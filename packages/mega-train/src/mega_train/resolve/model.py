@@ -143,12 +143,8 @@ def _spec_from_flags(
             found=f"{given_values['heads']} heads, hidden {given_values['hidden']}",
             wanted=f"a divisor of {given_values['hidden']}, or --kv-channels",
         )
-    gated = given_values.get("activation", _default_activation(m, family)) in GATED
-    # BigScience's gated activations keep 4 x hidden
-    wide = family == "gpt" and m.glu is not None and not m.swiglu
-    if "ffn" not in given_values:
-        width = 4 * given_values["hidden"]
-        given_values["ffn"] = (int(width * 2 / 3 / 64) * 64 or 64) if gated and not wide else width
+    activation = given_values.get("activation", _default_activation(m, family))
+    given_values.setdefault("ffn", _default_ffn(m, family, given_values["hidden"], activation))
     return (gpt if family == "gpt" else llama)(**given_values)
 
 
@@ -180,6 +176,12 @@ def _default_activation(m: ModelConfig, family: Family) -> Activation:
     """Return the activation of the preset, or without one that of the family."""
     default: Activation = FAMILY_DEFAULTS[family].get("activation", "gelu_tanh")
     return preset(m.preset).activation if m.preset else default
+
+
+def _default_ffn(m: ModelConfig, family: Family, hidden: int, activation: Activation) -> int:
+    """Return 4 x hidden, or 8/3 x hidden with a gate; BigScience's gated activations keep 4 x hidden."""
+    wide = family == "gpt" and m.glu is not None and not m.swiglu
+    return (int(hidden * 4 * 2 / 3 / 64) * 64 or 64) if activation in GATED and not wide else 4 * hidden
 
 
 def _rope_scaling(m: ModelConfig) -> float | None:

@@ -48,7 +48,7 @@ class Training:
 
     def __init__(self, recompute: RecomputePolicy, dropout: float) -> None:
         self.model: Decoder = build_model(
-            SPEC, dataclasses.replace(Runtime.single_process(SPEC), recompute=recompute)
+            dataclasses.replace(Runtime.single_process(SPEC), recompute=recompute)
         )
         fill_weights(self.model, initial_values(table(SPEC), 1))
         self.token_T = torch.randint(0, 1000, (ROWS * LENGTH,), generator=torch.Generator().manual_seed(1))

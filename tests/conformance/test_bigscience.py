@@ -86,7 +86,7 @@ def test_logits_are_those_of_transformers(heads: int, tp: int, tmp_path: Path) -
     _save(theirs, heads, tp, tmp_path / "global_step5")
     convert(tmp_path / "global_step5", tmp_path / "run", "bigscience", "mega")
     checkpoint = Checkpoint.open(tmp_path / "run")
-    model = build_model(checkpoint.spec, Runtime.single_process(checkpoint.spec))
+    model = build_model(Runtime.single_process(checkpoint.spec))
     fill_weights(model, checkpoint.model_slab)
     ids = torch.randint(0, VOCAB, (CONTEXT,), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():

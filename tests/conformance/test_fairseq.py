@@ -135,7 +135,7 @@ def _forward(whole: Whole, ids: np.ndarray) -> np.ndarray:
 
 def _ours(run: Path, ids: np.ndarray) -> Any:
     checkpoint = Checkpoint.open(run)
-    model = build_model(checkpoint.spec, Runtime.single_process(checkpoint.spec))
+    model = build_model(Runtime.single_process(checkpoint.spec))
     fill_weights(model, checkpoint.model_slab)
     with torch.no_grad():
         logits = model(torch.from_numpy(ids), torch.arange(len(ids)), PackedAttention(1, len(ids)))

@@ -44,7 +44,7 @@ def run(request: pytest.FixtureRequest, stories: Path, tmp_path_factory: pytest.
 
 def _model(run: Path) -> Any:
     spec = Checkpoint.open(run).spec
-    model = build_model(spec, Runtime.single_process(spec))
+    model = build_model(Runtime.single_process(spec))
     fill_weights(model, Checkpoint.open(run).model_slab)
     return model
 

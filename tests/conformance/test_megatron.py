@@ -58,7 +58,7 @@ def test_logits_are_megatrons(golden: Path, case: str) -> None:
     def read(name: str, slab: Slab) -> np.ndarray:
         return foreign[name].select(weights[foreign[name].name], slab.in_global)
 
-    model = build_model(spec, Runtime.single_process(spec))
+    model = build_model(Runtime.single_process(spec))
     fill_weights(model, read)
     io = np.load(golden / "numerics" / f"{case}_io.npz")
     token_BS = torch.from_numpy(io["tokens"])

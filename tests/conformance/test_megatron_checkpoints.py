@@ -104,7 +104,7 @@ def test_numerics_in_a_file_of_megatrons_have_its_logits(golden: Path, tmp_path:
     torch.save(tree, rank / "model_optim_rng.pt")
     (tmp_path / "run" / "latest_checkpointed_iteration.txt").write_text("release", "utf-8")
     found = _converted(tmp_path / "run", tmp_path / "ours")
-    ours = build_model(found.spec, Runtime.single_process(found.spec))
+    ours = build_model(Runtime.single_process(found.spec))
     fill_weights(ours, lambda name, slab: found.read(MODEL, name, slab))
     token_BS = torch.from_numpy(io["tokens"])
     rows_B, length = token_BS.shape

@@ -94,7 +94,7 @@ def test_megatrons_sample_has_the_values_that_torch_reads(golden: Path, tmp_path
     )
     assert np.array_equal(whole(ours, MODEL, "layers.2.qkv.weight"), qkv)
     fc1 = theirs["decoder.layers.mlp.linear_fc1.weight"]
-    assert np.array_equal(whole(ours, MODEL, "layers.3.up.weight"), fc1[3])
+    assert np.array_equal(whole(ours, MODEL, "layers.3.gate_up.weight"), fc1[3])
     norm = theirs["decoder.layers.mlp.linear_fc1.layer_norm_bias"]
     assert np.array_equal(whole(ours, MODEL, "layers.1.ffn_norm.bias"), norm[1])
 

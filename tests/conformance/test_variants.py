@@ -68,7 +68,7 @@ def _llama(m: ModelSpec, get: Get) -> Iterator[tuple[str, Tensor]]:
             yield us + "k_norm.weight", get(them + "self_attn.k_norm.weight")
         yield us + "out.weight", get(them + "self_attn.o_proj.weight")
         yield from _pair(us + "ffn_norm", them + "post_attention_layernorm", get, bias=normed)
-        if m.family == "llama":
+        if m.gated:
             parts = [get(f"{them}mlp.{part}_proj.weight") for part in ("gate", "up")]
             yield us + "gate_up.weight", torch.cat(parts)
         else:
@@ -238,7 +238,7 @@ def test_logits_and_gradients_are_those_of_transformers(name: str) -> None:
     for weight in theirs.parameters():  # norms of ones and biases of zeros would hide an exchange
         torch.nn.init.normal_(weight, mean=0.1, std=0.2)
     found = dict(theirs.named_parameters())
-    model = build_model(case.spec, Runtime.single_process(case.spec))
+    model = build_model(Runtime.single_process(case.spec))
     values = dict(case.names(case.spec, lambda key: found[key].detach()))
     assert sum(each.numel() for each in values.values()) == theirs.num_parameters()
     fill_weights(model, lambda key, slab: values[key][slab.in_global])

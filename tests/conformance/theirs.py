@@ -148,7 +148,7 @@ def logits(model: Any, token_BS: torch.Tensor) -> torch.Tensor:
 
 def spec_logits(source: CheckpointSource, token_BS: torch.Tensor) -> torch.Tensor:
     """Run the reference forward on an opened checkpoint of float32 weights, (B, S, vocabulary)."""
-    model = build_model(source.spec, Runtime.single_process(source.spec))
+    model = build_model(Runtime.single_process(source.spec))
     fill_weights(model, lambda name, slab: np.array(source.read_box(MODEL, name, slab)))
     rows, length = token_BS.shape
     with torch.no_grad():
@@ -158,7 +158,7 @@ def spec_logits(source: CheckpointSource, token_BS: torch.Tensor) -> torch.Tenso
 
 
 def built(checkpoint: Checkpoint) -> Decoder:
-    model = build_model(checkpoint.spec, Runtime.single_process(checkpoint.spec))
+    model = build_model(Runtime.single_process(checkpoint.spec))
     fill_weights(model, checkpoint.model_slab)
     return model
 

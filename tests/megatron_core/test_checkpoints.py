@@ -131,7 +131,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _logits(checkpoint: Checkpoint, token_BS: torch.Tensor) -> torch.Tensor:
     rows, length = token_BS.shape
-    model = build_model(checkpoint.spec, Runtime.single_process(checkpoint.spec))
+    model = build_model(Runtime.single_process(checkpoint.spec))
     fill_weights(model, checkpoint.model_slab)
     with torch.no_grad():
         scores = model(token_BS.flatten(), torch.arange(length).repeat(rows), PackedAttention(rows, length))

@@ -145,7 +145,7 @@ def test_the_gate_is_the_second_half_there_and_the_first_here(
     for kind in PAIR:
         ranks = [np.split(kept[0][3, rank][f"mlp.dense_h_to_4h.{kind}"], 2) for rank in range(TP)]
         wanted = [halves[1] for halves in ranks] + [halves[0] for halves in ranks]
-        assert np.array_equal(_read(tmp_path / "run", f"layers.0.up.{kind}"), np.concatenate(wanted))
+        assert np.array_equal(_read(tmp_path / "run", f"layers.0.gate_up.{kind}"), np.concatenate(wanted))
 
 
 def test_norms_that_drifted_apart_are_the_first_ranks_and_it_is_said(

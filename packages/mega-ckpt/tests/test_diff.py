@@ -228,7 +228,7 @@ def test_what_files_do_not_say_is_said_beside_them(
 
 
 def test_a_gated_gpt_is_the_llama_that_it_becomes(mega: Any, run_folder: Any, tmp_path: Path) -> None:
-    """Files do not say the family: one with gates, rotary positions and no biases is read as a Llama."""
+    """Foreign files do not store the family, and both families have the same parameters."""
     spec = gpt(
         layers=2, hidden=8, heads=4, ffn=6, vocab=11, context=6, norm="rmsnorm", activation="swiglu",
         positions="rope", bias=False,

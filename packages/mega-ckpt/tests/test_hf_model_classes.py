@@ -205,5 +205,5 @@ def test_a_gated_gpt_is_written_as_a_llama_and_is_one_when_it_comes_back(
     assert back.spec == dataclasses.replace(gated, family="llama")
     for name, tensor in before.tensors[MODEL].items():
         slab = whole_slab(tensor.shape)
-        theirs = back.read_raw(MODEL, name.replace(".up.", ".gate_up."), slab)
+        theirs = back.read_raw(MODEL, name, slab)
         assert np.array_equal(before.read_raw(MODEL, name, slab), theirs)

@@ -135,15 +135,14 @@ def test_there_and_back_is_bit_for_bit(
     convert(folder / "theirs", folder / "back", form, "mega")
     back = Checkpoint.open(folder / "back")
     assert {**back.spec.to_dict(), "family": ""} == {**spec.to_dict(), "family": ""}
-    assert back.spec.family == spec.family or spec.family == "gpt"  # a gpt that says what every llama says
+    assert back.spec.family == spec.family or spec.family == "gpt"  # files do not store it
     if core:
         assert back.tensors.keys() == {MODEL}
         assert back.trainer == TRAINER | {"optimizer_steps": 3}  # which are the iterations, where it is left
         ours.tensors = {MODEL: ours.tensors[MODEL]}
     else:
         assert back.trainer == (TRAINER | SCALE if narrow else TRAINER)
-    if spec.family == back.spec.family:
-        _equal(ours, back)
+    _equal(ours, back)
 
 
 @pytest.mark.parametrize("form", ["megatron", "megatron-core", "torch_dist"])

@@ -262,7 +262,7 @@ def test_a_model_of_them_trains_as_one_of_definitions(spec: ModelSpec, probabili
     results = []
     for kernels in (TRITON, REFERENCE):
         rt = replace(Runtime.single_process(spec), kernels=kernels)
-        model = build_model(spec, rt)
+        model = build_model(rt)
         fill_weights(model, initial_values(table(spec), 1), rt)
         key = token_keys(1, [0, 1], place)
         dropout = Dropout(probability, probability, key, ALONE, kernels.dropout_add) if probability else None

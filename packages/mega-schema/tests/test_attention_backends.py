@@ -35,7 +35,7 @@ TOKENS = torch.randint(1, 19, (3, 12), generator=torch.Generator().manual_seed(3
 
 
 def _model(spec: ModelSpec) -> Decoder:
-    model = build_model(spec, Runtime.single_process(spec))
+    model = build_model(Runtime.single_process(spec))
     fill_weights(model, initial_values(table(spec), 1))
     return model.requires_grad_(False)
 

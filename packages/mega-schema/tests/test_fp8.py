@@ -198,7 +198,7 @@ def test_the_products_of_layers_are_in_fp8_and_no_other(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(fp8, "matmul", seen)
     rt = Runtime.from_mesh(Mesh(), SPEC, dtype=torch.bfloat16, fp8=HYBRID)
-    model = build_model(SPEC, rt)
+    model = build_model(rt)
     fill_weights(model, initial_values(rt.table.values(), 1), rt)
     inside = [m for m in model.modules() if isinstance(m, ColumnLinear | RowLinear) and m.fp8 is not None]
     assert len(inside) == 4 * SPEC.layers

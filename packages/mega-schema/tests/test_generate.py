@@ -34,7 +34,7 @@ PROMPTS = [[5, 1, 9], [7], [3, 3, 2, 8, 30, 11, 4], [1, 2]]
 
 
 def model_of(spec: ModelSpec) -> Decoder:
-    model = build_model(spec, Runtime.single_process(spec))
+    model = build_model(Runtime.single_process(spec))
     fill_weights(model, initial_values(table(spec), seed=5))
     return model
 
@@ -322,7 +322,7 @@ def stories() -> Decoder:
     }
     for layer in range(layers):
         weights |= {f"layers.{layer}.{name}.weight": value[layer] for name, value in of_layers.items()}
-    model = build_model(spec, Runtime.single_process(spec))
+    model = build_model(Runtime.single_process(spec))
     fill_weights(model, lambda name, slab: weights[name][slab.in_global])
     return model
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from mega_model.runtime import Runtime
 from mega_schema.arch import table
 from mega_schema.parallel_layout import Layout
 from mega_schema.recompute_policy import RecomputePolicy
-from mega_schema.spec import ModelSpec, gpt, llama
+from mega_schema.spec import Family, ModelSpec, gpt, llama
 
 SMALL: dict[str, Any] = {
     "layers": 3,
@@ -65,7 +66,7 @@ TOKENS = torch.randint(0, 19, (2, 8), generator=torch.Generator().manual_seed(3)
 
 
 def _model(spec: ModelSpec, seed: int = 1) -> Decoder:
-    model = build_model(spec, Runtime.single_process(spec))
+    model = build_model(Runtime.single_process(spec))
     fill_weights(model, initial_values(table(spec), seed))
     generator = torch.Generator().manual_seed(seed)
     for weight in model.parameters():  # norms of ones and biases of zeros would hide a mistake
@@ -120,7 +121,7 @@ def _block(spec: ModelSpec, weights: dict[str, Tensor], x: Tensor) -> Tensor:
     y = _norm(spec, weights, "attn_norm", x)
     entered, x = x, (y if spec.post_norm_residual else x) + _attention(spec, weights, y)
     y = _norm(spec, weights, "ffn_norm", entered if spec.parallel_residual else x)
-    inner = _linear(weights, "gate_up" if spec.family == "llama" else "up", y)
+    inner = _linear(weights, "gate_up" if spec.gated else "up", y)
     if spec.gated:
         gate, up = inner[..., : spec.ffn], inner[..., spec.ffn :]
         inner = {
@@ -189,7 +190,7 @@ def _rate(spec: ModelSpec, rate: float) -> float:
 def test_a_loaded_model_has_the_weights_that_were_read_and_is_in_evaluation_mode(dtype: torch.dtype) -> None:
     spec = SPECS["gpt"]
     model = load_model(spec, initial_values(table(spec), 1), dtype=dtype)
-    reference = build_model(spec, Runtime.single_process(spec, dtype=dtype))
+    reference = build_model(Runtime.single_process(spec, dtype=dtype))
     fill_weights(reference, initial_values(table(spec), 1))
     assert not model.training
     weights = model.state_dict()
@@ -207,6 +208,15 @@ def test_logits_are_those_of_the_equations(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SPECS)
+def test_the_family_changes_no_bit_of_the_logits(name: str) -> None:
+    spec = SPECS[name]
+    of_gpt, of_llama = (
+        _logits(_model(dataclasses.replace(spec, family=family)), TOKENS) for family in get_args(Family)
+    )
+    assert torch.equal(of_gpt, of_llama)
+
+
+@pytest.mark.parametrize("name", SPECS)
 def test_a_token_does_not_see_what_comes_after_it(name: str) -> None:
     model, changed = _model(SPECS[name]), TOKENS.clone()
     changed[:, 5:] = (changed[:, 5:] + 1) % 19
@@ -219,7 +229,7 @@ def test_a_token_does_not_see_what_comes_after_it(name: str) -> None:
 def test_the_model_holds_the_rows_of_its_table_and_no_others(name: str) -> None:
     spec = SPECS[name]
     rt = Runtime.single_process(spec)
-    model = build_model(spec, rt)
+    model = build_model(rt)
     wanted = {row.name: row.local_shape(1) for row in table(spec) if row.tied_to is None}
     assert {row.name: tuple(weight.shape) for row, weight in parameters(model, rt)} == wanted
 
@@ -243,7 +253,7 @@ def test_stages_one_after_another_are_the_model(name: str, pp: int, vp: int) -> 
         with torch.no_grad():
             x = stage(x, place, PackedAttention(2, 8))
     assert held == {row.name for row in table(spec)}
-    whole = build_model(spec, Runtime.single_process(spec))
+    whole = build_model(Runtime.single_process(spec))
     fill_weights(whole, read)
     torch.testing.assert_close(x[:, : spec.vocab].unflatten(0, (2, 8)), _logits(whole, TOKENS))
 
@@ -256,7 +266,7 @@ def test_what_a_stage_passes_on_is_not_kept_for_its_own_backward(name: str, agai
     """A pipeline frees it as soon as the next stage has it."""
     spec, place = SPECS[name], torch.arange(8)
     rt = Runtime.from_mesh(Mesh(Layout(pp=2), 0, pp=Axis("pp", 2, 0)), spec, recompute=again)
-    stage = build_model(spec, rt)
+    stage = build_model(rt)
     fill_weights(stage, initial_values(table(spec), 7), rt)
     drop = Dropout(0.2, 0.2, token_keys(1, [0, 1], place), rt.tp)
     kept: set[int] = set()
@@ -273,7 +283,7 @@ def test_what_a_stage_passes_on_is_not_kept_for_its_own_backward(name: str, agai
 
 def test_filled_padding_is_zero_and_a_tied_head_is_the_embedding() -> None:
     spec = SPECS["gpt"]
-    model = build_model(spec, Runtime.single_process(spec))
+    model = build_model(Runtime.single_process(spec))
     fill_weights(model, initial_values(table(spec), 1))
     assert model.embed.weight.shape == (20, 16)
     assert torch.count_nonzero(model.embed.weight[19:]) == 0
@@ -295,7 +305,7 @@ def test_every_parameter_has_a_gradient() -> None:
 def test_bfloat16_weights_are_the_rounded_ones() -> None:
     spec = SPECS["llama"]
     rt = Runtime.single_process(spec, dtype=torch.bfloat16)
-    low, full = build_model(spec, rt), build_model(spec, Runtime.single_process(spec))
+    low, full = build_model(rt), build_model(Runtime.single_process(spec))
     for model in (low, full):
         fill_weights(model, initial_values(table(spec), 1), rt)
     for a, b in zip(low.parameters(), full.parameters(), strict=True):

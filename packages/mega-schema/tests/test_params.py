@@ -1,6 +1,8 @@
-"""The tables of the families."""
+"""The parameter table."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 
@@ -46,6 +48,24 @@ def test_every_parameter_is_on_one_stage(name: str, pp: int) -> None:
 def test_norms_and_biases_alone_do_not_decay(name: str) -> None:
     for row in table(SPECS[name]):
         assert row.decay == (not row.name.endswith(".bias") and "norm" not in row.name), row.name
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_the_family_changes_no_row(name: str) -> None:
+    spec = SPECS[name]
+    assert table(replace(spec, family="gpt")) == table(replace(spec, family="llama"))
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_the_first_matrix_of_a_gated_feed_forward_is_gate_up(name: str) -> None:
+    spec = SPECS[name]
+    rows = {row.name: row for row in table(spec)}
+    have, absent = ("gate_up", "up") if spec.gated else ("up", "gate_up")
+    row = rows[f"layers.0.{have}.weight"]
+    assert row.shape == (spec.ffn * (2 if spec.gated else 1), spec.hidden)
+    assert row.split is not None
+    assert row.split.blocks == ((spec.ffn, spec.ffn) if spec.gated else ())
+    assert not any(f".{absent}." in other for other in rows)
 
 
 def test_a_tied_head_is_not_counted() -> None:

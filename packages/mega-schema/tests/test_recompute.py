@@ -60,7 +60,7 @@ def test_the_layers_of_a_stage_are_grouped(
 
 
 def _model(spec: ModelSpec, recompute: RecomputePolicy) -> Decoder:
-    model = build_model(spec, dataclasses.replace(Runtime.single_process(spec), recompute=recompute))
+    model = build_model(dataclasses.replace(Runtime.single_process(spec), recompute=recompute))
     fill_weights(model, initial_values(table(spec), 1))
     return model
 
@@ -164,7 +164,7 @@ def test_weights_main_gradients_get_every_product_once(kind: str, put_off: bool)
     def mains(recompute: RecomputePolicy, put_off: bool) -> dict[str, Tensor]:
         spec = SPECS["llama"]
         runtime = dataclasses.replace(Runtime.single_process(spec), recompute=recompute)
-        model = build_model(spec, runtime)
+        model = build_model(runtime)
         fill_weights(model, initial_values(table(spec), 1))
         main = {name: torch.zeros_like(weight) for name, weight in model.named_parameters()}
         for name, weight in model.named_parameters():

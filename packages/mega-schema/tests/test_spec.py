@@ -11,7 +11,7 @@ import pytest
 from mega_schema.arch import table
 from mega_schema.errors import ConfigError
 from mega_schema.params import count_params
-from mega_schema.spec import PRESETS, ModelSpec, gpt, llama, preset
+from mega_schema.spec import FAMILY_DEFAULTS, PRESETS, ModelSpec, gpt, llama, preset
 
 SMALL = {"layers": 2, "hidden": 8, "heads": 2, "vocab": 5, "context": 4}
 
@@ -111,12 +111,11 @@ def test_a_missing_key_is_named() -> None:
         ModelSpec.from_dict(values, "run.toml: model")
 
 
-def test_a_llama_has_no_other_norm() -> None:
-    spec = dataclasses.replace(llama(**SMALL, ffn=6), norm="layernorm")
-    with pytest.raises(
-        ConfigError, match="model.norm: the llama family has one choice: .*hint: mega-train gpt has"
-    ):
-        table(spec)
+def test_the_families_are_two_sets_of_defaults() -> None:
+    sizes = {**SMALL, "ffn": 6}
+    assert llama(**sizes) == gpt(**sizes, family="llama", **FAMILY_DEFAULTS["llama"])
+    fields = dataclasses.asdict(gpt(**sizes))
+    assert gpt(**sizes) == llama(**fields)
 
 
 def test_only_rotary_positions_turn_components() -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Protocol
 
 import pytest
 
 from mega_schema.errors import ConfigError
-from mega_schema.spec import ModelSpec, preset
+from mega_schema.spec import FAMILY_DEFAULTS, ModelSpec, preset
 from mega_train.resolve import ResolvedConfig
 
 NO_MODEL: dict[str, Any] = dict.fromkeys(
@@ -28,7 +29,7 @@ class Planned(Protocol):
         ({"post_norm_residual": True}, {"post_norm_residual": True}),
         ({"parallel_residual": True}, {"parallel_residual": True}),
         ({"positions": "alibi"}, {"positions": "alibi"}),
-        ({"rope_share": 0.25, "positions": "rope"}, {"rope_share": 0.25, "turning": 2}),
+        ({"rope_share": 0.25, "positions": "rope"}, {"rope_share": 0.25, "rotary_dim": 2}),
         ({"rope_interleaved": True}, {"rope_interleaved": True}),
         ({"rope_interpolation": 4.0}, {"rope_interpolation": 4.0}),
         ({"rope_scaled": True}, {"rope_scaling": 8.0, "rope_scaling_context": 8192}),
@@ -101,25 +102,35 @@ def test_options_that_disagree_are_told(planned: Planned, said: dict[str, Any], 
 
 
 @pytest.mark.parametrize(
-    ("said", "line"),
+    ("given", "changed"),
     [
-        ({"embed_norm": True}, "--embed-layernorm: {one}: found given, wanted not given"),
-        ({"norm": "LayerNorm"}, "--normalization: {one}: found LayerNorm, wanted RMSNorm"),
-        ({"activation": "gelu_erf"}, "--activation: {one}: found gelu_erf, wanted swiglu"),
-        ({"glu": "geglu"}, "--glu-activation: {one}: found geglu, wanted swiglu"),
-        (
-            {"positions": "learned_absolute"},
-            "--position-embedding-type: {one}: found learned_absolute, wanted rope",
-        ),
+        ({}, {}),
+        ({"embed_norm": True}, {"embed_norm": True}),
+        ({"norm": "LayerNorm"}, {"norm": "layernorm"}),
+        ({"activation": "gelu_erf"}, {"activation": "gelu_erf", "ffn": 96 * 4}),
+        ({"glu": "geglu"}, {"activation": "geglu"}),
+        ({"unfused_gelu": True, "no_bias": True}, {}),
+        ({"positions": "learned_absolute"}, {"positions": "learned"}),
     ],
+    ids=str,
 )
-def test_a_llama_is_told_what_it_has_one_of_by_the_flag(
-    planned: Planned, said: dict[str, Any], line: str
+def test_a_flag_replaces_one_default_of_the_llama_family(
+    planned: Planned, given: dict[str, Any], changed: dict[str, Any]
 ) -> None:
-    with pytest.raises(ConfigError) as caught:
-        planned(family="llama", **{f"model__{key}": value for key, value in said.items()})
-    says = line.format(one="the llama family has one choice")
-    assert str(caught.value) == f"{says}; hint: mega-train gpt has the others"
+    sizes = {"model__hidden": 96, "model__heads": 8}
+    spec = planned(family="llama", **sizes, **{f"model__{key}": value for key, value in given.items()}).spec
+    wanted = {"family": "llama", "ffn": 256, **FAMILY_DEFAULTS["llama"], **changed}
+    assert {name: getattr(spec, name) for name in wanted} == wanted
+
+
+def test_a_checkpoint_of_the_other_family_with_an_equal_model_is_accepted(planned: Planned) -> None:
+    flags = {"norm": "RMSNorm", "positions": "rope", "swiglu": True, "no_bias": True, "untied": True}
+    given = {f"model__{key}": value for key, value in flags.items()}
+    spec = planned(**given).spec
+    loaded = replace(spec, family="llama")
+    assert planned(loaded=loaded, **given).spec == spec
+    with pytest.raises(ConfigError, match="^--normalization: differs from the checkpoint's"):
+        planned(loaded=loaded)
 
 
 def test_fields_of_a_model_are_flags_wherever_an_error_names_them(planned: Planned) -> None:

@@ -1,4 +1,4 @@
-"""Attention of both model families, from the norm before it to its output projection."""
+"""Attention of a decoder, from the norm before it to its output projection."""
 
 from __future__ import annotations
 

@@ -10,17 +10,15 @@ from torch import Tensor, nn
 
 from mega_model.decoder import Decoder
 from mega_model.distributed.mesh import Mesh
-from mega_model.gpt import GPT
-from mega_model.llama import Llama
 from mega_model.runtime import Runtime
 from mega_schema.params import Param
 from mega_schema.sharding import Slab
 from mega_schema.spec import ModelSpec
 
 
-def build_model(spec: ModelSpec, rt: Runtime) -> Decoder:
+def build_model(rt: Runtime) -> Decoder:
     """Build this rank's pipeline stage of the model, with uninitialised weights."""
-    return {"gpt": GPT, "llama": Llama}[spec.family](rt)
+    return Decoder(rt)
 
 
 def load_model(
@@ -36,7 +34,7 @@ def load_model(
         read: as in `fill`; a checkpoint's `model_slab`.
     """
     rt = Runtime.single_process(spec, dtype=dtype, device=device)
-    model = build_model(spec, rt)
+    model = build_model(rt)
     fill_weights(model, read, rt)
     return model.eval()
 
@@ -44,7 +42,7 @@ def load_model(
 def build_chunks(rt: Runtime, mesh: Mesh) -> tuple[Decoder, ...]:
     """Build the stages that this rank holds, one per round of an interleaved pipeline."""
     spec = rt.spec
-    return tuple(build_model(spec, rt.for_stage(mesh.stage(spec.layers, i))) for i in range(mesh.layout.vp))
+    return tuple(build_model(rt.for_stage(mesh.stage(spec.layers, i))) for i in range(mesh.layout.vp))
 
 
 def parameters(model: Decoder, rt: Runtime) -> Iterator[tuple[Param, nn.Parameter]]:

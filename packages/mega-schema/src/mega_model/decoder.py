@@ -1,7 +1,16 @@
-"""The decoder of one pipeline stage: embedding, blocks, final norm and head."""
+"""The decoder of one pipeline stage: embedding, blocks, final norm and head.
+
+x = E[token] + P[position]      learned or sinusoidal positions; E may be scaled or normed first
+for every layer:  x = x + O · attend(Q, K, V of norm(x))            rotary positions turn Q and K
+                  x = x + W₂ · act(W₁ · norm(x))                    without a gate (Radford et al. 2019)
+               or x = x + W₂ · (act(G · norm(x)) ∘ (U · norm(x)))   with a gate (arXiv:2002.05202)
+                  norm(x) is of the layer's input in a model with parallel residual branches
+logits = norm(x) · Hᵀ           H is E if they are tied
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -9,8 +18,9 @@ from torch import Tensor, nn
 
 from mega_model.attention import Angles, rotary_angles
 from mega_model.attention_backends import AttentionBackend
+from mega_model.block import DecoderBlock
 from mega_model.dropout import DropoutFn, no_dropout
-from mega_model.layers import LMHead, VocabEmbedding, build_norm
+from mega_model.layers import LMHead, PositionEmbedding, VocabEmbedding, build_norm, sinusoids
 from mega_model.recompute import recompute, recompute_sharded
 from mega_model.runtime import Runtime
 
@@ -18,11 +28,10 @@ from mega_model.runtime import Runtime
 class Decoder(nn.Module):
     """A decoder-only model, or one pipeline stage of it.
 
-    A family supplies the block class and, if it adds positions to the embeddings, overrides `embed_tokens`.
     Layers keep their global numbers, so a parameter has the same name on every layout.
     """
 
-    def __init__(self, rt: Runtime, block: Callable[[Runtime, int], nn.Module]) -> None:
+    def __init__(self, rt: Runtime) -> None:
         super().__init__()
         self.spec = rt.spec
         self.stage = rt.stage
@@ -32,13 +41,17 @@ class Decoder(nn.Module):
         self.distribute_saved = rt.recompute.distribute_saved
         if rt.stage.is_first:
             self.embed = VocabEmbedding(rt, "embed")
-        self.layers = nn.ModuleDict({str(i): block(rt, i) for i in rt.stage.layers})
+        self.layers = nn.ModuleDict({str(i): DecoderBlock(rt, i) for i in rt.stage.layers})
         if rt.stage.is_last:
             self.final_norm = build_norm(rt, "final_norm")
             self.head = LMHead(rt, "head")
             if rt.stage.is_first and rt.spec.tied:
                 # registers the second use of the weight and returns it
                 self.head.weight = rt.weight_gradients.share_weight(self.embed.weight)
+        if rt.stage.is_first and rt.spec.positions == "learned":
+            self.position = PositionEmbedding(rt, "position")
+        if rt.stage.is_first and rt.spec.embed_norm:
+            self.embed_norm = build_norm(rt, "embed_norm")
 
     def forward(
         self,
@@ -97,4 +110,14 @@ class Decoder(nn.Module):
 
     def embed_tokens(self, token_T: Tensor, position_T: Tensor) -> Tensor:
         """Return the input of the first block, (T, D)."""
-        return self.embed(token_T)
+        x_TD = self.embed(token_T)
+        if self.spec.embed_norm:
+            x_TD = self.embed_norm(x_TD)
+        if self.spec.scale_embedding:
+            x_TD = x_TD * math.sqrt(self.spec.hidden)
+        local_position_T = self.tp.local_shard(position_T)
+        if self.spec.positions == "learned":
+            x_TD = x_TD + self.position(local_position_T)
+        elif self.spec.positions == "sinusoidal":
+            x_TD = x_TD + sinusoids(local_position_T, self.spec.hidden).to(x_TD.dtype)
+        return x_TD

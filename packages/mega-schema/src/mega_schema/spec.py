@@ -25,7 +25,7 @@ class ModelSpec:
     """A decoder-only transformer.
 
     Attributes:
-        family: which parameter table and forward pass to use.
+        family: the set of defaults that the other fields were completed with. It changes no result.
         layers, hidden, heads: depth, width of the residual stream, query heads.
         kv_heads: key and value heads; fewer than `heads` is grouped-query attention (arXiv:2305.13245).
         head_width: components of one head.
@@ -195,42 +195,60 @@ def _check_kind(key: str, kind: Any, value: Any) -> None:
         raise ConfigError(key, "not a number", found=value, wanted="0 or more")
 
 
-def gpt(*, layers: int, hidden: int, heads: int, vocab: int, context: int, **fields: object) -> ModelSpec:
-    """Build a GPT-2 style spec from five sizes; the others follow from them."""
-    derived: dict[str, object] = {
-        "family": "gpt",
-        "kv_heads": heads,
-        "head_width": fields.get("head_width") or _head_width(hidden, heads),
-        "ffn": 4 * hidden,
-        "layers": layers,
-        "hidden": hidden,
-        "heads": heads,
-        "vocab": vocab,
-        "context": context,
+FAMILY_DEFAULTS: Mapping[Family, Mapping[str, Any]] = MappingProxyType(
+    {
+        "gpt": MappingProxyType({}),
+        "llama": MappingProxyType(
+            {
+                "norm": "rmsnorm",
+                "activation": "swiglu",
+                "positions": "rope",
+                "tied": False,
+                "bias": False,
+                "qkv_bias": False,
+            }
+        ),
     }
-    return ModelSpec.from_dict({**derived, **fields})
+)
+"""The fields of each family whose defaults differ from those of `ModelSpec`."""
+
+
+def gpt(*, layers: int, hidden: int, heads: int, vocab: int, context: int, **fields: object) -> ModelSpec:
+    """Build a spec from five sizes and the defaults of a GPT-2 style model."""
+    return _with_defaults(
+        "gpt",
+        {
+            "layers": layers,
+            "hidden": hidden,
+            "heads": heads,
+            "ffn": 4 * hidden,
+            "vocab": vocab,
+            "context": context,
+        },
+        fields,
+    )
 
 
 def llama(
     *, layers: int, hidden: int, heads: int, ffn: int, vocab: int, context: int, **fields: object
 ) -> ModelSpec:
-    """Build a Llama style spec from six sizes; the others follow from them."""
+    """Build a spec from six sizes and the defaults of a Llama style model."""
+    return _with_defaults(
+        "llama",
+        {"layers": layers, "hidden": hidden, "heads": heads, "ffn": ffn, "vocab": vocab, "context": context},
+        fields,
+    )
+
+
+def _with_defaults(family: Family, sizes: Mapping[str, int], fields: Mapping[str, object]) -> ModelSpec:
+    """Complete the sizes with the family's defaults; `fields` have priority over both."""
+    heads = sizes["heads"]
     derived: dict[str, object] = {
-        "family": "llama",
+        "family": family,
         "kv_heads": heads,
-        "head_width": fields.get("head_width") or _head_width(hidden, heads),
-        "norm": "rmsnorm",
-        "activation": "swiglu",
-        "positions": "rope",
-        "tied": False,
-        "bias": False,
-        "qkv_bias": False,
-        "layers": layers,
-        "hidden": hidden,
-        "heads": heads,
-        "ffn": ffn,
-        "vocab": vocab,
-        "context": context,
+        "head_width": fields.get("head_width") or _head_width(sizes["hidden"], heads),
+        **FAMILY_DEFAULTS[family],
+        **sizes,
     }
     return ModelSpec.from_dict({**derived, **fields})
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +26,6 @@ from mega_schema.sharding import Shape, Slab, overlap
 from mega_schema.spec import ModelSpec
 from mega_schema.tokenizer.tokenizer import Tokenizer
 
-T = TypeVar("T")
 ReadBox = Callable[[str, str, Slab], np.ndarray]
 
 
@@ -128,31 +127,6 @@ class CheckpointSource:
                         slab = Slab(start, common.shape, (begin + common.in_a[0], *common.in_a[1:]))
                         out[slab.in_local] = self.cast(space, foreign.ours, slab, dtype)
             yield RowChunk(first, out[wanted - rows[0]] if permuted else out)
-
-
-def with_names_of(source: CheckpointSource, spec: ModelSpec) -> CheckpointSource:
-    """Rename the parameters of a source to those of another model family.
-
-    A GPT with a gate, rotary positions and no biases is a Llama, and files do not distinguish them: `up` of
-    the one, which includes the gate, is `gate_up` of the other.
-    """
-    own = rename_params({row.name: row.name for row in table(source.spec)}, spec)
-    return replace(
-        source,
-        spaces={space: rename_params(entries, spec) for space, entries in source.spaces.items()},
-        read_box=lambda space, name, slab: source.read_box(space, own[name], slab),
-        verified_chunks=None,
-    )
-
-
-def rename_params(values: Mapping[str, T], spec: ModelSpec) -> dict[str, T]:
-    """Rename the keys to the parameter names of `spec`'s family, where it has such a parameter."""
-    names = {_family_neutral(row.name): row.name for row in table(spec)}
-    return {names.get(_family_neutral(name), name): value for name, value in values.items()}
-
-
-def _family_neutral(name: str) -> str:
-    return name.replace(".gate_up.", ".up.")
 
 
 def check_width(where: object, spec: ModelSpec, numbers: int) -> None:

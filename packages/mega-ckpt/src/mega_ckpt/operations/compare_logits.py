@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mega_ckpt.checkpoint.checkpoint_source import CheckpointSource, rename_params
+from mega_ckpt.checkpoint.checkpoint_source import CheckpointSource
 from mega_ckpt.formats.huggingface import config_json
 from mega_ckpt.formats.huggingface import folder as hf_folder
 from mega_ckpt.formats.huggingface.names import aliases
@@ -135,10 +135,10 @@ def compare_logits(read: LoadedSide, written: LoadedSide, tokens: int) -> Logits
         raise FormatError(f"{written.path}: vocabulary", "is another", found=found, wanted=vocab)
     length = min(tokens, context)
     token_BS = np.random.default_rng(0).integers(0, vocab, (-(-tokens // length), length))
-    stored = rename_params(written.source.spaces[MODEL], read.source.spec)
+    stored = written.source.spaces[MODEL]
     read_runner, written_runner = _choose_runner(read), _choose_runner(written)
     a = _RUNNERS[read_runner](read, stored, token_BS)
-    b = _RUNNERS[written_runner](written, written.source.spaces[MODEL], token_BS)
+    b = _RUNNERS[written_runner](written, stored, token_BS)
     a, b = a[:tokens, :vocab], b[:tokens, :vocab]
     absolute, largest = float(np.abs(a - b).max()), float(np.abs(a).max())
     return LogitsDifference(
@@ -171,7 +171,7 @@ def _run_reference(side: LoadedSide, stored: Mapping[str, str], token_BS: np.nda
         return np.array(dtypes.cast(rounded, stored[name], "F32", name))  # torch wants one it may write to
 
     rows, length = token_BS.shape
-    model = build_model(source.spec, Runtime.single_process(source.spec))
+    model = build_model(Runtime.single_process(source.spec))
     fill_weights(model, read)
     with torch.no_grad():
         position_T = torch.arange(length).repeat(rows)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mega_ckpt.checkpoint.checkpoint_source import CheckpointSource, rename_params, with_names_of
+from mega_ckpt.checkpoint.checkpoint_source import CheckpointSource
 from mega_ckpt.tensors.dtypes import as_float64
 from mega_ckpt.tensors.parallel_map import Progress, UpdateProgress, no_progress, parallel_map
 from mega_ckpt.tensors.row_stream import CHUNK_BYTES, row_slabs
@@ -85,8 +85,6 @@ def diff_checkpoints(
         FormatError: one of them is damaged.
     """
     shapes_a, shapes_b = _shapes(a.spec), _shapes(b.spec)
-    if a.spec.family != b.spec.family:
-        b, shapes_b = with_names_of(b, a.spec), rename_params(shapes_b, a.spec)
     differences: list[TensorDifference] = []
     both: list[tuple[str, str, Shape]] = []
     spaces = [space for space in a.spaces if space in b.spaces and (optimizer or space == MODEL)]

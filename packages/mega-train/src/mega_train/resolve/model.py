@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from mega_schema.errors import ConfigError
-from mega_schema.spec import GATED, Family, ModelSpec, gpt, llama, preset
+from mega_schema.spec import FAMILY_DEFAULTS, GATED, Activation, Family, ModelSpec, gpt, llama, preset
 from mega_train.config import ModelConfig, RunConfig
 from mega_train.config.refusals import Refusals
 from mega_train.resolve.required import require_positive
@@ -51,7 +51,7 @@ def model_spec(
 
 
 # fields that change no result, or only the initial weights
-_UNCOMPARED_FIELDS = frozenset({"vocab_multiple", "init", "init_std"})
+_UNCOMPARED_FIELDS = frozenset({"family", "vocab_multiple", "init", "init_std"})
 
 
 def _padded_rows_per_rank(run: RunConfig, vocab: int) -> int:
@@ -143,12 +143,8 @@ def _spec_from_flags(
             found=f"{given_values['heads']} heads, hidden {given_values['hidden']}",
             wanted=f"a divisor of {given_values['hidden']}, or --kv-channels",
         )
-    gated = given_values.get("activation", "swiglu" if family == "llama" else "") in GATED
-    narrow = family == "llama" or (
-        gated and (m.swiglu or not m.glu)
-    )  # BigScience's gated activations keep 4 x hidden
-    if "ffn" not in given_values and narrow:
-        given_values["ffn"] = int(given_values["hidden"] * 4 * 2 / 3 / 64) * 64 or 64
+    activation = given_values.get("activation", _default_activation(m, family))
+    given_values.setdefault("ffn", _default_ffn(m, family, given_values["hidden"], activation))
     return (gpt if family == "gpt" else llama)(**given_values)
 
 
@@ -171,10 +167,21 @@ def _activation(m: ModelConfig, family: Family) -> str | None:
             raise ConfigError(conflicting, f"disagrees with {flag}", found=activation, wanted=gated)
         activation = gated or activation  # type: ignore[assignment]
     # Megatron's tanh approximation exists only in the kernel that adds a bias
-    if activation is not None or not (m.unfused_gelu or m.no_bias) or family == "llama":
+    if activation is not None or not (m.unfused_gelu or m.no_bias):
         return activation
-    preset_activation = preset(m.preset).activation if m.preset else "gelu_tanh"
-    return "gelu_erf" if preset_activation == "gelu_tanh" else None
+    return "gelu_erf" if _default_activation(m, family) == "gelu_tanh" else None
+
+
+def _default_activation(m: ModelConfig, family: Family) -> Activation:
+    """Return the activation of the preset, or without one that of the family."""
+    default: Activation = FAMILY_DEFAULTS[family].get("activation", "gelu_tanh")
+    return preset(m.preset).activation if m.preset else default
+
+
+def _default_ffn(m: ModelConfig, family: Family, hidden: int, activation: Activation) -> int:
+    """Return 4 x hidden, or 8/3 x hidden with a gate; BigScience's gated activations keep 4 x hidden."""
+    wide = family == "gpt" and m.glu is not None and not m.swiglu
+    return (int(hidden * 4 * 2 / 3 / 64) * 64 or 64) if activation in GATED and not wide else 4 * hidden
 
 
 def _rope_scaling(m: ModelConfig) -> float | None:

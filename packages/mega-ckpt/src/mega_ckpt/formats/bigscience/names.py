@@ -26,7 +26,7 @@ def rank_tensors(spec: ModelSpec, rank: int, tp: int, rows: int) -> Iterator[tup
     halves = _halves(spec, tp)
     for row in table(spec):
         if row.tied_to is None:
-            order = heads if ".qkv." in row.name else halves if ".up." in row.name else None
+            order = heads if ".qkv." in row.name else halves if ".gate_up." in row.name else None
             yield (
                 _file(spec, row),
                 TensorAlias(_name(row), row.name, order=order).rank_shard(pad_vocab(row, rows), rank, tp),
@@ -54,7 +54,7 @@ def _name(row: Param) -> str:
     return module.split(".", 3)[3]
 
 
-def _halves(spec: ModelSpec, tp: int) -> tuple[int, ...] | None:
+def _halves(spec: ModelSpec, tp: int) -> tuple[int, ...]:
     """Return the row order of a gated feed-forward, stored with the up projection before the gate."""
     share = spec.ffn // tp
-    return (*range(share, 2 * share), *range(share)) if spec.gated else None
+    return (*range(share, 2 * share), *range(share))

@@ -25,7 +25,7 @@ _LLAMA3: Mapping[str, str] = MappingProxyType(
     }
 )
 _DEFAULTS: Mapping[str, object] = MappingProxyType({f.name: f.default for f in dataclasses.fields(ModelSpec)})
-# no config.json has the initialization, and the same tensors serve both families
+# no config.json has the initialization, and the family changes no result
 _FREE = frozenset({"family", "vocab_multiple", "init"})
 
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
+from mega_schema.spec import Family
+
 Rule = Callable[[Mapping[str, Any]], object]
 """A value derived from fields of `ModelSpec`; None if it would not be a whole number."""
 
@@ -58,7 +60,7 @@ class HfModelClass:
 
     Attributes:
         model_type, architecture: its two names in a config.json.
-        family: the model family of its spec.
+        family: the name of the defaults nearest to the class, recorded in the spec.
         keys: in an order in which a rule finds what it needs read already.
         fixed: keys that change the computation, with the one value that Mega supports.
         implied: fields of `ModelSpec` without a key, with a value or a rule.
@@ -69,7 +71,7 @@ class HfModelClass:
 
     model_type: str
     architecture: str
-    family: Literal["gpt", "llama"]
+    family: Family
     keys: tuple[ConfigKey, ...]
     fixed: Mapping[str, object]
     implied: Mapping[str, object]

@@ -49,7 +49,6 @@ BUFFERS = (
     ".attention.masked_bias",
     "rotary_emb.inv_freq",
 )
-_GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
 
 _GPT2 = HfNames(
     "transformer.",
@@ -77,8 +76,7 @@ _LLAMA = HfNames(
         "k_norm": "self_attn.k_norm",
         "out": "self_attn.o_proj",
         "ffn_norm": "post_attention_layernorm",
-        "gate_up": _GATE_UP,
-        "up": _GATE_UP,  # of a gated model of our gpt family
+        "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
         "down": "mlp.down_proj",
     },
 )

@@ -10,19 +10,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mega_ckpt.checkpoint import output_dir
-from mega_ckpt.checkpoint.checkpoint_source import (
-    CheckpointSource,
-    gather_boxes,
-    match_tensors,
-    with_names_of,
-)
+from mega_ckpt.checkpoint.checkpoint_source import CheckpointSource, gather_boxes, match_tensors
 from mega_ckpt.checkpoint.merge_ranks import merge_ranks
 from mega_ckpt.formats import user_overrides
 from mega_ckpt.formats.interface import KEEP, Format, ReadOptions, WriteOptions, WriteResult
@@ -97,14 +91,13 @@ def check_target(source: CheckpointSource, folder: Path, target: WriteOptions) -
     if params["vocab_size"] % layout.tp:
         found = f"{source.spec.vocab} rows over tp={layout.tp}"
         raise LayoutError("--tp", "the vocabulary cannot be cut evenly", found=found, wanted="a divisor")
-    for _ in part_tensors(_as_llama(source).spec, 0, layout.tp, by_rows=True):
+    for _ in part_tensors(source.spec, 0, layout.tp, by_rows=True):
         pass
     output_dir.check_output_dir(folder, mark=PARAMS, what="a model", force=target.force, inputs=[source.path])
 
 
 def write(source: CheckpointSource, folder: Path, target: WriteOptions) -> WriteResult:
     """Write a folder that Meta's program loads with as many ranks as there are parts."""
-    source = _as_llama(source)
     spec = source.spec
     stored = source.spaces[MODEL]
 
@@ -139,12 +132,6 @@ def write(source: CheckpointSource, folder: Path, target: WriteOptions) -> Write
             out.flush()
             os.fsync(out.fileno())
     return WriteResult(folder, count_params(table(spec)), size, False)
-
-
-def _as_llama(source: CheckpointSource) -> CheckpointSource:
-    """Rename the source's parameters to a Llama's; `params.from_spec` has checked the model."""
-    spec = replace(source.spec, family="llama")
-    return source if spec == source.spec else replace(with_names_of(source, spec), spec=spec)
 
 
 def _params(path: Path) -> dict[str, Any]:

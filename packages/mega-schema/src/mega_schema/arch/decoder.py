@@ -1,4 +1,8 @@
-"""Rows that the families share: norms, embedding, head and attention."""
+"""The parameter table of a decoder-only transformer.
+
+The first matrix of a gated feed-forward is `gate_up`: the rows of the gate, then those of the up projection.
+Without a gate it is `up`.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,20 @@ from collections.abc import Iterator
 from mega_schema.params import ONES, ZEROS, Init, Param, StageRef
 from mega_schema.sharding import Shape, Split
 from mega_schema.spec import ModelSpec
+
+
+def rows(m: ModelSpec) -> Iterator[Param]:
+    """Yield the row of every parameter, in the order of the forward pass."""
+    yield embedding(m)
+    if m.embed_norm:
+        yield from norm(m, "embed_norm", "first")
+    if m.positions == "learned":
+        yield matrix(m, "position.weight", (m.context, m.hidden), "first", None)
+    for i in range(m.layers):
+        yield from attention(m, i)
+        yield from feed_forward(m, i)
+    yield from norm(m, "final_norm", "last")
+    yield head(m)
 
 
 def matrix(
@@ -65,6 +83,22 @@ def attention(m: ModelSpec, layer: int) -> Iterator[Param]:
     yield matrix(m, prefix + "out.weight", (d, q), layer, Split("tp", 1, unit=m.head_width), residual=True)
     if m.bias:
         yield bias(prefix + "out.bias", (d,), layer)
+
+
+def feed_forward(m: ModelSpec, layer: int) -> Iterator[Param]:
+    """Yield the rows of a layer's feed-forward and the norm before it."""
+    prefix = f"layers.{layer}."
+    first = prefix + ("gate_up" if m.gated else "up")
+    blocks = (m.ffn, m.ffn) if m.gated else ()
+    inner = 2 * m.ffn if m.gated else m.ffn
+    split = Split("tp", 0, blocks)
+    yield from norm(m, prefix + "ffn_norm", layer)
+    yield matrix(m, first + ".weight", (inner, m.hidden), layer, split)
+    if m.bias:
+        yield bias(first + ".bias", (inner,), layer, split)
+    yield matrix(m, prefix + "down.weight", (m.hidden, m.ffn), layer, Split("tp", 1), residual=True)
+    if m.bias:
+        yield bias(prefix + "down.bias", (m.hidden,), layer)
 
 
 def _norm(m: ModelSpec, name: str, width: int, stage: StageRef, *, is_per_head: bool) -> Iterator[Param]:

@@ -1,14 +1,7 @@
-"""GPT-2 style models (Radford et al. 2019), with all variations of Megatron's GPT.
-
-x = E[token] + P[position]      or the embedding normed first, or other positions
-for every layer:  x = x + O · attend(Q, K, V of norm(x))
-                  x = x + W₂ · act(W₁ · norm(x))        or of the layer's input (parallel residual)
-logits = norm(x) · Eᵀ
-"""
+"""One layer of a decoder: attention and the feed-forward, dense, with or without a gate."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial
 
@@ -17,46 +10,14 @@ from torch import Tensor
 
 from mega_model.attention import Angles, Attention
 from mega_model.attention_backends import AttentionBackend
-from mega_model.decoder import Decoder
 from mega_model.dropout import DropoutFn
-from mega_model.layers import (
-    ColumnLinear,
-    PositionEmbedding,
-    RowLinear,
-    build_norm,
-    dropout_add_norm,
-    sinusoids,
-)
+from mega_model.layers import ColumnLinear, RowLinear, build_norm, dropout_add_norm
 from mega_model.recompute import recompute_closure
 from mega_model.runtime import Runtime
 
 
-class GPT(Decoder):
-    """The GPT model, or one pipeline stage of it."""
-
-    def __init__(self, rt: Runtime) -> None:
-        super().__init__(rt, GPTBlock)
-        if rt.stage.is_first and rt.spec.positions == "learned":
-            self.position = PositionEmbedding(rt, "position")
-        if rt.stage.is_first and rt.spec.embed_norm:
-            self.embed_norm = build_norm(rt, "embed_norm")
-
-    def embed_tokens(self, token_T: Tensor, position_T: Tensor) -> Tensor:
-        x_TD = self.embed(token_T)
-        if self.spec.embed_norm:
-            x_TD = self.embed_norm(x_TD)
-        if self.spec.scale_embedding:
-            x_TD = x_TD * math.sqrt(self.spec.hidden)
-        local_position_T = self.tp.local_shard(position_T)
-        if self.spec.positions == "learned":
-            x_TD = x_TD + self.position(local_position_T)
-        elif self.spec.positions == "sinusoidal":
-            x_TD = x_TD + sinusoids(local_position_T, self.spec.hidden).to(x_TD.dtype)
-        return x_TD
-
-
-class GPTBlock(Attention):
-    """One layer: attention, then the feed-forward, each applied to the normed stream and added to it.
+class DecoderBlock(Attention):
+    """Attention, then the feed-forward, each applied to the normed stream and added to it.
 
     In a model with `parallel_residual` both read the input of the layer.
     """
@@ -68,9 +29,13 @@ class GPTBlock(Attention):
         self.residual_after_norm = m.post_norm_residual
         self.parallel_residual = m.parallel_residual
         self.ffn_norm = build_norm(rt, prefix + "ffn_norm")
-        self.up = ColumnLinear(rt, prefix + "up", bias=m.bias)
+        self.gated = m.gated
+        if m.gated:
+            self.gate_up = ColumnLinear(rt, prefix + "gate_up", bias=m.bias)
+        else:
+            self.up = ColumnLinear(rt, prefix + "up", bias=m.bias)
         self.act = activation(rt)
-        self.act_adds_bias = rt.spec.activation in ("gelu_tanh", "gelu_erf")
+        self.act_adds_bias = m.activation in ("gelu_tanh", "gelu_erf")
         self.down = RowLinear(rt, prefix + "down", bias=m.bias)
 
     def forward(self, x_TD: Tensor, angles: Angles, attend: AttentionBackend, drop: DropoutFn) -> Tensor:
@@ -90,15 +55,16 @@ class GPTBlock(Attention):
 
         x is needed only to recompute y in backward.
         """
-        up = self.up.matmul if self.act_adds_bias else self.up
-        up_TF = up(y_TD, recompute_closure(self.recompute_norm, self.ffn_norm, x_TD))
+        linear = self.gate_up if self.gated else self.up
+        matmul = linear.matmul if self.act_adds_bias else linear
+        inner_TF = matmul(y_TD, recompute_closure(self.recompute_norm, self.ffn_norm, x_TD))
         return self.down(
-            self._activate(up_TF), recompute_closure(self.recompute_activation, self._activate, up_TF)
+            self._activate(inner_TF), recompute_closure(self.recompute_activation, self._activate, inner_TF)
         )
 
-    def _activate(self, up_TF: Tensor) -> Tensor:
+    def _activate(self, inner_TF: Tensor) -> Tensor:
         """Apply the activation of the feed-forward; GELU's kernel adds the bias of `up` first."""
-        return self.act(up_TF, self.up.bias) if self.act_adds_bias else self.act(up_TF)
+        return self.act(inner_TF, self.up.bias) if self.act_adds_bias else self.act(inner_TF)
 
 
 def activation(rt: Runtime) -> Callable[..., Tensor]:

@@ -207,14 +207,17 @@ def test_a_missing_key_is_named(hf_folder: Any, small_gpt: ModelSpec, tmp_path: 
         ({"bias": False}, "model.bias: GPT2LMHeadModel has no such thing: found False, wanted True"),
         ({"embed_norm": True}, "model.embed_norm: GPT2LMHeadModel has no such thing: found True"),
         ({"qk_norm": True}, "model.qk_norm: GPT2LMHeadModel has no such thing"),
-        ({"window": 3}, "model.window: GPT2LMHeadModel has no such thing: found 3, wanted None"),
+        (
+            {"sliding_window": 3},
+            "model.sliding_window: GPT2LMHeadModel has no such thing: found 3, wanted None",
+        ),
         ({"positions": "alibi"}, "model.embed_norm: BloomForCausalLM has no such thing: found False, wanted"),
     ],
 )
 def test_a_model_that_no_class_of_hugging_faces_can_be_is_refused(
     run_folder: Any, tmp_path: Path, change: dict[str, Any], said: str
 ) -> None:
-    run = run_folder(gpt(layers=1, hidden=8, heads=2, vocab=11, context=4, **change))
+    run = run_folder(gpt(layers=1, hidden=8, heads=2, vocab=11, max_seq_len=4, **change))
     with pytest.raises(ConfigError, match=said):
         to_hugging_face(run, tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -223,7 +226,7 @@ def test_a_model_that_no_class_of_hugging_faces_can_be_is_refused(
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"rope_share": 0.5, "head_width": 4}, "model.rope_share: .*: found 0.5, wanted 1.0"),
+        ({"rotary_fraction": 0.5, "head_dim": 4}, "model.rotary_fraction: .*: found 0.5, wanted 1.0"),
         ({"rope_interleaved": True}, "model.rope_interleaved: no class .*: found True, wanted False"),
         (
             {"qkv_bias": True, "qk_norm": True},
@@ -238,7 +241,7 @@ def test_a_model_that_no_class_of_hugging_faces_can_be_is_refused(
 def test_a_llama_that_no_class_of_hugging_faces_can_be_is_refused(
     run_folder: Any, tmp_path: Path, change: dict[str, Any], said: str
 ) -> None:
-    run = run_folder(llama(layers=1, hidden=8, heads=2, ffn=6, vocab=11, context=4, **change))
+    run = run_folder(llama(layers=1, hidden=8, heads=2, ffn=6, vocab=11, max_seq_len=4, **change))
     with pytest.raises(ConfigError, match=said):
         to_hugging_face(run, tmp_path / "out")
 

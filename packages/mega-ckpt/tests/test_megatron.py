@@ -98,10 +98,10 @@ def _cases(draw: st.DrawFn) -> tuple[ModelSpec, Layout, str]:
         "hidden": draw(st.sampled_from([8, 12])),
         "heads": heads,
         "kv_heads": groups,
-        "head_width": width,
+        "head_dim": width,
         "ffn": 4 * draw(st.integers(1, 3)),
         "vocab": draw(st.integers(2, 40)),
-        "context": 6,
+        "max_seq_len": 6,
         "vocab_multiple": draw(st.sampled_from([1, 8])),
         "tied": draw(st.booleans()),
         "norm_1p": draw(st.booleans()),
@@ -389,7 +389,7 @@ def test_older_names_and_rows_are_the_same_model(
     convert(
         tmp_path / "ours", tmp_path / "theirs", "mega", "megatron", target=WriteOptions(layout=Layout(tp=2))
     )
-    heads, width = small_gpt.heads // 2, small_gpt.head_width
+    heads, width = small_gpt.heads // 2, small_gpt.head_dim
     for rank in sorted((tmp_path / "theirs" / "iter_0000003").iterdir()):
         tree = torch.load(rank / FILE, weights_only=False)
         del tree["optimizer"]

@@ -20,7 +20,7 @@ def rows(m: ModelSpec) -> Iterator[Param]:
     if m.embed_norm:
         yield from norm(m, "embed_norm", "first")
     if m.positions == "learned":
-        yield matrix(m, "position.weight", (m.context, d), "first", None)
+        yield matrix(m, "position.weight", (m.max_seq_len, d), "first", None)
     for i in range(m.layers):
         prefix = f"layers.{i}."
         yield from attention(m, i)

@@ -95,8 +95,8 @@ class MegatronWriter:
         hyper = self.hyperparameters()
         tokenizer = source.tokenizer.identity.type if source.tokenizer else None
         return megatron_args.from_spec(spec, source.path, core=self.core) | {
-            "seq_length": spec.context,
-            "encoder_seq_length": spec.context,
+            "seq_length": spec.max_seq_len,
+            "encoder_seq_length": spec.max_seq_len,
             "padded_vocab_size": rows * layout.tp,
             "true_vocab_size": spec.vocab,
             "vocab_size": spec.vocab - 1 if tokenizer == "NullTokenizer" else None,

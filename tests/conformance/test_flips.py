@@ -29,7 +29,7 @@ def runs(tmp_path: Path, random_whole: Any, save_whole: Any) -> list[Path]:
     open_tokenizer("NullTokenizer", vocab_size=32).save(tokenizer)
     two = gpt(layers=2, hidden=8, heads=2, vocab=33, max_seq_len=8)
     config = '[train]\nseed = 1234\n\n[data]\nsplit = "969, 30, 1"\n'
-    state = {"optimizer_steps": 4, "loss_scale": {"value": 1.0, "good": 0, "patience": 2}}
+    state = {"optimizer_steps": 4, "loss_scale": {"value": 1.0, "growth_tracker": 0, "hysteresis_tracker": 2}}
     made = [
         save_whole(
             tmp_path / "bf16",

@@ -280,18 +280,16 @@ def test_where_the_training_stood_goes_along(
         "consumed_samples": 72,
         "skipped_samples": 16,
         "optimizer_steps": 7,
-        "loss_scale": {"value": 1024.0, "good": 5, "patience": 2},
-        "courses": {
-            "learning_rate": {
-                "peak": 3e-4,
-                "least": 1e-5,
-                "warmup": 8,
-                "decay": 640,
-                "style": "cosine",
-                "initial": 0.0,
-            },
-            "weight_decay": {"start": 0.1, "end": 0.1, "samples": 640, "style": "constant"},
+        "loss_scale": {"value": 1024.0, "growth_tracker": 5, "hysteresis_tracker": 2},
+        "lr_schedule": {
+            "peak": 3e-4,
+            "least": 1e-5,
+            "warmup": 8,
+            "decay": 640,
+            "style": "cosine",
+            "initial": 0.0,
         },
+        "wd_schedule": {"start": 0.1, "end": 0.1, "samples": 640, "style": "constant"},
     }
     source = replace(format_of("mega").read(tmp_path / "run", ReadOptions()), trainer=trainer)
     write = format_of("torch_dist").write

@@ -87,7 +87,7 @@ def _events(save: Path) -> list[dict[str, Any]]:
 
 
 def _losses(save: Path) -> list[float]:
-    return [event["loss"] for event in _events(save) if event["event"] == "train"]
+    return [event["loss"] for event in _events(save) if event["event"] == "train_log"]
 
 
 @pytest.mark.long
@@ -119,7 +119,7 @@ def test_a_run_that_lost_a_host_goes_on_with_fewer_ranks(hosts: tuple[Host, Host
     hosts[1].kill()
     running[1].wait()
     assert _ended(running[0], 240, logs[0]) == 0
-    starts = [event for event in _events(save) if event["event"] == "start"]
+    starts = [event for event in _events(save) if event["event"] == "train_start"]
     assert [start["layout"]["dp"] for start in starts] == [2, 1]
     assert starts[1]["iteration"] >= 30
     assert Checkpoint.open(save).iteration == 400

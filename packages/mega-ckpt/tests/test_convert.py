@@ -430,20 +430,21 @@ def test_no_tokenizer_leaves_that_of_a_run_behind_and_excludes_the_flag_that_giv
     assert "left behind: the tokenizer, the optimizer's state, iteration 3 and the schedule" in done.output
 
 
-@pytest.mark.parametrize("courses", [5, "decoupled_learning_rate", []])
-def test_courses_of_a_trainer_file_that_are_no_object_are_refused_before_anything_is_written(
-    run_folder: Any, small_gpt: ModelSpec, tmp_path: Path, courses: object
+@pytest.mark.parametrize("schedule", [5, "warmup", []])
+@pytest.mark.parametrize("key", ["lr_schedule", "wd_schedule", "decoupled_lr_schedule"])
+def test_a_schedule_of_a_trainer_file_that_is_no_object_is_refused_before_anything_is_written(
+    run_folder: Any, small_gpt: ModelSpec, tmp_path: Path, key: str, schedule: object
 ) -> None:
     folder = Checkpoint.open(run_folder(small_gpt)).folder
     trainer = json.loads((folder / "trainer.json").read_text("utf-8"))
-    (folder / "trainer.json").write_text(json.dumps(trainer | {"courses": courses}), "utf-8")
+    (folder / "trainer.json").write_text(json.dumps(trainer | {key: schedule}), "utf-8")
     manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
     del manifest["side_files"]
     (folder / "manifest.json").write_text(json.dumps(manifest | {"format": 1}), "utf-8")
     (folder / "manifest.sha256").unlink()
     with pytest.raises(
         FormatError,
-        match="trainer.json: courses: is not what a training writes: found .*, wanted a JSON object",
+        match=f"trainer.json: {key}: is not what a training writes: found .*, wanted a JSON object",
     ):
         to_hugging_face(folder, tmp_path / "out")
     assert not (tmp_path / "out").exists()

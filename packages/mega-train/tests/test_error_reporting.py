@@ -98,7 +98,7 @@ def _trainer(saved_at: int | None, save: str | None = "runs/a", interval: int | 
 @pytest.mark.parametrize(
     ("saves", "hint"),
     [
-        ((5, "runs/a", 5), "--load runs/a goes on from iteration 5"),
+        ((5, "runs/a", 5), "resume with --load runs/a (iteration 5)"),
         ((None, None, None), "nothing was saved: --save RUN --save-interval N saves every N iterations"),
         ((None, "runs/a", None), "nothing was saved: --save-interval N saves every N iterations"),
         ((None, "runs/a", 10), "nothing was saved yet: --save-interval is 10"),

@@ -53,7 +53,7 @@ def test_a_run_on_mock_data_learns_and_writes_no_corpus(
     monkeypatch.chdir(tmp_path)
     line = f"gpt {SMALL} {SHORT} --mock-data --vocab-size 33 --save run --train-iters 40 --lr 0.01"
     _mega_train(line)
-    losses = [event["loss"] for event in read_events(Path("run")) if event["event"] == "train"]
+    losses = [event["loss"] for event in read_events(Path("run")) if event["event"] == "train_log"]
     assert losses[-1] < losses[0] - 0.5
     assert [path.name for path in Path().iterdir()] == ["run"]
     # resumed without the model's flags, the ids are the checkpoint's

@@ -221,10 +221,10 @@ class CheckpointSaver:
         self.finished.append(
             CheckpointSaved(
                 iteration=iteration,
-                seconds=write_seconds if self._memory is None else self._blocked_seconds,
-                waited=self._wait_seconds,
-                written=write_seconds,
-                problem=self.last_error,
+                blocked_seconds=write_seconds if self._memory is None else self._blocked_seconds,
+                wait_seconds=self._wait_seconds,
+                write_seconds=write_seconds,
+                error=self.last_error,
             )
         )
 
@@ -234,9 +234,9 @@ class CheckpointSaver:
 
     def _warning(self, iteration: int) -> str:
         newest = (
-            "none was written yet" if self.saved_at is None else f"iteration {self.saved_at} is the newest"
+            "no checkpoint yet" if self.saved_at is None else f"newest checkpoint: iteration {self.saved_at}"
         )
         return (
             f"{self._config.save}: no checkpoint of iteration {iteration}: {self.last_error}; "
-            f"the run goes on, {newest}"
+            f"training continues; {newest}"
         )

@@ -97,7 +97,9 @@ class TrainLoop:
         if reason.message:
             self.observers.on_event(TrainExit(iteration=trainer.iteration, reason=reason.name))
             self.observers.on_event(
-                Message(f"left after iteration {trainer.iteration}: {reason.message}; {trainer.resume_hint}")
+                Message(
+                    f"exiting after iteration {trainer.iteration}: {reason.message}; {trainer.resume_hint}"
+                )
             )
         return reason
 
@@ -123,9 +125,9 @@ class TrainLoop:
     def _report_saves(self) -> None:
         for saved in self.trainer.saver.finished:
             self.observers.on_event(saved)
-            if saved.waited > _LONG_WAIT:
-                condition = f"until the checkpoint before that of iteration {saved.iteration} was written"
-                self.observers.on_event(Message(f"waited {saved.waited:.1f} s {condition}"))
+            if saved.wait_seconds > _LONG_WAIT:
+                waited = f"waited {saved.wait_seconds:.1f} s for the previous checkpoint to finish"
+                self.observers.on_event(Message(f"checkpoint {saved.iteration} {waited}"))
         self.trainer.saver.finished.clear()
 
     def _should_validate(self, reason: ExitReason | None) -> bool:
@@ -160,9 +162,7 @@ class TrainLoop:
             if trainer.iteration + 1 in steps:
                 trainer.skip_to(min(steps[-1], trainer.config.iterations))
                 amount = f"{trainer.consumed_samples - consumed_before} samples, --skip-train-iteration-range"
-                self.observers.on_event(
-                    Message(f"passed over iterations {steps[0]} to {steps[-1]} ({amount})")
-                )
+                self.observers.on_event(Message(f"skipped iterations {steps[0]} to {steps[-1]} ({amount})"))
                 return
         start_time = self.clock()
         seq_length = trainer.seq_length
@@ -175,9 +175,9 @@ class TrainLoop:
             iteration=trainer.iteration,
             consumed_samples=trainer.consumed_samples,
             loss=loss if math.isfinite(loss) else None,
-            rate=lr,
-            next_rate=trainer.lr,
-            gradient_norm=norm if math.isfinite(norm) else None,
+            learning_rate=lr,
+            next_learning_rate=trainer.lr,
+            grad_norm=norm if math.isfinite(norm) else None,
             skipped_samples=trainer.skipped_samples,
             loss_scale=trainer.loss_scaler.value,
             global_batch_size=trainer.consumed_samples - consumed_before,
@@ -195,7 +195,7 @@ class TrainLoop:
         last_step = self.steps_since_log[-1]
         steps = len(self.steps_since_log)
         seconds = sum(step.seconds for step in self.steps_since_log)
-        updates = [step for step in self.steps_since_log if step.gradient_norm is not None]
+        updates = [step for step in self.steps_since_log if step.grad_norm is not None]
         losses = [step.loss for step in updates if step.loss is not None]
         flops = sum(
             step.tokens * flops_per_token(config.spec, step.seq_length) for step in self.steps_since_log
@@ -208,11 +208,11 @@ class TrainLoop:
             consumed_samples=last_step.consumed_samples,
             consumed_tokens=trainer.consumed_tokens,
             loss=sum(losses) / len(losses) if losses else None,
-            rate=last_step.rate,
-            gradient_norm=updates[-1].gradient_norm if updates else None,
+            learning_rate=last_step.learning_rate,
+            grad_norm=updates[-1].grad_norm if updates else None,
             skipped=steps - len(updates),
             loss_scale=last_step.loss_scale,
-            step_seconds=seconds / steps,
+            iteration_seconds=seconds / steps,
             tokens_per_second=sum(step.tokens for step in self.steps_since_log) / seconds,
             seconds=self.clock() - self.start_time,
             global_batch_size=last_step.global_batch_size,
@@ -234,7 +234,7 @@ class TrainLoop:
         loss = trainer.evaluate(reader)
         self.observers.on_event(
             ValidationEnd(
-                of=name,
+                split=name,
                 iteration=trainer.iteration,
                 consumed_samples=trainer.consumed_samples,
                 loss=loss,

@@ -235,7 +235,7 @@ class Trainer:
         if self.saver.saved_at is None:
             flags = "--save RUN --save-interval N" if checkpoint.save is None else "--save-interval N"
             return f"nothing was saved: {flags} saves every N iterations"
-        return f"--load {checkpoint.save} goes on from iteration {self.saver.saved_at}"
+        return f"resume with --load {checkpoint.save} (iteration {self.saver.saved_at})"
 
     def _non_finite_error(self, loss: float, norm: float) -> NonFiniteLossError:
         return NonFiniteLossError(
@@ -284,7 +284,7 @@ class Trainer:
             "optimizer_steps": self.optimizer.steps,
             "seed": self.config.run.train.seed,
             "learning_rate": self.lr,
-            "courses": self.config.schedules.state_dict(),
+            **self.config.schedules.state_dict(),
             "datasets": self._identities,
         }
         commit = {

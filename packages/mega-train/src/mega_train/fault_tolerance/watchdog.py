@@ -38,7 +38,6 @@ from mega_train.fault_tolerance.signal_handler import EXIT_SIGNALS
 # exit codes: a rank hung or was lost; the process was terminated
 EXIT_RANK_LOST = 3
 EXIT_TERMINATED = 128 + signal.SIGTERM
-_TERMINATED = "was told to end (SIGTERM)"
 _PACKAGES = ("mega_train", "mega_model", "mega_schema")
 
 T = TypeVar("T")
@@ -179,10 +178,12 @@ class Watchdog:
         last_progress = self._progress()
         progress_time = time.monotonic()
         signal_time = 0.0
+        signal_name = ""
         while True:
             readable, _, _ = select.select([self._wake_reader], [], [], self._tick)
-            if readable and not EXIT_SIGNALS.isdisjoint(self._wake_reader.recv(64)):
+            if readable and (received := EXIT_SIGNALS.intersection(self._wake_reader.recv(64))):
                 signal_time = signal_time or time.monotonic()
+                signal_name = signal_name or signal.Signals(min(received)).name
             if self._done.is_set():
                 return
             progress = self._progress()
@@ -192,7 +193,7 @@ class Watchdog:
             idle = time.monotonic() - progress_time
             if signal_time and min(idle, time.monotonic() - signal_time) >= self._sigterm_grace:
                 delay = f", and made no progress for {idle:.0f} s" if self._sigterm_grace else ""
-                return self._call_ranks(f"{_TERMINATED}{delay}", idle, EXIT_TERMINATED)
+                return self._call_ranks(f"received {signal_name}{delay}", idle, EXIT_TERMINATED)
             if self._peer_error is not None:
                 return self._call_ranks(
                     f"lost another rank ({_gloo_cause(self._peer_error)})", idle, EXIT_RANK_LOST
@@ -212,11 +213,12 @@ class Watchdog:
             if answers is not None:
                 diagnosis, statuses = answers
                 # if all ranks were terminated, there is nothing to diagnose
-                is_expected = reason == _TERMINATED and len(statuses) == self.world
+                was_killed = code == EXIT_TERMINATED and not self._sigterm_grace
+                is_expected = was_killed and len(statuses) == self.world
                 self._report(reason, "" if is_expected else diagnosis, () if is_expected else statuses)
                 self._call_with_timeout(self.reply_timeout, lambda: self._store.set("said", ""))
         except (RuntimeError, TimeoutError) as error:
-            description = f"{reason}, and the ranks' meeting place does not answer ({_gloo_cause(error)})"
+            description = f"{reason}, and the rendezvous store does not answer ({_gloo_cause(error)})"
             self._report(
                 description,
                 f"{own_status.name} in {own_status.frame} for {own_status.idle:.0f} s",
@@ -233,11 +235,11 @@ class Watchdog:
         if self._store.check(["causes"]):
             return None  # the cause was already reported
         first = self._store.add("calls", 1) == 1
-        self._store.set(f"sign {self.rank}", json.dumps(asdict(own_status)))
+        self._store.set(f"status {self.rank}", json.dumps(asdict(own_status)))
         if not first:
             self._wait_until(lambda: self._store.check(["said"]), 2 * self.reply_timeout)
             return None
-        keys = [f"sign {rank}" for rank in range(self.world)]
+        keys = [f"status {rank}" for rank in range(self.world)]
         self._wait_until(lambda: self._store.check(keys), self.reply_timeout)
         answers = [self._store.get(key) for key in keys if self._store.check([key])]
         hosts = {rank: self._store.get(f"host {rank}").decode() for rank in range(self.world)}

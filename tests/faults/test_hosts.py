@@ -139,7 +139,7 @@ def test_a_cut_cable_ends_both_sides_with_the_cause_and_the_checkpoint_loads(
     assert [_ended(process, 90, log) for process, log in zip(both, logs, strict=True)] == [1, 1]
     ours, theirs = (log.read_text("utf-8") for log in logs)
     assert re.search(rf"error: rank 0, .*rank 1 \({hosts[1].name}\) does not answer", ours), ours
-    assert re.search(r"error: rank 1, .*the ranks' meeting place does not answer", theirs), theirs
+    assert re.search(r"error: rank 1, .*the rendezvous store does not answer", theirs), theirs
     checkpoint = Checkpoint.open(tmp_path / "save")
     assert verify(checkpoint).tensors
     assert checkpoint.iteration >= 40

@@ -156,7 +156,7 @@ def test_without_the_meeting_place_a_rank_speaks_for_itself(monkeypatch: pytest.
     monkeypatch.setattr(rank.watchdog, "_gather_statuses", hang)
     with rank.watchdog:
         said = _said(rank)
-    assert "and the ranks' meeting place does not answer (for 1 s)" in said
+    assert "and the rendezvous store does not answer (for 1 s)" in said
     assert rank.codes == [EXIT_RANK_LOST]
 
 

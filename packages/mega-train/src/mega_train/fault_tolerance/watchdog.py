@@ -174,16 +174,17 @@ class Watchdog:
             return  # no rank can call any more; this rank's own state is still checked
 
     def _watch(self) -> None:
-        # signal_time: when a signal arrived; 0 before
+        # signal_time, signal_name: of the first signal that arrived; 0 and empty before
         last_progress = self._progress()
         progress_time = time.monotonic()
         signal_time = 0.0
         signal_name = ""
         while True:
             readable, _, _ = select.select([self._wake_reader], [], [], self._tick)
-            if readable and (received := EXIT_SIGNALS.intersection(self._wake_reader.recv(64))):
+            numbers = self._wake_reader.recv(64) if readable else b""
+            if received := [signal.Signals(number).name for number in numbers if number in EXIT_SIGNALS]:
                 signal_time = signal_time or time.monotonic()
-                signal_name = signal_name or signal.Signals(min(received)).name
+                signal_name = signal_name or received[0]
             if self._done.is_set():
                 return
             progress = self._progress()

@@ -259,7 +259,7 @@ def _mismatches(theirs: HfModelClass, spec: ModelSpec) -> dict[str, object]:
             wanted = rule(fields) if callable(rule) else rule
             if value != wanted:
                 lacking[name] = wanted
-        elif not name.startswith("rope_"):
+        elif not name.startswith(("rope_", "rotary_")):
             if value != _DEFAULTS[name]:
                 lacking[name] = _DEFAULTS[name]
         elif wanted := _rope_mismatch(theirs, spec, name):

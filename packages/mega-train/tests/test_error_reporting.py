@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -108,7 +109,7 @@ def test_a_run_that_was_ended_says_where_it_stood_and_how_to_go_on(
     saves: tuple[int | None, str | None, int | None], hint: str
 ) -> None:
     with (
-        pytest.raises(KeyboardInterrupt, match=f"after iteration 7; {hint}$"),
+        pytest.raises(KeyboardInterrupt, match=f"after iteration 7; {re.escape(hint)}$"),
         _report_early_exit(_trainer(*saves), None),
     ):
         raise KeyboardInterrupt

@@ -28,7 +28,7 @@ class Planned(Protocol):
         ({"post_norm_residual": True}, {"post_norm_residual": True}),
         ({"parallel_residual": True}, {"parallel_residual": True}),
         ({"positions": "alibi"}, {"positions": "alibi"}),
-        ({"rope_share": 0.25, "positions": "rope"}, {"rotary_fraction": 0.25, "turning": 2}),
+        ({"rope_share": 0.25, "positions": "rope"}, {"rotary_fraction": 0.25, "rotary_dim": 2}),
         ({"rope_interleaved": True}, {"rope_interleaved": True}),
         ({"rope_interpolation": 4.0}, {"rope_interpolation": 4.0}),
         ({"rope_scaled": True}, {"rope_scaling": 8.0, "rope_scaling_context": 8192}),

@@ -128,7 +128,7 @@ def theirs(folder: Path) -> None:
 def compare(folder: Path, result: Path | None, picture: Path | None) -> int:
     """Print both, and say whether they are within 1 % of each other."""
     events = read_events(folder / "ours")
-    mine = {e["iteration"]: e["loss"] for e in events if e["event"] == "train"}
+    mine = {e["iteration"]: e["loss"] for e in events if e["event"] == "train_log"}
     rows = [json.loads(line) for line in (folder / "theirs.jsonl").read_text("utf-8").splitlines()]
     other = {row["iteration"]: row["loss"] for row in rows}
     at = range(COMPARED, STEPS + 1, COMPARED)

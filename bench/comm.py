@@ -146,7 +146,7 @@ def formulas(run: Trainer) -> Count:
             add("tp all-reduce", micros, FLOAT * tokens)
             add("tp all-reduce", micros, FLOAT * 2 * tokens)
         if spec.kv_heads < t:  # gradients of heads that several ranks hold
-            rows = 2 * spec.kv_heads * spec.head_width
+            rows = 2 * spec.kv_heads * spec.head_dim
             add("tp all-reduce", layers, FLOAT * rows * spec.hidden)
             add("tp all-reduce", layers * spec.qkv_bias, FLOAT * rows)
         add("tp all-reduce", 1, FLOAT)  # the gradient's norm
@@ -161,7 +161,7 @@ def formulas(run: Trainer) -> Count:
             add("pp receive", 1, head)
         add("pp all-reduce", 2, FLOAT)  # the loss, the gradient's norm
     if mesh.cp.size > 1:
-        keys = 2 * max(spec.kv_rows // t, spec.head_width) * tokens * mesh.cp.size * activation
+        keys = 2 * max(spec.kv_rows // t, spec.head_dim) * tokens * mesh.cp.size * activation
         add("cp all-gather", micros * layers, keys)
         add("cp reduce-scatter", micros * layers, keys)
     if mesh.replicas.size > 1:

@@ -69,8 +69,8 @@ class Row:
         return HARDWARE[self.machine] if isinstance(self.machine, str) else self.machine
 
 
-def model(layers: int, hidden: int, heads: int, vocab: int = 51200, context: int = 2048) -> ModelSpec:
-    return gpt(layers=layers, hidden=hidden, heads=heads, vocab=vocab, context=context)
+def model(layers: int, hidden: int, heads: int, vocab: int = 51200, max_seq_len: int = 2048) -> ModelSpec:
+    return gpt(layers=layers, hidden=hidden, heads=heads, vocab=vocab, max_seq_len=max_seq_len)
 
 
 def _weak_2021() -> list[Row]:
@@ -171,7 +171,7 @@ def _weak_2024() -> list[Row]:
             "h100",
             Workload(
                 model=ShardedModel.from_layout(
-                    model(layers, hidden, heads, vocab=131072, context=4096), Layout(tp=tp, pp=pp, dp=dp)
+                    model(layers, hidden, heads, vocab=131072, max_seq_len=4096), Layout(tp=tp, pp=pp, dp=dp)
                 ),
                 seq_length=4096,
                 micro_batch_size=1,

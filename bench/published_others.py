@@ -56,9 +56,11 @@ FSDP_EAGER = replace(FSDP_2024, fused=False, eager=True)
 BF16_STATE = Precision(name="bf16 state", weight=2, gradient=2, main=0, moments=4)
 
 FULL = RecomputePolicy("full")
-LLAMA_8B = llama(layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336, vocab=128256, context=8192)
-LLAMA_70B = llama(layers=80, hidden=8192, heads=64, kv_heads=8, ffn=28672, vocab=128256, context=8192)
-LLAMA_405B = llama(layers=126, hidden=16384, heads=128, kv_heads=8, ffn=53248, vocab=128256, context=131072)
+LLAMA_8B = llama(layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336, vocab=128256, max_seq_len=8192)
+LLAMA_70B = llama(layers=80, hidden=8192, heads=64, kv_heads=8, ffn=28672, vocab=128256, max_seq_len=8192)
+LLAMA_405B = llama(
+    layers=126, hidden=16384, heads=128, kv_heads=8, ffn=53248, vocab=128256, max_seq_len=131072
+)
 
 
 def megatron_tflops(job: Workload, tflops: float) -> float:
@@ -71,7 +73,7 @@ def megatron_tflops(job: Workload, tflops: float) -> float:
 
 def _bloom() -> Row:
     spec = gpt(
-        layers=70, hidden=14336, heads=112, vocab=250880, context=2048, positions="alibi", embed_norm=True
+        layers=70, hidden=14336, heads=112, vocab=250880, max_seq_len=2048, positions="alibi", embed_norm=True
     )
     layout = Layout(tp=4, pp=12, dp=8, layers_per_stage=split_layers(70, pp=12, embedding=True, head=True))
     job = Workload(
@@ -88,7 +90,7 @@ def _bloom() -> Row:
 
 
 def _mt_nlg() -> list[Row]:
-    spec = gpt(layers=105, hidden=20480, heads=128, vocab=51200, context=2048)
+    spec = gpt(layers=105, hidden=20480, heads=128, vocab=51200, max_seq_len=2048)
     return [
         Row(
             "MT-NLG",
@@ -116,9 +118,9 @@ def _neox() -> Row:
         hidden=6144,
         heads=64,
         vocab=50432,
-        context=2048,
+        max_seq_len=2048,
         positions="rope",
-        rope_share=0.25,
+        rotary_fraction=0.25,
         parallel_residual=True,
         tied=False,
     )
@@ -172,10 +174,10 @@ def _nemotron() -> list[Row]:
         kv_heads=8,
         ffn=73728,
         vocab=256000,
-        context=4096,
+        max_seq_len=4096,
         activation="squared_relu",
         positions="rope",
-        rope_share=0.5,
+        rotary_fraction=0.5,
         tied=False,
         bias=False,
         qkv_bias=False,
@@ -217,7 +219,7 @@ def _fsdp() -> list[Row]:
         hidden=4096,
         heads=32,
         vocab=50368,
-        context=2048,
+        max_seq_len=2048,
         positions="alibi",
         bias=False,
         qkv_bias=False,

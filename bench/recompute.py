@@ -33,7 +33,7 @@ from mega_schema.recompute_policy import KEEP_ALL, RecomputePolicy
 from mega_schema.spec import gpt
 from mega_train.engine.train import tune_malloc
 
-SPEC = gpt(layers=6, hidden=256, heads=8, vocab=1000, context=512)
+SPEC = gpt(layers=6, hidden=256, heads=8, vocab=1000, max_seq_len=512)
 ROWS, LENGTH = 2, 512
 WAYS = (
     ("selective", RecomputePolicy("selective")),

@@ -67,7 +67,7 @@ WEIGHTS = ("mega to hf", "hf to mega", "mega to meta")  # alone are converted
 
 def made(run: Path, layers: int) -> Checkpoint:
     """A checkpoint of random numbers."""
-    shape = {"hidden": 1024, "heads": 16, "kv_heads": 8, "ffn": 2816, "vocab": 16_000, "context": 1024}
+    shape = {"hidden": 1024, "heads": 16, "kv_heads": 8, "ffn": 2816, "vocab": 16_000, "max_seq_len": 1024}
     spec, rng = llama(layers=layers, **shape), np.random.default_rng(1)
     shapes = {row.name: row.shape for row in table(spec) if row.tied_to is None}
     block = rng.standard_normal(1 << 22, np.float32)

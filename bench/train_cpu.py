@@ -206,7 +206,7 @@ def megatron(dtype: str) -> tuple[Step, float]:
     from mega_schema.spec import gpt
 
     before = peak_mb()
-    spec = gpt(layers=LAYERS, hidden=HIDDEN, heads=HEADS, vocab=VOCAB, context=LENGTH)
+    spec = gpt(layers=LAYERS, hidden=HIDDEN, heads=HEADS, vocab=VOCAB, max_seq_len=LENGTH)
     kind = torch.bfloat16 if dtype == "bf16" else torch.float32
     step = megatron_core(spec, torch.device("cpu"), compiled=True, dtype=kind)
     data = itertools.cycle(torch.from_numpy(batches()))

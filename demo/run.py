@@ -158,7 +158,7 @@ def train(walk: Walk) -> None:
         words = ["--tensor-model-parallel-size", 2, *MODEL.split(), *common]
         words += ["--train-iters", STEPS, "--log-interval", 50, *VALIDATION.split()]
         walk.run("torchrun", *torchrun, *words, "--save", first)
-        last, before = last_event(first, "train"), last_event(first, "validation")["loss"]
+        last, before = last_event(first, "train_log"), last_event(first, "validation")["loss"]
         speed = f"{last['tokens_per_second']:,.0f} tokens/s"
         said += [f"{STEPS} steps, loss {last['loss']:.3f}, validation {before:.3f}, {speed}", first]
     with walk.step("reshard") as said:
@@ -169,7 +169,7 @@ def train(walk: Walk) -> None:
         words = ["--pipeline-model-parallel-size", 2, *common, "--load", other, "--save", resumed]
         words += ["--train-iters", STEPS + MORE, "--log-interval", 20, *VALIDATION.split()]
         walk.run("torchrun", *torchrun, *words)
-        last, after = last_event(resumed, "train"), last_event(resumed, "validation")["loss"]
+        last, after = last_event(resumed, "train_log"), last_event(resumed, "validation")["loss"]
         result = f"{MORE} steps more, loss {last['loss']:.3f}, validation {before:.3f} -> {after:.3f}"
         said += [result, resumed]
 

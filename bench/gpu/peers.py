@@ -98,7 +98,7 @@ def megatron_core(
     norm = "RMSNorm" if spec.norm == "rmsnorm" else "LayerNorm"
     config = TransformerConfig(
         num_layers=spec.layers, hidden_size=spec.hidden, num_attention_heads=spec.heads,
-        num_query_groups=spec.kv_heads, kv_channels=spec.head_width, ffn_hidden_size=spec.ffn,
+        num_query_groups=spec.kv_heads, kv_channels=spec.head_dim, ffn_hidden_size=spec.ffn,
         normalization=norm, add_bias_linear=spec.bias, gated_linear_unit=spec.gated,
         activation_func=F.silu if spec.gated else F.gelu, bias_activation_fusion=True,
         bias_dropout_fusion=True, hidden_dropout=0.0, attention_dropout=0.0, bf16=half, params_dtype=dtype,
@@ -111,9 +111,9 @@ def megatron_core(
         else gpt_layer_specs.get_gpt_layer_local_spec(normalization=norm)
     )
     model: Any = GPTModel(
-        config, layer, spec.vocab, spec.context, share_embeddings_and_output_weights=spec.tied,
+        config, layer, spec.vocab, spec.max_seq_len, share_embeddings_and_output_weights=spec.tied,
         position_embedding_type="rope" if spec.positions == "rope" else "learned_absolute",
-        rotary_base=int(spec.rope_base),
+        rotary_base=int(spec.rope_theta),
     ).to(device)  # fmt: skip
     said = OptimizerConfig(
         optimizer="adam", lr=1e-4, weight_decay=0.01, clip_grad=1.0, bf16=half, params_dtype=dtype
@@ -123,7 +123,9 @@ def megatron_core(
     ddp = DistributedDataParallel(config, reduced, wrapped)
     with contextlib.nullcontext() if cuda else OnCPU():
         optimizer = get_megatron_optimizer(said, [ddp])
-    hidden = None if fused else torch.ones(1, 1, spec.context, spec.context, device=device).triu(1).bool()
+    hidden = (
+        None if fused else torch.ones(1, 1, spec.max_seq_len, spec.max_seq_len, device=device).triu(1).bool()
+    )
 
     def step(token_BS1: Tensor) -> Tensor:
         rows, length = token_BS1.shape[0], token_BS1.shape[1] - 1

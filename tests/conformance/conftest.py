@@ -36,12 +36,12 @@ class SaveWhole(Protocol):
 
 @pytest.fixture(scope="session")
 def small_gpt() -> ModelSpec:
-    return gpt(layers=3, hidden=16, heads=4, vocab=37, context=8, vocab_multiple=8)
+    return gpt(layers=3, hidden=16, heads=4, vocab=37, max_seq_len=8, vocab_multiple=8)
 
 
 @pytest.fixture(scope="session")
 def small_llama() -> ModelSpec:
-    return llama(layers=3, hidden=16, heads=4, kv_heads=4, ffn=12, vocab=37, context=8, vocab_multiple=8)
+    return llama(layers=3, hidden=16, heads=4, kv_heads=4, ffn=12, vocab=37, max_seq_len=8, vocab_multiple=8)
 
 
 @pytest.fixture(scope="session")

@@ -197,7 +197,7 @@ MUTATIONS = 5000  # of manifests and headers, half of each
 @pytest.fixture
 def smallest(tmp_path: Path, random_whole: Any, save_whole: Any) -> Path:
     """A checkpoint of one layer and its weights, which is quickly verified."""
-    spec = gpt(layers=1, hidden=8, heads=2, vocab=11, context=4)
+    spec = gpt(layers=1, hidden=8, heads=2, vocab=11, max_seq_len=4)
     made: Path = save_whole(tmp_path / "run", spec, random_whole(spec), layout=Layout(tp=2), iteration=4)
     return made
 

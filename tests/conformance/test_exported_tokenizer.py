@@ -21,7 +21,7 @@ TEXTS = ["the quick fox 12", "  two  spaces\nand a line", "naïve é 漢字 🙂
 
 
 def _exported(tokenizer: Tokenizer, folder: Path, random_whole: Any, save_whole: Any) -> Any:
-    spec = gpt(layers=1, hidden=8, heads=2, vocab=tokenizer.identity.vocab_size, context=64)
+    spec = gpt(layers=1, hidden=8, heads=2, vocab=tokenizer.identity.vocab_size, max_seq_len=64)
     tokenizer.save(folder / "tokenizer")
     made = save_whole(folder / "run", spec, random_whole(spec), tokenizer=folder / "tokenizer")
     export_tokenizer(Checkpoint(made), folder / "out")

@@ -24,12 +24,12 @@ from mega_schema.tokenizer.tokenizer import open_tokenizer
 @pytest.fixture
 def runs(tmp_path: Path, random_whole: Any, save_whole: Any) -> list[Path]:
     """A bfloat16 run with optimizer and tokenizer, a float32 run of a 2 x 2 layout, and weights alone."""
-    small = gpt(layers=1, hidden=8, heads=2, vocab=33, context=8)
+    small = gpt(layers=1, hidden=8, heads=2, vocab=33, max_seq_len=8)
     tokenizer = tmp_path / "tokenizer"
     open_tokenizer("NullTokenizer", vocab_size=32).save(tokenizer)
-    two = gpt(layers=2, hidden=8, heads=2, vocab=33, context=8)
+    two = gpt(layers=2, hidden=8, heads=2, vocab=33, max_seq_len=8)
     config = '[train]\nseed = 1234\n\n[data]\nsplit = "969, 30, 1"\n'
-    state = {"optimizer_steps": 4, "loss_scale": {"value": 1.0, "good": 0, "patience": 2}}
+    state = {"optimizer_steps": 4, "loss_scale": {"value": 1.0, "growth_tracker": 0, "hysteresis_tracker": 2}}
     made = [
         save_whole(
             tmp_path / "bf16",

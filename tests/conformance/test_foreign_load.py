@@ -106,7 +106,7 @@ def test_a_hugging_face_folder_is_converted_in_a_line_and_its_weights_are_loaded
         f"{hf} is a Hugging Face folder: converting it to {copy}",
         f"{copy}: the run begins with its weights alone",
     ]
-    start = next(event for event in read_events(run) if event["event"] == "start")
+    start = next(event for event in read_events(run) if event["event"] == "train_start")
     assert (start["iteration"], Path(start["loaded"]).parent) == (0, copy)
     _check_same_weights(ours, copy)
     (*_, repeated) = train("--load", str(hf), "--save", str(run), "--train-iters", "2", code=2)
@@ -122,7 +122,7 @@ def test_a_megatron_run_goes_on_with_its_optimizer_state(ours: Path, train: Trai
     said = train("--load", str(ours.parent / "megatron"), "--save", str(run), *more)
     assert "is a Megatron-LM checkpoint: converting it to" in said[0]
     assert said[1].endswith("the run begins with its weights and its optimizer's state")
-    start = next(event for event in read_events(run) if event["event"] == "start")
+    start = next(event for event in read_events(run) if event["event"] == "train_start")
     assert start["iteration"] == 3
 
 

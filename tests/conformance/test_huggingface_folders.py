@@ -129,7 +129,7 @@ def test_both_styles_of_rope_keys_mean_the_same(style: str, tmp_path: Path) -> N
     }[style]
     (tmp_path / "hf" / "config.json").write_text(json.dumps(config), "utf-8")
     from_hugging_face(tmp_path / "hf", tmp_path / "run")
-    assert Checkpoint.open(tmp_path / "run").spec.rope_base == 7000.0
+    assert Checkpoint.open(tmp_path / "run").spec.rope_theta == 7000.0
 
 
 def test_the_command_converts_and_transformers_loads_the_tokenizer(tmp_path: Path) -> None:

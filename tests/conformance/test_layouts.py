@@ -39,7 +39,7 @@ def specs(draw: st.DrawFn) -> ModelSpec:
         "kv_heads": draw(st.sampled_from([kv for kv in (4, 8) if heads % kv == 0])),
         "ffn": 4 * draw(st.integers(1, 5)),
         "vocab": draw(st.integers(1, 50)),
-        "context": draw(st.integers(1, 9)),
+        "max_seq_len": draw(st.integers(1, 9)),
         "vocab_multiple": draw(st.integers(1, 16)),
         "tied": draw(st.booleans()),
     }

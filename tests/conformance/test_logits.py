@@ -55,9 +55,9 @@ def test_transformers_computes_what_the_reference_forward_does(
     trained: Trained, tmp_path: Path, family: str, dtype: str
 ) -> None:
     spec = {
-        "gpt": gpt(layers=3, hidden=16, heads=4, vocab=37, context=9),
-        "llama": llama(layers=3, hidden=16, heads=4, kv_heads=2, ffn=12, vocab=37, context=9),
-        "deep": llama(layers=24, hidden=32, heads=4, ffn=48, vocab=50, context=32),
+        "gpt": gpt(layers=3, hidden=16, heads=4, vocab=37, max_seq_len=9),
+        "llama": llama(layers=3, hidden=16, heads=4, kv_heads=2, ffn=12, vocab=37, max_seq_len=9),
+        "deep": llama(layers=24, hidden=32, heads=4, ffn=48, vocab=50, max_seq_len=32),
     }[family]
     done = convert(trained(spec), "hf", tmp_path / "hf", "--dtype", dtype, "--json")
     assert done.exit_code == 0, done.output
@@ -125,7 +125,7 @@ def test_other_weights_another_vocabulary_and_nan_are_not_alike(
     one, other = side(small_gpt, "a", 1), side(small_gpt, "b", 2)
     assert compare_logits.compare_logits(one, one, 7).absolute == 0
     assert not compare_logits.compare_logits(one, other, 7).is_close
-    larger = side(gpt(layers=3, hidden=16, heads=4, vocab=38, context=8), "c", 1)
+    larger = side(gpt(layers=3, hidden=16, heads=4, vocab=38, max_seq_len=8), "c", 1)
     with pytest.raises(FormatError, match="c: vocabulary: is another: found 38, wanted 37"):
         compare_logits.compare_logits(one, larger, 7)
     assert not compare_logits.LogitsDifference(1, float("nan"), float("nan"), 1e-4, ("a", "b")).is_close

@@ -30,9 +30,9 @@ from mega_schema.spec import ModelSpec, gpt, llama
 from mega_train.config import DataConfig
 from mega_train.engine.forward_step import split_batch
 
-SMALL = {"layers": 2, "hidden": 16, "heads": 4, "vocab": 128, "context": 8}
+SMALL = {"layers": 2, "hidden": 16, "heads": 4, "vocab": 128, "max_seq_len": 8}
 WIDE = {**SMALL, "hidden": 48, "ffn": 128, "activation": "swiglu", "positions": "rope"}
-KEYED = {"layers": 4, "hidden": 32, "heads": 4, "vocab": 128, "context": 16, "vocab_multiple": 64}
+KEYED = {"layers": 4, "hidden": 32, "heads": 4, "vocab": 128, "max_seq_len": 16, "vocab_multiple": 64}
 KEYED_WIDE = {**KEYED, "ffn": 64, "activation": "swiglu", "positions": "rope"}
 CASES: dict[str, tuple[ModelSpec, Names]] = {
     "gpt_erf_gelu": (gpt(**SMALL, activation="gelu_erf"), LEGACY),

@@ -166,7 +166,7 @@ def test_bert_is_refused_by_name(golden: Path, tmp_path: Path, name: str) -> Non
     assert not (tmp_path / "x").exists()
 
 
-KEYED = {"layers": 4, "hidden": 32, "heads": 4, "vocab": 128, "context": 16, "vocab_multiple": 64}
+KEYED = {"layers": 4, "hidden": 32, "heads": 4, "vocab": 128, "max_seq_len": 16, "vocab_multiple": 64}
 KEYS: dict[str, ModelSpec] = {
     "legacy_gpt_tp1_pp1": gpt(**KEYED),
     "legacy_gpt_tp2_pp2": gpt(**KEYED),

@@ -20,8 +20,8 @@ from tests.conformance.meta_model import logits
 from tests.conformance.theirs import ours
 from tests.saved import save_whole
 
-TWO = llama(layers=2, hidden=64, heads=8, kv_heads=8, ffn=96, vocab=64, context=64, vocab_multiple=1)
-THREE = replace(TWO, kv_heads=4, rope_base=500000.0)
+TWO = llama(layers=2, hidden=64, heads=8, kv_heads=8, ffn=96, vocab=64, max_seq_len=64, vocab_multiple=1)
+THREE = replace(TWO, kv_heads=4, rope_theta=500000.0)
 SCALED = {
     "rope_scaling": 8.0,
     "rope_scaling_low": 1.0,
@@ -32,7 +32,7 @@ MODELS: dict[str, ModelSpec] = {
     "llama 2": TWO,
     "llama 2 of 70B": replace(TWO, kv_heads=2),
     "llama 3": THREE,
-    "llama 3.1": replace(THREE, context=16384, **SCALED),
+    "llama 3.1": replace(THREE, max_seq_len=16384, **SCALED),
     "an uneven feed-forward": replace(THREE, ffn=106, norm_eps=1e-6),
     "a tied head": replace(THREE, tied=True),
 }

@@ -33,7 +33,7 @@ def random_spec(seed: int) -> ModelSpec:
     pick: Any = rng.choice
     heads, width = int(pick([4, 8])), int(pick([4, 6]))
     size = {
-        "layers": 2 * int(pick([1, 2])), "hidden": heads * width, "heads": heads, "context": 16,
+        "layers": 2 * int(pick([1, 2])), "hidden": heads * width, "heads": heads, "max_seq_len": 16,
         "vocab": 2 * int(rng.integers(20, 45)), "vocab_multiple": 8,
     }  # fmt: skip
     if seed % 2:
@@ -65,7 +65,7 @@ def test_what_goes_through_two_formats_comes_back_bit_for_bit(
         back = Checkpoint.open(path)
         # how much a vocabulary is padded is no part of a model, and not every format says how it began
         told = replace(back.spec, vocab_multiple=8, init_std=spec.init_std)
-        assert (replace(told, context=16) if "meta" in (first, second) else told) == spec
+        assert (replace(told, max_seq_len=16) if "meta" in (first, second) else told) == spec
         tensors = back.tensors[MODEL]
         assert tensors.keys() == whole[MODEL].keys()
         for name, array in whole[MODEL].items():

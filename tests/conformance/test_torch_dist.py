@@ -44,7 +44,7 @@ SAMPLE = gpt(
     kv_heads=2,
     ffn=64,
     vocab=128,
-    context=16,
+    max_seq_len=16,
     activation="swiglu",
     positions="rope",
     tied=False,
@@ -134,11 +134,11 @@ def random_spec(seed: int) -> ModelSpec:
         "layers": rng.randint(1, 3),
         "hidden": heads * width * rng.choice([1, 3]),
         "heads": heads,
-        "head_width": width,
+        "head_dim": width,
         "kv_heads": rng.choice([n for n in (1, 2, 4) if heads % n == 0]),
         "ffn": 4 * rng.randint(1, 5),
         "vocab": rng.randint(2, 40),
-        "context": rng.randint(1, 9),
+        "max_seq_len": rng.randint(1, 9),
         "tied": rng.random() < 0.5,
         "qk_norm": rng.random() < 0.3,
         "vocab_multiple": rng.choice([1, 8]),
@@ -188,7 +188,7 @@ def test_any_model_is_the_same_after_the_way_there_and_back(
 def test_what_torch_alone_wrote_is_read_under_the_names_of_the_local_modules(
     golden: Path, tmp_path: Path
 ) -> None:
-    spec = gpt(layers=2, hidden=8, heads=2, vocab=9, context=4, activation="gelu_erf")
+    spec = gpt(layers=2, hidden=8, heads=2, vocab=9, max_seq_len=4, activation="gelu_erf")
     rows = {row.name: row for row in table(spec)}
     foreign = {alias.foreign: alias.unsharded(rows[alias.ours]) for alias in aliases(spec, CORE)}
     rng = np.random.default_rng(3)
@@ -251,8 +251,8 @@ def as_ranks_wrote(source: CheckpointSource, folder: Path, tp: int, dp: int) -> 
 @pytest.mark.parametrize(
     "spec",
     [
-        gpt(layers=2, hidden=24, heads=4, vocab=24, context=6, vocab_multiple=1),
-        llama(layers=2, hidden=16, heads=4, kv_heads=2, ffn=12, vocab=10, context=6, vocab_multiple=1),
+        gpt(layers=2, hidden=24, heads=4, vocab=24, max_seq_len=6, vocab_multiple=1),
+        llama(layers=2, hidden=16, heads=4, kv_heads=2, ffn=12, vocab=10, max_seq_len=6, vocab_multiple=1),
     ],
     ids=["gpt", "llama"],
 )
@@ -280,18 +280,16 @@ def test_where_the_training_stood_goes_along(
         "consumed_samples": 72,
         "skipped_samples": 16,
         "optimizer_steps": 7,
-        "loss_scale": {"value": 1024.0, "good": 5, "patience": 2},
-        "courses": {
-            "learning_rate": {
-                "peak": 3e-4,
-                "least": 1e-5,
-                "warmup": 8,
-                "decay": 640,
-                "style": "cosine",
-                "initial": 0.0,
-            },
-            "weight_decay": {"start": 0.1, "end": 0.1, "samples": 640, "style": "constant"},
+        "loss_scale": {"value": 1024.0, "growth_tracker": 5, "hysteresis_tracker": 2},
+        "lr_schedule": {
+            "peak": 3e-4,
+            "least": 1e-5,
+            "warmup": 8,
+            "decay": 640,
+            "style": "cosine",
+            "initial": 0.0,
         },
+        "wd_schedule": {"start": 0.1, "end": 0.1, "samples": 640, "style": "constant"},
     }
     source = replace(format_of("mega").read(tmp_path / "run", ReadOptions()), trainer=trainer)
     write = format_of("torch_dist").write

@@ -98,7 +98,7 @@ DAMAGE: dict[str, tuple[Damage, str]] = {
 def test_a_damaged_folder_is_one_line_and_nothing_is_written(
     random_whole: Any, save_whole: Any, tmp_path: Path, what: str
 ) -> None:
-    spec = gpt(layers=2, hidden=8, heads=2, vocab=9, context=4)
+    spec = gpt(layers=2, hidden=8, heads=2, vocab=9, max_seq_len=4)
     save_whole(tmp_path / "run", spec, random_whole(spec))
     folder = convert(tmp_path / "run", tmp_path / "there", "mega", "torch_dist").written.folder
     damage, said = DAMAGE[what]
@@ -208,7 +208,7 @@ def test_an_optimizer_that_cannot_be_read_is_left_and_said(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is on what Linux counts as data")
 def test_memory_does_not_grow_with_the_model(save_whole: Any, tmp_path: Path) -> None:
-    spec = llama(layers=1, hidden=384, heads=2, ffn=8, vocab=100_000, context=2)  # two tensors of 154 MB
+    spec = llama(layers=1, hidden=384, heads=2, ffn=8, vocab=100_000, max_seq_len=2)  # two tensors of 154 MB
     whole = {row.name: np.zeros(row.shape, np.float32) for row in table(spec)}
     save_whole(tmp_path / "run", spec, {MODEL: whole})
     code = (
@@ -227,7 +227,7 @@ def test_memory_does_not_grow_with_the_model(save_whole: Any, tmp_path: Path) ->
 def test_a_description_with_any_byte_changed_is_read_or_refused(
     random_whole: Any, save_whole: Any, tmp_path: Path
 ) -> None:
-    spec = gpt(layers=1, hidden=4, heads=1, vocab=3, context=2)
+    spec = gpt(layers=1, hidden=4, heads=1, vocab=3, max_seq_len=2)
     save_whole(tmp_path / "run", spec, random_whole(spec))
     folder = convert(tmp_path / "run", tmp_path / "there", "mega", "torch_dist").written.folder
     sound, rng = (folder / ".metadata").read_bytes(), np.random.default_rng(2)

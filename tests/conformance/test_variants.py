@@ -24,7 +24,7 @@ from mega_model.runtime import Runtime
 from mega_schema.spec import ModelSpec, gpt, llama
 
 WORDS, LENGTH = 61, 24
-OURS = {"layers": 2, "hidden": 32, "heads": 4, "vocab": WORDS, "context": LENGTH, "vocab_multiple": 1}
+OURS = {"layers": 2, "hidden": 32, "heads": 4, "vocab": WORDS, "max_seq_len": LENGTH, "vocab_multiple": 1}
 WIDE = {
     "vocab_size": WORDS,
     "hidden_size": 32,
@@ -169,7 +169,7 @@ CASES: dict[str, Case] = {
         _like_llama(rope_interpolation=4.0),
     ),
     "sliding window of mistral": Case(
-        lambda: transformers.MistralConfig(**WIDE, **NONE, sliding_window=5), _like_llama(window=5)
+        lambda: transformers.MistralConfig(**WIDE, **NONE, sliding_window=5), _like_llama(sliding_window=5)
     ),
     "biases of queries, keys and values of qwen 2": Case(
         lambda: transformers.Qwen2Config(**WIDE, **NONE), _like_llama(qkv_bias=True)
@@ -192,7 +192,7 @@ CASES: dict[str, Case] = {
             use_parallel_residual=False,
             rotary_pct=0.5,
         ),
-        gpt(**OURS, ffn=40, positions="rope", rope_share=0.5, activation="gelu_erf", tied=False),
+        gpt(**OURS, ffn=40, positions="rope", rotary_fraction=0.5, activation="gelu_erf", tied=False),
         _neox,
     ),
     "two branches beside each other of pythia": Case(
@@ -205,7 +205,7 @@ CASES: dict[str, Case] = {
             **OURS,
             ffn=40,
             positions="rope",
-            rope_share=0.25,
+            rotary_fraction=0.25,
             activation="gelu_erf",
             parallel_residual=True,
             tied=False,
@@ -221,7 +221,7 @@ CASES: dict[str, Case] = {
             norm_1p=True,
             activation="squared_relu",
             positions="rope",
-            rope_share=0.5,
+            rotary_fraction=0.5,
             bias=False,
             qkv_bias=False,
             tied=False,

@@ -84,7 +84,7 @@ def killed(folder: Path, ranks: int, kills: int, seed: int = 5) -> Told:
         left += any(save.glob(".iter_*"))
         if reached[-1]:
             verify(Checkpoint.open(save))
-    starts = {event["iteration"] for event in read_events(save) if event["event"] == "start"}
+    starts = {event["iteration"] for event in read_events(save) if event["event"] == "train_start"}
     assert starts <= {0, *reached}, "each went on from what the one before had left"
     last = start(folder / "last", save, ranks, (*course, "checkpoint.interval=100"))
     try:

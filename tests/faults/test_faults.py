@@ -195,7 +195,7 @@ def test_ranks_agree_on_what_to_do_about_a_damaged_checkpoint(
     what = f"{damaged}: model .*: values are not those that were written"
     if one_before:
         assert _goes_on(again, save, undisturbed(*layout)) == ""
-        starts = [event["iteration"] for event in read_events(save) if event["event"] == "start"]
+        starts = [event["iteration"] for event in read_events(save) if event["event"] == "train_start"]
         assert starts[-1] == STEPS - EVERY
     else:
         assert again.wait(TIME)

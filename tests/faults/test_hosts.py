@@ -87,7 +87,7 @@ def _events(save: Path) -> list[dict[str, Any]]:
 
 
 def _losses(save: Path) -> list[float]:
-    return [event["loss"] for event in _events(save) if event["event"] == "train"]
+    return [event["loss"] for event in _events(save) if event["event"] == "train_log"]
 
 
 @pytest.mark.long
@@ -119,7 +119,7 @@ def test_a_run_that_lost_a_host_goes_on_with_fewer_ranks(hosts: tuple[Host, Host
     hosts[1].kill()
     running[1].wait()
     assert _ended(running[0], 240, logs[0]) == 0
-    starts = [event for event in _events(save) if event["event"] == "start"]
+    starts = [event for event in _events(save) if event["event"] == "train_start"]
     assert [start["layout"]["dp"] for start in starts] == [2, 1]
     assert starts[1]["iteration"] >= 30
     assert Checkpoint.open(save).iteration == 400
@@ -139,7 +139,7 @@ def test_a_cut_cable_ends_both_sides_with_the_cause_and_the_checkpoint_loads(
     assert [_ended(process, 90, log) for process, log in zip(both, logs, strict=True)] == [1, 1]
     ours, theirs = (log.read_text("utf-8") for log in logs)
     assert re.search(rf"error: rank 0, .*rank 1 \({hosts[1].name}\) does not answer", ours), ours
-    assert re.search(r"error: rank 1, .*the ranks' meeting place does not answer", theirs), theirs
+    assert re.search(r"error: rank 1, .*the rendezvous store does not answer", theirs), theirs
     checkpoint = Checkpoint.open(tmp_path / "save")
     assert verify(checkpoint).tensors
     assert checkpoint.iteration >= 40

@@ -18,7 +18,7 @@ from mega_schema.parallel_layout import WHOLE
 from mega_schema.spec import gpt
 from mega_schema.tokenizer.tokenizer import open_tokenizer
 
-SPEC = gpt(layers=2, hidden=8, heads=2, vocab=101, context=16)
+SPEC = gpt(layers=2, hidden=8, heads=2, vocab=101, max_seq_len=16)
 
 
 def make(folder: Path) -> None:

@@ -29,7 +29,7 @@ def test_every_metric_of_the_dashboard_is_one_that_a_run_serves() -> None:
     assert asked - served == set()
     without = {
         METRIC_PREFIX + name
-        for name in ("parameters", "ranks", "consumed_samples", "consumed_tokens", "step_seconds")
+        for name in ("parameters", "ranks", "consumed_samples", "consumed_tokens", "iteration_seconds")
     }
     assert served - asked == without | {METRIC_PREFIX + "validation_perplexity"}, (
         "what one reads once, or twice"

@@ -19,7 +19,7 @@ OURS: dict[str, Any] = {
     "hidden": 32,
     "heads": 4,
     "vocab": WORDS,
-    "context": LENGTH,
+    "max_seq_len": LENGTH,
     "vocab_multiple": 3,
 }
 # of --num-layers 4 … and nothing else, in the words of Megatron's arguments

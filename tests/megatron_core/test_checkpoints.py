@@ -66,8 +66,8 @@ CASES = {
     "part-rotary": _gpt(
         {"position_embedding_type": "rope", "rotary_percent": 0.5, "rotary_base": 500},
         positions="rope",
-        rope_share=0.5,
-        rope_base=500.0,
+        rotary_fraction=0.5,
+        rope_theta=500.0,
     ),
     "squared-relu": _gpt(
         NO_BIAS | {"squared_relu": True, "group_query_attention": True, "num_query_groups": 2},
@@ -78,18 +78,18 @@ CASES = {
     ),
     "llama": _llama({}),
     "llama-tied-wide": _llama(
-        {"untie_embeddings_and_output_weights": False, "kv_channels": 12}, tied=True, head_width=12
+        {"untie_embeddings_and_output_weights": False, "kv_channels": 12}, tied=True, head_dim=12
     ),
     "llama31": _llama(
         {"use_rope_scaling": True, "rope_scaling_factor": 16.0, "rotary_base": 500000},
         rope_scaling=16.0,
-        rope_base=500000.0,
+        rope_theta=500000.0,
     ),
     "interpolated": _llama({"rotary_seq_len_interpolation_factor": 4}, rope_interpolation=4.0),
     "interleaved": _llama({"rotary_interleaved": True}, rope_interleaved=True),
-    "mistral": _llama({"window_size": (4, 0)}, window=5),
+    "mistral": _llama({"window_size": (4, 0)}, sliding_window=5),
     "qwen2": _llama({"add_qkv_bias": True, "norm_epsilon": 1e-6}, qkv_bias=True, norm_eps=1e-6),
-    "qwen3": _llama({"qk_layernorm": True, "kv_channels": 16}, qk_norm=True, head_width=16),
+    "qwen3": _llama({"qk_layernorm": True, "kv_channels": 16}, qk_norm=True, head_dim=16),
 }
 
 SOME = ("gpt", "erf-untied", "qwen3")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 from mega_model.distributed.mesh import World
 from mega_train.engine.determinism import deterministic_algorithms
 from mega_train.engine.train_loop import TrainLoop
-from mega_train.fault_tolerance.exit_conditions import SIGNAL, ExitConditions
+from mega_train.fault_tolerance.exit_conditions import SIGTERM, ExitConditions
 from mega_train.telemetry.observers import Observers
 from tests.parity.ranks import Body, Outcomes
 from tests.parity.runs import resumes, same_as_one_process, trainer
@@ -22,8 +23,12 @@ def _leaves_together(world: World, meet: str, folder: Path) -> None:
     """One rank is told to end, after its second step; all leave after that step."""
     run = trainer("gpt", world, meet, folder, parallel__tp=2, parallel__pp=2)
     last = world.rank == world.size - 1
-    told = ExitConditions(run.config, run.mesh, received_signal=lambda: last and run.state.iteration >= 2)
-    assert TrainLoop(run, Observers(), exit_conditions=told).run() is SIGNAL
+
+    def received() -> signal.Signals | None:
+        return signal.SIGTERM if last and run.state.iteration >= 2 else None
+
+    told = ExitConditions(run.config, run.mesh, received_signal=received)
+    assert TrainLoop(run, Observers(), exit_conditions=told).run() is SIGTERM
     assert run.state.iteration == 2
     run.mesh.destroy()
 

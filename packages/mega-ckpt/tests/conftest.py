@@ -34,12 +34,12 @@ _MEMORY = 2 << 30  # bytes of address space, the libraries' included
 
 @pytest.fixture
 def small_gpt() -> ModelSpec:
-    return gpt(layers=2, hidden=8, heads=4, vocab=11, context=6)
+    return gpt(layers=2, hidden=8, heads=4, vocab=11, max_seq_len=6)
 
 
 @pytest.fixture
 def small_llama() -> ModelSpec:
-    return llama(layers=2, hidden=8, heads=4, kv_heads=2, ffn=6, vocab=11, context=6)
+    return llama(layers=2, hidden=8, heads=4, kv_heads=2, ffn=6, vocab=11, max_seq_len=6)
 
 
 @pytest.fixture

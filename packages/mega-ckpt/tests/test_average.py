@@ -87,7 +87,7 @@ def test_the_mean_has_the_dtype_of_the_first(three: list[Path], tmp_path: Path) 
 
 
 def test_infinities_of_two_signs_average_to_no_number(run_folder: Any, tmp_path: Path) -> None:
-    spec = gpt(layers=1, hidden=8, heads=4, vocab=11, context=6)
+    spec = gpt(layers=1, hidden=8, heads=4, vocab=11, max_seq_len=6)
     sources = [Checkpoint.open(run_folder(spec, n, scale=s)) for n, s in (("a", np.inf), ("b", -np.inf))]
     mean = _whole(Checkpoint(average(sources, tmp_path / "mean", [1, 1])))
     assert np.isnan(mean["embed.weight"]).all()
@@ -115,7 +115,10 @@ def test_what_are_no_weights_is_one_line(
 
 
 def test_two_models_have_no_mean(mega: Any, run_folder: Any, small_gpt: ModelSpec, tmp_path: Path) -> None:
-    one, other = run_folder(small_gpt), run_folder(gpt(layers=1, hidden=8, heads=4, vocab=11, context=6), "o")
+    one, other = (
+        run_folder(small_gpt),
+        run_folder(gpt(layers=1, hidden=8, heads=4, vocab=11, max_seq_len=6), "o"),
+    )
     done = mega("average", one, other, "--save", tmp_path / "mean")
     assert str(done.exception) == (
         f"{other}/iter_0000003: model.layers: differs from that of {one}/iter_0000003: found 1, wanted 2"

@@ -207,14 +207,17 @@ def test_a_missing_key_is_named(hf_folder: Any, small_gpt: ModelSpec, tmp_path: 
         ({"bias": False}, "model.bias: GPT2LMHeadModel has no such thing: found False, wanted True"),
         ({"embed_norm": True}, "model.embed_norm: GPT2LMHeadModel has no such thing: found True"),
         ({"qk_norm": True}, "model.qk_norm: GPT2LMHeadModel has no such thing"),
-        ({"window": 3}, "model.window: GPT2LMHeadModel has no such thing: found 3, wanted None"),
+        (
+            {"sliding_window": 3},
+            "model.sliding_window: GPT2LMHeadModel has no such thing: found 3, wanted None",
+        ),
         ({"positions": "alibi"}, "model.embed_norm: BloomForCausalLM has no such thing: found False, wanted"),
     ],
 )
 def test_a_model_that_no_class_of_hugging_faces_can_be_is_refused(
     run_folder: Any, tmp_path: Path, change: dict[str, Any], said: str
 ) -> None:
-    run = run_folder(gpt(layers=1, hidden=8, heads=2, vocab=11, context=4, **change))
+    run = run_folder(gpt(layers=1, hidden=8, heads=2, vocab=11, max_seq_len=4, **change))
     with pytest.raises(ConfigError, match=said):
         to_hugging_face(run, tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -223,7 +226,7 @@ def test_a_model_that_no_class_of_hugging_faces_can_be_is_refused(
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"rope_share": 0.5, "head_width": 4}, "model.rope_share: .*: found 0.5, wanted 1.0"),
+        ({"rotary_fraction": 0.5, "head_dim": 4}, "model.rotary_fraction: .*: found 0.5, wanted 1.0"),
         ({"rope_interleaved": True}, "model.rope_interleaved: no class .*: found True, wanted False"),
         (
             {"qkv_bias": True, "qk_norm": True},
@@ -238,7 +241,7 @@ def test_a_model_that_no_class_of_hugging_faces_can_be_is_refused(
 def test_a_llama_that_no_class_of_hugging_faces_can_be_is_refused(
     run_folder: Any, tmp_path: Path, change: dict[str, Any], said: str
 ) -> None:
-    run = run_folder(llama(layers=1, hidden=8, heads=2, ffn=6, vocab=11, context=4, **change))
+    run = run_folder(llama(layers=1, hidden=8, heads=2, ffn=6, vocab=11, max_seq_len=4, **change))
     with pytest.raises(ConfigError, match=said):
         to_hugging_face(run, tmp_path / "out")
 
@@ -427,20 +430,21 @@ def test_no_tokenizer_leaves_that_of_a_run_behind_and_excludes_the_flag_that_giv
     assert "left behind: the tokenizer, the optimizer's state, iteration 3 and the schedule" in done.output
 
 
-@pytest.mark.parametrize("courses", [5, "decoupled_learning_rate", []])
-def test_courses_of_a_trainer_file_that_are_no_object_are_refused_before_anything_is_written(
-    run_folder: Any, small_gpt: ModelSpec, tmp_path: Path, courses: object
+@pytest.mark.parametrize("schedule", [5, "warmup", []])
+@pytest.mark.parametrize("key", ["lr_schedule", "wd_schedule", "decoupled_lr_schedule"])
+def test_a_schedule_of_a_trainer_file_that_is_no_object_is_refused_before_anything_is_written(
+    run_folder: Any, small_gpt: ModelSpec, tmp_path: Path, key: str, schedule: object
 ) -> None:
     folder = Checkpoint.open(run_folder(small_gpt)).folder
     trainer = json.loads((folder / "trainer.json").read_text("utf-8"))
-    (folder / "trainer.json").write_text(json.dumps(trainer | {"courses": courses}), "utf-8")
+    (folder / "trainer.json").write_text(json.dumps(trainer | {key: schedule}), "utf-8")
     manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
     del manifest["side_files"]
     (folder / "manifest.json").write_text(json.dumps(manifest | {"format": 1}), "utf-8")
     (folder / "manifest.sha256").unlink()
     with pytest.raises(
         FormatError,
-        match="trainer.json: courses: is not what a training writes: found .*, wanted a JSON object",
+        match=f"trainer.json: {key}: is not what a training writes: found .*, wanted a JSON object",
     ):
         to_hugging_face(folder, tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -117,7 +117,7 @@ def test_dtypes_shapes_and_missing_tensors_are_told_apart(
     assert {(one.what, one.a, one.b) for one in found.differences} == {("dtype", "F32", "BF16")}
     assert 0 < max(one.relative for one in found.differences) < 2**-8
     assert found.only_a == ("optim.exp_avg", "optim.exp_avg_sq", "optim.main")
-    deeper = _source(run_folder(gpt(layers=3, hidden=8, heads=4, vocab=12, context=6), "deeper"))
+    deeper = _source(run_folder(gpt(layers=3, hidden=8, heads=4, vocab=12, max_seq_len=6), "deeper"))
     found = diff_checkpoints(_source(run), deeper, optimizer=False)
     told = {one.name: (one.what, one.a, one.b) for one in found.differences}
     assert told["embed.weight"] == ("shape", "11 x 8", "12 x 8")
@@ -230,7 +230,7 @@ def test_what_files_do_not_say_is_said_beside_them(
 def test_a_gated_gpt_is_the_llama_that_it_becomes(mega: Any, run_folder: Any, tmp_path: Path) -> None:
     """Foreign files do not store the family, and both families have the same parameters."""
     spec = gpt(
-        layers=2, hidden=8, heads=4, ffn=6, vocab=11, context=6, norm="rmsnorm", activation="swiglu",
+        layers=2, hidden=8, heads=4, ffn=6, vocab=11, max_seq_len=6, norm="rmsnorm", activation="swiglu",
         positions="rope", bias=False,
     )  # fmt: skip
     run = run_folder(spec)

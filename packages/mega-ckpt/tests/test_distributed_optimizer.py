@@ -16,7 +16,7 @@ from mega_schema.checkpoint.reader import OPTIMIZER
 from mega_schema.parallel_layout import WHOLE
 from mega_schema.spec import gpt
 
-SPEC = gpt(layers=2, hidden=8, heads=2, vocab=16, context=6, vocab_multiple=1)
+SPEC = gpt(layers=2, hidden=8, heads=2, vocab=16, max_seq_len=6, vocab_multiple=1)
 KEY = "optimizer.distributed.dp_group_idx_0.gbuf_idx_0.dtype_(torch.bfloat16, torch.float32).bucket_idx_{}.{}"
 
 

@@ -194,7 +194,7 @@ def test_arguments_of_newer_releases_are_found(fairseq: Write, tmp_path: Path, w
 
     convert(fairseq(change), tmp_path / "run", "fairseq", "mega")
     spec = Checkpoint.open(tmp_path / "run").spec
-    assert (spec.positions, spec.scale_embedding, spec.ffn, spec.context) == ("sinusoidal", True, 6, 5)
+    assert (spec.positions, spec.scale_embedding, spec.ffn, spec.max_seq_len) == ("sinusoidal", True, 6, 5)
 
 
 def test_gpt2s_tokenizer_beside_the_files_travels_along(fairseq: Write, tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def _random(kind: str, seed: int) -> ModelSpec:
         "hidden": heads * width,
         "heads": heads,
         "vocab": draw.randint(11, 40),
-        "context": draw.randint(1, 99),
+        "max_seq_len": draw.randint(1, 99),
         "tied": draw.random() < 0.5,
         "norm_eps": draw.choice([1e-5, 1e-6]),
         "init_std": draw.choice([0.02, 0.006]),
@@ -45,7 +45,7 @@ def _random(kind: str, seed: int) -> ModelSpec:
     if kind == "bloom":
         residual = draw.random() < 0.5
         return gpt(**common, positions="alibi", embed_norm=True, post_norm_residual=residual)
-    rope: dict[str, Any] = {"rope_base": draw.choice([10000.0, 500000.0])}
+    rope: dict[str, Any] = {"rope_theta": draw.choice([10000.0, 500000.0])}
     rope |= draw.choice(
         [
             {},
@@ -59,7 +59,7 @@ def _random(kind: str, seed: int) -> ModelSpec:
             **rope,
             ffn=draw.randint(1, 50),
             positions="rope",
-            rope_share=draw.choice([1.0, 2 / width]),
+            rotary_fraction=draw.choice([1.0, 2 / width]),
             activation=draw.choice(["gelu_tanh", "gelu_erf"]),
             parallel_residual=draw.random() < 0.5,
         )
@@ -69,8 +69,8 @@ def _random(kind: str, seed: int) -> ModelSpec:
         **rope,
         ffn=draw.randint(1, 50),
         kv_heads=draw.choice([n for n in range(1, heads + 1) if heads % n == 0]),
-        head_width=draw.choice([width, 2, 10]),
-        window=draw.choice(windows),
+        head_dim=draw.choice([width, 2, 10]),
+        sliding_window=draw.choice(windows),
         qkv_bias=kind == "qwen2",
         qk_norm=kind == "qwen3",
     )
@@ -119,11 +119,11 @@ def test_any_model_of_a_class_comes_back_bit_for_bit(
         (
             "gpt_neox",
             {"rope_scaling": None, "rope_parameters": {"partial_rotary_factor": 3.0}},
-            "model.rope_share: rotary components come in pairs",
+            "model.rotary_fraction: rotary components come in pairs",
         ),
         ("gpt_neox", {"rope_scaling": {"rope_type": "yarn"}}, "rope_scaling: positions scaled in this way"),
         ("mistral", {"num_hidden_layers": None}, "num_hidden_layers: is null"),
-        ("mistral", {"sliding_window": 0}, "model.window: not a count: found 0"),
+        ("mistral", {"sliding_window": 0}, "model.sliding_window: not a count: found 0"),
         ("qwen2", {"rope_scaling": {"type": "mrope"}}, "positions scaled in this way are not supported"),
         ("qwen3", {"attention_bias": True}, "attention_bias: is not supported: found True, wanted False"),
         ("qwen3", {"model_type": "qwen3_moe"}, "model_type: unknown architecture: found qwen3_moe"),
@@ -150,22 +150,23 @@ def test_older_names_of_keys_and_missing_ones_mean_what_the_class_takes() -> Non
         "vocab_size": 5,
     }
     spec = config_json.to_spec(bloom, "x")
-    assert (spec.hidden, spec.heads, spec.layers, spec.ffn, spec.context) == (8, 2, 3, 32, 2048)
+    assert (spec.hidden, spec.heads, spec.layers, spec.ffn, spec.max_seq_len) == (8, 2, 3, 32, 2048)
     wide = {"hidden_size": 64, "num_attention_heads": 8, "num_hidden_layers": 1, "vocab_size": 5}
     wide["intermediate_size"] = 9
     neox = config_json.to_spec({"model_type": "gpt_neox", **wide}, "x")
-    assert (neox.rope_share, neox.parallel_residual, neox.activation) == (0.25, True, "gelu_erf")
+    assert (neox.rotary_fraction, neox.parallel_residual, neox.activation) == (0.25, True, "gelu_erf")
     mistral = config_json.to_spec({"model_type": "mistral", **wide}, "x")
-    assert (mistral.window, mistral.kv_heads, mistral.context) == (4096, 8, 131072)
-    assert config_json.to_spec({"model_type": "mistral", **wide, "sliding_window": None}, "x").window is None
+    assert (mistral.sliding_window, mistral.kv_heads, mistral.max_seq_len) == (4096, 8, 131072)
     assert (
-        config_json.to_spec({"model_type": "qwen3", **wide, "num_key_value_heads": 2}, "x").head_width == 128
+        config_json.to_spec({"model_type": "mistral", **wide, "sliding_window": None}, "x").sliding_window
+        is None
     )
+    assert config_json.to_spec({"model_type": "qwen3", **wide, "num_key_value_heads": 2}, "x").head_dim == 128
 
 
 CHOICES: dict[str, dict[str, Any]] = {
     "llama": {},
-    "mistral": {"window": 3},
+    "mistral": {"sliding_window": 3},
     "qwen2": {"qkv_bias": True},
     "qwen3": {"qk_norm": True},
 }
@@ -174,8 +175,8 @@ CHOICES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("windowed", [False, True])
 @pytest.mark.parametrize("kind", CHOICES)
 def test_a_model_is_written_as_the_class_that_has_what_it_has(kind: str, windowed: bool) -> None:
-    window = {"window": 3} if windowed else {}
-    spec = llama(layers=2, hidden=8, heads=4, ffn=6, vocab=11, context=6, **{**window, **CHOICES[kind]})
+    window = {"sliding_window": 3} if windowed else {}
+    spec = llama(layers=2, hidden=8, heads=4, ffn=6, vocab=11, max_seq_len=6, **{**window, **CHOICES[kind]})
     config = config_json.from_spec(spec, "x")
     assert config["model_type"] == ("mistral" if windowed and kind == "llama" else kind)
     assert config_json.to_spec(json.loads(json.dumps(config)), "x") == spec
@@ -191,7 +192,7 @@ def test_a_gated_gpt_is_written_as_a_llama_and_is_one_when_it_comes_back(
         kv_heads=2,
         ffn=6,
         vocab=11,
-        context=6,
+        max_seq_len=6,
         norm="rmsnorm",
         activation="swiglu",
         positions="rope",

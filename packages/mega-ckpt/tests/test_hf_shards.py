@@ -73,9 +73,11 @@ def test_the_command_cuts_files(mega: Any, run_folder: Any, small_gpt: ModelSpec
 
 
 WIDE: dict[str, ModelSpec] = {
-    "llama": llama(layers=1, hidden=256, heads=4, ffn=256, vocab=64000, context=4),
-    "gpt2": gpt(layers=1, hidden=256, heads=4, ffn=64000, vocab=11, context=4),
-    "bloom": gpt(layers=1, hidden=256, heads=4, vocab=64000, context=4, positions="alibi", embed_norm=True),
+    "llama": llama(layers=1, hidden=256, heads=4, ffn=256, vocab=64000, max_seq_len=4),
+    "gpt2": gpt(layers=1, hidden=256, heads=4, ffn=64000, vocab=11, max_seq_len=4),
+    "bloom": gpt(
+        layers=1, hidden=256, heads=4, vocab=64000, max_seq_len=4, positions="alibi", embed_norm=True
+    ),
 }
 
 

@@ -26,7 +26,7 @@ Mega = Callable[..., Any]
 def test_a_width_that_no_file_holds_is_refused_before_a_list_of_it_is_made(
     hf_folder: Folder, run_limited: Any
 ) -> None:
-    spec = gpt(layers=2, hidden=8, heads=4, vocab=11, context=6, positions="alibi", embed_norm=True)
+    spec = gpt(layers=2, hidden=8, heads=4, vocab=11, max_seq_len=6, positions="alibi", embed_norm=True)
     folder = hf_folder(spec, config={"hidden_size": 10**12})
     done = run_limited("inspect", folder)
     assert done.returncode == 2, done.stderr

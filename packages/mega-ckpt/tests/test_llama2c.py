@@ -77,7 +77,7 @@ def test_every_tensor_is_where_the_program_has_it(
     convert(path, tmp_path / "run", "llama2c", "mega")
     ours = Checkpoint.open(tmp_path / "run")
     rows = {row.name: row for row in table(ours.spec)}
-    assert (ours.spec.tied, ours.spec.kv_heads, ours.spec.context) == (tied, KEYS, CONTEXT)
+    assert (ours.spec.tied, ours.spec.kv_heads, ours.spec.max_seq_len) == (tied, KEYS, CONTEXT)
 
     def read(name: str) -> np.ndarray:
         return ours.read_raw(MODEL, name, whole_slab(rows[name].shape))
@@ -125,7 +125,7 @@ DAMAGE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     ),
     "no heads": (lambda b: b[:8] + _sizes(n_heads=0) + b[36:], "is no model of llama2.c's: model.heads"),
     "layers below 0": (lambda b: b[:8] + _sizes(n_layers=-1) + b[36:], "model.layers: not a count: found -1"),
-    "no context": (lambda b: b[:8] + _sizes(seq_len=0) + b[36:], "model.context: not a count: found 0"),
+    "no context": (lambda b: b[:8] + _sizes(seq_len=0) + b[36:], "model.max_seq_len: not a count: found 0"),
     "odd heads": (lambda b: b[:8] + _sizes(n_heads=8) + b[36:], "rotary components come in pairs"),
 }
 

@@ -37,9 +37,10 @@ TRAINER = {
     "consumed_samples": 24,
     "skipped_samples": 8,
     "optimizer_steps": 2,
-    "courses": {"learning_rate": RATE, "weight_decay": DECAY},
+    "lr_schedule": RATE,
+    "wd_schedule": DECAY,
 }
-SCALE = {"loss_scale": {"value": 1024.0, "good": 5, "patience": 1}}
+SCALE = {"loss_scale": {"value": 1024.0, "growth_tracker": 5, "hysteresis_tracker": 1}}
 
 
 def _save(run: Path, spec: ModelSpec, *, narrow: bool = True, seed: int = 5) -> Checkpoint:
@@ -98,10 +99,10 @@ def _cases(draw: st.DrawFn) -> tuple[ModelSpec, Layout, str]:
         "hidden": draw(st.sampled_from([8, 12])),
         "heads": heads,
         "kv_heads": groups,
-        "head_width": width,
+        "head_dim": width,
         "ffn": 4 * draw(st.integers(1, 3)),
         "vocab": draw(st.integers(2, 40)),
-        "context": 6,
+        "max_seq_len": 6,
         "vocab_multiple": draw(st.sampled_from([1, 8])),
         "tied": draw(st.booleans()),
         "norm_1p": draw(st.booleans()),
@@ -151,19 +152,19 @@ def test_a_rate_that_falls_at_the_end_comes_back_with_how_and_how_long(
 ) -> None:
     rate = RATE | {"style": "WSD", "anneal": 64, "anneal_style": "linear"}
     ours = _save(tmp_path / "ours", small_gpt)
-    courses = {"learning_rate": rate, "weight_decay": DECAY}
-    (ours.folder / "trainer.json").write_text(json.dumps(TRAINER | {"courses": courses}), "utf-8")
+    (ours.folder / "trainer.json").write_text(json.dumps(TRAINER | {"lr_schedule": rate}), "utf-8")
     rewrite_checksums(ours.folder, FORMAT)
     convert(tmp_path / "ours", tmp_path / "theirs", "mega", form, target=WriteOptions(optimizer=False))
     convert(tmp_path / "theirs", tmp_path / "back", form, "mega")
-    assert Checkpoint.open(tmp_path / "back").trainer["courses"] == courses
+    back = Checkpoint.open(tmp_path / "back").trainer
+    assert (back["lr_schedule"], back["wd_schedule"]) == (rate, DECAY)
 
 
 @pytest.mark.parametrize(
     "said",
     [
-        {"courses": {}},
-        {"courses": {"learning_rate": RATE, "weight_decay": 1}},
+        {"lr_schedule": {}},
+        {"lr_schedule": RATE, "wd_schedule": {"start": 0.1}},
         {"loss_scale": {"value": 2.0}},
         {"learning_rate": "much"},
         {"optimizer_steps": None},
@@ -185,8 +186,7 @@ def test_a_rate_of_its_own_that_megatron_has_no_place_for_is_told(
     tmp_path: Path, small_gpt: ModelSpec
 ) -> None:
     ours = _save(tmp_path / "ours", small_gpt)
-    courses = {"learning_rate": RATE, "weight_decay": DECAY, "decoupled_learning_rate": RATE}
-    (ours.folder / "trainer.json").write_text(json.dumps(TRAINER | {"courses": courses}), "utf-8")
+    (ours.folder / "trainer.json").write_text(json.dumps(TRAINER | {"decoupled_lr_schedule": RATE}), "utf-8")
     rewrite_checksums(ours.folder, FORMAT)
     left = convert(tmp_path / "ours", tmp_path / "theirs", "mega", "megatron").dropped
     assert "the learning rate of embedding and output" in left
@@ -388,7 +388,7 @@ def test_older_names_and_rows_are_the_same_model(
     convert(
         tmp_path / "ours", tmp_path / "theirs", "mega", "megatron", target=WriteOptions(layout=Layout(tp=2))
     )
-    heads, width = small_gpt.heads // 2, small_gpt.head_width
+    heads, width = small_gpt.heads // 2, small_gpt.head_dim
     for rank in sorted((tmp_path / "theirs" / "iter_0000003").iterdir()):
         tree = torch.load(rank / FILE, weights_only=False)
         del tree["optimizer"]

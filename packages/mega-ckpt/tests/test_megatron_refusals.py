@@ -247,7 +247,7 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
     assert "has no names of a GPT of Megatron's: found weight" in _refused(tmp_path, tmp_path / "run")
 
 
-SMALL = {"layers": 2, "hidden": 8, "heads": 4, "vocab": 11, "context": 6}
+SMALL = {"layers": 2, "hidden": 8, "heads": 4, "vocab": 11, "max_seq_len": 6}
 
 
 @pytest.mark.parametrize(
@@ -256,9 +256,9 @@ SMALL = {"layers": 2, "hidden": 8, "heads": 4, "vocab": 11, "context": 6}
         (gpt(**SMALL, positions="alibi"), "model.positions: Megatron has no such model: found alibi"),
         (gpt(**SMALL, activation="geglu"), "model.activation: Megatron has no such model: found geglu"),
         (gpt(**SMALL, scale_embedding=True), "model.scale_embedding: Megatron has no such model: found True"),
-        (gpt(**SMALL, window=4), "found 4, wanted None; hint: --to megatron-core may have it"),
+        (gpt(**SMALL, sliding_window=4), "found 4, wanted None; hint: --to megatron-core may have it"),
         (gpt(**SMALL, qk_norm=True), "model.qk_norm: Megatron has no such model"),
-        (gpt(**SMALL, positions="rope", rope_base=5e5), "found 500000.0, wanted 10000.0"),
+        (gpt(**SMALL, positions="rope", rope_theta=5e5), "found 500000.0, wanted 10000.0"),
     ],
 )
 def test_a_model_that_megatron_has_not_is_refused(

@@ -24,7 +24,7 @@ from mega_schema.parallel_layout import Layout
 from mega_schema.spec import llama
 
 def make(run, largest):
-    spec = llama(layers=1, hidden=1024, heads=8, vocab=largest // 4096, context=8, ffn=64, tied=True)
+    spec = llama(layers=1, hidden=1024, heads=8, vocab=largest // 4096, max_seq_len=8, ffn=64, tied=True)
     shapes = {row.name: row.shape for row in table(spec) if row.tied_to is None}
     def bands(space, name):
         for slab in row_slabs(shapes[name], 1000):

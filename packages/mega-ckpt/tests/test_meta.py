@@ -135,7 +135,7 @@ DAMAGE: dict[str, tuple[dict[str, Any] | None, Callable[[Parts], Any], str]] = {
     "one layer more": ({"n_layers": 2}, len, "has no tensor: wanted layers.1.attention_norm.weight"),
     "vocabulary": ({"vocab_size": 13}, len, "vocab_size: is not the embedding's: found 13, wanted -1 or 12"),
     "norm": ({"norm_eps": "x"}, len, "model.norm_eps: not a number: found x"),
-    "base": ({"rope_theta": "x"}, len, "model.rope_base: not a number: found x"),
+    "base": ({"rope_theta": "x"}, len, "model.rope_theta: not a number: found x"),
 }
 
 
@@ -178,7 +178,7 @@ def test_files_that_are_missing_or_cut_are_named(meta: Write, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("params", "context"),
+    ("params", "max_seq_len"),
     [
         ({"norm_eps": 1e-6}, 2048),
         ({}, 4096),
@@ -189,15 +189,15 @@ def test_files_that_are_missing_or_cut_are_named(meta: Write, tmp_path: Path) ->
     ],
 )
 def test_the_release_tells_the_longest_sequence(
-    meta: Write, tmp_path: Path, params: dict[str, Any], context: int
+    meta: Write, tmp_path: Path, params: dict[str, Any], max_seq_len: int
 ) -> None:
     convert(meta(params), tmp_path / "run", "meta", "mega")
-    assert Checkpoint.open(tmp_path / "run").spec.context == context
+    assert Checkpoint.open(tmp_path / "run").spec.max_seq_len == max_seq_len
 
 
 def test_what_mistral_adds_to_the_parameters_is_known(meta: Write, tmp_path: Path) -> None:
     convert(meta({"head_dim": 2, "hidden_dim": 6, "sliding_window": 5}), tmp_path / "run", "meta", "mega")
-    assert Checkpoint.open(tmp_path / "run").spec.window == 5
+    assert Checkpoint.open(tmp_path / "run").spec.sliding_window == 5
 
 
 def test_a_tokenizer_is_the_one_that_is_named_or_the_folders(meta: Write, tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_a_tokenizer_is_the_one_that_is_named_or_the_folders(meta: Write, tmp_pa
         convert(folder, tmp_path / "more", "meta", "mega")
 
 
-SMALL: dict[str, Any] = {"layers": 1, "hidden": 8, "heads": 4, "ffn": 6, "vocab": 11, "context": 6}
+SMALL: dict[str, Any] = {"layers": 1, "hidden": 8, "heads": 4, "ffn": 6, "vocab": 11, "max_seq_len": 6}
 
 
 @pytest.mark.parametrize("ffn", [1, 6, 21, 22, 1000])
@@ -230,13 +230,13 @@ def test_metas_program_finds_the_width_of_the_feed_forward(ffn: int) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"window": 3}, "model.window: Meta's Llama has no such thing: found 3, wanted None"),
+        ({"sliding_window": 3}, "model.sliding_window: Meta's Llama has no such thing: found 3, wanted None"),
         ({"qkv_bias": True}, "model.qkv_bias"),
         ({"qk_norm": True}, "model.qk_norm"),
         ({"rope_interleaved": True}, "model.rope_interleaved"),
         ({"rope_interpolation": 2.0}, "model.rope_interpolation"),
         ({"rope_scaling": 4.0}, "model.rope_scaling: .*found 4.0, wanted 8.0"),
-        ({"head_width": 4}, "model.head_width"),
+        ({"head_dim": 4}, "model.head_dim"),
     ],
 )
 def test_a_model_that_metas_program_has_not_is_refused(
@@ -265,7 +265,7 @@ def test_a_gpt_with_all_that_a_llama_has_is_written_as_one(run_folder: Any, tmp_
     assert done.written.parameters == count_params(table(gated))
     convert(tmp_path / "out", tmp_path / "back", "meta", "mega")
     back, before = Checkpoint.open(tmp_path / "back"), Checkpoint.open(tmp_path / "run")
-    assert back.spec == replace(gated, family="llama", context=back.spec.context)
+    assert back.spec == replace(gated, family="llama", max_seq_len=back.spec.max_seq_len)
     for name, tensor in before.tensors[MODEL].items():
         slab = whole_slab(tensor.shape)
         theirs = back.read_raw(MODEL, name, slab)

@@ -14,7 +14,7 @@ from mega_schema.errors import ConfigError
 from mega_schema.parallel_layout import Layout
 from mega_schema.spec import ModelSpec, gpt, llama
 
-SMALL = {"layers": 2, "hidden": 8, "heads": 4, "vocab": 11, "context": 6}
+SMALL = {"layers": 2, "hidden": 8, "heads": 4, "vocab": 11, "max_seq_len": 6}
 SPECS: dict[str, ModelSpec] = {
     "gpt": gpt(**SMALL),
     "gpt untied": gpt(**SMALL, tied=False),
@@ -89,7 +89,7 @@ def test_a_transposed_part_is_copied_number_for_number(shape: tuple[int, int]) -
 
 
 def test_megatrons_groups_are_query_heads_then_a_key_then_a_value() -> None:
-    spec = llama(layers=1, hidden=8, heads=4, kv_heads=2, ffn=6, vocab=11, context=6)
+    spec = llama(layers=1, hidden=8, heads=4, kv_heads=2, ffn=6, vocab=11, max_seq_len=6)
     foreign = ["q0", "q0", "q1", "q1", "k0", "k0", "v0", "v0", "q2", "q2", "q3", "q3", "k1", "k1", "v1", "v1"]
     assert [foreign[row] for row in qkv_order(spec)] == [
         f"{part}{head}"
@@ -128,8 +128,8 @@ def test_every_element_is_on_some_rank(name: str, tp: int, pp: int, vp: int) -> 
 @pytest.mark.parametrize("version", [0.0, 1.0, 2.0, 3.0])
 def test_rows_of_q_k_and_v_are_mixed_as_the_version_says(version: float) -> None:
     """Against the views and transpositions that Megatron's loader does."""
-    spec, tp = gpt(layers=1, hidden=24, heads=6, vocab=11, context=6), 2
-    heads, width = spec.heads // tp, spec.head_width
+    spec, tp = gpt(layers=1, hidden=24, heads=6, vocab=11, max_seq_len=6), 2
+    heads, width = spec.heads // tp, spec.head_dim
     q_k_v = np.arange(3 * spec.hidden).reshape(3, spec.heads, width)
     for rank in range(tp):
         mine = q_k_v[:, rank * heads : (rank + 1) * heads]

@@ -54,7 +54,7 @@ def _mixed(run: Path, spec: ModelSpec, *, largest: float = 1.0) -> Checkpoint:
 def test_a_rank_of_an_interleaved_pipeline_has_the_layers_of_each_of_its_stages(
     mega: Any, run_folder: Any, tmp_path: Path
 ) -> None:
-    run = run_folder(gpt(layers=8, hidden=8, heads=4, vocab=11, context=6))
+    run = run_folder(gpt(layers=8, hidden=8, heads=4, vocab=11, max_seq_len=6))
     done = mega("reshard", "--load", run, "--save", tmp_path / "new", "--pp", 2, "--vp", 2, "--json")
     told = json.loads(done.output)
     new = Checkpoint.open(tmp_path / "new")

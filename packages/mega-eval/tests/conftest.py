@@ -81,7 +81,7 @@ def write_checkpoint(run: Path, *, iteration: int = 10, tokenizer: bool = True, 
     from mega_schema.spec import gpt
     from mega_schema.tokenizer.tokenizer import open_tokenizer
 
-    spec = gpt(layers=1, hidden=16, heads=2, vocab=vocab, context=16, init_std=0.3)
+    spec = gpt(layers=1, hidden=16, heads=2, vocab=vocab, max_seq_len=16, init_std=0.3)
     rows = [row for row in table(spec) if row.tied_to is None]
     values = initial_values(rows, seed=1)
     files = run.parent / f"{run.name}-tokenizer"

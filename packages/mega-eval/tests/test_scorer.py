@@ -16,8 +16,8 @@ from mega_schema.spec import gpt, llama
 
 # 61 tokens are padded to 128 columns, which a score must not see
 SPECS = {
-    "gpt": gpt(layers=2, hidden=32, heads=4, vocab=61, context=24, init_std=0.3),
-    "llama": llama(layers=2, hidden=32, heads=4, kv_heads=2, ffn=48, vocab=61, context=24, init_std=0.3),
+    "gpt": gpt(layers=2, hidden=32, heads=4, vocab=61, max_seq_len=24, init_std=0.3),
+    "llama": llama(layers=2, hidden=32, heads=4, kv_heads=2, ffn=48, vocab=61, max_seq_len=24, init_std=0.3),
 }
 
 

@@ -248,7 +248,7 @@ def test_dropout_and_addition_drop_the_very_elements(
         assert torch.equal(got == 0, wanted == 0)
 
 
-SIZES: dict[str, Any] = {"layers": 2, "hidden": 16, "vocab": 50, "context": 8}
+SIZES: dict[str, Any] = {"layers": 2, "hidden": 16, "vocab": 50, "max_seq_len": 8}
 
 
 @pytest.mark.parametrize("probability", [0.0, 0.3])

@@ -31,7 +31,7 @@ from mega_schema.parallel_layout import WHOLE
 from mega_schema.sharding import Slab
 from mega_schema.spec import gpt
 
-SPEC = gpt(layers=1, hidden=4, heads=2, vocab=6, context=4)
+SPEC = gpt(layers=1, hidden=4, heads=2, vocab=6, max_seq_len=4)
 ALL = Slab((0, 0), (6, 4), (0, 0))
 BOXES = [BoxToWrite(name, (6, 4), ALL, dtype) for name, dtype in (("a", "F32"), ("b", "BF16"), ("c", "F32"))]
 VALUES = [np.arange(box.bytes, dtype=np.uint8) + number for number, box in enumerate(BOXES)]

@@ -23,12 +23,21 @@ from mega_schema.arch import table
 from mega_schema.spec import ModelSpec, gpt, llama
 
 SPECS: dict[str, ModelSpec] = {
-    "gpt": gpt(layers=2, hidden=16, heads=4, vocab=19, context=12, init_std=0.3),
-    "llama": llama(layers=2, hidden=16, heads=4, kv_heads=2, ffn=12, vocab=19, context=12, init_std=0.3),
-    "alibi": gpt(layers=2, hidden=18, heads=6, vocab=19, context=12, init_std=0.3, positions="alibi"),
-    "window": llama(layers=2, hidden=16, heads=4, ffn=12, vocab=19, context=12, init_std=0.3, window=5),
+    "gpt": gpt(layers=2, hidden=16, heads=4, vocab=19, max_seq_len=12, init_std=0.3),
+    "llama": llama(layers=2, hidden=16, heads=4, kv_heads=2, ffn=12, vocab=19, max_seq_len=12, init_std=0.3),
+    "alibi": gpt(layers=2, hidden=18, heads=6, vocab=19, max_seq_len=12, init_std=0.3, positions="alibi"),
+    "window": llama(
+        layers=2, hidden=16, heads=4, ffn=12, vocab=19, max_seq_len=12, init_std=0.3, sliding_window=5
+    ),
     "alibi and window": gpt(
-        layers=2, hidden=16, heads=4, vocab=19, context=12, init_std=0.3, positions="alibi", window=4
+        layers=2,
+        hidden=16,
+        heads=4,
+        vocab=19,
+        max_seq_len=12,
+        init_std=0.3,
+        positions="alibi",
+        sliding_window=4,
     ),
 }
 TOKENS = torch.randint(1, 19, (3, 12), generator=torch.Generator().manual_seed(3))

@@ -22,7 +22,7 @@ from mega_schema.spec import ModelSpec, gpt
 
 @pytest.fixture
 def spec() -> ModelSpec:
-    return gpt(layers=1, hidden=4, heads=2, vocab=6, context=4)
+    return gpt(layers=1, hidden=4, heads=2, vocab=6, max_seq_len=4)
 
 
 def _save(run: Path, spec: ModelSpec, array: np.ndarray, dtype: str, *, iteration: int = 1) -> Checkpoint:

@@ -20,7 +20,7 @@ from mega_schema.tokenizer.tokenizer import open_tokenizer
 
 def write_checkpoint(run: Path, *, vocab: int, tokenizer: Path | None) -> Checkpoint:
     """A checkpoint whose only tensor is an embedding of zeros."""
-    spec = gpt(layers=1, hidden=4, heads=1, vocab=vocab, context=4)
+    spec = gpt(layers=1, hidden=4, heads=1, vocab=vocab, max_seq_len=4)
     save = CheckpointWriter(run, 1)
     save.begin()
     box = BoxToWrite("embed.weight", (vocab, 4), Slab((0, 0), (vocab, 4), (0, 0)), "F32")

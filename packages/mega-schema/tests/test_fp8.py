@@ -186,7 +186,7 @@ def test_only_what_is_asked_for_is_computed() -> None:
     assert weight.grad is None
 
 
-SPEC = gpt(layers=2, hidden=32, heads=2, vocab=40, context=16)
+SPEC = gpt(layers=2, hidden=32, heads=2, vocab=40, max_seq_len=16)
 
 
 def test_the_products_of_layers_are_in_fp8_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:

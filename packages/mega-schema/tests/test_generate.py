@@ -25,9 +25,9 @@ from tests.shared_data import SHARED, needs_shared
 STORIES = SHARED / "data" / "checkpoints" / "stories260K"
 VOCAB, CONTEXT = 37, 48
 SPECS = {
-    "gpt": gpt(layers=2, hidden=32, heads=4, vocab=VOCAB, context=CONTEXT, init_std=0.3),
+    "gpt": gpt(layers=2, hidden=32, heads=4, vocab=VOCAB, max_seq_len=CONTEXT, init_std=0.3),
     "llama": llama(
-        layers=2, hidden=32, heads=4, kv_heads=2, ffn=48, vocab=VOCAB, context=CONTEXT, init_std=0.3
+        layers=2, hidden=32, heads=4, kv_heads=2, ffn=48, vocab=VOCAB, max_seq_len=CONTEXT, init_std=0.3
     ),
 }
 PROMPTS = [[5, 1, 9], [7], [3, 3, 2, 8, 30, 11, 4], [1, 2]]
@@ -284,7 +284,7 @@ def test_what_before_step_raises_ends_the_work(model: Decoder) -> None:
 def stories() -> Decoder:
     """A small trained model in llama2.c's file: seven numbers, then the weights, one kind after another."""
     raw = (STORIES / "stories260K.bin").read_bytes()
-    dim, ffn, layers, heads, kv_heads, vocab, context = struct.unpack_from("<7i", raw)
+    dim, ffn, layers, heads, kv_heads, vocab, max_seq_len = struct.unpack_from("<7i", raw)
     spec = llama(
         layers=layers,
         hidden=dim,
@@ -292,7 +292,7 @@ def stories() -> Decoder:
         kv_heads=kv_heads,
         ffn=ffn,
         vocab=vocab,
-        context=context,
+        max_seq_len=max_seq_len,
         tied=True,
     )
     values, at = torch.frombuffer(bytearray(raw[28:]), dtype=torch.float32), 0
@@ -304,7 +304,7 @@ def stories() -> Decoder:
 
     def halves(weight_LRD: Tensor) -> Tensor:
         """Rotary pairs lie side by side in the file, and in the two halves of a head with us."""
-        heads_LNHD = weight_LRD.unflatten(1, (-1, spec.head_width))
+        heads_LNHD = weight_LRD.unflatten(1, (-1, spec.head_dim))
         return torch.cat([heads_LNHD[:, :, 0::2], heads_LNHD[:, :, 1::2]], 2).flatten(1, 2)
 
     weights = {"embed.weight": take(vocab, dim)}

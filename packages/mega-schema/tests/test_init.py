@@ -63,7 +63,7 @@ def test_a_larger_vocabulary_begins_with_the_same_rows() -> None:
 
 
 def test_output_projections_start_narrower_by_depth() -> None:
-    spec = gpt(layers=8, hidden=64, heads=4, vocab=50, context=8)
+    spec = gpt(layers=8, hidden=64, heads=4, vocab=50, max_seq_len=8)
     rows = {row.name: row for row in table(spec)}
     assert rows["layers.0.up.weight"].init.std == 0.02
     for name in ("layers.0.out.weight", "layers.7.down.weight"):
@@ -74,7 +74,7 @@ def test_output_projections_start_narrower_by_depth() -> None:
 
 
 def test_uniform_values_are_bounded_by_the_two_sides_of_the_matrix() -> None:
-    spec = gpt(layers=8, hidden=64, heads=4, vocab=50, context=8, init="xavier_uniform", norm_1p=True)
+    spec = gpt(layers=8, hidden=64, heads=4, vocab=50, max_seq_len=8, init="xavier_uniform", norm_1p=True)
     rows = {row.name: row for row in table(spec)}
     for name in ("layers.0.up.weight", "layers.0.down.weight"):  # and no narrower by depth
         values = _whole(rows[name])

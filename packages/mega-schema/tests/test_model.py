@@ -30,7 +30,7 @@ SMALL: dict[str, Any] = {
     "hidden": 16,
     "heads": 4,
     "vocab": 19,
-    "context": 8,
+    "max_seq_len": 8,
     "vocab_multiple": 4,
 }
 SPECS: dict[str, ModelSpec] = {
@@ -39,7 +39,7 @@ SPECS: dict[str, ModelSpec] = {
         **SMALL,
         activation="swiglu",
         positions="rope",
-        rope_share=0.5,
+        rotary_fraction=0.5,
         kv_heads=2,
         bias=False,
         qkv_bias=True,
@@ -48,19 +48,23 @@ SPECS: dict[str, ModelSpec] = {
     "gpt of fairseq": gpt(**SMALL, activation="gelu_erf", positions="sinusoidal", scale_embedding=True),
     "gpt squared": gpt(**SMALL, activation="squared_relu", norm="rmsnorm", post_norm_residual=True),
     "gpt of two branches beside each other": gpt(
-        **SMALL, positions="rope", rope_share=0.5, parallel_residual=True, tied=False
+        **SMALL, positions="rope", rotary_fraction=0.5, parallel_residual=True, tied=False
     ),
     "gpt without positions": gpt(**SMALL, positions="none"),
-    "gpt of bloom": gpt(**SMALL, positions="alibi", embed_norm=True, window=3),
-    "gpt with head norms": gpt(**SMALL, qk_norm=True, norm_1p=True, activation="geglu", kv_heads=2, window=5),
+    "gpt of bloom": gpt(**SMALL, positions="alibi", embed_norm=True, sliding_window=3),
+    "gpt with head norms": gpt(
+        **SMALL, qk_norm=True, norm_1p=True, activation="geglu", kv_heads=2, sliding_window=5
+    ),
     "gpt with relu": gpt(
-        **SMALL, activation="reglu", positions="rope", rope_interleaved=True, rope_share=0.5
+        **SMALL, activation="reglu", positions="rope", rope_interleaved=True, rotary_fraction=0.5
     ),
     "gpt bilinear": gpt(**SMALL, activation="liglu", positions="rope", rope_interpolation=3.0),
     "llama": llama(**SMALL, ffn=12),
-    "llama 3.1": llama(**SMALL, ffn=12, rope_scaling=8.0, rope_scaling_context=20, rope_base=5.0, window=4),
+    "llama 3.1": llama(
+        **SMALL, ffn=12, rope_scaling=8.0, rope_scaling_context=20, rope_theta=5.0, sliding_window=4
+    ),
     "llama with head norms": llama(**SMALL, ffn=12, kv_heads=2, qk_norm=True, qkv_bias=True),
-    "llama grouped tied": llama(**SMALL, ffn=12, kv_heads=2, tied=True, rope_base=100.0),
+    "llama grouped tied": llama(**SMALL, ffn=12, kv_heads=2, tied=True, rope_theta=100.0),
 }
 TOKENS = torch.randint(0, 19, (2, 8), generator=torch.Generator().manual_seed(3))
 
@@ -140,7 +144,7 @@ def _block(spec: ModelSpec, weights: dict[str, Tensor], x: Tensor) -> Tensor:
 
 
 def _attention(spec: ModelSpec, weights: dict[str, Tensor], y: Tensor) -> Tensor:
-    width, out = spec.head_width, []
+    width, out = spec.head_dim, []
     q, k, v = _linear(weights, "qkv", y).split([spec.q_rows, spec.kv_rows, spec.kv_rows], -1)
     place = torch.arange(len(y))
     distance = place[:, None] - place
@@ -152,7 +156,7 @@ def _attention(spec: ModelSpec, weights: dict[str, Tensor], y: Tensor) -> Tensor
         scores = _turned(spec, mine) @ _turned(spec, key).T / width**0.5
         if spec.positions == "alibi":
             scores = scores + place * 2 ** (-8 * (head + 1) / spec.heads)  # by place, as BigScience writes it
-        unseen = (distance < 0) | (distance >= (spec.window or spec.context))
+        unseen = (distance < 0) | (distance >= (spec.sliding_window or spec.max_seq_len))
         out.append(scores.masked_fill(unseen, -torch.inf).softmax(-1) @ value)
     return _linear(weights, "out", torch.cat(out, -1))
 
@@ -168,7 +172,7 @@ def _turned(spec: ModelSpec, x: Tensor) -> Tensor:
         return x
     first = torch.arange(half) * 2 if spec.rope_interleaved else torch.arange(half)
     second = first + (1 if spec.rope_interleaved else half)
-    rate = [_rate(spec, spec.rope_base ** (-i / half) / spec.rope_interpolation) for i in range(half)]
+    rate = [_rate(spec, spec.rope_theta ** (-i / half) / spec.rope_interpolation) for i in range(half)]
     turn = torch.exp(1j * torch.arange(len(x))[:, None] * torch.tensor(rate))
     turned, out = torch.complex(x[:, first], x[:, second]) * turn, x.clone()
     out[:, first], out[:, second] = turned.real, turned.imag
@@ -313,7 +317,7 @@ def test_bfloat16_weights_are_the_rounded_ones() -> None:
 
 
 def test_turning_keeps_lengths_and_depends_on_distance_alone() -> None:
-    spec = llama(layers=1, hidden=8, heads=1, ffn=8, vocab=5, context=100, rope_base=50.0)
+    spec = llama(layers=1, hidden=8, heads=1, ffn=8, vocab=5, max_seq_len=100, rope_theta=50.0)
     rotate = Runtime.single_process(spec).kernels.apply_rotary
     q, k = torch.randn(2, 1, 1, 8, generator=torch.Generator().manual_seed(0))
 

@@ -11,7 +11,7 @@ from mega_schema.parallel_layout import Layout
 from mega_schema.params import Param, count_params
 from mega_schema.spec import PRESETS, ModelSpec, gpt, llama
 
-SMALL = {"layers": 3, "hidden": 8, "heads": 4, "vocab": 11, "context": 6, "vocab_multiple": 4}
+SMALL = {"layers": 3, "hidden": 8, "heads": 4, "vocab": 11, "max_seq_len": 6, "vocab_multiple": 4}
 SPECS: dict[str, ModelSpec] = {
     "gpt": gpt(**SMALL),
     "gpt gated without bias": gpt(**SMALL, activation="swiglu", bias=False, qkv_bias=False, tied=False),

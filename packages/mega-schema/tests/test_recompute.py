@@ -23,7 +23,7 @@ from mega_schema.arch import table
 from mega_schema.recompute_policy import KEEP_ALL, MODULES, RecomputePolicy
 from mega_schema.spec import ModelSpec, gpt, llama
 
-SIZES = {"layers": 4, "hidden": 16, "heads": 4, "vocab": 19, "context": 32, "vocab_multiple": 8}
+SIZES = {"layers": 4, "hidden": 16, "heads": 4, "vocab": 19, "max_seq_len": 32, "vocab_multiple": 8}
 SPECS: dict[str, ModelSpec] = {
     "gpt": gpt(**SIZES),
     "gpt, parallel residual": gpt(**SIZES, parallel_residual=True, activation="geglu"),

@@ -13,7 +13,7 @@ from mega_schema.errors import ConfigError
 from mega_schema.params import count_params
 from mega_schema.spec import FAMILY_DEFAULTS, PRESETS, ModelSpec, gpt, llama, preset
 
-SMALL = {"layers": 2, "hidden": 8, "heads": 2, "vocab": 5, "context": 4}
+SMALL = {"layers": 2, "hidden": 8, "heads": 2, "vocab": 5, "max_seq_len": 4}
 
 
 @pytest.mark.parametrize(
@@ -75,16 +75,16 @@ def test_an_unknown_preset_is_answered_with_a_near_one() -> None:
         ({"heads": 0}, "model.heads: do not divide model.hidden: found 0 heads"),
         ({"heads": 4, "kv_heads": 3}, "model.kv_heads: query heads must share key heads evenly"),
         (
-            {"positions": "rope", "rope_share": 0.3},
-            "model.rope_share: rotary components come in pairs: found 1 of 4",
+            {"positions": "rope", "rotary_fraction": 0.3},
+            "model.rotary_fraction: rotary components come in pairs: found 1 of 4",
         ),
         (
-            {"positions": "sinusoidal", "hidden": 7, "head_width": 4},
+            {"positions": "sinusoidal", "hidden": 7, "head_dim": 4},
             "model.hidden: sinusoidal positions are pairs",
         ),
-        ({"positions": "rope", "rope_share": 2.0}, "found 8 of 4, wanted an even number, at most 4"),
-        ({"window": 0}, "model.window: not a count: found 0, wanted a whole number above 0"),
-        ({"window": 2.0}, "model.window: not a count: found 2.0"),
+        ({"positions": "rope", "rotary_fraction": 2.0}, "found 8 of 4, wanted an even number, at most 4"),
+        ({"sliding_window": 0}, "model.sliding_window: not a count: found 0, wanted a whole number above 0"),
+        ({"sliding_window": 2.0}, "model.sliding_window: not a count: found 2.0"),
         (
             {"parallel_residual": True, "post_norm_residual": True},
             "model.parallel_residual: two branches beside each other have two normed streams: found",
@@ -121,4 +121,4 @@ def test_the_families_are_two_sets_of_defaults() -> None:
 def test_only_rotary_positions_turn_components() -> None:
     assert gpt(**SMALL).rotary_dim == 0
     assert gpt(**SMALL, positions="rope").rotary_dim == 4
-    assert gpt(**SMALL, positions="rope", rope_share=0.5).rotary_dim == 2
+    assert gpt(**SMALL, positions="rope", rotary_fraction=0.5).rotary_dim == 2

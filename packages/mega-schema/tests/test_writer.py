@@ -31,7 +31,7 @@ BOX = BoxToWrite("embed.weight", (6, 4), ALL, "F32")
 
 @pytest.fixture
 def spec() -> ModelSpec:
-    return gpt(layers=1, hidden=4, heads=2, vocab=6, context=4)
+    return gpt(layers=1, hidden=4, heads=2, vocab=6, max_seq_len=4)
 
 
 def _begun(run: Path, iteration: int, value: float = 1.0) -> CheckpointWriter:

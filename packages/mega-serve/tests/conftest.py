@@ -36,7 +36,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 def spec(tokenizer: Tokenizer) -> ModelSpec:
     """A model with two ids more than the tokenizer."""
     vocab = tokenizer.identity.vocab_size + 2
-    return gpt(layers=2, hidden=32, heads=4, vocab=vocab, context=64, init_std=0.3, vocab_multiple=8)
+    return gpt(layers=2, hidden=32, heads=4, vocab=vocab, max_seq_len=64, init_std=0.3, vocab_multiple=8)
 
 
 @pytest.fixture(scope="session")

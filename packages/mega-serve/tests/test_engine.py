@@ -175,7 +175,7 @@ def test_gpt2s_ids_that_stop_are_the_ones_megatron_has_in_its_code() -> None:
     vocab_file = GPT2 / "gpt2-vocab.json"
     merge_file = GPT2 / "gpt2-merges.txt"
     tokenizer = open_tokenizer("GPT2BPETokenizer", vocab_file=vocab_file, merge_file=merge_file)
-    spec = gpt(layers=1, hidden=4, heads=1, vocab=50257, context=8)
+    spec = gpt(layers=1, hidden=4, heads=1, vocab=50257, max_seq_len=8)
     engine = ModelEngine(build_model(Runtime.single_process(spec)), tokenizer)
     assert (engine.newline, engine.double_newline, engine.colon, engine.eod) == (198, 628, 25, 50256)
 
@@ -231,7 +231,7 @@ def metaspace_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def metaspace_engine(metaspace_tokenizer: Tokenizer) -> ModelEngine:
-    spec = gpt(layers=1, hidden=4, heads=1, vocab=4, context=16)
+    spec = gpt(layers=1, hidden=4, heads=1, vocab=4, max_seq_len=16)
     model = build_model(Runtime.single_process(spec))
     torch.nn.init.zeros_(model.embed.weight)
     return ModelEngine(model, metaspace_tokenizer)

@@ -147,16 +147,20 @@ def test_a_full_disk_leaves_the_checkpoint_before_and_the_run_goes_on(
     run = tmp_path / "run"
     assert iterations(run) == [4, 8, 10]
     assert not list(run.glob(".*")), "what was written of the others is gone"
-    why = "File too large; the run goes on"
+    why = "File too large; training continues"
     assert caplog.messages == [
-        f"{run}: no checkpoint of iteration 2: {why}, none was written yet",
-        f"{run}: no checkpoint of iteration 6: {why}, iteration 4 is the newest",
+        f"{run}: no checkpoint of iteration 2: {why}; no checkpoint yet",
+        f"{run}: no checkpoint of iteration 6: {why}; newest checkpoint: iteration 4",
     ]
-    saves = [event for event in read_events(run) if event["event"] == "save"]
-    assert [(save["iteration"], save["problem"]) for save in saves] == [
+    saves = [event for event in read_events(run) if event["event"] == "checkpoint"]
+    assert [(save["iteration"], save["error"]) for save in saves] == [
         (iteration, "File too large" if iteration in full_at else "") for iteration in (2, 4, 6, 8, 10)
     ]
-    assert all(0 <= save["waited"] <= save["seconds"] <= save["written"] for save in saves)
+    for save in saves:
+        assert set(save) == {
+            *("event", "iteration", "blocked_seconds", "wait_seconds", "write_seconds", "error")
+        }
+        assert 0 <= save["wait_seconds"] <= save["blocked_seconds"] <= save["write_seconds"]
     assert not [event for event in events if isinstance(event, Message)], "nothing more to say"
     undisturbed = start(checkpoint__save=str(tmp_path / "other"))
     _run(undisturbed)
@@ -174,7 +178,7 @@ def test_a_last_checkpoint_that_failed_is_tried_again_and_then_ends_the_run_with
     run = tmp_path / "run"
     assert str(caught.value) == (
         f"{run}: no checkpoint of iteration 10, the last: found File too large; "
-        f"hint: make room there; --load {run} goes on from iteration 8"
+        f"hint: make room there; resume with --load {run} (iteration 8)"
     )
     assert len(caplog.messages) == 2
     assert Checkpoint.open(run).iteration == 8
@@ -199,7 +203,7 @@ def test_a_folder_that_cannot_be_written_to_is_no_end_either(
         patch.setattr("subprocess.Popen", refused)
         trainer.save()
         trainer.saver.finish()
-    assert [saved.problem for saved in trainer.saver.finished] == ["Permission denied"] * 2
+    assert [saved.error for saved in trainer.saver.finished] == ["Permission denied"] * 2
     assert len(caplog.messages) == 2
     trainer.save()
     trainer.saver.finish()
@@ -229,8 +233,8 @@ def test_a_save_waits_for_the_one_before_and_says_so(
     monkeypatch.setattr(Trainer, "save", slow_at_first)
     said = [event.text for event in _run(trainer) if isinstance(event, Message)]
     assert len(said) == 1
-    assert said[0].startswith("waited 1.")
-    assert said[0].endswith(" s until the checkpoint before that of iteration 8 was written")
+    assert said[0].startswith("checkpoint 8 waited 1.")
+    assert said[0].endswith(" s for the previous checkpoint to finish")
     assert iterations(tmp_path / "run") == [4, 8]
 
 

@@ -82,7 +82,7 @@ def test_a_run_learns_and_says_so_in_plain_lines(trained: tuple[Path, Done]) -> 
     assert sum(line.startswith("validation at iteration ") for line in lines) == 2
     assert "\x1b" not in done.stdout
     assert done.stderr == ""
-    losses = [e["loss"] for e in read_events(run) if e["event"] == "train"]
+    losses = [e["loss"] for e in read_events(run) if e["event"] == "train_log"]
     assert losses[-1] < losses[0] / 1.8, "means of ten steps: from about 3 to under 1.6 nats"
 
 
@@ -101,10 +101,10 @@ def test_a_run_goes_on_when_the_reader_of_its_lines_goes_away(corpus: Path, tmp_
         run.stdout.close()
         said = run.stderr.read()
     why = "BrokenPipeError: [Errno 32] Broken pipe"
-    assert said == f"ConsoleReporter failed and is told nothing more ({why}); the run goes on\n"
+    assert said == f"ConsoleReporter failed and is disabled ({why}); training continues\n"
     assert run.returncode == 0
     assert Checkpoint.open(tmp_path).iteration == 60
-    assert [e["iteration"] for e in read_events(tmp_path) if e["event"] == "train"] == list(range(1, 61))
+    assert [e["iteration"] for e in read_events(tmp_path) if e["event"] == "train_log"] == list(range(1, 61))
 
 
 def test_a_run_is_watched_by_what_its_flags_ask_for(corpus: Path, tmp_path: Path) -> None:
@@ -120,8 +120,8 @@ def test_a_run_is_watched_by_what_its_flags_ask_for(corpus: Path, tmp_path: Path
     read.Reload()
     names = set(read.Tags()["scalars"])
     assert {"lm loss", "lm loss vs samples", "params-norm", "iteration-time", "optimizer-time"} <= names
-    (line,) = [e for e in read_events(tmp_path / "run") if e["event"] == "train"]
-    assert read.Scalars("iteration-time")[0].value == pytest.approx(line["step_seconds"])
+    (line,) = [e for e in read_events(tmp_path / "run") if e["event"] == "train_log"]
+    assert read.Scalars("iteration-time")[0].value == pytest.approx(line["iteration_seconds"])
     assert [point.step for point in read.Scalars("lm loss")] == list(range(1, 11))
     # linear to 0 at step 10: after step 1 Megatron logs the rate of step 2
     rates = [point.value for point in read.Scalars("learning-rate")]
@@ -171,14 +171,14 @@ def test_what_cannot_watch_a_run_is_refused_before_anything_is_written(
 
 def test_the_record_of_a_run_is_complete(trained: tuple[Path, Done]) -> None:
     events = read_events(trained[0])
-    assert [e["event"] for e in events].count("start") == 1
+    assert [e["event"] for e in events].count("train_start") == 1
     start = events[0]
     assert (start["iteration"], start["iterations"], start["consumed_samples"]) == (0, 60, 0)
     assert start["parameters"] == Checkpoint.open(trained[0]).spec.vocab * 16 + 16 * 16 + 2 * 3280 + 32
     assert start["layout"] == {"tp": 1, "pp": 1, "vp": 1, "cp": 1, "dp": 1}
     assert (start["global_batch_size"], start["seq_length"], start["device"]) == (8, 16, "cpu")
     assert start["config"]["optimizer"]["lr"] == 0.02
-    train = [e for e in events if e["event"] == "train"]
+    train = [e for e in events if e["event"] == "train_log"]
     assert [e["iteration"] for e in train] == [10, 20, 30, 40, 50, 60]
     assert [e["consumed_samples"] for e in train] == [80 * i for i in range(1, 7)]
     assert [e["consumed_tokens"] for e in train] == [80 * 16 * i for i in range(1, 7)]
@@ -189,12 +189,12 @@ def test_the_record_of_a_run_is_complete(trained: tuple[Path, Done]) -> None:
         assert event["mfu"] is None, "the peak of a CPU is not known"
         assert event["memory"]["peak"] > 1 << 20
         phases = event["timers"]
-        assert 0 < phases["forward-compute"] < phases["forward-backward"] <= event["step_seconds"]
+        assert 0 < phases["forward-compute"] < phases["forward-backward"] <= event["iteration_seconds"]
         assert event["timers_of_ranks"] == {}
     validations = [e for e in events if e["event"] == "validation"]
     assert [e["iteration"] for e in validations] == [30, 60]
     assert all(set(e) == {"event", *(field.name for field in fields(ValidationEnd))} for e in validations)
-    assert [e["iteration"] for e in events if e["event"] == "save"] == [20, 40, 60]
+    assert [e["iteration"] for e in events if e["event"] == "checkpoint"] == [20, 40, 60]
 
 
 def test_a_checkpoint_carries_its_tokenizer_and_its_configuration(
@@ -332,7 +332,7 @@ def test_weights_without_an_optimizer_are_for_finetuning(
         del manifest["tensors"][space]
     replace_manifest(bare, json.dumps(manifest))
     assert _refused(_gpt(corpus, "--load", str(bare), code=2)) == (
-        f"{bare}: holds no optimizer state to go on with: found model, "
+        f"{bare}: holds no optimizer state to resume with: found model, "
         "wanted optim.exp_avg, optim.exp_avg_sq; hint: --finetune begins anew with its weights"
     )
     _gpt(corpus, "--load", str(bare), "--finetune", "--train-iters", "1")

@@ -30,7 +30,7 @@ class Planned(Protocol):
     def __call__(self, **values: Any) -> ResolvedConfig: ...
 
 
-def test_a_run_counted_in_samples_has_its_courses_in_samples(planned: Planned) -> None:
+def test_a_run_counted_in_samples_has_its_schedules_in_samples(planned: Planned) -> None:
     plan = planned(**SAMPLED, optimizer__warmup_samples=7, optimizer__decay_samples=60)
     assert (plan.iterations, plan.train_samples) == (25, 100)
     assert (plan.lr_schedule.warmup, plan.lr_schedule.decay) == (7.0, 60)
@@ -255,23 +255,23 @@ def test_embedding_and_output_may_have_a_rate_of_their_own(
         end = row.name in ("embed.weight", "head.weight")
         assert torch.equal(weight, before[row.name] if end else moved), row.name
         assert not torch.equal(moved, before[row.name]), row.name
-    courses = planned(optimizer__ends_lr=0.002, optimizer__min_lr=0.001).schedules
-    assert courses.decoupled_lr is not None
-    assert [courses.decoupled_lr.lr_at(samples) for samples in (0, 20, 40)] == pytest.approx(
+    schedules = planned(optimizer__ends_lr=0.002, optimizer__min_lr=0.001).schedules
+    assert schedules.decoupled_lr is not None
+    assert [schedules.decoupled_lr.lr_at(samples) for samples in (0, 20, 40)] == pytest.approx(
         [0.002, 0.0015, 0.001]
     )
-    assert ParamSchedules.from_state_dict(courses.state_dict()) == courses
+    assert ParamSchedules.from_state_dict(schedules.state_dict()) == schedules
 
 
-def test_a_run_goes_on_with_the_courses_it_began_with_or_says_that_it_does_not(planned: Planned) -> None:
+def test_a_run_goes_on_with_the_schedules_it_began_with_or_says_that_it_does_not(planned: Planned) -> None:
     def goes_on(loaded: ParamSchedules, **values: Any) -> ParamSchedules:
         return planned(loaded_courses=loaded, **values).schedules
 
     begun = planned(optimizer__warmup_iterations=2).schedules
     assert goes_on(begun, optimizer__warmup_iterations=2) == begun
-    ends = "ends the decay of the learning rate elsewhere than in the run that goes on, without"
+    ends = "ends the decay of the learning rate elsewhere than in the resumed run, without"
     hint = (
-        "the checkpoint's; hint: --use-checkpoint-opt_param-scheduler keeps the checkpoint's courses of "
+        "the checkpoint's; hint: --use-checkpoint-opt_param-scheduler keeps the checkpoint's schedules of "
         "learning rate and weight decay, --override-opt_param-scheduler takes these"
     )
     # the flag is the one that was changed, and not what follows from it
@@ -288,12 +288,12 @@ def test_a_run_goes_on_with_the_courses_it_began_with_or_says_that_it_does_not(p
         ),
         (
             {"optimizer__decay_iterations": 20, "optimizer__warmup_iterations": 2},
-            "--lr-decay-iters: is not that of the run that goes on: found 20 steps of 4 samples, wanted "
+            "--lr-decay-iters: is not that of the resumed run: found 20 steps of 4 samples, wanted "
             "10 steps of 4 samples",
         ),
         (
             {"optimizer__warmup_fraction": 0.5},
-            "--lr-warmup-fraction: is not that of the run that goes on: found 5 steps of 4 samples, wanted "
+            "--lr-warmup-fraction: is not that of the resumed run: found 5 steps of 4 samples, wanted "
             "2 steps of 4 samples",
         ),
         (
@@ -309,7 +309,7 @@ def test_a_run_goes_on_with_the_courses_it_began_with_or_says_that_it_does_not(p
         with pytest.raises(ConfigError) as refused:
             goes_on(begun, **changed)
         assert str(refused.value) == f"{line}, {hint}"
-    with pytest.raises(ConfigError, match=r"^--lr: is not that of the run that goes on: found 0\.02, wanted"):
+    with pytest.raises(ConfigError, match=r"^--lr: is not that of the resumed run: found 0\.02, wanted"):
         goes_on(begun, optimizer__warmup_iterations=2, optimizer__lr=0.02)
     longer = {"train__iterations": 20}
     assert goes_on(begun, **longer, optimizer__checkpoint_schedule=True) == begun
@@ -318,14 +318,16 @@ def test_a_run_goes_on_with_the_courses_it_began_with_or_says_that_it_does_not(p
     assert goes_on(flat, optimizer__decay_style="constant", **longer).lr.decay == 80, "nothing depends on it"
 
 
-def test_a_checkpoint_says_the_courses(planned: Planned, open_corpus: IndexedDataset, tmp_path: Path) -> None:
+def test_a_checkpoint_has_the_schedules(
+    planned: Planned, open_corpus: IndexedDataset, tmp_path: Path
+) -> None:
     run = _trainer(planned, open_corpus, checkpoint__save=str(tmp_path))
     _steps(run, 1)
     run.save()
     run.saver.finish()
-    assert (
-        ParamSchedules.from_state_dict(Checkpoint.open(tmp_path).trainer["courses"]) == run.config.schedules
-    )
+    trainer = Checkpoint.open(tmp_path).trainer
+    assert set(trainer) >= {"lr_schedule", "wd_schedule"}
+    assert ParamSchedules.from_state_dict(trainer) == run.config.schedules
 
 
 CURRICULUM: dict[str, Any] = {"curriculum__start": 2, "curriculum__steps": 8, "curriculum__multiple": 2}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -97,7 +98,7 @@ def _trainer(saved_at: int | None, save: str | None = "runs/a", interval: int | 
 @pytest.mark.parametrize(
     ("saves", "hint"),
     [
-        ((5, "runs/a", 5), "--load runs/a goes on from iteration 5"),
+        ((5, "runs/a", 5), "resume with --load runs/a (iteration 5)"),
         ((None, None, None), "nothing was saved: --save RUN --save-interval N saves every N iterations"),
         ((None, "runs/a", None), "nothing was saved: --save-interval N saves every N iterations"),
         ((None, "runs/a", 10), "nothing was saved yet: --save-interval is 10"),
@@ -107,7 +108,7 @@ def test_a_run_that_was_ended_says_where_it_stood_and_how_to_go_on(
     saves: tuple[int | None, str | None, int | None], hint: str
 ) -> None:
     with (
-        pytest.raises(KeyboardInterrupt, match=f"after iteration 7; {hint}$"),
+        pytest.raises(KeyboardInterrupt, match=f"after iteration 7; {re.escape(hint)}$"),
         _report_early_exit(_trainer(*saves), None),
     ):
         raise KeyboardInterrupt

@@ -19,18 +19,18 @@ from mega_schema.errors import ConfigError, FormatError
 from mega_train.reports.loss_plot import draw_loss
 from mega_train.reports.run_names import name_runs
 from mega_train.telemetry.event_log import EVENTS, EventLog, lock_run, read_events
-from mega_train.telemetry.events import LogLine, TrainStart, ValidationEnd
+from mega_train.telemetry.events import CheckpointSaved, LogLine, TrainExit, TrainStart, ValidationEnd
 
 NOW = LogLine(
     iteration=20,
     iterations=100,
     consumed_samples=80,
     loss=2.5,
-    rate=3e-4,
-    gradient_norm=1.25,
+    learning_rate=3e-4,
+    grad_norm=1.25,
     skipped=0,
     loss_scale=1.0,
-    step_seconds=0.5,
+    iteration_seconds=0.5,
     tokens_per_second=12345.6,
     seconds=10.0,
     global_batch_size=4,
@@ -65,8 +65,57 @@ def test_an_event_is_one_line_and_reads_back(tmp_path: Path) -> None:
     record.on_event(began(0))
     record.on_event(NOW)
     lines = (tmp_path / "run" / EVENTS).read_text("utf-8").splitlines()
-    assert json.loads(lines[1]) == {"event": "train", **asdict(NOW)}
+    assert json.loads(lines[1]) == {"event": "train_log", **asdict(NOW)}
     assert read_events(tmp_path / "run") == [json.loads(line) for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("event", "record"),
+    [
+        (
+            replace(NOW, mfu=0.5, memory={"peak": 7}, timers={"optimizer": 0.1}, extra={"num-zeros": 3.0}),
+            {
+                **{"event": "train_log", "iteration": 20, "iterations": 100, "consumed_samples": 80},
+                **{"consumed_tokens": 0, "loss": 2.5, "learning_rate": 3e-4, "grad_norm": 1.25, "skipped": 0},
+                **{
+                    "loss_scale": 1.0,
+                    "iteration_seconds": 0.5,
+                    "tokens_per_second": 12345.6,
+                    "seconds": 10.0,
+                },
+                **{"global_batch_size": 4, "seq_length": 16, "tflops": 1.5, "mfu": 0.5, "time": 0.0},
+                **{"memory": {"peak": 7}, "timers": {"optimizer": 0.1}, "timers_of_ranks": {}},
+                "extra": {"num-zeros": 3.0},
+            },
+        ),
+        (
+            replace(validated(20, 1.5), split="test"),
+            {
+                **{"event": "validation", "split": "test", "iteration": 20, "consumed_samples": 80},
+                **{"loss": 1.5, "perplexity": 7.0, "seconds": 1.0},
+            },
+        ),
+        (
+            CheckpointSaved(
+                iteration=20, blocked_seconds=0.5, wait_seconds=0.25, write_seconds=2.0, error="No space"
+            ),
+            {
+                **{"event": "checkpoint", "iteration": 20, "blocked_seconds": 0.5, "wait_seconds": 0.25},
+                **{"write_seconds": 2.0, "error": "No space"},
+            },
+        ),
+        (
+            TrainExit(iteration=20, reason="signal"),
+            {"event": "train_exit", "iteration": 20, "reason": "signal"},
+        ),
+    ],
+    ids=["train_log", "validation", "checkpoint", "train_exit"],
+)
+def test_a_record_has_the_name_and_the_fields_of_its_event(
+    tmp_path: Path, event: LogLine | ValidationEnd | CheckpointSaved | TrainExit, record: dict[str, Any]
+) -> None:
+    EventLog(tmp_path).on_event(event)
+    assert json.loads((tmp_path / EVENTS).read_text("utf-8")) == record
 
 
 def test_a_second_run_in_the_same_folder_is_refused_while_the_first_goes_on(tmp_path: Path) -> None:
@@ -86,7 +135,7 @@ def test_a_second_run_in_the_same_folder_is_refused_while_the_first_goes_on(tmp_
         with lock_run(tmp_path / "other"):
             pass
     second()
-    assert [e["event"] for e in read_events(folder)] == ["start"]
+    assert [e["event"] for e in read_events(folder)] == ["train_start"]
 
 
 def test_where_the_file_system_cannot_lock_a_run_goes_on(
@@ -107,10 +156,10 @@ def test_a_line_that_a_crash_cut_is_left_out_and_the_next_run_begins_a_new_one(t
     EventLog(tmp_path).on_event(began(0))
     EventLog(tmp_path).on_event(NOW)
     with (tmp_path / EVENTS).open("a") as out:
-        out.write('{"event": "train", "iter')
-    assert [e["event"] for e in read_events(tmp_path)] == ["start", "train"]
+        out.write('{"event": "train_log", "iter')
+    assert [e["event"] for e in read_events(tmp_path)] == ["train_start", "train_log"]
     EventLog(tmp_path).on_event(began(20))
-    assert [e["event"] for e in read_events(tmp_path)] == ["start", "train", "start"]
+    assert [e["event"] for e in read_events(tmp_path)] == ["train_start", "train_log", "train_start"]
 
 
 def test_steps_that_a_resume_did_again_are_told_once(tmp_path: Path) -> None:
@@ -121,7 +170,7 @@ def test_steps_that_a_resume_did_again_are_told_once(tmp_path: Path) -> None:
     again = EventLog(tmp_path)
     again.on_event(began(20))
     again.on_event(replace(NOW, iteration=30, loss=2.0))
-    losses = [(e["iteration"], e["loss"]) for e in read_events(tmp_path) if e["event"] == "train"]
+    losses = [(e["iteration"], e["loss"]) for e in read_events(tmp_path) if e["event"] == "train_log"]
     assert losses == [(10, 1.0), (20, 1.0), (30, 2.0)]
 
 
@@ -162,7 +211,7 @@ def test_a_curve_draws_the_test_apart_from_validations_and_names_runs_apart(
         record.on_event(began(0))
         record.on_event(NOW)
         record.on_event(validated(20, 2.0))
-        record.on_event(replace(validated(20, 1.5), of="test"))
+        record.on_event(replace(validated(20, 1.5), split="test"))
     lines = _drawn(monkeypatch, runs, tmp_path / "loss.png")
     assert list(lines) == [
         f"{run}: {group}" for run in ("s1/run", "s2/run") for group in ("training", "validation", "test")
@@ -224,4 +273,4 @@ def test_a_record_that_cannot_be_written_misses_events_and_says_so_once(
         record.on_event(NOW)
     assert caplog.messages == [f"{tmp_path / EVENTS}: events are missing from it: No space left on device"]
     record.on_event(validated(20, 2.0))
-    assert [e["event"] for e in read_events(tmp_path)] == ["start", "validation"]
+    assert [e["event"] for e in read_events(tmp_path)] == ["train_start", "validation"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,7 +19,8 @@ from mega_train.fault_tolerance.exit_conditions import (
     INTERVAL,
     KILL_SWITCH,
     LAST_ITERATION,
-    SIGNAL,
+    SIGTERM,
+    SIGUSR1,
     ExitConditions,
 )
 from mega_train.resolve import ResolvedConfig
@@ -72,17 +74,23 @@ def test_minutes_count_from_when_the_run_began(planned: Planned) -> None:
 
 
 def test_what_ends_a_run_from_outside_is_before_what_it_planned(planned: Planned, tmp_path: Path) -> None:
-    switch, told = tmp_path / "stop", [False]
+    switch, received = tmp_path / "stop", list[signal.Signals]()
     plan = planned(train__kill_switch=str(switch), train__exit_minutes=1.0, train__exit_interval=1)
     leaving = ExitConditions(
-        plan, Mesh(), received_signal=lambda: told[0], start_time=0.0, clock=lambda: 100.0
+        plan,
+        Mesh(),
+        received_signal=lambda: received[0] if received else None,
+        start_time=0.0,
+        clock=lambda: 100.0,
     )
     assert leaving.check_after_step(10) is DURATION
     switch.touch()
     assert leaving.check_after_step(10) is KILL_SWITCH
     assert leaving.check_before_run(0) is KILL_SWITCH
-    told[0] = True
-    assert leaving.check_after_step(10) is SIGNAL
+    received.append(signal.SIGUSR1)
+    assert leaving.check_after_step(10) is SIGUSR1
+    received[0] = signal.SIGTERM
+    assert leaving.check_after_step(10) is SIGTERM
 
 
 def _looped(
@@ -103,10 +111,9 @@ def test_a_kill_switch_saves_and_leaves_and_the_line_says_how_to_go_on(
 ) -> None:
     switch = tmp_path / "stop"
 
-    def step_three(trainer: Trainer) -> bool:
+    def step_three(trainer: Trainer) -> None:
         if trainer.state.iteration == 3:
             switch.touch()
-        return False
 
     run, reason, screen = _looped(
         planned, open_corpus, tmp_path / "run", step_three, train__kill_switch=str(switch)
@@ -114,10 +121,14 @@ def test_a_kill_switch_saves_and_leaves_and_the_line_says_how_to_go_on(
     assert (run.state.iteration, reason, reason.code) == (3, KILL_SWITCH, 0)
     assert Checkpoint.open(tmp_path / "run").iteration == 3
     assert screen.said[-1] == (
-        "left after iteration 3: the file of --kill-switch-path is there; "
-        f"--load {tmp_path / 'run'} goes on from iteration 3"
+        "exiting after iteration 3: the file of --kill-switch-path is there; "
+        f"resume with --load {tmp_path / 'run'} (iteration 3)"
     )
-    assert read_events(tmp_path / "run")[-1] == {"event": "leave", "iteration": 3, "reason": "kill switch"}
+    assert read_events(tmp_path / "run")[-1] == {
+        "event": "train_exit",
+        "iteration": 3,
+        "reason": "kill switch",
+    }
     again, reason, _ = _looped(planned, open_corpus, tmp_path / "other", train__kill_switch=str(switch))
     assert (again.state.iteration, reason) == (0, KILL_SWITCH), "nothing begins while it is there"
     assert not list((tmp_path / "other").glob("iter_*"))
@@ -127,14 +138,21 @@ def test_a_signal_saves_at_once_and_leaves_with_its_code(
     planned: Planned, open_corpus: IndexedDataset, tmp_path: Path
 ) -> None:
     run, reason, screen = _looped(
-        planned, open_corpus, tmp_path, lambda trainer: trainer.state.iteration == 4, evaluation__interval=2
+        planned,
+        open_corpus,
+        tmp_path,
+        lambda trainer: signal.SIGTERM if trainer.state.iteration == 4 else None,
+        evaluation__interval=2,
     )
-    assert (run.state.iteration, reason, reason.code) == (4, SIGNAL, 143)
+    assert (run.state.iteration, reason, reason.code) == (4, SIGTERM, 143)
     assert Checkpoint.open(tmp_path).iteration == 4
     assert [text.split(" | ")[0] for text in screen.said] == [
         "validation at iteration 2",
         screen.said[-1],
     ], "the validation that was due is left out"
+    assert screen.said[-1] == (
+        f"exiting after iteration 4: received SIGTERM; resume with --load {tmp_path} (iteration 4)"
+    )
 
 
 def test_a_duration_that_is_none_is_refused(planned: Planned) -> None:

@@ -150,7 +150,7 @@ def test_runs_differ_in_what_was_said_and_what_follows(tmp_path: Path) -> None:
     lines = _said("diff", str(one), str(other), code=1).output.splitlines()
     names = [line.split("  ")[0] for line in lines]
     assert names[:2] == ["model.hidden", "optimizer.lr"]
-    assert {"model.ffn", "model.head_width", "parameters"} <= set(names)
+    assert {"model.ffn", "model.head_dim", "parameters"} <= set(names)
     assert "0.1 | 0.2" in lines[1]
     done = _said("diff", str(one), str(half), code=1)
     assert done.stderr.startswith(f"of {half} nothing follows: --num-attention-heads: does not divide")

@@ -84,7 +84,7 @@ def _llama2(folder: Path) -> None:
             sentence_iterator=iter(["a b c d e f g h"] * 20), model_writer=file, vocab_size=13, minloglevel=2
         )
     size = sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model")).vocab_size()
-    spec = llama(layers=2, hidden=16, heads=2, ffn=32, vocab=size, context=4096)
+    spec = llama(layers=2, hidden=16, heads=2, ffn=32, vocab=size, max_seq_len=4096)
     save = CheckpointWriter(folder / "llama", 1)
     save.begin()
     rows = [row for row in table(spec) if row.tied_to is None]

@@ -96,6 +96,7 @@ def test_a_state_that_is_taken_up_goes_on_where_it_was() -> None:
     one, other = DynamicLossScaler.from_config(train), DynamicLossScaler.from_config(train)
     for overflow in (True, True, False, False):
         one.update(overflow=overflow)
+    assert one.state_dict() == {"value": 2.0**31, "growth_tracker": 2, "hysteresis_tracker": 0}
     other.load_state_dict(one.state_dict())
     one.update(overflow=False)
     other.update(overflow=False)

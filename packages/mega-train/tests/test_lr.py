@@ -1,4 +1,4 @@
-"""The courses of learning rate and weight decay are Megatron's."""
+"""The schedules of learning rate and weight decay are Megatron's."""
 
 from __future__ import annotations
 
@@ -70,9 +70,9 @@ def test_weight_decay_grows_along_half_a_cosine_and_stays() -> None:
     assert [decay.value_at(samples) for samples in (0, 50, 100, 101)] == pytest.approx([0.1, 0.2, 0.3, 0.3])
 
 
-def test_courses_come_back_from_what_a_checkpoint_says() -> None:
+def test_schedules_come_back_from_what_a_checkpoint_says() -> None:
     rate = LRSchedule(peak=1.0, least=0.1, warmup=10.5, decay=50, style="WSD", anneal=5)
-    courses = ParamSchedules(rate, WeightDecaySchedule(start=0.1, end=0.2, samples=9, style="linear"))
-    assert ParamSchedules.from_state_dict(courses.state_dict()) == courses
+    schedules = ParamSchedules(rate, WeightDecaySchedule(start=0.1, end=0.2, samples=9, style="linear"))
+    assert ParamSchedules.from_state_dict(schedules.state_dict()) == schedules
     with pytest.raises(TypeError):
-        ParamSchedules.from_state_dict({"learning_rate": {"peak": 1}, "weight_decay": {}})
+        ParamSchedules.from_state_dict({"lr_schedule": {"peak": 1}, "wd_schedule": {}})

@@ -53,7 +53,7 @@ def test_a_run_on_mock_data_learns_and_writes_no_corpus(
     monkeypatch.chdir(tmp_path)
     line = f"gpt {SMALL} {SHORT} --mock-data --vocab-size 33 --save run --train-iters 40 --lr 0.01"
     _mega_train(line)
-    losses = [event["loss"] for event in read_events(Path("run")) if event["event"] == "train"]
+    losses = [event["loss"] for event in read_events(Path("run")) if event["event"] == "train_log"]
     assert losses[-1] < losses[0] - 0.5
     assert [path.name for path in Path().iterdir()] == ["run"]
     # resumed without the model's flags, the ids are the checkpoint's
@@ -95,7 +95,7 @@ def test_the_vocabulary_is_padded_to_the_rows_that_are_asked_for() -> None:
 
 
 def test_flags_without_a_shape_describe_a_part_of_the_checkpoints_model() -> None:
-    loaded = gpt(layers=2, hidden=16, heads=2, vocab=33, context=8, positions="rope", norm="rmsnorm")
+    loaded = gpt(layers=2, hidden=16, heads=2, vocab=33, max_seq_len=8, positions="rope", norm="rmsnorm")
     said = load_config(RunConfig, None, {}, ["model.norm=RMSNorm", "model.positions=rope"])
     assert model_spec(said, "gpt", vocab=None, loaded_spec=loaded) == loaded
     with pytest.raises(ConfigError, match=r"differs from the checkpoint's"):

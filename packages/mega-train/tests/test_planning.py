@@ -29,10 +29,10 @@ from mega_train.planning.search import search
 from mega_train.planning.sharded_sizes import ShardedModel
 from mega_train.planning.workload import BF16, FLOAT32, FP8, Implementation, Precision, ScheduleName, Workload
 
-GPT = gpt(layers=8, hidden=64, heads=4, vocab=1000, context=32)
+GPT = gpt(layers=8, hidden=64, heads=4, vocab=1000, max_seq_len=32)
 FREE = replace(HARDWARE["a100"], network=1e18, nvlink=1e18)  # transfers take no time
 SLOW = replace(HARDWARE["a100"], network=2e9, nvlink=2e9)
-LLAMA = llama(layers=7, hidden=64, heads=8, kv_heads=4, ffn=160, vocab=1000, context=32)
+LLAMA = llama(layers=7, hidden=64, heads=8, kv_heads=4, ffn=160, vocab=1000, max_seq_len=32)
 PIPES = [
     PipelineShape(p, v, m)
     for p in (1, 2, 4, 5)
@@ -46,7 +46,7 @@ EVEN = [p for p in PIPES if p.micros >= p.ranks and (p.chunks == 1 or p.micros %
 
 
 def job(spec: ModelSpec = GPT, layout: Layout | None = None, **other: object) -> Workload:
-    given = {"seq_length": spec.context, "micro_batch_size": 1, "global_batch_size": 16, **other}
+    given = {"seq_length": spec.max_seq_len, "micro_batch_size": 1, "global_batch_size": 16, **other}
     return Workload(model=ShardedModel.from_layout(spec, layout or Layout()), **given)  # type: ignore[arg-type]
 
 
@@ -122,7 +122,7 @@ def test_interleaved_stages_finish_a_round_apart(pipe: PipelineShape) -> None:
 
 
 def test_interleaved_stages_hide_sums_of_gradients_that_one_micro_batch_cannot() -> None:
-    spec = gpt(layers=32, hidden=4096, heads=32, vocab=51200, context=2048)
+    spec = gpt(layers=32, hidden=4096, heads=32, vocab=51200, max_seq_len=2048)
     machine = replace(HARDWARE["a100"], nvlink=3e10)
 
     def exposed(vp: int, software: Implementation) -> float:
@@ -173,7 +173,7 @@ def test_flash_attention_2_is_slower_than_kernels_for_hopper_on_hopper_alone() -
 
 
 def test_layers_multiply_in_fp8_and_the_head_does_not() -> None:
-    spec = llama(layers=4, hidden=4096, heads=32, ffn=14336, vocab=32000, context=4096)
+    spec = llama(layers=4, hidden=4096, heads=32, ffn=14336, vocab=32000, max_seq_len=4096)
     machine = HARDWARE["h100"]
     half, fp8 = (MicroBatchCost.from_workload(job(spec, precision=p), machine) for p in (BF16, FP8))
     assert 1.6 < half.layer.gemm / fp8.layer.gemm < 2
@@ -315,7 +315,7 @@ def test_micro_batches_in_flight_are_those_of_the_schedules_tables(schedule: Sch
 @pytest.mark.parametrize("pipe", EVEN, ids=str)
 def test_the_bubble_is_that_of_the_schedules_tables(schedule: ScheduleName, pipe: PipelineShape) -> None:
     """Stages are equal where the vocabulary is one token, and transfers free where p2p is."""
-    spec = gpt(layers=60, hidden=1024, heads=16, vocab=1, context=1024, vocab_multiple=1)
+    spec = gpt(layers=60, hidden=1024, heads=16, vocab=1, max_seq_len=1024, vocab_multiple=1)
     made = job(spec, Layout(pp=pipe.ranks, vp=pipe.chunks), global_batch_size=pipe.micros, schedule=schedule)
     work = MicroBatchCost.from_workload(made, FREE)
     costs = PassCosts(
@@ -333,7 +333,7 @@ def test_the_bubble_is_that_of_the_schedules_tables(schedule: ScheduleName, pipe
 @pytest.mark.parametrize("layout", [Layout(pp=4), Layout(pp=2, vp=2), Layout(pp=2, vp=4), Layout(pp=5)])
 def test_the_bubble_of_equal_stages_is_the_papers(layout: Layout) -> None:
     """(p - 1) / (v m) of the time at work, arXiv:2104.04473 §2.2; a vocabulary of one makes stages equal."""
-    spec = gpt(layers=40, hidden=1024, heads=16, vocab=1, context=1024, vocab_multiple=1)
+    spec = gpt(layers=40, hidden=1024, heads=16, vocab=1, max_seq_len=1024, vocab_multiple=1)
     spent = estimate(job(spec, layout, global_batch_size=20), HARDWARE["a100"]).seconds
     working = spent.step - spent.bubble - spent.optimizer
     share = (layout.pp - 1) / (layout.vp * 20)

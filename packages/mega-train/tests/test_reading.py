@@ -111,7 +111,9 @@ def test_groups_are_validated_by_name_and_the_test_comes_last(blend: list[str], 
         *("--set", "evaluation.iterations=1", "--set", "evaluation.interval=3"),
         *("--save", tmp_path / "run", "--data-cache-path", tmp_path / "cache"),
     )
-    scored = [(e["iteration"], e["of"]) for e in read_events(tmp_path / "run") if e["event"] == "validation"]
+    scored = [
+        (e["iteration"], e["split"]) for e in read_events(tmp_path / "run") if e["event"] == "validation"
+    ]
     assert scored == [(3, "A"), (3, "B"), (6, "A"), (6, "B"), (6, "LAST")]
     assert "LAST at iteration 6" in shown
     kept = sorted(path.name.partition("-")[0] for path in (tmp_path / "cache").glob("*-*"))

@@ -20,20 +20,22 @@ SHAPE = (
 )
 COURSE = "--global-batch-size 4 --train-iters 1 --lr 0.01 --eval-iters 0"
 LOADED = {
-    "gpt": gpt(layers=2, hidden=16, heads=2, vocab=33, context=16),
-    "llama": llama(layers=2, hidden=16, heads=4, kv_heads=2, ffn=40, vocab=33, context=16, window=4),
-    "tied llama": llama(
-        layers=2, hidden=16, heads=2, ffn=40, vocab=33, context=16, tied=True, rope_scaling=32.0
+    "gpt": gpt(layers=2, hidden=16, heads=2, vocab=33, max_seq_len=16),
+    "llama": llama(
+        layers=2, hidden=16, heads=4, kv_heads=2, ffn=40, vocab=33, max_seq_len=16, sliding_window=4
     ),
-    "qkv biases": llama(layers=2, hidden=16, heads=2, ffn=40, vocab=33, context=16, qkv_bias=True),
+    "tied llama": llama(
+        layers=2, hidden=16, heads=2, ffn=40, vocab=33, max_seq_len=16, tied=True, rope_scaling=32.0
+    ),
+    "qkv biases": llama(layers=2, hidden=16, heads=2, ffn=40, vocab=33, max_seq_len=16, qkv_bias=True),
     "gpt-neox": gpt(
         layers=2,
         hidden=16,
         heads=2,
         vocab=33,
-        context=16,
+        max_seq_len=16,
         positions="rope",
-        rope_share=0.5,
+        rotary_fraction=0.5,
         parallel_residual=True,
         tied=False,
         activation="gelu_erf",
@@ -73,7 +75,7 @@ def test_what_a_person_said_is_recorded_as_it_was_said() -> None:
 
 
 def test_a_model_that_no_keys_describe_is_recorded_by_its_family() -> None:
-    spec = gpt(layers=2, hidden=16, heads=2, vocab=33, context=16, rope_scaling_low=2.0)
+    spec = gpt(layers=2, hidden=16, heads=2, vocab=33, max_seq_len=16, rope_scaling_low=2.0)
     assert _recorded(spec, ModelConfig()) == ModelConfig(family="gpt")
 
 

@@ -43,11 +43,11 @@ def line(iteration: int, loss: float | None) -> LogLine:
         iterations=100,
         consumed_samples=4 * iteration,
         loss=loss,
-        rate=1e-3,
-        gradient_norm=None if loss is None else 1.25,
+        learning_rate=1e-3,
+        grad_norm=None if loss is None else 1.25,
         skipped=int(loss is None),
         loss_scale=1.0,
-        step_seconds=0.5,
+        iteration_seconds=0.5,
         tokens_per_second=128.0,
         seconds=0.5 * iteration,
         global_batch_size=4,
@@ -75,13 +75,13 @@ def run_in(folder: Path, *, gain: float = 1.0, lr: float = 0.01) -> Path:
         record.on_event(line(i, gain * (4.0 - i / 50)))
         if i == 40:
             record.on_event(validated(40, gain * 3.5))
-            record.on_event(CheckpointSaved(iteration=40, seconds=0.25))
+            record.on_event(CheckpointSaved(iteration=40, blocked_seconds=0.25))
     record = EventLog(folder)
     record.on_event(replace(BEGAN, iteration=40, consumed_samples=160, config=config))
     for i in (50, 60, 70, 80, 90, 100):
         record.on_event(line(i, None if i == 70 else gain * (4.0 - i / 50)))
     record.on_event(validated(100, gain * 2.5))
-    record.on_event(CheckpointSaved(iteration=100, seconds=0.25))
+    record.on_event(CheckpointSaved(iteration=100, blocked_seconds=0.25))
     return folder
 
 
@@ -185,10 +185,10 @@ def test_the_record_is_told_once_over_every_axis(tmp_path: Path) -> None:
 
 def test_a_record_from_before_phases_and_configuration_makes_a_page_too(tmp_path: Path) -> None:
     (tmp_path / EVENTS).write_text(
-        '{"event": "start", "iteration": 0, "consumed_samples": 0, "parameters": 7, "layout": {"tp": 1}, '
-        '"global_batch_size": 2, "seq_length": 8, "device": "cpu"}\n'
-        '{"event": "train", "iteration": 10, "iterations": 20, "consumed_samples": 20, "loss": 2.5, '
-        '"rate": 0.1, "gradient_norm": 1.0, "skipped": 0, "loss_scale": 1.0, "step_seconds": 0.5, '
+        '{"event": "train_start", "iteration": 0, "consumed_samples": 0, "parameters": 7, '
+        '"layout": {"tp": 1}, "global_batch_size": 2, "seq_length": 8, "device": "cpu"}\n'
+        '{"event": "train_log", "iteration": 10, "iterations": 20, "consumed_samples": 20, "loss": 2.5, '
+        '"learning_rate": 0.1, "grad_norm": 1.0, "skipped": 0, "loss_scale": 1.0, "iteration_seconds": 0.5, '
         '"tokens_per_second": 32.0, "seconds": 5.0}\n'
         '{"event": "validation", "iteration": 10, "loss": 2.0, "perplexity": 7.4}\n'
     )
@@ -213,8 +213,8 @@ def test_tokens_are_those_that_a_curriculum_read(tmp_path: Path) -> None:
 
 def test_every_group_of_validations_is_a_curve_of_its_own(tmp_path: Path) -> None:
     record = EventLog(run_in(tmp_path))
-    record.on_event(replace(validated(100, 2.25), of="test"))
-    record.on_event(CheckpointSaved(iteration=100, seconds=0.5, problem="No space left on device"))
+    record.on_event(replace(validated(100, 2.25), split="test"))
+    record.on_event(CheckpointSaved(iteration=100, blocked_seconds=0.5, error="No space left on device"))
     page = render_report([RunHistory.load(tmp_path)], "iteration")
     told = {name: row[0] for name, row in cells(page).items() if row}
     assert (told["validation loss, last"], told["test loss, last"]) == ("2.5000", "2.2500")

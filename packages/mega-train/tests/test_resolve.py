@@ -35,7 +35,7 @@ def _refused(planned: Planned, kind: type[MegaError] = ConfigError, **values: An
 
 def test_defaults_follow_from_the_five_numbers_of_a_model(planned: Planned) -> None:
     plan = planned(batch__global_samples=None)
-    assert plan.spec == gpt(layers=2, hidden=16, heads=2, vocab=33, context=8, vocab_multiple=8)
+    assert plan.spec == gpt(layers=2, hidden=16, heads=2, vocab=33, max_seq_len=8, vocab_multiple=8)
     assert (plan.seq_length, plan.micro_batch_size, plan.global_batch_size, plan.accumulation_steps) == (
         8,
         1,
@@ -73,7 +73,7 @@ def test_the_vocabulary_is_the_corpuss_where_nothing_is_said(planned: Planned) -
 
 
 def test_the_context_is_the_sequence_length_where_nothing_is_said(planned: Planned) -> None:
-    assert planned(batch__length=24).spec.context == 24
+    assert planned(batch__length=24).spec.max_seq_len == 24
     assert planned(batch__length=None, model__context=40).seq_length == 40
 
 
@@ -106,11 +106,11 @@ def test_megatrons_words_become_the_specs(planned: Planned) -> None:
         False,
         False,
     )
-    assert (spec.rope_base, spec.init_std, spec.norm_eps) == (5e5, 0.01, 1e-6)
+    assert (spec.rope_theta, spec.init_std, spec.norm_eps) == (5e5, 0.01, 1e-6)
 
 
 def test_a_checkpoint_is_the_model_where_nothing_is_said(planned: Planned) -> None:
-    loaded = gpt(layers=3, hidden=24, heads=3, vocab=40, context=16)
+    loaded = gpt(layers=3, hidden=24, heads=3, vocab=40, max_seq_len=16)
     assert planned(loaded=loaded, corpus=CORPUS, **NO_MODEL).spec == loaded
     # with flags its vocabulary is still taken from it, and padding and initial values may differ
     said = {"model__layers": 3, "model__hidden": 24, "model__heads": 3, "model__context": 16}
@@ -375,7 +375,7 @@ def test_a_dropout_that_leaves_nothing_is_refused(planned: Planned, flag: str, v
 
 
 def test_flags_that_differ_from_the_checkpoint_are_refused(planned: Planned) -> None:
-    loaded = gpt(layers=2, hidden=16, heads=2, vocab=33, context=8)
+    loaded = gpt(layers=2, hidden=16, heads=2, vocab=33, max_seq_len=8)
     assert _refused(planned, loaded=loaded, model__heads=4) == (
         "--num-attention-heads: differs from the checkpoint's: found 4, wanted 2; "
         "hint: leave the model's flags out to take the checkpoint's model"

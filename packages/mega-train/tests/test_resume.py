@@ -125,20 +125,21 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         "consumed_samples: not a count: found many, wanted 0 or more",
     ),
     "a loss scale without a value": (
-        lambda f: _edit(f / TRAINER, loss_scale={"good": 1, "patience": 2}),
-        "loss_scale: not that of a run: found {'good': 1, 'patience': 2}, wanted a value above 0",
+        lambda f: _edit(f / TRAINER, loss_scale={"growth_tracker": 1, "hysteresis_tracker": 2}),
+        "loss_scale: not that of a run: found {'growth_tracker': 1, 'hysteresis_tracker': 2}, wanted a value "
+        "above 0, and the counts growth_tracker and hysteresis_tracker",
     ),
     "a loss scale of 0": (
-        lambda f: _edit(f / TRAINER, loss_scale={"value": 0, "good": 1, "patience": 2}),
+        lambda f: _edit(f / TRAINER, loss_scale={"value": 0, "growth_tracker": 1, "hysteresis_tracker": 2}),
         "loss_scale: not that of a run",
     ),
     "a loss scale that is a number": (
         lambda f: _edit(f / TRAINER, loss_scale=65536.0),
         "loss_scale: not that of a run: found 65536.0",
     ),
-    "courses that are a text": (
-        lambda f: _edit(f / TRAINER, courses={"learning_rate": {}, "weight_decay": {}}),
-        "courses: are not those of a learning rate and a weight decay",
+    "schedules without their values": (
+        lambda f: _edit(f / TRAINER, lr_schedule={}, wd_schedule={}),
+        "lr_schedule and wd_schedule: not schedules of a run: found ",
     ),
 }
 

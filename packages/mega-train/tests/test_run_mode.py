@@ -63,7 +63,7 @@ def _same_weights(one: Trainer, other: Trainer) -> bool:
     return all(torch.equal(a, b) for (_, a), (_, b) in zip(one.params, other.params, strict=True))
 
 
-def test_without_its_optimizer_a_run_goes_on_with_samples_and_begins_its_courses_anew(
+def test_without_its_optimizer_a_run_goes_on_with_samples_and_begins_its_schedules_anew(
     started: Started, saved: tuple[Path, Trainer]
 ) -> None:
     folder, run = saved
@@ -78,17 +78,17 @@ def test_without_its_optimizer_a_run_goes_on_with_samples_and_begins_its_courses
     ]
 
 
-def test_courses_that_a_checkpoint_does_not_say_cannot_be_taken(
+def test_schedules_that_a_checkpoint_does_not_have_cannot_be_taken(
     corpus: Path, saved: tuple[Path, Trainer]
 ) -> None:
     folder = saved[0] / "iter_0000003"
     said = json.loads((folder / "trainer.json").read_text("utf-8"))
-    del said["courses"]
+    del said["lr_schedule"]
     (folder / "trainer.json").write_text(json.dumps(said))
     rewrite_checksums(folder, FORMAT)
     told = _gpt(corpus, "--load", folder, "--use-checkpoint-opt_param-scheduler", code=2)
     assert told == (
-        f"error: --use-checkpoint-opt_param-scheduler: the checkpoint says no courses: found {folder}; "
+        f"error: --use-checkpoint-opt_param-scheduler: the checkpoint has no schedules: found {folder}; "
         "hint: leave it out\n"
     )
 
@@ -192,4 +192,4 @@ def test_the_first_line_says_whose_weights_a_run_begins_with(
         f"{after} holds no checkpoint yet: the run begins with the weights of {before}"
     ]
     assert _gpt(corpus, *script).splitlines()[0].endswith("| from iteration 2"), "then its own come first"
-    assert [e["iteration"] for e in read_events(after) if e["event"] == "start"] == [0, 2]
+    assert [e["iteration"] for e in read_events(after) if e["event"] == "train_start"] == [0, 2]

@@ -14,7 +14,7 @@ from mega_schema.checkpoint.reader import Checkpoint
 from mega_schema.dataset.indexed_dataset import IndexedDataset
 from mega_train.engine.train_loop import TrainLoop
 from mega_train.engine.trainer import Trainer
-from mega_train.fault_tolerance.exit_conditions import SIGNAL, ExitConditions
+from mega_train.fault_tolerance.exit_conditions import SIGTERM, SIGUSR1, ExitConditions
 from mega_train.fault_tolerance.signal_handler import EXIT_SIGNALS, SignalHandler
 from mega_train.resolve import ResolvedConfig
 from mega_train.telemetry.event_log import EventLog, read_events
@@ -42,15 +42,15 @@ def test_a_signal_saves_after_the_step_and_leaves(
     with SignalHandler() as handler:
         leaving = ExitConditions(trainer.config, trainer.mesh, received_signal=handler.received)
         reason = TrainLoop(trainer, Observers([EventLog(tmp_path)]), exit_conditions=leaving).run()
-    assert reason is SIGNAL
+    assert reason is {signal.SIGTERM: SIGTERM, signal.SIGUSR1: SIGUSR1}[number]
     assert reason.code == 143
     assert Checkpoint.open(tmp_path).iteration == 4
-    assert read_events(tmp_path)[-1] == {"event": "leave", "iteration": 4, "reason": "signal"}
+    assert read_events(tmp_path)[-1] == {"event": "train_exit", "iteration": 4, "reason": "signal"}
 
 
 def test_the_signals_are_given_back() -> None:
     before = {number: signal.getsignal(number) for number in EXIT_SIGNALS}
     with SignalHandler() as handler:
-        assert not handler.received()
+        assert handler.received() is None
         assert not [number for number in EXIT_SIGNALS if signal.getsignal(number) == before[number]]
     assert {number: signal.getsignal(number) for number in EXIT_SIGNALS} == before

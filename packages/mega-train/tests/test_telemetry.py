@@ -46,11 +46,11 @@ NOW = LogLine(
     iterations=100,
     consumed_samples=80,
     loss=2.5,
-    rate=3e-4,
-    gradient_norm=1.25,
+    learning_rate=3e-4,
+    grad_norm=1.25,
     skipped=0,
     loss_scale=1.0,
-    step_seconds=0.5,
+    iteration_seconds=0.5,
     tokens_per_second=12345.6,
     seconds=10.0,
     global_batch_size=4,
@@ -74,8 +74,8 @@ STEP = StepEnd(
     iteration=20,
     consumed_samples=80,
     loss=2.4,
-    rate=3e-4,
-    gradient_norm=1.25,
+    learning_rate=3e-4,
+    grad_norm=1.25,
     skipped_samples=0,
     loss_scale=1.0,
     global_batch_size=4,
@@ -117,10 +117,10 @@ def _shown(*, terminal: bool, width: int = 80) -> str:
         STEP,
         NOW,
         VALIDATED,
-        CheckpointSaved(iteration=20, seconds=1.0),
+        CheckpointSaved(iteration=20, blocked_seconds=1.0),
     ):
         screen.on_event(event)
-    screen.on_event(replace(NOW, iteration=60, step_seconds=100.0, mfu=0.4169))
+    screen.on_event(replace(NOW, iteration=60, iteration_seconds=100.0, mfu=0.4169))
     if not terminal:
         screen.on_event(replace(NOW, iteration=80, skipped=3, loss_scale=65536.0, extra={"num-zeros": 12.0}))
         of_ranks = {"optimizer": (0.001, 0.0025)}
@@ -199,7 +199,7 @@ def test_the_line_has_numbers_before_the_first_line_of_the_log() -> None:
         "128 tok/s",
         "0:50",
     ]
-    screen.on_event(replace(STEP, iteration=2, gradient_norm=None))
+    screen.on_event(replace(STEP, iteration=2, grad_norm=None))
     assert not any("norm" in text for _, text in screen._numbers())
 
 
@@ -253,9 +253,7 @@ def test_an_observer_that_fails_is_told_nothing_more_and_the_others_are(
         watch.on_event(STEP)
     watch.close()
     assert (len(whole.events), whole.closed) == (3, True)
-    assert caplog.messages == [
-        "Heard failed and is told nothing more (OSError: the disk is full); the run goes on"
-    ]
+    assert caplog.messages == ["Heard failed and is disabled (OSError: the disk is full); training continues"]
 
 
 def test_an_observer_that_fails_behind_the_run_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -263,9 +261,7 @@ def test_an_observer_that_fails_behind_the_run_says_so_once(caplog: pytest.LogCa
     for _ in range(3):
         failing.on_event(STEP)
     failing.close()
-    assert caplog.messages == [
-        "Heard failed and is told nothing more (OSError: the disk is full); the run goes on"
-    ]
+    assert caplog.messages == ["Heard failed and is disabled (OSError: the disk is full); training continues"]
 
 
 def test_a_slow_observer_holds_nobody_up_and_sees_what_there_was_room_for(
@@ -537,7 +533,7 @@ def test_tensorboard_has_what_the_other_flags_ask_for(tmp_path: Path) -> None:
         tensorboard_no_rate=True,
         tensorboard_no_scale=True,
     )
-    step = replace(STEP, extra={"num-zeros": 3.0, "params-norm": 9.0}, skipped_samples=8, gradient_norm=None)
+    step = replace(STEP, extra={"num-zeros": 3.0, "params-norm": 9.0}, skipped_samples=8, grad_norm=None)
     line = replace(NOW, timers_of_ranks={"optimizer": [0.25, 0.5]})
     _seen(RunConfig(log=log), [BEGAN, step, line, VALIDATED])
     read = _scalars(tmp_path)
@@ -574,7 +570,7 @@ def test_the_record_and_the_screen_are_told_at_once(tmp_path: Path) -> None:
     with open_observers(RunConfig(checkpoint=CheckpointConfig(save=tmp_path)), World(), out) as watch:
         watch.on_event(BEGAN)
         watch.on_event(NOW)
-        assert [e["event"] for e in read_events(tmp_path)] == ["start", "train"]
+        assert [e["event"] for e in read_events(tmp_path)] == ["train_start", "train_log"]
         assert "iteration 20/100" in out.getvalue()
 
 

@@ -327,12 +327,14 @@ def test_the_loop_reports_validates_saves_and_leaves_in_step(
     watch, ticks = Observers([EventLog(tmp_path), heard]), iter(range(1000))
     TrainLoop(run, watch, clock=lambda: float(next(ticks))).run()
     events = read_events(tmp_path)
-    assert [e["iteration"] for e in events if e["event"] == "train"] == [2, 4, 6, 8, 10]
+    assert [e["iteration"] for e in events if e["event"] == "train_log"] == [2, 4, 6, 8, 10]
     assert [e["iteration"] for e in events if e["event"] == "validation"] == [3, 6, 9, 10]
     assert all(
-        e["step_seconds"] == 1.0 and e["tokens_per_second"] == 32 for e in events if e["event"] == "train"
+        e["iteration_seconds"] == 1.0 and e["tokens_per_second"] == 32
+        for e in events
+        if e["event"] == "train_log"
     )
-    assert [e["iteration"] for e in events if e["event"] == "save"] == [4, 8, 10]
+    assert [e["iteration"] for e in events if e["event"] == "checkpoint"] == [4, 8, 10]
     steps = [event for event in heard.events if isinstance(event, StepEnd)]
     assert [step.iteration for step in steps] == list(range(1, 11))
     assert {(step.tokens, step.seconds) for step in steps} == {(32, 1.0)}
@@ -360,7 +362,7 @@ def test_an_exit_interval_saves_and_leaves_and_the_rest_is_as_if_it_had_not(
         TrainLoop(run, Observers([EventLog(tmp_path / "parts")])).run()
         ends.append(run.state.iteration)
     assert ends == [4, 8, 10]
-    told = [e["iteration"] for e in read_events(tmp_path / "parts") if e["event"] == "train"]
+    told = [e["iteration"] for e in read_events(tmp_path / "parts") if e["event"] == "train_log"]
     assert told == [4, 8, 10], "who leaves between two lines of the log says where"
     assert all(torch.equal(_weights(run)[name], weight) for name, weight in _weights(whole).items())
 

@@ -48,8 +48,8 @@ STEP = StepEnd(
     iteration=20,
     consumed_samples=80,
     loss=2.4,
-    rate=3e-4,
-    gradient_norm=1.25,
+    learning_rate=3e-4,
+    grad_norm=1.25,
     skipped_samples=8,
     loss_scale=1.0,
     global_batch_size=4,
@@ -61,11 +61,11 @@ LINE = LogLine(
     iterations=100,
     consumed_samples=80,
     loss=2.5,
-    rate=3e-4,
-    gradient_norm=1.25,
+    learning_rate=3e-4,
+    grad_norm=1.25,
     skipped=0,
     loss_scale=1.0,
-    step_seconds=0.5,
+    iteration_seconds=0.5,
     tokens_per_second=12345.5,
     seconds=10.0,
     global_batch_size=4,
@@ -76,16 +76,22 @@ LINE = LogLine(
     timers={"forward-compute": 0.25, "optimizer": 0.125},
 )
 VALIDATED = ValidationEnd(iteration=20, consumed_samples=80, loss=2.0, perplexity=7.5, seconds=1.0)
-SAVED = CheckpointSaved(iteration=20, seconds=0.75)
+SAVED = CheckpointSaved(iteration=20, blocked_seconds=0.75, write_seconds=1.5)
 EVENTS: list[Event] = [BEGAN, STEP, LINE, VALIDATED, SAVED]
+
+
+def _text(port: int) -> str:
+    """The page of metrics in Prometheus' text format."""
+    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        text: str = answer.read().decode()
+    return text
 
 
 def _page(port: int) -> dict[tuple[str, str], float]:
     """What a scrape finds: by name and label."""
     from prometheus_client.parser import text_string_to_metric_families
 
-    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
-        text = answer.read().decode()
+    text = _text(port)
     return {
         (sample.name, "".join(sample.labels.values())): sample.value
         for family in text_string_to_metric_families(text)
@@ -107,9 +113,12 @@ def test_a_scrape_finds_where_the_run_stands_and_nothing_that_is_not_known_yet()
     assert {name for name, _ in page} == {METRIC_PREFIX + name for name in GAUGES}, "every gauge has been set"
     assert page[METRIC_PREFIX + "loss", ""] == 2.4
     assert page[METRIC_PREFIX + "tokens_per_second", ""] == 12345.5
-    assert page[METRIC_PREFIX + "seconds_left", ""] == 40
+    assert page[METRIC_PREFIX + "eta_seconds", ""] == 40
     assert page[METRIC_PREFIX + "validation_loss", "validation"] == 2.0
-    assert (page[METRIC_PREFIX + "saved_iteration", ""], page[METRIC_PREFIX + "save_failed", ""]) == (20, 0)
+    assert (
+        page[METRIC_PREFIX + "last_checkpoint_iteration", ""],
+        page[METRIC_PREFIX + "checkpoint_failed", ""],
+    ) == (20, 0)
     assert page[METRIC_PREFIX + "memory_bytes", "reserved"] == 7000
     assert page[METRIC_PREFIX + "phase_seconds", "optimizer"] == 0.125
     assert (METRIC_PREFIX + "memory_bytes", "allocated_count") not in page
@@ -118,21 +127,53 @@ def test_a_scrape_finds_where_the_run_stands_and_nothing_that_is_not_known_yet()
         again.bind(("127.0.0.1", seen.port))  # it has been given back
 
 
+def test_a_metric_has_its_unit_and_a_validation_its_split_in_the_text_that_is_scraped() -> None:
+    seen = Prometheus(LoggingConfig(prometheus_port=0))
+    try:
+        for event in (*EVENTS, replace(VALIDATED, split="test", loss=1.75)):
+            seen.on_event(event)
+        lines = _text(seen.port).splitlines()
+    finally:
+        seen.close()
+    values = [line.removeprefix(METRIC_PREFIX) for line in lines if not line.startswith("#")]
+    assert [line for line in values if line.startswith(("validation_loss", "validation_perplexity"))] == [
+        'validation_loss{split="validation"} 2.0',
+        'validation_loss{split="test"} 1.75',
+        'validation_perplexity{split="validation"} 7.5',
+        'validation_perplexity{split="test"} 7.5',
+    ]
+    assert set(values) >= {
+        "learning_rate 0.0003",
+        "grad_norm 1.25",
+        "seq_length 16.0",
+        "iteration_seconds 0.5",
+        "eta_seconds 40.0",
+        'phase_seconds{phase="optimizer"} 0.125',
+        "last_checkpoint_iteration 20.0",
+        "checkpoint_blocked_seconds 0.75",
+        "checkpoint_write_seconds 1.5",
+        "checkpoint_failed 0.0",
+    }
+
+
 def test_a_save_that_failed_leaves_the_newest_checkpoint_where_it_was() -> None:
     seen = Prometheus(LoggingConfig(prometheus_port=0))
     try:
-        for event in (SAVED, replace(SAVED, iteration=40, problem="No space left on device")):
+        for event in (SAVED, replace(SAVED, iteration=40, error="No space left on device")):
             seen.on_event(event)
         page = _page(seen.port)
     finally:
         seen.close()
-    assert (page[METRIC_PREFIX + "saved_iteration", ""], page[METRIC_PREFIX + "save_failed", ""]) == (20, 1)
+    assert (
+        page[METRIC_PREFIX + "last_checkpoint_iteration", ""],
+        page[METRIC_PREFIX + "checkpoint_failed", ""],
+    ) == (20, 1)
 
 
 def test_a_loss_that_is_no_number_leaves_the_gauge_as_it_was() -> None:
     seen = Prometheus(LoggingConfig(prometheus_port=0))
     try:
-        for event in (BEGAN, STEP, replace(STEP, iteration=21, loss=None, gradient_norm=None)):
+        for event in (BEGAN, STEP, replace(STEP, iteration=21, loss=None, grad_norm=None)):
             seen.on_event(event)
         page = _page(seen.port)
     finally:

@@ -34,7 +34,7 @@ class Rank:
             HeartbeatMonitor(lambda: self.beats, limit=limit, sigterm_grace=hurry),
             self.peers,
             HangReporter(
-                rank, lambda: ("after iteration 7", "--load RUN goes on from iteration 5"), self.out
+                rank, lambda: ("after iteration 7", "resume with --load RUN (iteration 5)"), self.out
             ),
             tick=0.02,
             exit=self._leave,
@@ -72,7 +72,7 @@ def test_a_hang_is_said_with_the_place_the_axis_and_who_does_not_answer() -> Non
         "error: rank 0, after iteration 7: no progress for 0 s: found rank 1 (node7) does not"
     )
     assert "_wait_over over dp (mesh.py:" in line
-    assert line.endswith("; hint: --load RUN goes on from iteration 5")
+    assert line.endswith("; hint: resume with --load RUN (iteration 5)")
     assert rest[0].startswith("--- stacks of rank 0")
     assert any("in _wait_over" in text for text in rest)
     assert rank.codes == [EXIT_RANK_LOST]
@@ -115,8 +115,8 @@ def test_a_process_that_is_told_to_end_says_where_it_stood_and_no_stacks() -> No
     with rank.watchdog:
         os.kill(os.getpid(), signal.SIGTERM)
         said = _said(rank)
-    told = "rank 0, after iteration 7: was told to end (SIGTERM)"
-    assert said == f"error: {told}; hint: --load RUN goes on from iteration 5\n"
+    told = "rank 0, after iteration 7: received SIGTERM"
+    assert said == f"error: {told}; hint: resume with --load RUN (iteration 5)\n"
     assert rank.codes == [EXIT_TERMINATED]
 
 
@@ -132,9 +132,7 @@ def test_who_is_told_to_end_may_go_on_while_it_gets_on() -> None:
         assert handler.received()
         assert rank.codes == []
         said = _said(rank)
-    assert (
-        "rank 0, after iteration 7: was told to end (SIGTERM), and made no progress for 0 s: found " in said
-    )
+    assert "rank 0, after iteration 7: received SIGUSR1, and made no progress for 0 s: found " in said
     assert rank.codes == [EXIT_TERMINATED]
 
 
@@ -151,7 +149,7 @@ def test_without_the_meeting_place_a_rank_speaks_for_itself(monkeypatch: pytest.
     monkeypatch.setattr(rank.peers, "_exchange_statuses", hang)
     with rank.watchdog:
         said = _said(rank)
-    assert "and the ranks' meeting place does not answer (for 1 s)" in said
+    assert "and the rendezvous store does not answer (for 1 s)" in said
     assert rank.codes == [EXIT_RANK_LOST]
 
 

@@ -68,7 +68,7 @@ class ModelScorer:
         batch_size: int = 16,
         on_batch: Callable[[int, int], None] = lambda scored, total: None,
     ) -> None:
-        self.context_length = decoder.spec.context
+        self.context_length = decoder.spec.max_seq_len
         self.vocab_size = decoder.spec.vocab
         self._decoder = decoder.eval()
         self._where = where

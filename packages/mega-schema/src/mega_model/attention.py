@@ -27,7 +27,7 @@ class Attention(nn.Module):
         m = rt.spec
         prefix = f"layers.{layer}."
         self.layer = layer
-        self.head_width = m.head_width
+        self.head_dim = m.head_dim
         self.kernels = rt.kernels
         self.recompute_norm = rt.recompute.recomputes("layernorm")
         self.recompute_activation = rt.recompute.recomputes("mlp_act")
@@ -52,8 +52,8 @@ class Attention(nn.Module):
     def _split_heads(self, qkv_TW: Tensor, angles: Angles) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries (T, N, H), keys and values (T, K, H), with rotary positions applied."""
         if angles is not None and self.q_norm is None and not self.interleaved_dim:
-            return self.kernels.apply_rotary_packed(qkv_TW, self.qkv_widths, self.head_width, *angles)
-        q, k, v = (y.unflatten(-1, (-1, self.head_width)) for y in qkv_TW.split(self.qkv_widths, -1))
+            return self.kernels.apply_rotary_packed(qkv_TW, self.qkv_widths, self.head_dim, *angles)
+        q, k, v = (y.unflatten(-1, (-1, self.head_dim)) for y in qkv_TW.split(self.qkv_widths, -1))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = _norm_heads(self.q_norm, q), _norm_heads(self.k_norm, k)
         if angles is not None:
@@ -85,7 +85,7 @@ def inv_freq(m: ModelSpec, device: torch.device | None = None) -> Tensor:
     divides the low frequencies by a further factor (its released code; Hugging Face's rope_type "llama3").
     """
     pair = torch.arange(0, m.rotary_dim, 2, dtype=torch.float32, device=device)
-    freq = m.rope_base ** (-pair / m.rotary_dim) / m.rope_interpolation
+    freq = m.rope_theta ** (-pair / m.rotary_dim) / m.rope_interpolation
     if m.rope_scaling == 1:
         return freq
     rotations = m.rope_scaling_context * freq / (2 * torch.pi)

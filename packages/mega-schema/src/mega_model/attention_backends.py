@@ -145,7 +145,7 @@ class KVCacheAttention:
     ) -> None:
         self.rows = rows
         self.capacity = capacity
-        shape = (spec.layers, rows, spec.kv_heads, capacity, spec.head_width)
+        shape = (spec.layers, rows, spec.kv_heads, capacity, spec.head_dim)
         self._keys = torch.zeros(shape, dtype=dtype, device=device)
         self._values = torch.zeros(shape, dtype=dtype, device=device)
         self._lengths = [0] * spec.layers

@@ -31,9 +31,9 @@ class AttentionMask:
     def from_spec(cls, spec: ModelSpec, tp: Axis) -> AttentionMask:
         """Return the rule for the heads that this rank of tp holds."""
         if spec.positions != "alibi":
-            return cls(spec.window)
+            return cls(spec.sliding_window)
         heads = spec.heads // tp.size
-        return cls(spec.window, alibi_slopes(spec.heads)[tp.rank * heads : (tp.rank + 1) * heads])
+        return cls(spec.sliding_window, alibi_slopes(spec.heads)[tp.rank * heads : (tp.rank + 1) * heads])
 
     @property
     def is_plain(self) -> bool:

@@ -72,12 +72,12 @@ def check_length(model: Decoder, prompts: Sequence[Sequence[int]], new_tokens: i
     if not all(prompts):
         raise RequestError("prompts", "a prompt has no tokens", wanted="at least one", hint='"add_BOS": true')
     longest = max(len(prompt) for prompt in prompts)
-    if longest + new_tokens > model.spec.context:
+    if longest + new_tokens > model.spec.max_seq_len:
         raise RequestError(
             "tokens_to_generate",
             "Length of prompt + tokens_to_generate longer than allowed",
             found=f"{longest:,} + {new_tokens}",
-            wanted=f"at most {model.spec.context:,}",
+            wanted=f"at most {model.spec.max_seq_len:,}",
         )
     return longest + new_tokens
 

@@ -28,16 +28,16 @@ class ModelSpec:
         family: the set of defaults that the other fields were completed with. It changes no result.
         layers, hidden, heads: depth, width of the residual stream, query heads.
         kv_heads: key and value heads; fewer than `heads` is grouped-query attention (arXiv:2305.13245).
-        head_width: components of one head.
+        head_dim: components of one head.
         ffn: width inside the feed-forward; of each of its two halves if it is gated.
         vocab: the true vocabulary, without padding.
-        context: longest sequence, in tokens.
+        max_seq_len: longest sequence, in tokens.
         norm_1p: a norm multiplies by 1 + its weight, which is initially zero (Megatron's
             --apply-layernorm-1p).
         activation: the gated ones compute act(gate) · up (arXiv:2002.05202); "liglu" has no act.
         positions: position encoding; "rope" is arXiv:2104.09864, "alibi" arXiv:2108.12409, "sinusoidal"
             fairseq's.
-        rope_base, rope_share: base of the frequencies, and the fraction of a head's components that are
+        rope_theta, rotary_fraction: base of the frequencies, and the fraction of a head's components that are
             rotated.
         rope_interleaved: rotary pairs are (2i, 2i + 1), not (i, i + half of the rotated components).
         rope_interpolation: positions are divided by this (arXiv:2306.15595).
@@ -53,7 +53,7 @@ class ModelSpec:
         scale_embedding: embeddings are multiplied by sqrt(hidden) (fairseq).
         embed_norm: token embeddings are normed before positions are added (BLOOM).
         qk_norm: every query and key head is normed before rotary positions (arXiv:2302.05442).
-        window: keys that a token sees, itself included; None: all before it (arXiv:2310.06825).
+        sliding_window: keys that a token sees, itself included; None: all before it (arXiv:2310.06825).
         init, init_std: initial values of matrices: normal with this standard deviation, divided by sqrt(2
             layers) for output projections; or Xavier uniform (Glorot and Bengio 2010).
         vocab_multiple: a rank's shard of the vocabulary is padded to a multiple of this in memory (Megatron's
@@ -65,17 +65,17 @@ class ModelSpec:
     hidden: int
     heads: int
     kv_heads: int
-    head_width: int
+    head_dim: int
     ffn: int
     vocab: int
-    context: int
+    max_seq_len: int
     norm: Norm = "layernorm"
     norm_eps: float = 1e-5
     norm_1p: bool = False
     activation: Activation = "gelu_tanh"
     positions: Positions = "learned"
-    rope_base: float = 10000.0
-    rope_share: float = 1.0
+    rope_theta: float = 10000.0
+    rotary_fraction: float = 1.0
     rope_interleaved: bool = False
     rope_interpolation: float = 1.0
     rope_scaling: float = 1.0
@@ -90,7 +90,7 @@ class ModelSpec:
     scale_embedding: bool = False
     embed_norm: bool = False
     qk_norm: bool = False
-    window: int | None = None
+    sliding_window: int | None = None
     init: Literal["normal", "xavier_uniform"] = "normal"
     init_std: float = 0.02
     vocab_multiple: int = 128
@@ -112,12 +112,12 @@ class ModelSpec:
                 found=self.hidden,
                 wanted="an even number, 4 or more",
             )
-        if self.rotary_dim % 2 or self.rotary_dim > self.head_width:
+        if self.rotary_dim % 2 or self.rotary_dim > self.head_dim:
             raise ConfigError(
-                "model.rope_share",
+                "model.rotary_fraction",
                 "rotary components come in pairs",
-                found=f"{self.rotary_dim} of {self.head_width}",
-                wanted=f"an even number, at most {self.head_width}",
+                found=f"{self.rotary_dim} of {self.head_dim}",
+                wanted=f"an even number, at most {self.head_dim}",
             )
         if self.parallel_residual and self.post_norm_residual:
             raise ConfigError(
@@ -126,7 +126,7 @@ class ModelSpec:
                 found="model.post_norm_residual too",
                 wanted="one of the two",
             )
-        for name in ("rope_base", "rope_interpolation", "rope_scaling"):
+        for name in ("rope_theta", "rope_interpolation", "rope_scaling"):
             if not getattr(self, name):
                 raise ConfigError(f"model.{name}", "not above 0", found=0, wanted="1 or more")
         if self.rope_scaling_low >= self.rope_scaling_high:
@@ -140,12 +140,12 @@ class ModelSpec:
     @property
     def q_rows(self) -> int:
         """Rows of the query projection, all heads together."""
-        return self.heads * self.head_width
+        return self.heads * self.head_dim
 
     @property
     def kv_rows(self) -> int:
         """Rows of the key projection, and of the value projection."""
-        return self.kv_heads * self.head_width
+        return self.kv_heads * self.head_dim
 
     @property
     def gated(self) -> bool:
@@ -155,7 +155,7 @@ class ModelSpec:
     @property
     def rotary_dim(self) -> int:
         """Components of a head that rotary positions rotate."""
-        return int(self.head_width * self.rope_share) if self.positions == "rope" else 0
+        return int(self.head_dim * self.rotary_fraction) if self.positions == "rope" else 0
 
     def to_dict(self) -> dict[str, object]:
         return dataclasses.asdict(self)
@@ -213,7 +213,7 @@ FAMILY_DEFAULTS: Mapping[Family, Mapping[str, Any]] = MappingProxyType(
 """The fields of each family whose defaults differ from those of `ModelSpec`."""
 
 
-def gpt(*, layers: int, hidden: int, heads: int, vocab: int, context: int, **fields: object) -> ModelSpec:
+def gpt(*, layers: int, hidden: int, heads: int, vocab: int, max_seq_len: int, **fields: object) -> ModelSpec:
     """Build a spec from five sizes and the defaults of a GPT-2 style model."""
     return _with_defaults(
         "gpt",
@@ -223,19 +223,26 @@ def gpt(*, layers: int, hidden: int, heads: int, vocab: int, context: int, **fie
             "heads": heads,
             "ffn": 4 * hidden,
             "vocab": vocab,
-            "context": context,
+            "max_seq_len": max_seq_len,
         },
         fields,
     )
 
 
 def llama(
-    *, layers: int, hidden: int, heads: int, ffn: int, vocab: int, context: int, **fields: object
+    *, layers: int, hidden: int, heads: int, ffn: int, vocab: int, max_seq_len: int, **fields: object
 ) -> ModelSpec:
     """Build a spec from six sizes and the defaults of a Llama style model."""
     return _with_defaults(
         "llama",
-        {"layers": layers, "hidden": hidden, "heads": heads, "ffn": ffn, "vocab": vocab, "context": context},
+        {
+            "layers": layers,
+            "hidden": hidden,
+            "heads": heads,
+            "ffn": ffn,
+            "vocab": vocab,
+            "max_seq_len": max_seq_len,
+        },
         fields,
     )
 
@@ -246,24 +253,26 @@ def _with_defaults(family: Family, sizes: Mapping[str, int], fields: Mapping[str
     derived: dict[str, object] = {
         "family": family,
         "kv_heads": heads,
-        "head_width": fields.get("head_width") or _head_width(sizes["hidden"], heads),
+        "head_dim": fields.get("head_dim") or _head_dim(sizes["hidden"], heads),
         **FAMILY_DEFAULTS[family],
         **sizes,
     }
     return ModelSpec.from_dict({**derived, **fields})
 
 
-def _head_width(hidden: int, heads: int) -> int:
+def _head_dim(hidden: int, heads: int) -> int:
     if heads < 1 or hidden % heads:
         raise ConfigError("model.heads", "do not divide model.hidden", found=f"{heads} heads, {hidden}")
     return hidden // heads
 
 
-_GPT2: Mapping[str, int] = MappingProxyType({"vocab": 50257, "context": 1024})
-_LARGE: Mapping[str, int] = MappingProxyType({"vocab": 51200, "context": 2048})
-_LLAMA2: Mapping[str, int] = MappingProxyType({"vocab": 32000, "context": 4096})
-_LLAMA31: Mapping[str, Any] = MappingProxyType({"vocab": 128256, "context": 131072, "rope_base": 500000.0})
-_QWEN: Mapping[str, Any] = MappingProxyType({"rope_base": 1000000.0, "norm_eps": 1e-6})
+_GPT2: Mapping[str, int] = MappingProxyType({"vocab": 50257, "max_seq_len": 1024})
+_LARGE: Mapping[str, int] = MappingProxyType({"vocab": 51200, "max_seq_len": 2048})
+_LLAMA2: Mapping[str, int] = MappingProxyType({"vocab": 32000, "max_seq_len": 4096})
+_LLAMA31: Mapping[str, Any] = MappingProxyType(
+    {"vocab": 128256, "max_seq_len": 131072, "rope_theta": 500000.0}
+)
+_QWEN: Mapping[str, Any] = MappingProxyType({"rope_theta": 1000000.0, "norm_eps": 1e-6})
 
 PRESETS: Mapping[str, ModelSpec] = MappingProxyType(
     {
@@ -272,7 +281,7 @@ PRESETS: Mapping[str, ModelSpec] = MappingProxyType(
         "gpt2-774m": gpt(layers=36, hidden=1280, heads=20, **_GPT2),
         "gpt2-1.5b": gpt(layers=48, hidden=1600, heads=25, **_GPT2),
         "megatron-345m": gpt(layers=24, hidden=1024, heads=16, **_GPT2),
-        "megatron-1.3b": gpt(layers=24, hidden=2048, heads=16, vocab=50257, context=2048),
+        "megatron-1.3b": gpt(layers=24, hidden=2048, heads=16, vocab=50257, max_seq_len=2048),
         "megatron-8.3b": gpt(layers=72, hidden=3072, heads=24, **_GPT2),  # arXiv:1909.08053 table 2
         "megatron-175b": gpt(layers=96, hidden=12288, heads=96, **_LARGE),
         "megatron-530b": gpt(layers=105, hidden=20480, heads=128, **_LARGE),
@@ -284,7 +293,7 @@ PRESETS: Mapping[str, ModelSpec] = MappingProxyType(
             heads=32,
             ffn=18432,
             vocab=51200,
-            context=1024,
+            max_seq_len=1024,
             activation="gelu_erf",
             positions="sinusoidal",
             scale_embedding=True,
@@ -299,8 +308,8 @@ PRESETS: Mapping[str, ModelSpec] = MappingProxyType(
             kv_heads=8,
             ffn=14336,
             vocab=128256,
-            context=8192,
-            rope_base=500000.0,
+            max_seq_len=8192,
+            rope_theta=500000.0,
         ),
         "llama3.1-8b": llama(
             layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336, rope_scaling=8.0, **_LLAMA31
@@ -321,8 +330,8 @@ PRESETS: Mapping[str, ModelSpec] = MappingProxyType(
             kv_heads=8,
             ffn=14336,
             vocab=32000,
-            context=32768,
-            window=4096,
+            max_seq_len=32768,
+            sliding_window=4096,
         ),
         "qwen2.5-7b": llama(
             layers=28,
@@ -331,7 +340,7 @@ PRESETS: Mapping[str, ModelSpec] = MappingProxyType(
             kv_heads=4,
             ffn=18944,
             vocab=152064,
-            context=131072,
+            max_seq_len=131072,
             qkv_bias=True,
             **_QWEN,
         ),
@@ -342,7 +351,7 @@ PRESETS: Mapping[str, ModelSpec] = MappingProxyType(
             kv_heads=8,
             ffn=12288,
             vocab=151936,
-            context=40960,
+            max_seq_len=40960,
             qk_norm=True,
             **_QWEN,
         ),
@@ -351,7 +360,7 @@ PRESETS: Mapping[str, ModelSpec] = MappingProxyType(
             hidden=4096,
             heads=32,
             vocab=250880,
-            context=2048,
+            max_seq_len=2048,
             positions="alibi",
             embed_norm=True,
         ),

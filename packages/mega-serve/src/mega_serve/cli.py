@@ -104,7 +104,7 @@ def serve(
         engine, legacy=megatron_legacy_status, max_body_bytes=max_body_bytes, log_prompts=log_prompts
     )
     spec = checkpoint.spec
-    model = f"{spec.family}, {spec.layers} layers, {spec.context:,} tokens of context"
+    model = f"{spec.family}, {spec.layers} layers, {spec.max_seq_len:,} tokens of context"
     line = f"mega-serve: {_url(listener)} ready ({model}, iteration {checkpoint.iteration})"
     Server(app, on_ready=lambda: click.echo(line)).run([listener])
 

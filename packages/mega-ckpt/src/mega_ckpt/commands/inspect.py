@@ -177,7 +177,7 @@ def _summary_lines(summary: dict[str, Any]) -> list[str]:
         f"iteration   {summary['iteration']:,}",
         f"model       {model['family']}: {model['layers']} layers, hidden {model['hidden']}, "
         f"{model['heads']} heads, {model['kv_heads']} kv heads, vocabulary {model['vocab']:,}, "
-        f"context {model['context']:,}",
+        f"context {model['max_seq_len']:,}",
         f"parameters  {summary['parameters']:,}",
         f"tokenizer   {_tokenizer(summary['tokenizer'])}",
     ]

@@ -11,7 +11,7 @@ def qkv_order(spec: ModelSpec) -> tuple[int, ...]:
     A group there is its query heads, one key head and one value head (checkpoint version 2.0 on); with as
     many groups as heads that is q, k, v per head.
     """
-    width = spec.head_width
+    width = spec.head_dim
     queries = spec.heads // spec.kv_heads
     group = (queries + 2) * width
 

@@ -129,11 +129,11 @@ def compare_logits(read: LoadedSide, written: LoadedSide, tokens: int) -> Logits
     Raises:
         FormatError: the two have not one vocabulary.
     """
-    vocab, context = read.source.spec.vocab, read.source.spec.context
+    vocab, max_seq_len = read.source.spec.vocab, read.source.spec.max_seq_len
     if written.source.spec.vocab != vocab:
         found = written.source.spec.vocab
         raise FormatError(f"{written.path}: vocabulary", "is another", found=found, wanted=vocab)
-    length = min(tokens, context)
+    length = min(tokens, max_seq_len)
     token_BS = np.random.default_rng(0).integers(0, vocab, (-(-tokens // length), length))
     stored = written.source.spaces[MODEL]
     read_runner, written_runner = _choose_runner(read), _choose_runner(written)

@@ -117,7 +117,7 @@ def dropped_items(
         dropped.append("the optimizer's state")
     if source.iteration and "schedule" not in holds:
         dropped.append(f"iteration {source.iteration:,} and the schedule")
-    elif want != "mega" and "decoupled_learning_rate" in (source.trainer.get("courses") or {}):
+    elif want != "mega" and "decoupled_lr_schedule" in source.trainer:
         dropped.append("the learning rate of embedding and output")
     if source.tokenizer is not None and not written.tokenizer:
         dropped.append("the tokenizer")

@@ -20,7 +20,7 @@ def rows(m: ModelSpec) -> Iterator[Param]:
     if m.embed_norm:
         yield from norm(m, "embed_norm", "first")
     if m.positions == "learned":
-        yield matrix(m, "position.weight", (m.context, m.hidden), "first", None)
+        yield matrix(m, "position.weight", (m.max_seq_len, m.hidden), "first", None)
     for i in range(m.layers):
         yield from attention(m, i)
         yield from feed_forward(m, i)
@@ -72,15 +72,15 @@ def attention(m: ModelSpec, layer: int) -> Iterator[Param]:
     d = m.hidden
     q = m.q_rows
     kv = m.kv_rows
-    heads = Split("tp", 0, (q, kv, kv), unit=m.head_width, repeats=(1, 2))
+    heads = Split("tp", 0, (q, kv, kv), unit=m.head_dim, repeats=(1, 2))
     yield from norm(m, prefix + "attn_norm", layer)
     yield matrix(m, prefix + "qkv.weight", (q + 2 * kv, d), layer, heads)
     if m.qkv_bias:
         yield bias(prefix + "qkv.bias", (q + 2 * kv,), layer, heads)
     if m.qk_norm:
         for name in ("q_norm", "k_norm"):
-            yield from _norm(m, prefix + name, m.head_width, layer, is_per_head=True)
-    yield matrix(m, prefix + "out.weight", (d, q), layer, Split("tp", 1, unit=m.head_width), residual=True)
+            yield from _norm(m, prefix + name, m.head_dim, layer, is_per_head=True)
+    yield matrix(m, prefix + "out.weight", (d, q), layer, Split("tp", 1, unit=m.head_dim), residual=True)
     if m.bias:
         yield bias(prefix + "out.bias", (d,), layer)
 

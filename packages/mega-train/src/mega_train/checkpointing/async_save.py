@@ -73,7 +73,7 @@ class CheckpointSaver:
     def resume_hint(self) -> str:
         """How to resume the run, for a message."""
         if self.saved_at is not None:
-            return f"--load {self._config.save} goes on from iteration {self.saved_at}"
+            return f"resume with --load {self._config.save} (iteration {self.saved_at})"
         if self._config.interval is not None:
             return f"nothing was saved yet: --save-interval is {self._config.interval}"
         flags = "--save RUN --save-interval N" if self._config.save is None else "--save-interval N"
@@ -156,20 +156,20 @@ class CheckpointSaver:
             self._superseded = []
         if self._mesh.rank == 0 and self.last_error:
             what = f"{self._config.save}: no checkpoint of iteration {save.iteration}: {self.last_error}"
-            newest = f"iteration {self.saved_at} is the newest"
+            newest = f"newest checkpoint: iteration {self.saved_at}"
             if self.saved_at is None:
-                newest = "none was written yet"
-            log.warning("%s; the run goes on, %s", what, newest)
+                newest = "no checkpoint yet"
+            log.warning("%s; training continues; %s", what, newest)
         if note:
             log.warning("%s: an earlier checkpoint cannot be removed: %s", self._config.save, note)
         write_seconds = self._clock() - self._start_time
         self.finished.append(
             CheckpointSaved(
                 iteration=save.iteration,
-                seconds=write_seconds if self._memory is None else save.blocked_seconds,
-                waited=save.wait_seconds,
-                written=write_seconds,
-                problem=self.last_error,
+                blocked_seconds=write_seconds if self._memory is None else save.blocked_seconds,
+                wait_seconds=save.wait_seconds,
+                write_seconds=write_seconds,
+                error=self.last_error,
             )
         )
 

@@ -95,8 +95,11 @@ def find_changes(
     except ConfigError as error:
         log.warning("%s; it is not compared with this run", str(error).partition("; hint: ")[0])
         return []
-    context = checkpoint.spec.context
-    recorded_config, current_config = _with_defaults(recorded_run, context), _with_defaults(run, context)
+    max_seq_len = checkpoint.spec.max_seq_len
+    recorded_config, current_config = (
+        _with_defaults(recorded_run, max_seq_len),
+        _with_defaults(run, max_seq_len),
+    )
     changes = []
     for key in config_keys(RunConfig):
         old, new = (
@@ -134,9 +137,9 @@ def describe_changes(changes: Sequence[Change], checkpoint: Checkpoint) -> str:
     return f"settings that changed since iteration {checkpoint.iteration} was saved:\n{lines}"
 
 
-def _with_defaults(run: RunConfig, context: int) -> RunConfig:
+def _with_defaults(run: RunConfig, max_seq_len: int) -> RunConfig:
     """Fill in the defaults of the settings that are not given."""
-    length = context if run.batch.length is None else run.batch.length
+    length = max_seq_len if run.batch.length is None else run.batch.length
     return replace(
         run,
         batch=replace(run.batch, length=length),

@@ -264,20 +264,21 @@ def _check_training_state(run: RunConfig, checkpoint: Checkpoint) -> ParamSchedu
     if not optimizer:
         return None
     if not DynamicLossScaler.is_valid_state(scale := trainer.get("loss_scale", {})):
-        wanted = "a value above 0, and the counts good and patience"
+        wanted = "a value above 0, and the counts growth_tracker and hysteresis_tracker"
         raise _trainer_error(checkpoint, "loss_scale", "not that of a run", found=scale, wanted=wanted)
-    if trainer.get("courses") is None:
+    if trainer.get("lr_schedule") is None:
         if run.optimizer.checkpoint_schedule:
             flag = "--use-checkpoint-opt_param-scheduler"
             raise ConfigError(
-                flag, "the checkpoint says no courses", found=checkpoint.folder, hint="leave it out"
+                flag, "the checkpoint has no schedules", found=checkpoint.folder, hint="leave it out"
             )
         return None
     try:
-        return ParamSchedules.from_state_dict(trainer["courses"])
+        return ParamSchedules.from_state_dict(trainer)
     except (TypeError, KeyError) as error:
-        what = "are not those of a learning rate and a weight decay"
-        raise _trainer_error(checkpoint, "courses", what, found=error) from error
+        raise _trainer_error(
+            checkpoint, "lr_schedule and wd_schedule", "not schedules of a run", found=error
+        ) from error
 
 
 def _trainer_error(checkpoint: Checkpoint, key: str, what: str, **values: object) -> CorruptFileError:
@@ -292,7 +293,7 @@ def _check_optimizer(checkpoint: Checkpoint, optimizer: OptimizerName) -> None:
             checkpoint.folder,
             f"holds the state of --optimizer {writer}"
             if writer
-            else "holds no optimizer state to go on with",
+            else "holds no optimizer state to resume with",
             found=", ".join(sorted(namespaces) or checkpoint.tensors),
             wanted=", ".join(sorted(required)),
             hint=f"--optimizer {writer}, or {_FINETUNE_HINT}" if writer else _FINETUNE_HINT,

@@ -87,7 +87,7 @@ def trainer_state(
         "optimizer_steps": optimizer.steps,
         "seed": config.run.train.seed,
         "learning_rate": lr,
-        "courses": config.schedules.state_dict(),
+        **config.schedules.state_dict(),
         "datasets": datasets,
     }
 

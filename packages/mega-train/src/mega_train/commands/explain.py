@@ -55,7 +55,7 @@ def list_keys() -> Iterator[str]:
 def list_presets() -> Iterator[str]:
     """Yield a line for every preset."""
     for name, spec in PRESETS.items():
-        shape = f"{spec.layers} layers, hidden {spec.hidden}, {spec.heads} heads, {spec.context} tokens"
+        shape = f"{spec.layers} layers, hidden {spec.hidden}, {spec.heads} heads, {spec.max_seq_len} tokens"
         yield f"{name:16} {spec.family:6} {count_params(table(spec)) / 1e9:8.2f} billion   {shape}"
 
 

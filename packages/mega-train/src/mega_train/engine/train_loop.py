@@ -78,7 +78,7 @@ class TrainLoop:
             hint = trainer.saver.resume_hint
             self.observers.on_event(TrainExit(iteration=state.iteration, reason=reason.name))
             self.observers.on_event(
-                Message(f"left after iteration {state.iteration}: {reason.message}; {hint}")
+                Message(f"exiting after iteration {state.iteration}: {reason.message}; {hint}")
             )
         return reason
 
@@ -104,9 +104,9 @@ class TrainLoop:
     def _report_saves(self) -> None:
         for saved in self.trainer.saver.finished:
             self.observers.on_event(saved)
-            if saved.waited > _LONG_WAIT:
-                condition = f"until the checkpoint before that of iteration {saved.iteration} was written"
-                self.observers.on_event(Message(f"waited {saved.waited:.1f} s {condition}"))
+            if saved.wait_seconds > _LONG_WAIT:
+                waited = f"waited {saved.wait_seconds:.1f} s for the previous checkpoint to finish"
+                self.observers.on_event(Message(f"checkpoint {saved.iteration} {waited}"))
         self.trainer.saver.finished.clear()
 
     def _step(self) -> None:
@@ -118,9 +118,7 @@ class TrainLoop:
             if state.iteration + 1 in steps:
                 state.skip_to(min(steps[-1], trainer.config.iterations))
                 amount = f"{state.consumed_samples - consumed_before} samples, --skip-train-iteration-range"
-                self.observers.on_event(
-                    Message(f"passed over iterations {steps[0]} to {steps[-1]} ({amount})")
-                )
+                self.observers.on_event(Message(f"skipped iterations {steps[0]} to {steps[-1]} ({amount})"))
                 return
         start_time = self.clock()
         seq_length = state.seq_length
@@ -133,9 +131,9 @@ class TrainLoop:
             iteration=state.iteration,
             consumed_samples=state.consumed_samples,
             loss=loss if math.isfinite(loss) else None,
-            rate=lr,
-            next_rate=state.lr,
-            gradient_norm=norm if math.isfinite(norm) else None,
+            learning_rate=lr,
+            next_learning_rate=state.lr,
+            grad_norm=norm if math.isfinite(norm) else None,
             skipped_samples=state.skipped_samples,
             loss_scale=trainer.loss_scaler.value,
             global_batch_size=state.consumed_samples - consumed_before,

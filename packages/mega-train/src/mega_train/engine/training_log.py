@@ -38,7 +38,7 @@ class TrainingLog:
         last_step = self.steps[-1]
         steps = len(self.steps)
         seconds = sum(step.seconds for step in self.steps)
-        updates = [step for step in self.steps if step.gradient_norm is not None]
+        updates = [step for step in self.steps if step.grad_norm is not None]
         losses = [step.loss for step in updates if step.loss is not None]
         flops = sum(step.tokens * flops_per_token(config.spec, step.seq_length) for step in self.steps)
         flops_per_rank = flops / seconds / config.layout.world
@@ -49,11 +49,11 @@ class TrainingLog:
             consumed_samples=last_step.consumed_samples,
             consumed_tokens=trainer.state.consumed_tokens,
             loss=sum(losses) / len(losses) if losses else None,
-            rate=last_step.rate,
-            gradient_norm=updates[-1].gradient_norm if updates else None,
+            learning_rate=last_step.learning_rate,
+            grad_norm=updates[-1].grad_norm if updates else None,
             skipped=steps - len(updates),
             loss_scale=last_step.loss_scale,
-            step_seconds=seconds / steps,
+            iteration_seconds=seconds / steps,
             tokens_per_second=sum(step.tokens for step in self.steps) / seconds,
             seconds=self._clock() - self._start_time,
             global_batch_size=last_step.global_batch_size,

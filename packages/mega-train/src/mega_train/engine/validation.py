@@ -69,7 +69,7 @@ class Validator:
         loss = evaluate(self._trainer, reader)
         self._observers.on_event(
             ValidationEnd(
-                of=name,
+                split=name,
                 iteration=state.iteration,
                 consumed_samples=state.consumed_samples,
                 loss=loss,

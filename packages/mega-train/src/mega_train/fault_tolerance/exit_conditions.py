@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mega_model.distributed.mesh import Mesh
 from mega_train.resolve import ResolvedConfig
@@ -33,14 +33,15 @@ EVAL_ONLY = ExitReason("only validated")
 INTERVAL = ExitReason("exit interval", message="--exit-interval divides it")
 DURATION = ExitReason("exit duration", message="--exit-duration-in-mins is over")
 KILL_SWITCH = ExitReason("kill switch", message="the file of --kill-switch-path is there")
-SIGNAL = ExitReason("signal", 128 + signal.SIGTERM, "told to end (SIGTERM or SIGUSR1)", is_urgent=True)
+SIGTERM = ExitReason("signal", 128 + signal.SIGTERM, "received SIGTERM", is_urgent=True)
+SIGUSR1 = replace(SIGTERM, message="received SIGUSR1")
 # in ascending priority: ranks all-reduce the maximum of their indices, so that the last one that any rank
 # sees wins
-_REASONS = (None, EVAL_ONLY, LAST_ITERATION, INTERVAL, DURATION, KILL_SWITCH, SIGNAL)
+_REASONS = (None, EVAL_ONLY, LAST_ITERATION, INTERVAL, DURATION, KILL_SWITCH, SIGUSR1, SIGTERM)
 
 
-def _never() -> bool:
-    return False
+def _no_signal() -> None:
+    """Stand in for the signal handler of a run without one."""
 
 
 class ExitConditions:
@@ -55,18 +56,18 @@ class ExitConditions:
         config: ResolvedConfig,
         mesh: Mesh,
         *,
-        received_signal: Callable[[], bool] | None = None,
+        received_signal: Callable[[], signal.Signals | None] | None = None,
         start_time: float | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """
         Args:
-            received_signal: whether this process received SIGTERM or SIGUSR1.
+            received_signal: returns SIGTERM or SIGUSR1 once this process has received it.
             start_time: start of the run on `clock`; now, if not given.
         """
         train = config.run.train
         self._mesh = mesh
-        self._received_signal = received_signal or _never
+        self._received_signal = received_signal or _no_signal
         self._clock = clock
         self._last = config.iterations
         self._interval = train.exit_interval
@@ -91,8 +92,8 @@ class ExitConditions:
         return self._all_reduce_reason(local_reason)
 
     def _external_reason(self) -> ExitReason | None:
-        if self._received_signal():
-            return SIGNAL
+        if (number := self._received_signal()) is not None:
+            return SIGTERM if number == signal.SIGTERM else SIGUSR1
         if self._kill_switch is not None and self._kill_switch.exists():
             return KILL_SWITCH
         if self._minutes is not None and self._clock() - self._start_time > 60 * self._minutes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Hashable
 
@@ -11,6 +12,7 @@ class HeartbeatMonitor:
 
     Attributes:
         idle: seconds without progress at the last `update`.
+        signal_name: of the first signal that arrived; empty before.
         sigterm_grace: seconds without progress that count as a hang after a signal; 0 ends the process at
             once. Otherwise a signal handler handles the signals.
     """
@@ -25,6 +27,7 @@ class HeartbeatMonitor:
         self._limit = limit
         self.sigterm_grace = sigterm_grace
         self.idle = 0.0
+        self.signal_name = ""
         self._signal_time: float | None = None
         self._last_heartbeat: Hashable = None
         self._progress_time = 0.0
@@ -34,10 +37,11 @@ class HeartbeatMonitor:
         self._last_heartbeat = self._heartbeat()
         self._progress_time = time.monotonic()
 
-    def record_signal(self) -> None:
+    def record_signal(self, received: signal.Signals) -> None:
         """Record that a signal arrived; only the first one counts."""
         if self._signal_time is None:
             self._signal_time = time.monotonic()
+            self.signal_name = received.name
 
     def update(self) -> None:
         """Read the heartbeat."""

@@ -6,7 +6,7 @@ Keys in the store, under the prefix `watchdog`:
 |---|---|---|
 | host R | host name of rank R | rank R, when it starts |
 | calls | number of ranks that called | a rank that hangs, lost a peer, was terminated or was called |
-| sign R | status of rank R, as JSON | rank R, after it called |
+| status R | status of rank R, as JSON | rank R, after it called |
 | said | empty | the first rank that called, once it has reported |
 | causes | number of ranks that have an error | a rank whose run cannot continue |
 """
@@ -101,11 +101,11 @@ class PeerProtocol:
         if self._store.check(["causes"]):
             return None  # the cause was already reported
         is_first = self._store.add("calls", 1) == 1
-        self._store.set(f"sign {self.rank}", json.dumps(asdict(own_status)))
+        self._store.set(f"status {self.rank}", json.dumps(asdict(own_status)))
         if not is_first:
             self._wait_until(lambda: self._store.check(["said"]), 2 * self._reply_timeout)
             return None
-        keys = [f"sign {rank}" for rank in range(self.world)]
+        keys = [f"status {rank}" for rank in range(self.world)]
         self._wait_until(lambda: self._store.check(keys), self._reply_timeout)
         replies = [self._store.get(key) for key in keys if self._store.check([key])]
         hosts = {rank: self._store.get(f"host {rank}").decode() for rank in range(self.world)}

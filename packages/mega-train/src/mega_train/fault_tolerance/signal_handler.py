@@ -17,10 +17,10 @@ class SignalHandler:
     """
 
     def __init__(self) -> None:
-        self._received = False
+        self._received: signal.Signals | None = None
 
-    def received(self) -> bool:
-        """Whether one of the signals arrived."""
+    def received(self) -> signal.Signals | None:
+        """Return the first of the signals that arrived; None before."""
         return self._received
 
     def __enter__(self) -> Self:
@@ -34,4 +34,4 @@ class SignalHandler:
             signal.signal(number, previous)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._received = True
+        self._received = self._received or signal.Signals(number)

@@ -34,7 +34,6 @@ from mega_train.fault_tolerance.signal_handler import EXIT_SIGNALS
 # exit codes: a rank hung or was lost; the process was terminated
 EXIT_RANK_LOST = 3
 EXIT_TERMINATED = 128 + signal.SIGTERM
-_TERMINATED = "was told to end (SIGTERM)"
 
 
 class Watchdog:
@@ -108,14 +107,15 @@ class Watchdog:
         self._monitor.start()
         while True:
             readable, _, _ = select.select([self._wake_reader], [], [], self._tick)
-            if readable and not EXIT_SIGNALS.isdisjoint(self._wake_reader.recv(64)):
-                self._monitor.record_signal()
+            numbers = self._wake_reader.recv(64) if readable else b""
+            for number in EXIT_SIGNALS.intersection(numbers):
+                self._monitor.record_signal(signal.Signals(number))
             if self._done.is_set():
                 return
             self._monitor.update()
             reason, code = self._exit_reason()
             if reason:
-                self._report_hang(reason)
+                self._report_hang(reason, code)
                 sys.stdout.flush()
                 return self._exit(code)
 
@@ -124,7 +124,7 @@ class Watchdog:
         idle = self._monitor.idle
         if self._monitor.is_terminated:
             delay = f", and made no progress for {idle:.0f} s" if self._monitor.sigterm_grace else ""
-            return f"{_TERMINATED}{delay}", EXIT_TERMINATED
+            return f"received {self._monitor.signal_name}{delay}", EXIT_TERMINATED
         if self._peer_error is not None:
             return f"lost another rank ({_gloo_cause(self._peer_error)})", EXIT_RANK_LOST
         if self._monitor.is_hung:
@@ -133,7 +133,7 @@ class Watchdog:
             return "another rank called", EXIT_RANK_LOST
         return "", 0
 
-    def _report_hang(self, reason: str) -> None:
+    def _report_hang(self, reason: str, code: int) -> None:
         """Publish this rank's status; the first to call collects those of the others and reports."""
         own_status = collect_status(self._peers.rank, self._monitor.idle, self._peer_error)
         try:
@@ -141,13 +141,14 @@ class Watchdog:
             if replies is None:
                 return
             statuses, hosts = replies
-            if reason == _TERMINATED and len(statuses) == self._peers.world:
+            was_killed = code == EXIT_TERMINATED and not self._monitor.sigterm_grace
+            if was_killed and len(statuses) == self._peers.world:
                 self._reporter.report_lost_rank(reason)  # all ranks were terminated: nothing to diagnose
             else:
                 self._reporter.report_lost_rank(reason, diagnose(statuses, hosts), statuses)
             self._peers.confirm_report()
         except (RuntimeError, TimeoutError) as error:
-            description = f"{reason}, and the ranks' meeting place does not answer ({_gloo_cause(error)})"
+            description = f"{reason}, and the rendezvous store does not answer ({_gloo_cause(error)})"
             diagnosis = f"{own_status.name} in {own_status.frame} for {own_status.idle:.0f} s"
             self._reporter.report_lost_rank(description, diagnosis, [own_status])
 

@@ -79,7 +79,11 @@ class DynamicLossScaler:
     def state_dict(self) -> dict[str, float]:
         """Return the state for a checkpoint; empty for a constant scale."""
         return (
-            {"value": self.value, "good": self.growth_tracker, "patience": self.hysteresis_tracker}
+            {
+                "value": self.value,
+                "growth_tracker": self.growth_tracker,
+                "hysteresis_tracker": self.hysteresis_tracker,
+            }
             if self.growth_interval
             else {}
         )
@@ -90,7 +94,7 @@ class DynamicLossScaler:
         if not isinstance(state, dict) or not state:
             return state == {}
         value = state.get("value")
-        counts = (state.get("good"), state.get("patience"))
+        counts = (state.get("growth_tracker"), state.get("hysteresis_tracker"))
         number = isinstance(value, int | float) and 0 < value < math.inf
         return number and all(type(count) is int for count in counts)
 
@@ -98,8 +102,8 @@ class DynamicLossScaler:
         """Load the state, where both scales are dynamic."""
         if self.growth_interval and state:
             self.value = float(state["value"])
-            self.growth_tracker = int(state["good"])
-            self.hysteresis_tracker = int(state["patience"])
+            self.growth_tracker = int(state["growth_tracker"])
+            self.hysteresis_tracker = int(state["hysteresis_tracker"])
 
 
 def scale_loss(loss: Tensor, scale: float) -> Tensor:

@@ -57,7 +57,7 @@ def mask_bytes(workload: Workload) -> float:
             // workload.layout.tp
             * (workload.implementation.attention_width or workload.precision.weight)
         )
-    return pairs if m.window else 0
+    return pairs if m.sliding_window else 0
 
 
 def layer_bytes(workload: Workload) -> float:
@@ -101,7 +101,7 @@ def _qkv_bytes(workload: Workload) -> float:
     normed = 0.0
     if workload.spec.qk_norm:  # separate rows, with RMSNorm in float32 and scaled
         rows = sizes.queries + sizes.keys
-        statistics = rows / workload.spec.head_width
+        statistics = rows / workload.spec.head_dim
         normed = (
             rows * (4 + e) + 4 * statistics if workload.spec.norm == "rmsnorm" else rows * e + 8 * statistics
         )

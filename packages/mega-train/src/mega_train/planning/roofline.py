@@ -260,7 +260,7 @@ def _attention_seconds(workload: Workload, hardware: Hardware, *, is_backward: b
         )
     heads = workload.micro_batch_size * workload.spec.heads // workload.layout.tp
     rows = workload.seq_length // workload.layout.cp
-    width = workload.spec.head_width
+    width = workload.spec.head_dim
     e = workload.precision.weight
     gemm = _GemmCost(workload, hardware)
     pair = gemm.seconds(rows, workload.seq_length, width, e, e) + gemm.seconds(

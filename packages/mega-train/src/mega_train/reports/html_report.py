@@ -84,7 +84,7 @@ def _overview_table(runs: Sequence[RunHistory]) -> list[str]:
 def _overview_rows(run: RunHistory) -> Iterator[tuple[str, str]]:
     """Yield the rows of the overview."""
     start = run.start
-    last = run.train[-1]
+    last = run.train_logs[-1]
     if start:
         layout = " x ".join(f"{axis} {size}" for axis, size in start["layout"].items() if size > 1)
         family = f"{start['family']}, " if "family" in start else ""
@@ -94,7 +94,7 @@ def _overview_rows(run: RunHistory) -> Iterator[tuple[str, str]]:
             yield "kernels", start["kernels"]
     yield "iterations", f"{last['iteration']:,} of {last['iterations']:,}"
     yield "tokens", f"{run.positions([last['iteration']], 'tokens')[0]:,.0f}"
-    losses = [line["loss"] for line in run.train if line["loss"] is not None]
+    losses = [line["loss"] for line in run.train_logs if line["loss"] is not None]
     if losses:
         yield "loss, last line of the log", f"{losses[-1]:.4f}"
     for group, scores in run.groups.items():
@@ -113,15 +113,18 @@ def _overview_rows(run: RunHistory) -> Iterator[tuple[str, str]]:
     if memory:
         yield "memory of the first rank, most", f"{max(memory) / 1e9:.2f} GB"
     yield "training", _duration(3600 * run.positions([last["iteration"]], "hours")[0])
-    for name, events in (("validations", run.validations), ("saves", run.saves)):
-        if seconds := sum(e.get("seconds", 0.0) for e in events):
-            failed = sum(bool(e.get("problem")) for e in events)
+    for name, events, key in (
+        ("validations", run.validations, "seconds"),
+        ("saves", run.checkpoints, "blocked_seconds"),
+    ):
+        if seconds := sum(e.get(key, 0.0) for e in events):
+            failed = sum(bool(e.get("error")) for e in events)
             more = f", {failed} failed" if failed else ""
             yield f"{name}", f"{len(events)}, {_duration(seconds)} in all{more}"
     if run.restarts:
         lost = sum(restart.lost for restart in run.restarts)
         yield "restarts", f"{len(run.restarts)}, {lost:,} steps done again"
-    if skipped := sum(line["skipped"] for line in run.train):
+    if skipped := sum(line["skipped"] for line in run.train_logs):
         yield "steps that updated nothing", f"{skipped:,}"
 
 
@@ -135,7 +138,7 @@ def _duration(seconds: float) -> str:
 def _compare_losses(run: RunHistory, other: RunHistory, names: Sequence[str]) -> str:
     """Compare two runs' losses at the iterations that both logged."""
     sentences = []
-    curves = [("training loss", run.train, other.train)]
+    curves = [("training loss", run.train_logs, other.train_logs)]
     curves += [(f"{group} loss", run.groups[group], other.groups.get(group, [])) for group in run.groups]
     for name, events, other_events in curves:
         other_losses = {e["iteration"]: e["loss"] for e in other_events if e["loss"] is not None}
@@ -190,12 +193,12 @@ def _charts(runs: Sequence[RunHistory], names: Sequence[str], over: XAxis) -> It
     ]
     loss = "Nats per token: means between two lines of the log, validations as points, the test as a ring."
     yield "Loss", chart(loss, [*curves_of("loss"), *scored], log=True, shown="{:.4g}".format)
-    yield "Gradient norm", chart("Before clipping.", curves_of("gradient_norm"), log=True)
+    yield "Gradient norm", chart("Before clipping.", curves_of("grad_norm"), log=True)
     yield (
         "Learning rate",
         chart(
             "Of the step that a line of the log ends with.",
-            curves_of("rate"),
+            curves_of("learning_rate"),
             zero=True,
             shown="{:.3g}".format,
         ),
@@ -209,7 +212,7 @@ def _charts(runs: Sequence[RunHistory], names: Sequence[str], over: XAxis) -> It
     memory = [Curve(name, color, *run.memory(over)) for run, name, color in runs_with_colors]
     gigabytes = [Curve(line.name, line.color, line.xs, [y / 1e9 for y in line.ys]) for line in memory]
     yield "Memory", chart("GB of the first rank.", gigabytes, zero=True, shown="{:.3g}".format)
-    if any(event["loss_scale"] != 1 for run in runs for event in run.train):
+    if any(event["loss_scale"] != 1 for run in runs for event in run.train_logs):
         yield "Loss scale", chart("float16's.", curves_of("loss_scale"), log=True, shown="{:.3g}".format)
 
 

@@ -58,10 +58,10 @@ def _loss_series(run: Path) -> dict[str, list[tuple[int, float]]]:
     """
     series: dict[str, list[tuple[int, float]]] = {}
     events = read_events(run)
-    if not any(event["event"] == "train" for event in events):
+    if not any(event["event"] == "train_log" for event in events):
         raise FormatError(run, "holds no loss yet", wanted="a run that reached its first --log-interval")
     for event in events:
-        if event["event"] in ("train", "validation") and event["loss"] is not None:
-            group = _TRAINING if event["event"] == "train" else event.get("of", "validation")
+        if event["event"] in ("train_log", "validation") and event["loss"] is not None:
+            group = _TRAINING if event["event"] == "train_log" else event.get("split", "validation")
             series.setdefault(group, []).append((event["iteration"], event["loss"]))
     return {group: series[group] for group in sorted(series, key=lambda group: group != _TRAINING)}

@@ -36,14 +36,15 @@ class RunHistory:
 
     Attributes:
         starts: start events of all processes.
-        train: log lines.
+        train_logs: log lines.
+        checkpoints: saves, failed ones too.
     """
 
     folder: Path
     starts: Sequence[EventDict]
-    train: Sequence[EventDict]
+    train_logs: Sequence[EventDict]
     validations: Sequence[EventDict]
-    saves: Sequence[EventDict]
+    checkpoints: Sequence[EventDict]
     restarts: Sequence[Restart]
 
     @classmethod
@@ -54,15 +55,18 @@ class RunHistory:
         """
         events = read_events(folder)
         by_name = {
-            name: [e for e in events if e["event"] == name] for name in ("train", "validation", "save")
+            name: [e for e in events if e["event"] == name]
+            for name in ("train_log", "validation", "checkpoint")
         }
-        if not by_name["train"]:
+        if not by_name["train_log"]:
             raise FormatError(
                 folder, "holds no loss yet", wanted="a run that reached its first --log-interval"
             )
-        starts = [e for e in events if e["event"] == "start"]
+        starts = [e for e in events if e["event"] == "train_start"]
         restarts = _find_restarts(read_lines(folder))
-        return cls(folder, starts, by_name["train"], by_name["validation"], by_name["save"], restarts)
+        return cls(
+            folder, starts, by_name["train_log"], by_name["validation"], by_name["checkpoint"], restarts
+        )
 
     @property
     def name(self) -> str:
@@ -75,13 +79,13 @@ class RunHistory:
 
     def series(self, key: str, over: XAxis) -> tuple[list[float], list[float]]:
         """Return positions on the axis and values of a number of the log lines."""
-        return self._points([(e, e.get(key)) for e in self.train], over)
+        return self._points([(e, e.get(key)) for e in self.train_logs], over)
 
     @property
     def groups(self) -> dict[str, list[EventDict]]:
-        """Validations by dataset: one group, several blends, the test last."""
-        names = dict.fromkeys(e.get("of", "validation") for e in self.validations)
-        return {name: [e for e in self.validations if e.get("of", "validation") == name] for name in names}
+        """Validations by split: one group, several blends, the test last."""
+        names = dict.fromkeys(e.get("split", "validation") for e in self.validations)
+        return {name: [e for e in self.validations if e.get("split", "validation") == name] for name in names}
 
     def scores(self, group: str, over: XAxis) -> tuple[list[float], list[float]]:
         """Return positions on the axis and losses of a group."""
@@ -90,27 +94,29 @@ class RunHistory:
     def memory(self, over: XAxis) -> tuple[list[float], list[float]]:
         """Return positions on the axis and used bytes of rank 0."""
         return self._points(
-            [(e, used_bytes(e["memory"]) if e.get("memory") else None) for e in self.train], over
+            [(e, used_bytes(e["memory"]) if e.get("memory") else None) for e in self.train_logs], over
         )
 
     def phases(self) -> dict[str, float]:
         """Return the median seconds per step of each phase of rank 0, the longest first."""
-        names = {name for e in self.train for name in e.get("timers", {})}
-        medians = {name: median(e.get("timers", {}).get(name, 0.0) for e in self.train) for name in names}
+        names = {name for e in self.train_logs for name in e.get("timers", {})}
+        medians = {
+            name: median(e.get("timers", {}).get(name, 0.0) for e in self.train_logs) for name in names
+        }
         return dict(sorted(medians.items(), key=lambda phase: -phase[1]))
 
     def median(self, key: str) -> float | None:
         """Return the median of a number of the log lines."""
-        values = [e[key] for e in self.train if _is_number(e.get(key))]
+        values = [e[key] for e in self.train_logs if _is_number(e.get(key))]
         return median(values) if values else None
 
     def positions(self, iterations: Sequence[float], over: XAxis) -> list[float]:
         """Convert iterations to positions on the axis, linear between two log lines."""
         logged, positions = [0.0], [0.0]
-        for event in self.train:
+        for event in self.train_logs:
             steps = event["iteration"] - logged[-1]
             if over == "hours":  # training only, without validations, saves and pauses
-                position = positions[-1] + steps * event["step_seconds"] / 3600
+                position = positions[-1] + steps * event["iteration_seconds"] / 3600
             elif over == "tokens":  # older event logs have no consumed_tokens
                 length = self.start.get("seq_length", 1)
                 position = event.get("consumed_tokens") or event["consumed_samples"] * length
@@ -136,7 +142,7 @@ def _find_restarts(lines: Sequence[EventDict]) -> list[Restart]:
     last_iteration = None
     for event in lines:
         iteration = event["iteration"]
-        if event["event"] == "start":
+        if event["event"] == "train_start":
             if last_iteration is not None:
                 restarts.append(Restart(iteration, max(0, last_iteration - iteration)))
             last_iteration = iteration

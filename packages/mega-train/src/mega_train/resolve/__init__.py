@@ -193,7 +193,7 @@ def _resolve_layout(
     staged_layout = refusals.attempt(assign_layers, run.parallel, spec.layers, layout)
     refusals.attempt(with_flag_names, run.model, _check_param_shapes, spec, layout)
     fp8 = refusals.attempt(fp8_recipe, run, spec, layout)
-    length = spec.context if run.batch.length is None else run.batch.length
+    length = spec.max_seq_len if run.batch.length is None else run.batch.length
     if not refusals.extend(check_length(run, spec, length, layout)):
         return None
     seq_lengths = refusals.attempt(seq_length_schedule, run, length, layout)

@@ -21,12 +21,12 @@ def check_length(run: RunConfig, spec: ModelSpec, length: int, layout: Layout) -
     Yields:
         an error where it does not fit, or they cannot share it.
     """
-    if length < 1 or length > spec.context:
+    if length < 1 or length > spec.max_seq_len:
         yield ConfigError(
             "--seq-length",
             "does not fit the model",
             found=f"{length} tokens",
-            wanted=f"1 to {spec.context} (--max-position-embeddings)",
+            wanted=f"1 to {spec.max_seq_len} (--max-position-embeddings)",
         )
         return
     if layout.cp > 1 and length % (chunks := 2 * layout.cp):

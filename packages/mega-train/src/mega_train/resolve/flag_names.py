@@ -20,6 +20,11 @@ _FLAGS: Mapping[str, str] = MappingProxyType(
         "tied": "--untie-embeddings-and-output-weights",
         "bias": "--disable-bias-linear",
         "init": "--init-method-xavier-uniform",
+        "head_dim": "--kv-channels",
+        "max_seq_len": "--max-position-embeddings",
+        "rope_theta": "--rotary-base",
+        "rotary_fraction": "--rotary-percent",
+        "sliding_window": "--window-size",
     }
 )
 _INVERSE = frozenset({"tied", "bias"})  # fields that are false where their flag is given
@@ -58,7 +63,7 @@ def _flag(field: str, model: ModelConfig) -> str:
 def _value(field: str, value: Any, model: ModelConfig) -> object:
     if type(value) is bool:
         return "given" if value != (field in _INVERSE) else "not given"
-    if field == "window" and type(value) is int:
+    if field == "sliding_window" and type(value) is int:
         return f"{value - 1},0"
     return _WORDS.get(value, _with_flags(value, model) if isinstance(value, str) else value)
 

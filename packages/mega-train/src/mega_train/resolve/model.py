@@ -90,10 +90,10 @@ def _spec_from_flags(
         "hidden": m.hidden,
         "heads": m.heads,
         "kv_heads": m.kv_heads,
-        "head_width": m.head_width,
+        "head_dim": m.head_width,
         "ffn": m.ffn,
         "vocab": m.vocab,
-        "context": m.context,
+        "max_seq_len": m.context,
         "vocab_multiple": m.vocab_multiple,
         "norm": m.norm.lower() if m.norm else None,
         "norm_eps": m.norm_eps,
@@ -104,12 +104,12 @@ def _spec_from_flags(
         "parallel_residual": m.parallel_residual or None,
         "activation": _activation(m, family),
         "positions": "learned" if m.positions == "learned_absolute" else m.positions,
-        "rope_base": m.rope_base,
-        "rope_share": m.rope_share,
+        "rope_theta": m.rope_base,
+        "rotary_fraction": m.rope_share,
         "rope_interleaved": m.rope_interleaved or None,
         "rope_interpolation": m.rope_interpolation,
         "rope_scaling": _rope_scaling(m),
-        "window": _window(m.window),
+        "sliding_window": _window(m.window),
         "init": "xavier_uniform" if m.xavier else None,
         "init_std": m.init_std,
         "tied": False if m.untied else None,
@@ -124,7 +124,7 @@ def _spec_from_flags(
     if loaded_spec is not None and not given_values.keys() & {"layers", "hidden", "heads"}:
         _check_family(family, loaded_spec)
         return ModelSpec.from_dict({**loaded_spec.to_dict(), **given_values})
-    given_values.setdefault("context", run.batch.length)
+    given_values.setdefault("max_seq_len", run.batch.length)
     given_values.setdefault("vocab", vocab)
     missing = Refusals()
     for name, flag in _REQUIRED_FLAGS.items():
@@ -136,7 +136,7 @@ def _spec_from_flags(
             f"--preset gpt2-124m or {flag} N",
         )
     missing.raise_any()
-    if given_values["hidden"] % given_values["heads"] and "head_width" not in given_values:
+    if given_values["hidden"] % given_values["heads"] and "head_dim" not in given_values:
         raise ConfigError(
             "--num-attention-heads",
             "does not divide --hidden-size",
@@ -153,7 +153,7 @@ _REQUIRED_FLAGS: Mapping[str, str] = MappingProxyType(
         "layers": "--num-layers",
         "hidden": "--hidden-size",
         "heads": "--num-attention-heads",
-        "context": "--max-position-embeddings",
+        "max_seq_len": "--max-position-embeddings",
         "vocab": "--vocab-size",
     }
 )

@@ -94,13 +94,13 @@ def _check_resumed_schedules(
     if not different:
         return
     flag = different[0]
-    what = "is not that of the run that goes on"
+    what = "is not that of the resumed run"
     found, wanted = _format_value(current[flag]), _format_value(recorded[flag])
     if flag.endswith(f"-{unit}"):
         found, wanted = (_format_length(fields[flag], unit, full) for fields in (current, recorded))
     if flag == decay and not (run.optimizer.decay_iterations or run.optimizer.decay_samples):
         flag = f"--train-{unit}"
-        what = f"ends the decay of the learning rate elsewhere than in the run that goes on, without {decay}"
+        what = f"ends the decay of the learning rate elsewhere than in the resumed run, without {decay}"
     elif flag == warmup and warmup_fraction is not None:
         flag = "--lr-warmup-fraction"
     raise ConfigError(
@@ -108,7 +108,7 @@ def _check_resumed_schedules(
         what,
         found=found,
         wanted=f"{wanted}, the checkpoint's",
-        hint="--use-checkpoint-opt_param-scheduler keeps the checkpoint's courses of learning rate "
+        hint="--use-checkpoint-opt_param-scheduler keeps the checkpoint's schedules of learning rate "
         "and weight decay, --override-opt_param-scheduler takes these",
     )
 

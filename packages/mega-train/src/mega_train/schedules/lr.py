@@ -94,24 +94,24 @@ class ParamSchedules:
     decoupled_lr: LRSchedule | None = None  # of embedding and output, where it differs
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint."""
-        state = {"learning_rate": asdict(self.lr), "weight_decay": asdict(self.weight_decay)}
+        """Return the state for a checkpoint, by the keys of trainer.json."""
+        state = {"lr_schedule": asdict(self.lr), "wd_schedule": asdict(self.weight_decay)}
         return (
             state
             if self.decoupled_lr is None
-            else state | {"decoupled_learning_rate": asdict(self.decoupled_lr)}
+            else state | {"decoupled_lr_schedule": asdict(self.decoupled_lr)}
         )
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> ParamSchedules:
-        """Build the schedules from a checkpoint's state.
+        """Build the schedules from a checkpoint's trainer.json, of which other keys are ignored.
 
         Raises:
             TypeError, KeyError: the state is not that of schedules.
         """
-        lr = LRSchedule(**state["learning_rate"])
-        weight_decay = WeightDecaySchedule(**state["weight_decay"])
-        decoupled_lr = state.get("decoupled_learning_rate")
+        lr = LRSchedule(**state["lr_schedule"])
+        weight_decay = WeightDecaySchedule(**state["wd_schedule"])
+        decoupled_lr = state.get("decoupled_lr_schedule")
         schedules = cls(lr, weight_decay, None if decoupled_lr is None else LRSchedule(**decoupled_lr))
         for schedule in (
             schedules.lr,

@@ -46,7 +46,7 @@ class ConsoleReporter:
         self._seconds = Ema()
         self._tokens = Ema()
         self._lr = 0.0
-        self._gradient_norm: float | None = None
+        self._grad_norm: float | None = None
         self._last_log: LogLine | None = None
         self._live = Live(get_renderable=self._render, console=console, refresh_per_second=4)
 
@@ -61,8 +61,8 @@ class ConsoleReporter:
                     self._console.show_cursor()  # a killed process could not restore it
             case StepEnd():
                 self._iteration = event.iteration
-                self._lr = event.rate
-                self._gradient_norm = event.gradient_norm
+                self._lr = event.learning_rate
+                self._grad_norm = event.grad_norm
                 self._seconds.update(event.seconds)
                 self._tokens.update(event.tokens)
                 if event.loss is not None:
@@ -75,7 +75,7 @@ class ConsoleReporter:
                 for text in format_timers(event, self._timing):
                     self._print(text)
             case ValidationEnd():
-                position = f"{event.of} at iteration {event.iteration}"
+                position = f"{event.split} at iteration {event.iteration}"
                 self._print(f"{position} | loss {event.loss:.4f} | perplexity {event.perplexity:.2f}")
             case Message():
                 self._print(event.text)
@@ -97,18 +97,18 @@ class ConsoleReporter:
 
     def _numbers(self) -> list[tuple[int, str]]:
         """List the numbers in their order, each with its priority: the largest is dropped first."""
-        step_seconds, log_line = self._seconds.mean, self._last_log
-        if step_seconds is None or self._tokens.mean is None:
+        iteration_seconds, log_line = self._seconds.mean, self._last_log
+        if iteration_seconds is None or self._tokens.mean is None:
             return []
         return [
             *([(0, f"loss {self._loss.mean:.4f}")] if self._loss.mean is not None else []),
-            *([(1, f"grad norm {self._gradient_norm:.2f}")] if self._gradient_norm is not None else []),
+            *([(1, f"grad norm {self._grad_norm:.2f}")] if self._grad_norm is not None else []),
             (5, f"lr {self._lr:.1e}"),
-            (2, f"{_format_si(self._tokens.mean / step_seconds)} tok/s"),
+            (2, f"{_format_si(self._tokens.mean / iteration_seconds)} tok/s"),
             *([(4, format_flops(log_line.tflops))] if log_line else []),
             *([(3, f"{log_line.mfu:.0%} MFU")] if log_line and log_line.mfu is not None else []),
             *([(6, f"{_format_si(used_bytes(log_line.memory))}B")] if log_line else []),
-            (0, _format_duration((self._iterations - self._iteration) * step_seconds)),
+            (0, _format_duration((self._iterations - self._iteration) * iteration_seconds)),
         ]
 
     def _print(self, text: str) -> None:
@@ -152,8 +152,8 @@ def format_log(log_line: LogLine, width: int | None = None) -> str:
     required = [
         f"iteration {log_line.iteration}/{log_line.iterations}",
         _format_loss(log_line),
-        f"lr {log_line.rate:.2e}",
-        *([f"grad norm {log_line.gradient_norm:.2f}"] if log_line.gradient_norm is not None else []),
+        f"lr {log_line.learning_rate:.2e}",
+        *([f"grad norm {log_line.grad_norm:.2f}"] if log_line.grad_norm is not None else []),
         *([f"loss scale {log_line.loss_scale:g}"] if log_line.loss_scale != 1 else []),
         *(f"{name.replace('-', ' ')} {_format_number(value)}" for name, value in log_line.extra.items()),
     ]
@@ -162,7 +162,7 @@ def format_log(log_line: LogLine, width: int | None = None) -> str:
         (3, f"{format_flops(log_line.tflops)} a rank"),
         *([(2, f"MFU {log_line.mfu:.1%}")] if log_line.mfu is not None else []),
         (4, f"{used_bytes(log_line.memory) / 1e9:.2f} GB"),
-        (1, f"{_format_duration(log_line.seconds_left)} left"),
+        (1, f"{_format_duration(log_line.eta_seconds)} left"),
     ]
     while (
         width is not None

@@ -13,7 +13,7 @@ from typing import Any
 from mega_schema.checkpoint.checkpoint_dir import EVENTS as EVENTS
 from mega_schema.checkpoint.run_lock import lock_run_folder
 from mega_schema.errors import FormatError
-from mega_train.telemetry.events import Event, Message, StepEnd
+from mega_train.telemetry.events import Event, Message, StepEnd, TrainStart
 
 EventDict = dict[str, Any]
 _MAX_LINE_BYTES = 1 << 20  # a first line of an event log has a few thousand bytes
@@ -24,7 +24,7 @@ log = logging.getLogger("mega.train")
 class EventLog:
     """Appends one JSON object per line to a run's `events.jsonl`.
 
-    A resumed run appends to the same file, starting with an event "start" that has its first iteration:
+    A resumed run appends to the same file, starting with a `train_start` event that has its first iteration:
     earlier lines with a later iteration were lost when the previous process ended. Lines that cannot be
     written, as on a full disk, are missing, and the run continues.
     """
@@ -84,7 +84,7 @@ def read_events(folder: Path) -> list[EventDict]:
     """
     events: list[EventDict] = []
     for event in read_lines(folder):
-        if event["event"] == "start":
+        if event["event"] == TrainStart.name:
             events = [earlier for earlier in events if earlier["iteration"] <= event["iteration"]]
         events.append(event)
     return events

@@ -25,7 +25,7 @@ class TrainStart:
         time: seconds since 1970.
     """
 
-    name: ClassVar[str] = "start"
+    name: ClassVar[str] = "train_start"
     iteration: int
     iterations: int
     consumed_samples: int
@@ -48,9 +48,9 @@ class StepEnd:
 
     Attributes:
         loss: in nats per token; None if it was not finite.
-        rate: its learning rate.
-        next_rate: that of the next step, which Megatron logs; None if it is not known.
-        gradient_norm: before clipping; None if it was not finite.
+        learning_rate: of this step.
+        next_learning_rate: of the next step, which Megatron logs; None if it is not known.
+        grad_norm: before clipping; None if it was not finite.
         skipped_samples: of all steps so far without an update.
         loss_scale: of the next step.
         seconds: duration of the step.
@@ -60,9 +60,9 @@ class StepEnd:
     iteration: int
     consumed_samples: int
     loss: float | None
-    rate: float
-    next_rate: float | None = None
-    gradient_norm: float | None
+    learning_rate: float
+    next_learning_rate: float | None = None
+    grad_norm: float | None
     skipped_samples: int
     loss_scale: float
     global_batch_size: int
@@ -83,12 +83,12 @@ class LogLine:
     Attributes:
         consumed_tokens: tokens read of the consumed samples: a curriculum leaves some out.
         loss: mean over the steps since the last line, in nats per token; None where all were skipped.
-        rate: learning rate of the step just done.
-        gradient_norm: of the last of them, before clipping.
-        skipped: steps without an update, because loss or gradient were not finite. They are not in the two
-            numbers above.
+        learning_rate: of the last step.
+        grad_norm: of the last step with an update, before clipping.
+        skipped: steps without an update, because loss or gradient were not finite. They do not count in
+            `loss` and `grad_norm`.
         loss_scale: of the next step.
-        step_seconds: mean over the steps since the last line.
+        iteration_seconds: mean over the steps since the last line.
         tokens_per_second: likewise, over all ranks.
         tflops: 1e12 floating-point operations a second that the model needs (`planning.flops`), per rank.
         mfu: these as a fraction of the device's peak; None if that is not known.
@@ -100,16 +100,16 @@ class LogLine:
             ranks, minimum and maximum, or every rank's.
     """
 
-    name: ClassVar[str] = "train"
+    name: ClassVar[str] = "train_log"
     iteration: int
     iterations: int
     consumed_samples: int
     loss: float | None
-    rate: float
-    gradient_norm: float | None
+    learning_rate: float
+    grad_norm: float | None
     skipped: int
     loss_scale: float
-    step_seconds: float
+    iteration_seconds: float
     tokens_per_second: float
     seconds: float
     global_batch_size: int
@@ -124,9 +124,9 @@ class LogLine:
     extra: Mapping[str, float] = field(default_factory=dict)
 
     @property
-    def seconds_left(self) -> float:
+    def eta_seconds(self) -> float:
         """Estimated remaining seconds, at the speed since the last log line."""
-        return (self.iterations - self.iteration) * self.step_seconds
+        return (self.iterations - self.iteration) * self.iteration_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,13 +134,13 @@ class ValidationEnd:
     """A validation ended.
 
     Attributes:
-        of: the name of the group of samples; "validation" where there is one.
+        split: the validated split: "validation", "test", or the name of one of several validation sets.
         loss: in nats per token.
         perplexity: e to the loss, which is capped at 20 as in Megatron.
     """
 
     name: ClassVar[str] = "validation"
-    of: str = "validation"
+    split: str = "validation"
     iteration: int
     consumed_samples: int
     loss: float
@@ -153,25 +153,25 @@ class CheckpointSaved:
     """A checkpoint was written, or its save failed.
 
     Attributes:
-        seconds: that training was blocked.
-        waited: of these, waiting for the previous checkpoint.
-        written: seconds from the start of the save to its end.
-        problem: why the save failed; empty if it succeeded.
+        blocked_seconds: how long training was blocked.
+        wait_seconds: the part of `blocked_seconds` that was spent waiting for the previous checkpoint.
+        write_seconds: from the start of the save to its end.
+        error: why the save failed; empty if it succeeded.
     """
 
-    name: ClassVar[str] = "save"
+    name: ClassVar[str] = "checkpoint"
     iteration: int
-    seconds: float
-    waited: float = 0.0
-    written: float = 0.0
-    problem: str = ""
+    blocked_seconds: float
+    wait_seconds: float = 0.0
+    write_seconds: float = 0.0
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainExit:
     """A run exits before its end."""
 
-    name: ClassVar[str] = "leave"
+    name: ClassVar[str] = "train_exit"
     iteration: int
     reason: str
 

@@ -9,42 +9,42 @@ from mega_train.telemetry.events import CheckpointSaved, Event, LogLine, StepEnd
 
 GAUGES: Mapping[str, str] = MappingProxyType(
     {
-        "iterations": "optimizer steps that the run is to do",
+        "iterations": "optimizer steps of the whole run",
         "parameters": "parameters of the model",
         "ranks": "processes of the run",
-        "started_timestamp_seconds": "when this process began to train",
-        "iteration": "optimizer steps done",
-        "step_timestamp_seconds": "when the last of them ended",
+        "started_timestamp_seconds": "time at which this process started to train",
+        "iteration": "completed optimizer steps",
+        "step_timestamp_seconds": "time at which the last optimizer step ended",
         "consumed_samples": "training samples consumed",
-        "consumed_tokens": "of these, those that were read",
-        "skipped_samples": "those of them whose step updated nothing",
+        "consumed_tokens": "tokens read of the consumed samples",
+        "skipped_samples": "samples of steps without an update",
         "global_batch_size": "samples of an optimizer step",
-        "sequence_length": "tokens of a sample",
+        "seq_length": "tokens of a sample",
         "loss": "nats per token, of the last step",
         "learning_rate": "of the last step",
-        "gradient_norm": "before clipping, of the last step",
-        "loss_scale": "what the loss is multiplied by",
-        "step_seconds": "mean over the steps since the last line of the log",
-        "tokens_per_second": "of all ranks, over the steps since the last line of the log",
+        "grad_norm": "gradient norm of the last step, before clipping",
+        "loss_scale": "factor by which the loss is multiplied",
+        "iteration_seconds": "seconds per step, mean since the last log line",
+        "tokens_per_second": "over all ranks, since the last log line",
         "tflops_per_rank": "1e12 floating-point operations a second that the model needs",
-        "mfu_ratio": "these as a share of what the device can do",
-        "seconds_left": "at the pace since the last line of the log",
-        "memory_bytes": "of the first rank",
-        "phase_seconds": "a step of the first rank, by Megatron's names of phases",
-        "validation_loss": "nats per token, by what it was taken of",
-        "validation_perplexity": "e to this",
-        "saved_iteration": "of the newest checkpoint",
-        "save_seconds": "that training stood still for the last save",
-        "save_written_seconds": "that the last save took to be written",
-        "save_failed": "1 where the last save could not be written",
+        "mfu_ratio": "model FLOPs utilization: fraction of the device's peak FLOP/s",
+        "eta_seconds": "estimated remaining seconds, at the speed since the last log line",
+        "memory_bytes": "memory of rank 0",
+        "phase_seconds": "seconds per step of each phase on rank 0, by the names of Megatron's timers",
+        "validation_loss": "nats per token, by split",
+        "validation_perplexity": "e to the validation loss, by split",
+        "last_checkpoint_iteration": "iteration of the newest checkpoint",
+        "checkpoint_blocked_seconds": "seconds that the last save blocked training",
+        "checkpoint_write_seconds": "seconds from the start of the last save to its end",
+        "checkpoint_failed": "1 if the last save failed, else 0",
     }
 )
 LABELS: Mapping[str, str] = MappingProxyType(
     {
         "memory_bytes": "kind",
         "phase_seconds": "phase",
-        "validation_loss": "of",
-        "validation_perplexity": "of",
+        "validation_loss": "split",
+        "validation_perplexity": "split",
     }
 )
 
@@ -61,8 +61,8 @@ def gauge_values(event: Event, now: float) -> Iterator[GaugeValue]:
         if value is not None:
             yield name, value, ""
     if isinstance(event, ValidationEnd):
-        yield "validation_loss", event.loss, event.of
-        yield "validation_perplexity", event.perplexity, event.of
+        yield "validation_loss", event.loss, event.split
+        yield "validation_perplexity", event.perplexity, event.split
     if isinstance(event, LogLine):
         for kind, num_bytes in event.memory.items():
             if kind != "allocated_count":
@@ -86,20 +86,20 @@ def _unlabelled_values(event: Event, now: float) -> Iterator[tuple[str, float | 
             yield "consumed_samples", event.consumed_samples
             yield "skipped_samples", event.skipped_samples
             yield "global_batch_size", event.global_batch_size
-            yield "sequence_length", event.seq_length
+            yield "seq_length", event.seq_length
             yield "loss", event.loss
-            yield "learning_rate", event.rate
-            yield "gradient_norm", event.gradient_norm
+            yield "learning_rate", event.learning_rate
+            yield "grad_norm", event.grad_norm
             yield "loss_scale", event.loss_scale
         case LogLine():
             yield "consumed_tokens", event.consumed_tokens
-            yield "step_seconds", event.step_seconds
+            yield "iteration_seconds", event.iteration_seconds
             yield "tokens_per_second", event.tokens_per_second
             yield "tflops_per_rank", event.tflops
             yield "mfu_ratio", event.mfu
-            yield "seconds_left", event.seconds_left
+            yield "eta_seconds", event.eta_seconds
         case CheckpointSaved():
-            yield "saved_iteration", None if event.problem else event.iteration
-            yield "save_seconds", event.seconds
-            yield "save_written_seconds", event.written
-            yield "save_failed", float(bool(event.problem))
+            yield "last_checkpoint_iteration", None if event.error else event.iteration
+            yield "checkpoint_blocked_seconds", event.blocked_seconds
+            yield "checkpoint_write_seconds", event.write_seconds
+            yield "checkpoint_failed", float(bool(event.error))

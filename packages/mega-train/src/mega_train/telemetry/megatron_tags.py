@@ -47,7 +47,14 @@ class MegatronTags:
         log = self._log
         if not log.tensorboard_no_rate:
             # Megatron logs the rate of the next step; curves must match
-            yield "learning-rate", step_end.rate if step_end.next_rate is None else step_end.next_rate
+            yield (
+                "learning-rate",
+                (
+                    step_end.learning_rate
+                    if step_end.next_learning_rate is None
+                    else step_end.next_learning_rate
+                ),
+            )
         if log.tensorboard_batch_size:
             yield "batch-size", step_end.global_batch_size
         if step_end.loss is not None:
@@ -56,15 +63,15 @@ class MegatronTags:
             yield "loss-scale", step_end.loss_scale
         if log.tensorboard_world:
             yield "world-size", self._world
-        if step_end.gradient_norm is not None:
-            yield "grad-norm", step_end.gradient_norm
+        if step_end.grad_norm is not None:
+            yield "grad-norm", step_end.grad_norm
         yield from step_end.extra.items()
         if step_end.skipped_samples:
             yield "skipped-train-samples", step_end.skipped_samples
 
     def _log_tags(self, log_line: LogLine) -> Iterator[tuple[str, float]]:
         if self._log.tensorboard_timers:
-            yield "iteration-time", log_line.step_seconds
+            yield "iteration-time", log_line.iteration_seconds
             yield "throughput", log_line.tflops
             timers = {
                 name: max(seconds_of_ranks) for name, seconds_of_ranks in log_line.timers_of_ranks.items()
@@ -74,9 +81,9 @@ class MegatronTags:
             yield from ((tag, log_line.memory[kind]) for kind, tag in _MEMORY if kind in log_line.memory)
 
     def _validation_tags(self, validation: ValidationEnd) -> Iterator[tuple[str, float]]:
-        yield f"{_LOSS} {validation.of}", validation.loss
+        yield f"{_LOSS} {validation.split}", validation.loss
         if self._log.tensorboard_perplexity:
-            yield f"{_LOSS} {validation.of} ppl", validation.perplexity
+            yield f"{_LOSS} {validation.split} ppl", validation.perplexity
 
 
 def _over_both_axes(

@@ -112,4 +112,4 @@ def observer_name(observer: Observer) -> str:
 
 def _log_failure(observer: Observer, error: Exception) -> None:
     words = " ".join(f"{type(error).__name__}: {error}".split())
-    log.warning("%s failed and is told nothing more (%s); the run goes on", observer_name(observer), words)
+    log.warning("%s failed and is disabled (%s); training continues", observer_name(observer), words)

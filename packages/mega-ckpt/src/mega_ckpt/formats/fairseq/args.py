@@ -81,7 +81,7 @@ def to_spec(args: Mapping[str, Any], vocab: int, where: object) -> ModelSpec:
             heads=_count(args, "decoder_attention_heads", where),
             ffn=_count(args, "decoder_ffn_embed_dim", where),
             vocab=vocab,
-            context=_count(args, "tokens_per_sample", where),
+            max_seq_len=_count(args, "tokens_per_sample", where),
             activation=_ACTIVATIONS[activation],
             positions="sinusoidal",
             scale_embedding=not args.get("no_scale_embedding", False),

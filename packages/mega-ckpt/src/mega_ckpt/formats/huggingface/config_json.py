@@ -111,7 +111,7 @@ def _fields(theirs: HfModelClass, config: Mapping[str, Any], where: object) -> d
     if theirs.rope is not None:
         fields |= _rope(theirs, config, where)
     if theirs.window is not None:
-        fields["window"] = _window(theirs, config, fields, where)
+        fields["sliding_window"] = _window(theirs, config, fields, where)
     return fields
 
 
@@ -166,12 +166,12 @@ def _rope(theirs: HfModelClass, config: Mapping[str, Any], where: object) -> dic
             wanted="default | linear | llama3",
         )
     base = values.get("rope_theta", config.get(theirs.rope.base, 10000.0))
-    fields: dict[str, object] = {"rope_base": float(base)}
+    fields: dict[str, object] = {"rope_theta": float(base)}
     if theirs.rope.share is None:
         _require_values(values, {"partial_rotary_factor": 1.0}, f"{where}: {name}")
     else:
         share = config.get(theirs.rope.share, theirs.rope.missing)
-        fields["rope_share"] = float(values.get("partial_rotary_factor", share))
+        fields["rotary_fraction"] = float(values.get("partial_rotary_factor", share))
     if kind == "linear":
         fields["rope_interpolation"] = float(values["factor"])
     elif kind == "llama3":
@@ -183,15 +183,15 @@ def _rope(theirs: HfModelClass, config: Mapping[str, Any], where: object) -> dic
 def _rope_keys(theirs: HfModelClass, spec: ModelSpec) -> dict[str, Any]:
     if theirs.rope is None:
         return {}
-    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": spec.rope_base}
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": spec.rope_theta}
     if spec.rope_scaling != 1:
         rope |= {"rope_type": "llama3"} | {theirs: getattr(spec, ours) for ours, theirs in _LLAMA3.items()}
         rope["original_max_position_embeddings"] = spec.rope_scaling_context
     elif spec.rope_interpolation != 1:
         rope |= {"rope_type": "linear", "factor": spec.rope_interpolation}
-    keys: dict[str, Any] = {theirs.rope.base: spec.rope_base}
+    keys: dict[str, Any] = {theirs.rope.base: spec.rope_theta}
     if theirs.rope.share is not None:
-        rope["partial_rotary_factor"] = keys[theirs.rope.share] = spec.rope_share
+        rope["partial_rotary_factor"] = keys[theirs.rope.share] = spec.rotary_fraction
     # transformers 4 reads the base and, where there is one, the scaling; transformers 5 the parameters
     scaling = {"rope_scaling": rope} if rope["rope_type"] != "default" else {}
     return keys | {"rope_parameters": rope} | scaling
@@ -205,7 +205,7 @@ def _window(
         fields["layers"], 1 << 20
     )  # a count gone wrong is refused later, and must not fill the memory
     if theirs.window == "key":
-        window = fields["window"]
+        window = fields["sliding_window"]
         first = 0
     else:
         window = config.get("sliding_window", 4096) if config.get("use_sliding_window", False) else None
@@ -233,10 +233,10 @@ def _window(
 def _window_keys(theirs: HfModelClass, spec: ModelSpec) -> dict[str, Any]:
     if theirs.window != "switch":
         return {}
-    slides = spec.window is not None
+    slides = spec.sliding_window is not None
     return {
         "use_sliding_window": slides,
-        "sliding_window": spec.window,
+        "sliding_window": spec.sliding_window,
         "max_window_layers": 0 if slides else spec.layers,
         "layer_types": ["sliding_attention" if slides else "full_attention"] * spec.layers,
     }
@@ -248,7 +248,7 @@ def _mismatches(theirs: HfModelClass, spec: ModelSpec) -> dict[str, object]:
     fields = spec.to_dict()
     lacking: dict[str, object] = {}
     for name, value in fields.items():
-        if name in _FREE or (name == "window" and theirs.window is not None):
+        if name in _FREE or (name == "sliding_window" and theirs.window is not None):
             continue
         if name in keys:
             values = keys[name].values
@@ -259,7 +259,7 @@ def _mismatches(theirs: HfModelClass, spec: ModelSpec) -> dict[str, object]:
             wanted = rule(fields) if callable(rule) else rule
             if value != wanted:
                 lacking[name] = wanted
-        elif not name.startswith("rope_"):
+        elif not name.startswith(("rope_", "rotary_")):
             if value != _DEFAULTS[name]:
                 lacking[name] = _DEFAULTS[name]
         elif wanted := _rope_mismatch(theirs, spec, name):
@@ -275,7 +275,7 @@ def _rope_mismatch(theirs: HfModelClass, spec: ModelSpec, name: str) -> str | No
         return str(_DEFAULTS[name]) if getattr(spec, name) != _DEFAULTS[name] else None
     if name == "rope_interleaved" and spec.rope_interleaved:
         return "False"
-    if name == "rope_share" and theirs.rope.share is None and spec.rope_share != 1:
+    if name == "rotary_fraction" and theirs.rope.share is None and spec.rotary_fraction != 1:
         return "1.0"
     if name == "rope_interpolation" and spec.rope_scaling != 1 and spec.rope_interpolation != 1:
         return "1, with positions that are scaled"

@@ -136,7 +136,7 @@ def write_folder(
         else:
             (new / GENERATION).write_bytes(generation)
         if tokenizer is not None:
-            hf_tokenizer.write_tokenizer(new, tokenizer, spec.context)
+            hf_tokenizer.write_tokenizer(new, tokenizer, spec.max_seq_len)
 
 
 def _entries(folder: Path) -> dict[str, MappedTensor]:

@@ -112,7 +112,7 @@ _GPT2 = HfModelClass(
     "gpt",
     (
         ConfigKey("vocab_size", "vocab"),
-        ConfigKey("n_positions", "context", older=("max_position_embeddings",)),
+        ConfigKey("n_positions", "max_seq_len", older=("max_position_embeddings",)),
         ConfigKey("n_embd", "hidden", older=("hidden_size",)),
         ConfigKey("n_layer", "layers", older=("num_hidden_layers",)),
         ConfigKey("n_head", "heads", older=("num_attention_heads",)),
@@ -127,7 +127,7 @@ _GPT2 = HfModelClass(
         "scale_attn_by_inverse_layer_idx": False,
         "add_cross_attention": False,
     },
-    implied={"kv_heads": same_heads, "head_width": even_width},
+    implied={"kv_heads": same_heads, "head_dim": even_width},
 )
 
 _BLOOM = HfModelClass(
@@ -136,7 +136,7 @@ _BLOOM = HfModelClass(
     "gpt",
     (
         ConfigKey("vocab_size", "vocab"),
-        ConfigKey("seq_length", "context", 2048),
+        ConfigKey("seq_length", "max_seq_len", 2048),
         ConfigKey("hidden_size", "hidden", older=("n_embed",)),
         ConfigKey("n_layer", "layers", older=("num_hidden_layers",)),
         ConfigKey("n_head", "heads", older=("num_attention_heads",)),
@@ -148,7 +148,7 @@ _BLOOM = HfModelClass(
     fixed={"alibi": True},
     implied={
         "kv_heads": same_heads,
-        "head_width": even_width,
+        "head_dim": even_width,
         "ffn": four_times,
         "positions": "alibi",
         "embed_norm": True,
@@ -161,7 +161,7 @@ _NEOX = HfModelClass(
     "gpt",
     (
         ConfigKey("vocab_size", "vocab"),
-        ConfigKey("max_position_embeddings", "context", 2048),
+        ConfigKey("max_position_embeddings", "max_seq_len", 2048),
         ConfigKey("hidden_size", "hidden"),
         ConfigKey("num_hidden_layers", "layers"),
         ConfigKey("num_attention_heads", "heads"),
@@ -173,7 +173,7 @@ _NEOX = HfModelClass(
         ConfigKey("tie_word_embeddings", "tied", False),
     ),
     fixed={"attention_bias": True, "head_dim": None},
-    implied={"kv_heads": same_heads, "head_width": even_width, "positions": "rope"},
+    implied={"kv_heads": same_heads, "head_dim": even_width, "positions": "rope"},
     rope=RopeKeys("rotary_emb_base", "rotary_pct", 0.25),
 )
 
@@ -182,27 +182,27 @@ def _like_llama(
     model_type: str,
     architecture: str,
     *,
-    context: int,
+    max_seq_len: int,
     kv_heads: object = NEEDED,
-    head_width: object = even_width,
+    head_dim: object = even_width,
     keys: tuple[ConfigKey, ...] = (),
     fixed: Mapping[str, object],
     window: Literal["key", "switch"] | None = None,
     **implied: object,
 ) -> HfModelClass:
-    """Build a class with Llama's keys; `context`, `kv_heads` and `head_width` are its defaults."""
+    """Build a class with Llama's keys; `max_seq_len`, `kv_heads` and `head_dim` are its defaults."""
     return HfModelClass(
         model_type,
         architecture,
         "llama",
         (
             ConfigKey("vocab_size", "vocab"),
-            ConfigKey("max_position_embeddings", "context", context),
+            ConfigKey("max_position_embeddings", "max_seq_len", max_seq_len),
             ConfigKey("hidden_size", "hidden"),
             ConfigKey("num_hidden_layers", "layers"),
             ConfigKey("num_attention_heads", "heads"),
             ConfigKey("num_key_value_heads", "kv_heads", kv_heads, same_heads),
-            ConfigKey("head_dim", "head_width", head_width, even_width),
+            ConfigKey("head_dim", "head_dim", head_dim, even_width),
             ConfigKey("intermediate_size", "ffn"),
             ConfigKey("hidden_act", "activation", "swiglu", values=_SILU),
             ConfigKey("rms_norm_eps", "norm_eps", 1e-6),
@@ -221,28 +221,28 @@ CLASSES: tuple[HfModelClass, ...] = (
     _like_llama(
         "llama",
         "LlamaForCausalLM",
-        context=2048,
+        max_seq_len=2048,
         kv_heads=same_heads,
         fixed={"attention_bias": False, "mlp_bias": False},
     ),
     _like_llama(
         "mistral",
         "MistralForCausalLM",
-        context=131072,
+        max_seq_len=131072,
         kv_heads=8,
-        keys=(ConfigKey("sliding_window", "window", 4096, None),),
+        keys=(ConfigKey("sliding_window", "sliding_window", 4096, None),),
         fixed={},
         window="key",
     ),
     _like_llama(
-        "qwen2", "Qwen2ForCausalLM", context=32768, kv_heads=32, fixed={}, window="switch", qkv_bias=True
+        "qwen2", "Qwen2ForCausalLM", max_seq_len=32768, kv_heads=32, fixed={}, window="switch", qkv_bias=True
     ),
     _like_llama(
         "qwen3",
         "Qwen3ForCausalLM",
-        context=32768,
+        max_seq_len=32768,
         kv_heads=32,
-        head_width=128,
+        head_dim=128,
         fixed={"attention_bias": False},
         window="switch",
         qk_norm=True,

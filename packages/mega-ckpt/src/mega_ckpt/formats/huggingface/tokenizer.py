@@ -43,21 +43,21 @@ def export_tokenizer(checkpoint: Checkpoint, folder: Path, *, force: bool = Fals
             hint=f"{stored / MODEL} is the model itself" if (stored / MODEL).is_file() else "",
         )
     with disk_errors(folder), atomic_folder(folder, contains_file(TOKENIZER_CONFIG)) as new:
-        write_tokenizer(new, tokenizer, checkpoint.spec.context)
+        write_tokenizer(new, tokenizer, checkpoint.spec.max_seq_len)
         return sorted(file.name for file in new.iterdir())
 
 
-def write_tokenizer(folder: Path, tokenizer: Tokenizer, context: int) -> None:
+def write_tokenizer(folder: Path, tokenizer: Tokenizer, max_seq_len: int) -> None:
     """Write the files into `folder`; none for a tokenizer that Hugging Face does not support.
 
     What came with the tokenizer is written as it came: its roles and its template of chats.
 
     Args:
-        context: tokens that the model has places for.
+        max_seq_len: the longest sequence of the model, in tokens.
     """
     identity = tokenizer.identity
     special = {"bos_token": identity.bos, "eos_token": identity.eod, "pad_token": identity.pad}
-    config: dict[str, Any] = {"model_max_length": context, "clean_up_tokenization_spaces": False}
+    config: dict[str, Any] = {"model_max_length": max_seq_len, "clean_up_tokenization_spaces": False}
     if isinstance(tokenizer, FastTokenizer):
         content = json.loads(tokenizer.source)
         names = {token["id"]: token["content"] for token in content.get("added_tokens", [])}

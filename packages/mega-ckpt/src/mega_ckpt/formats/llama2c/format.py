@@ -53,7 +53,7 @@ def read(load: Path, reading: ReadOptions) -> CheckpointSource:
     """
     version, spec = _header(load)
     begin = _BEGIN if version else _SIZES.size
-    angles = 0 if version else spec.context * spec.head_width  # a sine and a cosine of every pair
+    angles = 0 if version else spec.max_seq_len * spec.head_dim  # a sine and a cosine of every pair
     size = load.stat().st_size
     wanted = begin + 4 * (_parameters(spec) + angles)
     if size != wanted:
@@ -101,7 +101,7 @@ def _header(load: Path) -> tuple[int, ModelSpec]:
         raise FormatError(load, "has quantised weights", found="version 2", wanted="0 | 1", hint=hint)
     if version not in (0, 1):
         raise FormatError(load, "version", found=version, wanted="0 | 1")
-    hidden, ffn, layers, heads, kv_heads, vocab, context = sizes
+    hidden, ffn, layers, heads, kv_heads, vocab, max_seq_len = sizes
     try:
         spec = llama(
             layers=layers,
@@ -110,7 +110,7 @@ def _header(load: Path) -> tuple[int, ModelSpec]:
             kv_heads=kv_heads,
             ffn=ffn,
             vocab=abs(vocab),
-            context=context,
+            max_seq_len=max_seq_len,
             tied=bool(shared),
         )
     except ConfigError as error:

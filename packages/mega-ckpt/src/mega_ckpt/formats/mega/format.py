@@ -34,11 +34,12 @@ def read(load: Path, reading: ReadOptions) -> CheckpointSource:
         FormatError: there is none, it is not whole, or trainer.json is not one that a training wrote.
     """
     checkpoint = Checkpoint.open(load)
-    courses = checkpoint.trainer.get("courses")
-    if courses is not None and not isinstance(courses, dict):
-        where = f"{checkpoint.folder / TRAINER}: courses"
-        kind = type(courses).__name__
-        raise FormatError(where, "is not what a training writes", found=kind, wanted="a JSON object")
+    for key in ("lr_schedule", "wd_schedule", "decoupled_lr_schedule"):
+        schedule = checkpoint.trainer.get(key)
+        if schedule is not None and not isinstance(schedule, dict):
+            where = f"{checkpoint.folder / TRAINER}: {key}"
+            kind = type(schedule).__name__
+            raise FormatError(where, "is not what a training writes", found=kind, wanted="a JSON object")
     has_tokenizer = (checkpoint.folder / TOKENIZER).is_dir()
     return CheckpointSource(
         checkpoint.folder,

@@ -37,11 +37,11 @@ _TABLE = (
     _Arg("layers", ("num_layers", "encoder_num_layers"), int),
     _Arg("hidden", ("hidden_size",), int),
     _Arg("heads", ("num_attention_heads",), int),
-    _Arg("context", ("max_position_embeddings",), int),
+    _Arg("max_seq_len", ("max_position_embeddings",), int),
     _Arg("norm_eps", ("norm_epsilon", "layernorm_epsilon"), float, 1e-5),
     _Arg("norm_1p", ("layernorm_zero_centered_gamma", "apply_layernorm_1p"), bool, False),
-    _Arg("rope_base", ("rotary_base",), float, 10000.0),
-    _Arg("rope_share", ("rotary_percent",), float, 1.0),
+    _Arg("rope_theta", ("rotary_base",), float, 10000.0),
+    _Arg("rotary_fraction", ("rotary_percent",), float, 1.0),
     _Arg("rope_interleaved", ("rotary_interleaved",), bool, False),
     _Arg("rope_interpolation", ("rotary_seq_len_interpolation_factor",), float, 1.0),
     _Arg("bias", ("add_bias_linear",), bool, True),
@@ -127,9 +127,9 @@ def _spec(args: Args, vocab: int, where: object) -> ModelSpec:
         "qkv_bias": values["bias"] or bool(args.get("add_qkv_bias")),
         "init": "xavier_uniform" if args.get("init_method_xavier_uniform") else "normal",
         "ffn": args.get("ffn_hidden_size") or 4 * values["hidden"],
-        "head_width": args.get("kv_channels") or values["hidden"] // max(1, values["heads"]),
+        "head_dim": args.get("kv_channels") or values["hidden"] // max(1, values["heads"]),
         "kv_heads": args.get("num_query_groups") if args.get("group_query_attention") else values["heads"],
-        "window": _window(args, where),
+        "sliding_window": _window(args, where),
     }
     if args.get("use_rope_scaling"):  # as Llama 3.1
         values["rope_scaling"] = float(args.get("rope_scaling_factor") or 8.0)
@@ -153,7 +153,7 @@ def from_spec(spec: ModelSpec, where: object, *, core: bool) -> dict[str, Any]:
     theirs = {ours: name for name, ours in [*_NORMS.items()][::-1]}
     position = {ours: name for name, ours in [*_POSITIONS.items()][::-1]}[spec.positions]
     return plain | {
-        "rotary_base": int(spec.rope_base),
+        "rotary_base": int(spec.rope_theta),
         "rotary_seq_len_interpolation_factor": (
             None if spec.rope_interpolation == 1 else int(spec.rope_interpolation)
         ),
@@ -170,10 +170,10 @@ def from_spec(spec: ModelSpec, where: object, *, core: bool) -> dict[str, Any]:
         "add_qkv_bias": spec.qkv_bias and not spec.bias,
         "init_method_xavier_uniform": spec.init == "xavier_uniform",
         "ffn_hidden_size": spec.ffn,
-        "kv_channels": spec.head_width,
+        "kv_channels": spec.head_dim,
         "group_query_attention": spec.kv_heads != spec.heads,
         "num_query_groups": spec.kv_heads,
-        "window_size": None if spec.window is None else (spec.window - 1, 0),
+        "window_size": None if spec.sliding_window is None else (spec.sliding_window - 1, 0),
         "use_rope_scaling": spec.rope_scaling != 1,
         "rope_scaling_factor": spec.rope_scaling if spec.rope_scaling != 1 else 8.0,
     }
@@ -202,7 +202,7 @@ def _unsupported(spec: ModelSpec, core: bool) -> Iterator[tuple[str, object]]:
         yield "activation", "gelu_erf | squared_relu | swiglu, where there are no biases"
     if spec.bias and not spec.qkv_bias:
         yield "qkv_bias", True
-    for name in ("rope_base", "rope_interpolation"):
+    for name in ("rope_theta", "rope_interpolation"):
         if getattr(spec, name) % 1:
             yield name, "a whole number"
     plain: dict[str, object] = {
@@ -215,7 +215,7 @@ def _unsupported(spec: ModelSpec, core: bool) -> Iterator[tuple[str, object]]:
     if core:
         plain |= {"post_norm_residual": False}
     else:
-        plain |= {"qk_norm": False, "window": None, "rope_scaling": 1.0, "rope_base": 10000.0}
+        plain |= {"qk_norm": False, "sliding_window": None, "rope_scaling": 1.0, "rope_theta": 10000.0}
     for name, have in plain.items():
         if getattr(spec, name) != have:
             yield name, have

@@ -172,7 +172,7 @@ def trainer_state(shard: RankFile, *, released: bool) -> tuple[dict[str, Any], l
     schedule = tree.get("opt_param_scheduler")
     try:
         if schedule is not None:
-            state["courses"] = _schedules(schedule, args)
+            state |= _schedules(schedule, args)
             state["skipped_samples"] = max(0, state["consumed_samples"] - int(schedule["num_steps"]))
         elif "lr_scheduler" in tree:
             dropped.append("the schedule, which is of an older form")
@@ -201,8 +201,8 @@ def _loss_scale(optimizer: Any) -> dict[str, Any]:
     scaler = optimizer.get("grad_scaler") if isinstance(optimizer, dict) else None
     if not scaler or "growth_tracker" not in scaler:
         return {}
-    good, patience = int(scaler["growth_tracker"]), int(scaler["hysteresis_tracker"])
-    return {"loss_scale": {"value": _as_float(scaler["scale"]), "good": good, "patience": patience}}
+    counts = {name: int(scaler[name]) for name in ("growth_tracker", "hysteresis_tracker")}
+    return {"loss_scale": {"value": _as_float(scaler["scale"]), **counts}}
 
 
 def _as_float(value: Any) -> float:
@@ -229,4 +229,4 @@ def _schedules(scheduler: Mapping[str, Any], args: Mapping[str, Any]) -> dict[st
         "samples": int(scheduler["wd_incr_steps"]),
         "style": str(scheduler["wd_incr_style"]),
     }
-    return {"learning_rate": rate, "weight_decay": decay}
+    return {"lr_schedule": rate, "wd_schedule": decay}

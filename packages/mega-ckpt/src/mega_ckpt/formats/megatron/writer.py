@@ -95,8 +95,8 @@ class MegatronWriter:
         hyper = self.hyperparameters()
         tokenizer = source.tokenizer.identity.type if source.tokenizer else None
         return megatron_args.from_spec(spec, source.path, core=self.core) | {
-            "seq_length": spec.context,
-            "encoder_seq_length": spec.context,
+            "seq_length": spec.max_seq_len,
+            "encoder_seq_length": spec.max_seq_len,
             "padded_vocab_size": rows * layout.tp,
             "true_vocab_size": spec.vocab,
             "vocab_size": spec.vocab - 1 if tokenizer == "NullTokenizer" else None,
@@ -255,10 +255,10 @@ class _Rank:
 
 def scheduler_state(trainer: Mapping[str, Any]) -> dict[str, Any]:
     """Build Megatron's scheduler state from trainer.json's schedules, if it has them."""
-    courses = trainer.get("courses")
-    if courses is None:
+    rate = trainer.get("lr_schedule")
+    if rate is None:
         return {}
-    rate, decay = courses["learning_rate"], courses["weight_decay"]
+    decay = trainer["wd_schedule"]
     return {
         "opt_param_scheduler": {
             "max_lr": rate["peak"],
@@ -280,7 +280,7 @@ def grad_scaler_state(trainer: Mapping[str, Any]) -> tuple[np.ndarray, dict[str,
     scale = trainer.get("loss_scale")
     if not scale:
         return None
-    counts = {"growth_tracker": scale["good"], "hysteresis_tracker": scale["patience"]}
+    counts = {name: scale[name] for name in ("growth_tracker", "hysteresis_tracker")}
     return np.array([scale["value"]], np.float32), {"scale": SCALE, **counts}
 
 
@@ -302,7 +302,7 @@ def check_trainer(source: CheckpointSource) -> None:
 
 def _lr_args(trainer: Mapping[str, Any]) -> dict[str, Any]:
     """Return the learning rate settings that are arguments and not in `scheduler_state`."""
-    rate = trainer["courses"]["learning_rate"] if trainer.get("courses") else {}
+    rate = trainer.get("lr_schedule") or {}
     return {
         "lr_warmup_init": rate.get("initial", 0.0),
         "lr_wsd_decay_samples": rate.get("anneal") or None,

@@ -17,7 +17,7 @@ def aliases(spec: ModelSpec, *, tp: int = 1) -> Iterator[TensorAlias]:
     Args:
         tp: parts that share every layer; `order` is of the rows that one of them has.
     """
-    queries, keys = (deinterleave_rows(rows // tp, spec.head_width) for rows in (spec.q_rows, spec.kv_rows))
+    queries, keys = (deinterleave_rows(rows // tp, spec.head_dim) for rows in (spec.q_rows, spec.kv_rows))
     yield TensorAlias("tok_embeddings.weight", "embed.weight")
     for i in range(spec.layers):
         at = f"layers.{i}."

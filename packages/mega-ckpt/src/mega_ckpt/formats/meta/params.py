@@ -36,8 +36,8 @@ _LLAMA_FIELDS: Mapping[str, object] = MappingProxyType(
         "qkv_bias": False,
         "qk_norm": False,
         "norm_1p": False,
-        "window": None,
-        "rope_share": 1.0,
+        "sliding_window": None,
+        "rotary_fraction": 1.0,
         "rope_interleaved": False,
         "rope_interpolation": 1.0,
         "rope_scaling_low": 1.0,
@@ -97,14 +97,14 @@ def to_spec(
             hidden=hidden,
             heads=heads,
             kv_heads=_count(params, where, "n_kv_heads", heads),
-            head_width=width,
+            head_dim=width,
             ffn=_shape(where, shapes, "layers.0.feed_forward.w1.weight")[0] * parts,
             vocab=vocab,
-            context=_count(params, where, "max_seq_len", _context_of_release(scaled, base, eps)),
+            max_seq_len=_count(params, where, "max_seq_len", _max_seq_len_of_release(scaled, base, eps)),
             norm_eps=eps,
-            rope_base=float(base) if type(base) is int else base,
+            rope_theta=float(base) if type(base) is int else base,
             rope_scaling=_SCALING[tied] if scaled else 1.0,
-            window=params.get("sliding_window"),
+            sliding_window=params.get("sliding_window"),
             tied=tied,
         )
     except ConfigError as error:
@@ -121,7 +121,7 @@ def from_spec(spec: ModelSpec, where: object) -> dict[str, Any]:
     Raises:
         ConfigError: Meta's program has not what the model has.
     """
-    wanted = {"head_width": spec.hidden // spec.heads, **_LLAMA_FIELDS}
+    wanted = {"head_dim": spec.hidden // spec.heads, **_LLAMA_FIELDS}
     if spec.rope_scaling != 1:
         wanted["rope_scaling"] = _SCALING[spec.tied]
     for name, value in wanted.items():
@@ -140,12 +140,12 @@ def from_spec(spec: ModelSpec, where: object) -> dict[str, Any]:
         "multiple_of": 1,
         "ffn_dim_multiplier": (spec.ffn + 0.5) / base,
         "norm_eps": spec.norm_eps,
-        "rope_theta": spec.rope_base,
+        "rope_theta": spec.rope_theta,
         "use_scaled_rope": spec.rope_scaling != 1,
     }
 
 
-def _context_of_release(scaled: bool, base: object, eps: object) -> int:
+def _max_seq_len_of_release(scaled: bool, base: object, eps: object) -> int:
     """Return the longest sequence of the release: 3.1 and later, Code Llama, 3, 1, 2."""
     if scaled:
         return 131072

@@ -117,7 +117,7 @@ def test_a_comparison_has_no_difference_between_a_model_and_its_description(runs
 
 def test_the_page_of_two_families_says_that_they_differ(runs: Path, tmp_path: Path) -> None:
     page = tmp_path / "report.html"
-    _do("report", str(runs / "gpt"), "--against", str(runs / "llama"), "--output", str(page))
+    _do("report", str(runs / "gpt"), "--compare-with", str(runs / "llama"), "--output", str(page))
     text = page.read_text("utf-8")
     differ = text[text.index("Where they differ:") : text.index("<details>")]
     row = differ[differ.index("model.family") :].partition("</tr>")[0]

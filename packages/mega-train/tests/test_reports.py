@@ -337,6 +337,6 @@ def test_the_command_says_where_the_page_is(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     run_in(tmp_path / "a")
     run_in(tmp_path / "b")
-    done = CliRunner().invoke(app, ["report", "a", "--against", "b", "--over", "hours"])
+    done = CliRunner().invoke(app, ["report", "a", "--compare-with", "b", "--x-axis", "hours"])
     assert (done.exit_code, done.output) == (0, "report.html\n")
     assert "Over hours of training." in (tmp_path / "report.html").read_text("utf-8")

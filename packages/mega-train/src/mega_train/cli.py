@@ -197,7 +197,7 @@ def curve(runs: tuple[Path, ...], output: Path) -> None:
 
 @app.command()
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("--against", type=click.Path(path_type=Path), help="Another run to compare with.")
+@click.option("--compare-with", type=click.Path(path_type=Path), help="Another run to compare with.")
 @click.option(
     "--output",
     type=OUTPUT_FILE,
@@ -205,14 +205,17 @@ def curve(runs: tuple[Path, ...], output: Path) -> None:
     show_default=True,
 )
 @click.option(
-    "--over",
+    "--x-axis",
     type=click.Choice(["iteration", "samples", "tokens", "hours"]),
     default="iteration",
     show_default=True,
     help="Horizontal axis of the curves.",
 )
 def report(
-    run: Path, against: Path | None, output: Path, over: Literal["iteration", "samples", "tokens", "hours"]
+    run: Path,
+    compare_with: Path | None,
+    output: Path,
+    x_axis: Literal["iteration", "samples", "tokens", "hours"],
 ) -> None:
     """Write a self-contained HTML report about RUN (the folder given to --save).
 
@@ -221,7 +224,7 @@ def report(
     """
     from mega_train.reports.html_report import write_report
 
-    write_report(run, against, output, over)
+    write_report(run, compare_with, output, x_axis)
     click.echo(f"{output}")
 
 

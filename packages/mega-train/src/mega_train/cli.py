@@ -132,7 +132,7 @@ def validate(
         click.echo(json.dumps(values))
     else:
         for name, value in values.items():
-            click.echo(f"{name:34} {value:,}" if type(value) is int else f"{name:34} {value}")
+            click.echo(f"{name:48} {value:,}" if type(value) is int else f"{name:48} {value}")
     if validation.refusal is not None:
         raise validation.refusal
 
@@ -161,14 +161,14 @@ def diff(one: Path, other: Path, world: int | None, family: Family | None) -> No
             click.echo(f"of {path} nothing follows: {config_side.error}", err=True)
     rows = list(diff_sides(*sides))
     for name, first, second in rows:
-        click.echo(f"{name:34} {first} | {second}")
+        click.echo(f"{name:48} {first} | {second}")
     sys.exit(1 if rows else 0)
 
 
 @app.command(context_settings={"ignore_unknown_options": True})
-@click.argument("words", nargs=-1, metavar="[KEY|FLAG]...")
+@click.argument("words", nargs=-1, metavar="[FLAG|KEY]...")
 def explain(words: tuple[str, ...]) -> None:
-    """Explain a key or a flag of mega-train, Megatron or fairseq; without one, list all keys."""
+    """Explain a flag or key of mega-train, or a flag of Megatron or fairseq; without one, list all keys."""
     from mega_train.commands.explain import explain_word, list_keys
 
     for line in [line for word in words for line in explain_word(word)] if words else list_keys():

@@ -100,7 +100,7 @@ def build_data_splits(
 
     def open_reader(name: str, spec_of_index: SampleIndexSpec) -> BlendedDataset:
         arrays = load_or_build(folders, f"{name}-samples", spec_of_index.cache_key(), spec_of_index.write)
-        return spec_of_index.open_dataset(arrays, copy=config.run.data.no_mmap)
+        return spec_of_index.open_dataset(arrays, copy=not config.run.data.mmap)
 
     if mesh.rank:
         mesh.barrier()  # rank 0 builds what is missing
@@ -150,7 +150,7 @@ def build_sampler(config: ResolvedConfig, mesh: Mesh, reader: SampleReader) -> S
     data = config.run.data
     sizes = (len(reader), config.micro_batch_size, mesh.dp.size, mesh.dp.rank)
     return (
-        CyclicSampler(*sizes, is_sharded=not data.no_sharding)
+        CyclicSampler(*sizes, is_sharded=data.sharding)
         if data.order == "cyclic"
         else SequentialSampler(*sizes)
     )

@@ -98,7 +98,7 @@ class Trainer:
             kernels=self.kernel_choice.kernels,
             recompute=config.recompute,
             fp8=config.fp8,
-            fused_gradients=not config.run.train.rounded_weight_gradients,
+            fused_gradients=config.run.train.fused_weight_gradients,
         )
         self.sharding = build_sharding(self.rt, mesh, config.sharding_config)
         self.models, self.params = self.sharding.models, self.sharding.params

@@ -171,7 +171,7 @@ def _activation(m: ModelConfig, family: Family) -> str | None:
             raise ConfigError(conflicting, f"disagrees with {flag}", found=activation, wanted=gated)
         activation = gated or activation  # type: ignore[assignment]
     # Megatron's tanh approximation exists only in the kernel that adds a bias
-    if activation is not None or not (m.unfused_gelu or m.no_bias) or family == "llama":
+    if activation is not None or (m.bias_gelu_fusion and not m.no_bias) or family == "llama":
         return activation
     preset_activation = preset(m.preset).activation if m.preset else "gelu_tanh"
     return "gelu_erf" if preset_activation == "gelu_tanh" else None

@@ -292,7 +292,7 @@ def test_a_dataset_may_stand_in_a_blend_more_than_once_but_not_more_often_than_t
     planned: Planned, tmp_path: Path
 ) -> None:
     name = _described(tmp_path / "one")
-    plan = planned(evaluation__iterations=0)
+    plan = planned(evaluation__eval_iters=0)
     twice = Datasets.open(DataConfig(path=(name, name)))
     assert (
         len(build_data_splits(plan, twice, Mesh(), iteration=0, consumed_samples=0).training)
@@ -337,7 +337,7 @@ def test_a_run_keeps_its_order_beside_the_data_and_later_runs_find_it(
     planned: Planned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     corpora = Datasets.open(DataConfig(path=(_described(tmp_path / "one"),)))
-    plan = planned(evaluation__iterations=1)
+    plan = planned(evaluation__eval_iters=1)
     made = build_data_splits(plan, corpora, Mesh(), iteration=0, consumed_samples=0)
     names = sorted(path.name.partition("-")[0] for path in (tmp_path / CACHE_FOLDER).glob("*-*"))
     assert names == ["training", "validation"], "of 120 documents 0.1 percent are none to test on"
@@ -352,4 +352,4 @@ def test_where_an_order_is_kept(planned: Planned, tmp_path: Path) -> None:
     beside_data, run, temporary = cache_folders(planned(checkpoint__save="runs/x"), corpora)
     assert (beside_data, run) == (tmp_path / CACHE_FOLDER, Path("runs/x") / CACHE_FOLDER)
     assert str(os.getuid()) in temporary.name
-    assert cache_folders(planned(data__cache="elsewhere"), corpora) == [Path("elsewhere")]
+    assert cache_folders(planned(data__data_cache_path="elsewhere"), corpora) == [Path("elsewhere")]

@@ -99,7 +99,7 @@ def test_a_run_begins_anew_from_the_file_of_one_that_loaded_its_model(
 ) -> None:
     file = runs / "tuned/iter_0000001/run.toml"
     recorded = tomllib.loads(file.read_text("utf-8"))["model"]
-    assert (recorded["family"], recorded["layers"], recorded["norm"]) == ("llama", 1, "RMSNorm")
+    assert (recorded["family"], recorded["num_layers"], recorded["normalization"]) == ("llama", 1, "RMSNorm")
     anew = ["--set", "checkpoint.load=none", "--set", "checkpoint.finetune=false", "--save", str(tmp_path)]
     _do("llama", "--config", str(file), *anew)
     assert Checkpoint.open(tmp_path).spec == Checkpoint.open(runs / "llama").spec
@@ -111,7 +111,7 @@ def test_a_comparison_has_no_difference_between_a_model_and_its_description(runs
         "checkpoint.save",
         "checkpoint.load",
         "checkpoint.finetune",
-        "batch.length",  # the Llama's, which is the loaded model's longest
+        "batch.seq_length",  # the Llama's, which is the loaded model's longest
     }
 
 

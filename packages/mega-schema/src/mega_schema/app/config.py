@@ -266,11 +266,27 @@ def _find_key(keys: Mapping[str, ConfigKey], dotted: str, where: str) -> ConfigK
 
 
 def _closest_key(keys: Mapping[str, ConfigKey], dotted: str) -> str:
-    """Return a hint with the key of the same flag in another section, or else the most similar one."""
-    name = key_of_flag(dotted.rpartition(".")[2])
-    same = [key.dotted for key in keys.values() if key.name == name]
-    closest = f"did you mean {same[0]}?" if same else did_you_mean(dotted, list(keys))
-    return "; ".join(filter(None, ("a key is its flag with underscores", closest)))
+    """Return a hint with the key that was probably meant, if there is one.
+
+    It is the key of the same flag in any section; or, in the same section, the one that the word abbreviates
+    (`parallel.tp`), contains it, or is similar.
+    """
+    section, _, word = dotted.rpartition(".")
+    word = key_of_flag(word)
+    names = sorted((key.name for key in keys.values() if key.section == section), key=len)
+    same = [key.dotted for key in keys.values() if key.name == word]
+    abbreviated = [name for name in names if _is_abbreviation(word, name)]
+    containing = [name for name in names if f"_{word}_" in f"_{name}_"]
+    similar = get_close_matches(word, names, 1, 0.7)
+    likely = [*same, *(f"{section}.{name}" for name in (*abbreviated, *containing, *similar))]
+    rule = "a key is its flag with underscores"
+    return f"{rule}; did you mean {likely[0]}?" if likely else rule
+
+
+def _is_abbreviation(word: str, name: str) -> bool:
+    """Whether a word of two or three letters has initials of the name's words, in their order."""
+    initials = iter(part[:1] for part in name.split("_"))
+    return 2 <= len(word) <= 3 and all(letter in initials for letter in word)
 
 
 def _without_none(kind: Any) -> Any:

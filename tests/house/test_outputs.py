@@ -118,7 +118,7 @@ OUTPUTS = {
 }
 # options that name a path and are read; `plan` and `validate` of mega-train write nothing
 READ = re.compile(
-    r"--(input|load|data|config|tokenizer|vocab|merge|pretrained|baseline|against|per-split|train-weighted|valid-weighted|test-weighted|kill-switch|datasets)\b.*"
+    r"--(input|load|data|config|tokenizer|vocab|merge|pretrained|baseline|compare-with|per-split|train-weighted|valid-weighted|test-weighted|kill-switch|datasets)\b.*"
 )
 WRITES_NOTHING = {"mega-train plan", "mega-train validate"}
 

@@ -9,9 +9,7 @@
         batch: Batch = Batch()
 
 A setting has one name: its key is its flag with underscores, here `batch.micro_batch_size`, in the file, in
---set and in messages. The field's name (`run.batch.micro`) is for code only. A flag that turns a default off,
-`--no-data-sharding`, has the key without "no": `data_sharding = false`. `key_of_flag` is the only place of
-this rule.
+--set and in messages. The field's name (`run.batch.micro`) is for code only. `key_of_flag` has the rule.
 
 `add_flags(Run)` decorates a click command with every flag; `load_config` merges the sources, later ones over
 earlier: defaults, file, flags, --set. Only types and names are checked here; the code that resolves the
@@ -57,7 +55,7 @@ def multi_option(flag: str, help: str) -> Any:
 def key_of_flag(flag: str) -> str:
     """Return the key of a flag: its name with underscores.
 
-    A flag --no-x, which turns a default off, has the key x: `x = false`.
+    A flag that turns a default off, `--no-data-sharding`, has the key without "no": `data_sharding = false`.
     """
     return flag.partition("/")[0].removeprefix("--").removeprefix("no-").replace("-", "_")
 
@@ -268,19 +266,18 @@ def _find_key(keys: Mapping[str, ConfigKey], dotted: str, where: str) -> ConfigK
 def _closest_key(keys: Mapping[str, ConfigKey], dotted: str) -> str:
     """Return a hint with the key that was probably meant, if there is one.
 
-    It is the key of the same flag in any section; or, in the same section, the one that the word abbreviates
-    (`parallel.tp`), contains it, or is similar.
+    It is that flag's key in any section; or one of the section that the word abbreviates (`parallel.tp`), is
+    part of, or resembles.
     """
     section, _, word = dotted.rpartition(".")
     word = key_of_flag(word)
     names = sorted((key.name for key in keys.values() if key.section == section), key=len)
-    same = [key.dotted for key in keys.values() if key.name == word]
-    abbreviated = [name for name in names if _is_abbreviation(word, name)]
-    containing = [name for name in names if f"_{word}_" in f"_{name}_"]
-    similar = get_close_matches(word, names, 1, 0.7)
-    likely = [*same, *(f"{section}.{name}" for name in (*abbreviated, *containing, *similar))]
-    rule = "a key is its flag with underscores"
-    return f"{rule}; did you mean {likely[0]}?" if likely else rule
+    likely = [key.dotted for key in keys.values() if key.name == word]
+    likely += [f"{section}.{name}" for name in names if _is_abbreviation(word, name)]
+    likely += [f"{section}.{name}" for name in names if f"_{word}_" in f"_{name}_"]
+    likely += [f"{section}.{name}" for name in get_close_matches(word, names, 1, 0.7)]
+    question = f"; did you mean {likely[0]}?" if likely else ""
+    return f"a key is its flag with underscores{question}"
 
 
 def _is_abbreviation(word: str, name: str) -> bool:
@@ -377,10 +374,8 @@ def _click_option(key: ConfigKey) -> Callable[[Command], Command]:
         shown = " ".join(map(str, default)) if isinstance(default, tuple) else default
         text += f"  [default: {shown}]"
     if kind is bool:
-        turns_off = key.declared.startswith("--no-")
-        return click.option(
-            key.declared, key.name, is_flag=True, flag_value=not turns_off, default=None, help=text
-        )
+        value = not key.declared.startswith("--no-")
+        return click.option(key.declared, key.name, is_flag=True, flag_value=value, default=None, help=text)
     if get_origin(kind) is Literal:
         return click.option(key.flag, key.name, type=click.Choice(get_args(kind)), default=None, help=text)
     if get_origin(kind) is tuple and get_args(kind)[-1] is ...:

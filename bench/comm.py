@@ -55,20 +55,26 @@ Count = dict[str, tuple[int, int]]  # "axis operation" -> calls, bytes
 FLOAT = 4
 VOCAB = 101
 COMMON = (
-    f"model.vocab={VOCAB}", "model.vocab_multiple=8", "model.layers=4", "model.hidden=32", "model.heads=8",
-    "batch.length=16", "batch.global_samples=4", "train.iterations=10", "optimizer.lr=0.01",
-    "evaluation.iterations=0",
+    f"model.vocab_size={VOCAB}", "model.make_vocab_size_divisible_by=8",
+    "model.num_layers=4", "model.hidden_size=32", "model.num_attention_heads=8",
+    "batch.seq_length=16", "batch.global_batch_size=4", "train.train_iters=10", "optimizer.lr=0.01",
+    "evaluation.eval_iters=0",
 )  # fmt: skip
-TP2, TP4, PP2, CP2 = "parallel.tp=2", "parallel.tp=4", "parallel.pp=2", "parallel.cp=2"
-SEQUENCE, KEYS_2, BF16 = "parallel.sequence=true", "model.kv_heads=2", "train.bf16=true"
+TP2, TP4, PP2, CP2 = (
+    "parallel.tensor_model_parallel_size=2",
+    "parallel.tensor_model_parallel_size=4",
+    "parallel.pipeline_model_parallel_size=2",
+    "parallel.context_parallel_size=2",
+)
+SEQUENCE, KEYS_2, BF16 = "parallel.sequence_parallel=true", "model.num_query_groups=2", "train.bf16=true"
 LAYOUTS: Mapping[int, tuple[tuple[str, ...], ...]] = MappingProxyType(
     {
         2: (
             (TP2,),
             (TP2, SEQUENCE),
             (PP2,),
-            (PP2, "parallel.virtual=2"),
-            (PP2, "parallel.schedule=zero-bubble"),
+            (PP2, "parallel.num_virtual_stages_per_pipeline_rank=2"),
+            (PP2, "parallel.pipeline_schedule=zero-bubble"),
             (CP2,),
             (),
             ("parallel.zero_stage=1", BF16),
@@ -81,7 +87,7 @@ LAYOUTS: Mapping[int, tuple[tuple[str, ...], ...]] = MappingProxyType(
             (TP2, PP2, SEQUENCE),
             (TP2, CP2, KEYS_2),
             (TP2,),
-            ("parallel.pp=4",),
+            ("parallel.pipeline_model_parallel_size=4",),
         ),
     }
 )
@@ -194,7 +200,7 @@ def _rank(rank: int, ranks: int, cases: Sequence[tuple[str, ...]], folder: Path)
     assert corpus.info is not None
     found = []
     for number, values in enumerate(cases):
-        run = load_config(RunConfig, None, {}, [*COMMON, f"data.path={folder / 'data'}", *values])
+        run = load_config(RunConfig, None, {}, [*COMMON, f"data.data_path={folder / 'data'}", *values])
         plan = resolve(run, "gpt", ranks, corpus=corpus.info.tokenizer, loaded_spec=None, cuda=False)
         meet = f"file://{folder / f'meet{ranks}-{number}'}"
         mesh = Mesh.join(

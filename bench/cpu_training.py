@@ -40,9 +40,11 @@ from mega_train.engine.trainer import Trainer
 
 STEPS = 10
 MODEL = (
-    "model.layers=4", "model.hidden=192", "model.heads=6", "model.ffn=512", "model.norm=RMSNorm",
-    "model.swiglu=true", "model.positions=rope", "model.no_bias=true", "batch.length=128", "batch.micro=12",
-    "train.iterations=100", "train.bf16=true", "optimizer.lr=0.001", "evaluation.iterations=0",
+    "model.num_layers=4", "model.hidden_size=192", "model.num_attention_heads=6",
+    "model.ffn_hidden_size=512", "model.normalization=RMSNorm", "model.swiglu=true",
+    "model.position_embedding_type=rope", "model.disable_bias_linear=true", "batch.seq_length=128",
+    "batch.micro_batch_size=12", "train.train_iters=100", "train.bf16=true", "optimizer.lr=0.001",
+    "evaluation.eval_iters=0",
 )  # fmt: skip
 
 
@@ -52,7 +54,7 @@ def steps(folder: Path, *, keep: bool) -> float:
     if keep:
         tune_malloc()
     ready = prepare(
-        load_config(RunConfig, None, {}, [*MODEL, f"data.path={folder / 'data'}"]), "gpt", World()
+        load_config(RunConfig, None, {}, [*MODEL, f"data.data_path={folder / 'data'}"]), "gpt", World()
     )
     trainer = Trainer(ready.config, Mesh.join(ready.config.layout, World()), IndexedDataset(folder / "data"))
     for _ in range(3):

@@ -43,16 +43,16 @@ from mega_train.engine.trainer import Trainer
 from mega_train.resolve import resolve
 
 SETTINGS = (
-    "model.layers=6",
-    "model.hidden=768",
-    "model.heads=12",
-    "model.vocab=4096",
-    "batch.length=256",
-    "batch.global_samples=1",
-    "train.iterations=1000",
+    "model.num_layers=6",
+    "model.hidden_size=768",
+    "model.num_attention_heads=12",
+    "model.vocab_size=4096",
+    "batch.seq_length=256",
+    "batch.global_batch_size=1",
+    "train.train_iters=1000",
     "train.device=cpu",
     "optimizer.lr=1e-4",
-    "evaluation.iterations=0",
+    "evaluation.eval_iters=0",
 )
 IDLE = 3  # steps between two saves
 
@@ -85,7 +85,7 @@ def trainer(folder: Path) -> Trainer:
         for _ in range(200):
             out.add(rng.integers(0, 4096, 2000))
             out.end_document()
-    sets = [*SETTINGS, f'data.path="{prefix}"', f'checkpoint.save="{folder / "run"}"']
+    sets = [*SETTINGS, f'data.data_path="{prefix}"', f'checkpoint.save="{folder / "run"}"']
     run = configured(RunConfig, None, {}, sets)
     corpora = Datasets.open(run.data)
     plan = resolve(run, "gpt", 1, corpus=None, loaded_spec=None, cuda=False)

@@ -105,14 +105,17 @@ def ours(dtype: str, *, rounded: bool, recompute: bool = False) -> tuple[Step, f
             out.add(row)
             out.end_document()
     settings = {
-        "model.layers": LAYERS, "model.hidden": HIDDEN, "model.heads": HEADS, "model.vocab_multiple": 1,
-        "batch.length": LENGTH, "batch.micro": MICRO, "train.iterations": 50, "optimizer.lr": 0.0003,
-        "train.bf16": str(dtype == "bf16").lower(),
-        "train.rounded_weight_gradients": str(rounded).lower(), "evaluation.iterations": 0,
-        "optimizer.weight_decay": 0.1, "data.split": '"100,0,0"', "data.path": folder / "data",
+        "model.num_layers": LAYERS, "model.hidden_size": HIDDEN, "model.num_attention_heads": HEADS,
+        "model.make_vocab_size_divisible_by": 1, "batch.seq_length": LENGTH, "batch.micro_batch_size": MICRO,
+        "train.train_iters": 50, "optimizer.lr": 0.0003, "train.bf16": str(dtype == "bf16").lower(),
+        "train.gradient_accumulation_fusion": str(not rounded).lower(), "evaluation.eval_iters": 0,
+        "optimizer.weight_decay": 0.1, "data.split": '"100,0,0"', "data.data_path": folder / "data",
     }  # fmt: skip
     if recompute:
-        settings |= {"recompute.granularity": "selective", "recompute.modules": ["layernorm", "mlp_act"]}
+        settings |= {
+            "recompute.recompute_granularity": "selective",
+            "recompute.recompute_modules": ["layernorm", "mlp_act"],
+        }
     run = load_config(RunConfig, None, {}, [f"{key}={value}" for key, value in settings.items()])
     ready = prepare(run, "gpt", World())
     trainer = Trainer(ready.config, Mesh.join(ready.config.layout, World()), IndexedDataset(folder / "data"))

@@ -128,7 +128,9 @@ def read_and_cut(walk: Walk) -> None:
     """Text, a tokenizer made on it, and the corpus as token ids."""
     corpus, held_out, tokenizer = (walk.folder / n for n in ("corpus.jsonl", "held-out.jsonl", "tokenizer"))
     with walk.step("sample") as said:
-        walk.run("mega-data", "sample", "--output", corpus, "--held-out", held_out, "--held-out-share", 0.03)
+        walk.run(
+            "mega-data", "sample", "--output", corpus, "--held-out", held_out, "--held-out-fraction", 0.03
+        )
         said += [
             f"{corpus.stat().st_size / 1e6:.1f} MB of text, {held_out.stat().st_size / 1e6:.2f} MB held out"
         ]

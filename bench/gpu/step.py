@@ -51,23 +51,35 @@ from mega_train.planning.memory import peak_rank
 from mega_train.resolve import ResolvedConfig
 
 PEAK = 989e12
-COMMON = ("train.bf16=true", "train.iterations=1000", "optimizer.lr=0.0001", "evaluation.iterations=0")
+COMMON = ("train.bf16=true", "train.train_iters=1000", "optimizer.lr=0.0001", "evaluation.eval_iters=0")
 GPT = (
-    "model.layers=24",
-    "model.hidden=2048",
-    "model.heads=16",
-    "model.vocab=50304",
-    "batch.length=2048",
-    "batch.micro=8",
+    "model.num_layers=24",
+    "model.hidden_size=2048",
+    "model.num_attention_heads=16",
+    "model.vocab_size=50304",
+    "batch.seq_length=2048",
+    "batch.micro_batch_size=8",
 )
-LLAMA = ("model.hidden=4096", "model.heads=32", "model.kv_heads=8", "model.ffn=14336", "model.vocab=128256")
+LLAMA = (
+    "model.hidden_size=4096",
+    "model.num_attention_heads=32",
+    "model.num_query_groups=8",
+    "model.ffn_hidden_size=14336",
+    "model.vocab_size=128256",
+)
 CASES: dict[str, tuple[Family, tuple[str, ...]]] = {
     "gpt-1.3b": ("gpt", GPT),
-    "llama-8b-4k": ("llama", (*LLAMA, "batch.length=4096", "batch.micro=2")),
-    "llama-8b-8k": ("llama", (*LLAMA, "batch.length=8192", "batch.micro=1")),
+    "llama-8b-4k": ("llama", (*LLAMA, "batch.seq_length=4096", "batch.micro_batch_size=2")),
+    "llama-8b-8k": ("llama", (*LLAMA, "batch.seq_length=8192", "batch.micro_batch_size=1")),
     "smoke": (
         "gpt",
-        ("model.layers=2", "model.hidden=64", "model.heads=4", "model.vocab=512", "batch.length=64"),
+        (
+            "model.num_layers=2",
+            "model.hidden_size=64",
+            "model.num_attention_heads=4",
+            "model.vocab_size=512",
+            "batch.seq_length=64",
+        ),
     ),
 }
 PEERS = {"hugging_face": ("transformers", hugging_face), "megatron_core": ("megatron.core", megatron_core)}
@@ -84,13 +96,13 @@ KINDS = (
 def configured(name: str, kernels: str, data: Path, memory: float, *, fp8: bool) -> tuple[RunConfig, Family]:
     """The run of a case, of as many layers as `memory` bytes hold where it does not say how many."""
     family, own = CASES[name]
-    sets = [*own, *COMMON, f"train.kernels={kernels}", f"data.path={data}"]
+    sets = [*own, *COMMON, f"train.kernels={kernels}", f"data.data_path={data}"]
     if fp8:
-        sets.append('train.fp8="hybrid"')
-    if any(one.startswith("model.layers") for one in own):
+        sets.append('train.fp8_format="hybrid"')
+    if any(one.startswith("model.num_layers") for one in own):
         return load_config(RunConfig, None, {}, sets), family
     for layers in range(32, 0, -1):
-        run = load_config(RunConfig, None, {}, [*sets, f"model.layers={layers}"])
+        run = load_config(RunConfig, None, {}, [*sets, f"model.num_layers={layers}"])
         if peak_rank(build_workload(run, family, 1)).total < memory:
             return run, family
     raise SystemExit(f"{name}: not one layer fits {memory / 2**30:.0f} GiB")

@@ -17,7 +17,7 @@ job=$(dirname "$0")/data.sbatch
 after=()
 for stage in $stages; do
     id=$(sbatch --parsable "${after[@]}" --array "0-$((elements - 1))" "$job" "$@" \
-        --executor slurm-array --only "$stage")
+        --executor slurm-array --stage "$stage")
     after=(--dependency "afterok:${id%%;*}" --kill-on-invalid-dep yes)
 done
 sbatch "${after[@]}" "$job" "$@"

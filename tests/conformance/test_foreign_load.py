@@ -143,7 +143,11 @@ def test_validate_accepts_a_foreign_load_and_converts_nothing(
     told = validated()
     copy = tmp_path / "run.converted"
     assert told["start"] == f"with {hf}, which mega-ckpt converts to {copy}"
-    assert (told["model.layers"], told["model.hidden"], told["model.vocab"]) == (2, 16, VOCABULARY)
+    assert (told["model.num_layers"], told["model.hidden_size"], told["model.vocab_size"]) == (
+        2,
+        16,
+        VOCABULARY,
+    )
     assert list(tmp_path.iterdir()) == []
     _run(corpus, "--load", str(hf), "--save", str(run), "--train-iters", "1")
     shutil.rmtree(run)

@@ -66,7 +66,7 @@ def test_raw_text_becomes_generated_text_over_http(tmp_path: Path) -> None:
         held_out,
         "--megabytes",
         0.3,
-        "--held-out-share",
+        "--held-out-fraction",
         0.1,
         "--workers",
         1,

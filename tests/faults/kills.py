@@ -32,8 +32,10 @@ from tests.faults.ranks import start
 
 EVERY = 4  # optimizer steps between checkpoints
 PER_KILL = 20  # optimizer steps that a kill takes, about; so that there are enough of them
-LAYOUTS: Mapping[int, tuple[str, ...]] = MappingProxyType({1: (), 2: ("parallel.pp=2",)})
-SMALL = ("model.layers=2", "batch.micro=4", "log.interval=100")
+LAYOUTS: Mapping[int, tuple[str, ...]] = MappingProxyType(
+    {1: (), 2: ("parallel.pipeline_model_parallel_size=2",)}
+)
+SMALL = ("model.num_layers=2", "batch.micro_batch_size=4", "log.log_interval=100")
 
 
 @dataclass(frozen=True)
@@ -60,14 +62,14 @@ class Told:
 def killed(folder: Path, ranks: int, kills: int, seed: int = 5) -> Told:
     """A run on so many ranks that is killed so often."""
     began, rng, iterations = time.monotonic(), random.Random(seed), PER_KILL * kills
-    course = (*LAYOUTS[ranks], *SMALL, f"train.iterations={iterations}")
+    course = (*LAYOUTS[ranks], *SMALL, f"train.train_iters={iterations}")
     undisturbed = start(
-        folder / "whole", folder / "undisturbed", ranks, (*course, "checkpoint.interval=100000")
+        folder / "whole", folder / "undisturbed", ranks, (*course, "checkpoint.save_interval=100000")
     )
     assert undisturbed.wait(120), undisturbed.said()
     assert set(undisturbed.codes.values()) == {0}, undisturbed.said()
     save, reached, left = folder / "save", [], 0
-    kept = (*course, f"checkpoint.interval={EVERY}", "checkpoint.keep_last=2")
+    kept = (*course, f"checkpoint.save_interval={EVERY}", "checkpoint.keep_last=2")
     for number in range(kills):
         running = start(folder / f"run{number}", save, ranks, kept)
         if rng.random() < 0.3:
@@ -86,7 +88,7 @@ def killed(folder: Path, ranks: int, kills: int, seed: int = 5) -> Told:
             verify(Checkpoint.open(save))
     starts = {event["iteration"] for event in read_events(save) if event["event"] == "train_start"}
     assert starts <= {0, *reached}, "each went on from what the one before had left"
-    last = start(folder / "last", save, ranks, (*course, "checkpoint.interval=100"))
+    last = start(folder / "last", save, ranks, (*course, "checkpoint.save_interval=100"))
     try:
         assert last.wait(300), last.said()
     finally:

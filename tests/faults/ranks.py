@@ -37,26 +37,26 @@ Fault = Callable[[Trainer], None]  # what befalls a rank before a step
 
 CONFIG = f"""
 [model]
-layers = 4
-hidden = 16
-heads = 2
-vocab = 101
-vocab_multiple = 8
+num_layers = 4
+hidden_size = 16
+num_attention_heads = 2
+vocab_size = 101
+make_vocab_size_divisible_by = 8
 [batch]
-length = 16
-global_samples = 8
+seq_length = 16
+global_batch_size = 8
 [train]
-iterations = {STEPS}
+train_iters = {STEPS}
 seed = 7
 device = "cpu"
 [optimizer]
 lr = 0.01
 [evaluation]
-iterations = 0
+eval_iters = 0
 [checkpoint]
-interval = {EVERY}
+save_interval = {EVERY}
 [log]
-interval = 1
+log_interval = 1
 """
 
 
@@ -105,7 +105,7 @@ def start(
     config = folder / "run.toml"
     config.write_text(CONFIG)
     data = corpus(save.parent, "corpus")  # one place: a run that resumes refuses other data
-    sets = (*sets, f'data.path="{data}"', f'checkpoint.save="{save}"', f'checkpoint.load="{save}"')
+    sets = (*sets, f'data.data_path="{data}"', f'checkpoint.save="{save}"', f'checkpoint.load="{save}"')
     pids = []
     for rank in range(ranks):
         pid = os.fork()

@@ -25,10 +25,10 @@ _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "told": signal.SIGTE
 LIMIT = 8.0  # seconds that a hang may last; a crowded machine can be silent for some
 LAYOUTS = (
     (2, ()),
-    (2, ("parallel.tp=2",)),
-    (2, ("parallel.pp=2",)),
-    (4, ("parallel.tp=2", "parallel.pp=2")),
-    (4, ("parallel.pp=2",)),
+    (2, ("parallel.tensor_model_parallel_size=2",)),
+    (2, ("parallel.pipeline_model_parallel_size=2",)),
+    (4, ("parallel.tensor_model_parallel_size=2", "parallel.pipeline_model_parallel_size=2")),
+    (4, ("parallel.pipeline_model_parallel_size=2",)),
 )
 
 
@@ -46,13 +46,13 @@ class Case:
     @property
     def watched(self) -> tuple[str, ...]:
         """The layout, and where a hang is awaited, a limit to it."""
-        limit = (f"parallel.timeout_minutes={LIMIT / 60}",) if self.kind == "stop" else ()
+        limit = (f"parallel.distributed_timeout_minutes={LIMIT / 60}",) if self.kind == "stop" else ()
         return (*self.saving, *limit)
 
     @property
     def saving(self) -> tuple[str, ...]:
         """The layout, and how it saves: where no save is at issue, without a process for each."""
-        return self.sets if self.kind in ("kill", "told") else (*self.sets, "checkpoint.background=false")
+        return self.sets if self.kind in ("kill", "told") else (*self.sets, "checkpoint.async_save=false")
 
     @property
     def fault(self) -> Fault:
@@ -83,7 +83,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, tupl
     @cache
     def run(ranks: int, sets: tuple[str, ...]) -> Path:
         folder = tmp_path_factory.mktemp("whole")
-        running = start(folder / "run", folder / "save", ranks, (*sets, "checkpoint.background=false"))
+        running = start(folder / "run", folder / "save", ranks, (*sets, "checkpoint.async_save=false"))
         assert running.wait(60), running.said()
         assert set(running.codes.values()) == {0}, running.said()
         return folder / "save"

@@ -33,7 +33,7 @@ def hosts() -> Iterator[tuple[Host, Host]]:
 def _arguments(folder: Path, save: str, *sets: str) -> list[str]:
     config = folder / "run.toml"
     if not config.exists():
-        config.write_text(CONFIG + f'[data]\npath = "{corpus(folder)}"\n')
+        config.write_text(CONFIG + f'[data]\ndata_path = "{corpus(folder)}"\n')
     where = ["--save", str(folder / save), "--load", str(folder / save)]
     return ["gpt", "--config", str(config), *where, *(word for one in sets for word in ("--set", one))]
 
@@ -66,7 +66,9 @@ def _iteration(save: Path) -> int:
     "cut",
     [
         pytest.param([], id="data_parallel"),
-        pytest.param(["parallel.pp=2"], id="pipeline_parallel", marks=pytest.mark.long),
+        pytest.param(
+            ["parallel.pipeline_model_parallel_size=2"], id="pipeline_parallel", marks=pytest.mark.long
+        ),
     ],
 )
 def test_two_hosts_train_what_one_process_does(
@@ -94,7 +96,7 @@ def _losses(save: Path) -> list[float]:
 def test_torchrun_starts_a_run_again_that_lost_a_rank(hosts: tuple[Host, Host], tmp_path: Path) -> None:
     host, log, save = hosts[0], tmp_path / "log", tmp_path / "save"
     options = [*_static(hosts[:1], 0, 2), "--max-restarts", "1"]
-    running = host.torchrun(options, _arguments(tmp_path, "save", "train.iterations=300"), log)
+    running = host.torchrun(options, _arguments(tmp_path, "save", "train.train_iters=300"), log)
     _await(lambda: _iteration(save) >= 30, 240, "no checkpoint")
     host.kill(rank=1)
     assert _ended(running, 240, log) == 0
@@ -110,7 +112,7 @@ def test_a_run_that_lost_a_host_goes_on_with_fewer_ranks(hosts: tuple[Host, Host
     meet = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{hosts[0].address}:{PORT}", "--rdzv-id", "few"]
     waits = ["--rdzv-conf", "last_call_timeout=2,join_timeout=60"]
     options = ["--nnodes", "1:2", "--nproc-per-node", "1", "--max-restarts", "3", *meet, *waits]
-    arguments = _arguments(tmp_path, "save", "train.iterations=400")
+    arguments = _arguments(tmp_path, "save", "train.train_iters=400")
     running = [
         host.torchrun([*options, "--local-addr", host.address], arguments, log)
         for host, log in zip(hosts, logs, strict=True)
@@ -130,7 +132,11 @@ def test_a_cut_cable_ends_both_sides_with_the_cause_and_the_checkpoint_loads(
     hosts: tuple[Host, Host], tmp_path: Path
 ) -> None:
     logs = [tmp_path / f"log{i}" for i in range(2)]
-    endless = ("train.iterations=1000000", "checkpoint.interval=20", "parallel.timeout_minutes=0.15")
+    endless = (
+        "train.train_iters=1000000",
+        "checkpoint.save_interval=20",
+        "parallel.distributed_timeout_minutes=0.15",
+    )
     arguments = _arguments(tmp_path, "save", *endless)
     both = [host.torchrun(_static(hosts, i), arguments, logs[i]) for i, host in enumerate(hosts)]
     _await(lambda: _iteration(tmp_path / "save") >= 40, 240, logs[0].read_text("utf-8"))

@@ -25,9 +25,11 @@ def make(folder: Path) -> None:
     """Fill the folder. Everything in it is the same every time, so messages can be compared word by word."""
     _corpus(folder)
     _checkpoints(folder)
-    (folder / "misspelt.toml").write_text("[parallel]\ntp = 2\n[optimizer]\nweight_decai = 0.1\n")
-    (folder / "wrong-type.toml").write_text('[batch]\nmicro = "four"\n')
-    (folder / "not.toml").write_text("[parallel\ntp = 2\n")
+    (folder / "misspelt.toml").write_text(
+        "[parallel]\ntensor_model_parallel_size = 2\n[optimizer]\nweight_decai = 0.1\n"
+    )
+    (folder / "wrong-type.toml").write_text('[batch]\nmicro_batch_size = "four"\n')
+    (folder / "not.toml").write_text("[parallel\ntensor_model_parallel_size = 2\n")
     (folder / "hf").mkdir()
     (folder / "hf/config.json").write_text(json.dumps({"model_type": "bert", "hidden_size": 8}))
 

@@ -55,13 +55,17 @@ OUTPUTS = {
     "mega-data clean --output": Output(
         "--output", "folder", "--input in/a.jsonl --step whitespace", ("in/a.jsonl",)
     ),
-    "mega-data clean --work": Output(
-        "--work", "folder", "--input in/a.jsonl --step whitespace --output new", ("in/a.jsonl",)
+    "mega-data clean --work-dir": Output(
+        "--work-dir", "folder", "--input in/a.jsonl --step whitespace --output new", ("in/a.jsonl",)
     ),
     "mega-data dedup --output": Output("--output", "folder", "--input in/a.jsonl", ("in/a.jsonl",)),
-    "mega-data dedup --work": Output("--work", "folder", "--input in/a.jsonl --output new", ("in/a.jsonl",)),
+    "mega-data dedup --work-dir": Output(
+        "--work-dir", "folder", "--input in/a.jsonl --output new", ("in/a.jsonl",)
+    ),
     "mega-data extract --output": Output("--output", "folder", "--input in/p.html", ("in/p.html",)),
-    "mega-data extract --work": Output("--work", "folder", "--input in/p.html --output new", ("in/p.html",)),
+    "mega-data extract --work-dir": Output(
+        "--work-dir", "folder", "--input in/p.html --output new", ("in/p.html",)
+    ),
     "mega-data extract --output FILE": Output(
         "--output", "file", "--input in/p.jsonl --from html", ("in/p.jsonl",)
     ),
@@ -114,7 +118,7 @@ OUTPUTS = {
 }
 # options that name a path and are read; `plan` and `validate` of mega-train write nothing
 READ = re.compile(
-    r"--(input|load|data|config|tokenizer|vocab|merge|pretrained|baseline|against|per-split|train-weighted|valid-weighted|test-weighted|kill-switch|datasets)\b.*"
+    r"--(input|load|data|config|tokenizer|vocab|merge|pretrained|baseline|compare-with|per-split|train-weighted|valid-weighted|test-weighted|kill-switch|datasets)\b.*"
 )
 WRITES_NOTHING = {"mega-train plan", "mega-train validate"}
 
@@ -212,7 +216,7 @@ def test_an_output_is_no_input_whatever_it_is_called(
 
 
 # commands that read every .jsonl file below a folder; the others read no file of theirs again
-READ_AGAIN = ("clean --output", "clean --work", "dedup --output", "dedup --work")
+READ_AGAIN = ("clean --output", "clean --work-dir", "dedup --output", "dedup --work-dir")
 
 
 @pytest.mark.parametrize("name", [f"mega-data {name}" for name in READ_AGAIN])

@@ -80,7 +80,7 @@ def test_each_node_starts_a_torchrun_that_meets_the_others_at_the_first(tmp_path
 
 def test_two_nodes_train_together(tmp_path: Path) -> None:
     config = tmp_path / "run.toml"
-    config.write_text(CONFIG + f'[data]\npath = "{corpus(tmp_path)}"\n')
+    config.write_text(CONFIG + f'[data]\ndata_path = "{corpus(tmp_path)}"\n')
     save = tmp_path / "save"
     run = ["gpt", "--config", str(config), "--load", str(save), "--save", str(save), "--train-iters", "3"]
     job = submitted(tmp_path, run, f'exec {sys.executable} -m torch.distributed.run "$@"')

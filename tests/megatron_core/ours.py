@@ -83,6 +83,6 @@ def save_random(
     if dtype != "F32":
         made[MODEL] = {name: dtypes.round_float32(main, dtype) for name, main in made[MAIN].items()}
     trained = {"optimizer_steps": 4, "learning_rate": 2e-3}
-    config = "[optimizer]\nbeta1 = 0.8\nweight_decay = 0.25\n" if optimizer else ""
+    config = "[optimizer]\nadam_beta1 = 0.8\nweight_decay = 0.25\n" if optimizer else ""
     save_whole(run, spec, made, dtype=dtype, iteration=5, trainer=trained, run_config=config)
     return Checkpoint.open(run)

@@ -83,16 +83,16 @@ def sentence(row: Row) -> str:
 def settings(row: Row) -> dict[str, Any]:
     """The row as a run's configuration."""
     chosen = {
-        "model__layers": max(4, row["pp"] * row["virtual"]),
-        "batch__global_samples": 4,
-        "parallel__tp": row["tp"],
-        "parallel__sequence": row["sequence"],
-        "parallel__pp": row["pp"],
-        "parallel__cp": row["cp"],
+        "model__num_layers": max(4, row["pp"] * row["virtual"]),
+        "batch__global_batch_size": 4,
+        "parallel__tensor_model_parallel_size": row["tp"],
+        "parallel__sequence_parallel": row["sequence"],
+        "parallel__pipeline_model_parallel_size": row["pp"],
+        "parallel__context_parallel_size": row["cp"],
         "parallel__zero_stage": row["zero"],
     }
     if row["virtual"] > 1:
-        chosen["parallel__virtual"] = row["virtual"]
+        chosen["parallel__num_virtual_stages_per_pipeline_rank"] = row["virtual"]
     if row["recompute"] != "none":
-        chosen["recompute__granularity"] = row["recompute"]
+        chosen["recompute__recompute_granularity"] = row["recompute"]
     return chosen

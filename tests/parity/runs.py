@@ -41,27 +41,44 @@ TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
 # to whole steps, which no two orders of summation agree on. A larger eps leaves every real gradient its step.
 COMMON = """
 [batch]
-length = 16
-global_samples = 8
+seq_length = 16
+global_batch_size = 8
 [train]
-iterations = 100
+train_iters = 100
 seed = 7
 [optimizer]
 lr = 0.01
-eps = 1e-3
-clip = 0.5
-warmup_iterations = 2
-decay_style = "cosine"
+adam_eps = 1e-3
+clip_grad = 0.5
+lr_warmup_iters = 2
+lr_decay_style = "cosine"
 [evaluation]
-iterations = 0
+eval_iters = 0
 """
 
 MODELS: dict[str, tuple[Family, dict[str, Any]]] = {
     # vocabularies that do not divide, so that padding is in play on every layout
-    "gpt": ("gpt", {"layers": 4, "hidden": 32, "heads": 4, "vocab": 101, "vocab_multiple": 8}),
+    "gpt": (
+        "gpt",
+        {
+            "num_layers": 4,
+            "hidden_size": 32,
+            "num_attention_heads": 4,
+            "vocab_size": 101,
+            "make_vocab_size_divisible_by": 8,
+        },
+    ),
     "llama": (
         "llama",
-        {"layers": 4, "hidden": 32, "heads": 8, "kv_heads": 4, "ffn": 48, "vocab": 101, "vocab_multiple": 8},
+        {
+            "num_layers": 4,
+            "hidden_size": 32,
+            "num_attention_heads": 8,
+            "num_query_groups": 4,
+            "ffn_hidden_size": 48,
+            "vocab_size": 101,
+            "make_vocab_size_divisible_by": 8,
+        },
     ),
 }
 
@@ -100,13 +117,13 @@ def trainer(
     tunes = bool(values.get("data__sft"))
     data = pairs(folder) if tunes else corpus(folder)
     values = {"model__" + name: value for name, value in shape.items()} | values
-    values["data__path"] = str(data)
+    values["data__data_path"] = str(data)
     if load_from is not None:
         values["checkpoint__load"] = str(load_from)
     sets = [f"{key.replace('__', '.')}={_toml(value)}" for key, value in values.items()]
     file = folder / f"{data.name}.toml"
-    counted_in_samples = "train__samples" in values
-    file.write_text(COMMON.replace("iterations = 100\n", "") if counted_in_samples else COMMON)
+    counted_in_samples = "train__train_samples" in values
+    file.write_text(COMMON.replace("train_iters = 100\n", "") if counted_in_samples else COMMON)
     run = load_config(RunConfig, file, {}, sets)
     checkpoint = Checkpoint.open(load_from) if load_from else None
     opened = PromptResponsePairs(data, run.data.sft_keys) if tunes else IndexedDataset(data)
@@ -182,9 +199,9 @@ def same_as_one_process(
     model: str, world: World, meet: str, folder: Path, *, count: int = STEPS, **values: Any
 ) -> None:
     """Losses, norms, the first and last step's gradients and the weights at the end equal one process's."""
-    if values.get("parallel__tp", 1) > 1 and "batch__global_samples" not in values:
+    if values.get("parallel__tensor_model_parallel_size", 1) > 1 and "batch__global_batch_size" not in values:
         # tensor parallelism sends some sixty messages a micro-batch: four of two samples, not eight of one
-        values.setdefault("batch__micro", 2)
+        values.setdefault("batch__micro_batch_size", 2)
     expected = reference(
         model, count, {key: value for key, value in values.items() if _fits_one(key)}, world, folder
     )

@@ -21,7 +21,14 @@ from tests.selection import every, requested
 
 def _leaves_together(world: World, meet: str, folder: Path) -> None:
     """One rank is told to end, after its second step; all leave after that step."""
-    run = trainer("gpt", world, meet, folder, parallel__tp=2, parallel__pp=2)
+    run = trainer(
+        "gpt",
+        world,
+        meet,
+        folder,
+        parallel__tensor_model_parallel_size=2,
+        parallel__pipeline_model_parallel_size=2,
+    )
     last = world.rank == world.size - 1
 
     def received() -> signal.Signals | None:
@@ -38,7 +45,14 @@ def _repeats(world: World, meet: str, folder: Path) -> None:
     found = []
     with deterministic_algorithms(True):
         for start in "ab":
-            run = trainer("gpt", world, meet + start, folder, parallel__tp=2, train__deterministic=True)
+            run = trainer(
+                "gpt",
+                world,
+                meet + start,
+                folder,
+                parallel__tensor_model_parallel_size=2,
+                train__deterministic_mode=True,
+            )
             done = [run.step(run.state.lr) for _ in range(4)]
             run.sharding.wait_all_gather()
             found.append((done, [main.clone() for main in run.sharding.main_params]))
@@ -50,16 +64,16 @@ def _repeats(world: World, meet: str, folder: Path) -> None:
 
 # 400 samples are more than an epoch of the corpus; the ramp has 4 sizes, the curriculum 4 lengths
 MIDDLE = {
-    "train__samples": 400,
-    "optimizer__warmup_iterations": 0,
-    "optimizer__warmup_samples": 6,
-    "batch__rampup": (2, 2, 24),
-    "curriculum__start": 4,
-    "curriculum__steps": 8,
-    "curriculum__multiple": 4,
+    "train__train_samples": 400,
+    "optimizer__lr_warmup_iters": 0,
+    "optimizer__lr_warmup_samples": 6,
+    "batch__rampup_batch_size": (2, 2, 24),
+    "curriculum__curriculum_start_length": 4,
+    "curriculum__curriculum_steps": 8,
+    "curriculum__curriculum_length_multiple": 4,
     "train__hidden_dropout": 0.1,
 }
-TP2, PP2 = {"parallel__tp": 2}, {"parallel__pp": 2}
+TP2, PP2 = {"parallel__tensor_model_parallel_size": 2}, {"parallel__pipeline_model_parallel_size": 2}
 
 
 def _tunes(values: dict[str, object], world: World, meet: str, folder: Path) -> None:
@@ -71,7 +85,7 @@ CASES: dict[int, dict[str, Body]] = {
     4: {
         "answers over 4 replicas": partial(_tunes, {}),
         "answers over tp and pp": partial(_tunes, TP2 | PP2),
-        "answers over cp and dp": partial(_tunes, {"parallel__cp": 2}),
+        "answers over cp and dp": partial(_tunes, {"parallel__context_parallel_size": 2}),
         "ranks leave together": _leaves_together,
         "a deterministic run repeats": _repeats,
         "the middle of ramp-up and curriculum goes on bitwise": partial(

@@ -20,8 +20,14 @@ from mega_train.data.sample_index import SampleIndexSpec
 from mega_train.resolve import resolve
 from tests.parity.ranks import on_ranks
 
-MODEL = ["model.layers=1", "model.hidden=8", "model.heads=2", "model.vocab=2000", "model.context=8"]
-RUN = ["batch.global_samples=4", "train.iterations=20", "optimizer.lr=0.1", "evaluation.iterations=0"]
+MODEL = [
+    "model.num_layers=1",
+    "model.hidden_size=8",
+    "model.num_attention_heads=2",
+    "model.vocab_size=2000",
+    "model.max_position_embeddings=8",
+]
+RUN = ["batch.global_batch_size=4", "train.train_iters=20", "optimizer.lr=0.1", "evaluation.eval_iters=0"]
 RANKS = 2
 Read = Callable[[str], list[tuple[list[str], list[list[int]]]]]  # of each rank: what it made, what it read
 
@@ -37,7 +43,7 @@ def _written(prefix: Path, documents: int) -> str:
 def _reads(cache: Callable[[Path, int], Path], world: World, meet: str, folder: Path) -> None:
     """Leave what this rank read, and what it made for that."""
     words = ["0.2", _written(folder / f"a{world.rank}", 50), "0.8", _written(folder / f"b{world.rank}", 70)]
-    data = [f"data.path={json.dumps(words)}", f"data.cache={cache(folder, world.rank)}"]
+    data = [f"data.data_path={json.dumps(words)}", f"data.data_cache_path={cache(folder, world.rank)}"]
     run = load_config(RunConfig, None, {}, [*MODEL, *RUN, *data])
     plan = resolve(run, "gpt", world.size, corpus=None, loaded_spec=None, cuda=False)
     mesh = Mesh.join(plan.layout, world, init_method=meet)

@@ -95,16 +95,23 @@ ATTENTION = {
     for order in ("causal", "both_ways")
     for documents in ("", "_with_documents_apart")
 }
-TP2 = {"parallel__tp": 2}
-PP2 = {"parallel__pp": 2}
-SP = {"parallel__sequence": True}
-CP2 = {"parallel__cp": 2}
-DOCUMENTS = {"data__reset_positions": True, "data__reset_attention": True, "data__eod_mask_loss": True}
+TP2 = {"parallel__tensor_model_parallel_size": 2}
+PP2 = {"parallel__pipeline_model_parallel_size": 2}
+SP = {"parallel__sequence_parallel": True}
+CP2 = {"parallel__context_parallel_size": 2}
+DOCUMENTS = {
+    "data__reset_position_ids": True,
+    "data__reset_attention_mask": True,
+    "data__eod_mask_loss": True,
+}
 DROPOUT = {"train__hidden_dropout": 0.2, "train__attention_dropout": 0.2}
-FULL = {"recompute__granularity": "full"}
-SELECTIVE = {"recompute__selective": True, "recompute__modules": "core_attn layernorm mlp_act"}
-TIED = {"model__untied": False}
-KEYS_2 = {"model__kv_heads": 2}
+FULL = {"recompute__recompute_granularity": "full"}
+SELECTIVE = {
+    "recompute__recompute_activations": True,
+    "recompute__recompute_modules": "core_attn layernorm mlp_act",
+}
+TIED = {"model__untie_embeddings_and_output_weights": False}
+KEYS_2 = {"model__num_query_groups": 2}
 CASES: dict[int, dict[str, Body]] = {
     2: {
         "products_of_two_ranks": products,
@@ -112,35 +119,45 @@ CASES: dict[int, dict[str, Body]] = {
         "bfloat16_on_two_ranks": _half,
         "tensor_parallel_2_gpt": _cut("gpt", **TP2),
         "tensor_parallel_2_llama": _cut("llama", **TP2),
-        "tensor_parallel_2_untied_gpt": _cut("gpt", model__untied=True, **TP2),
+        "tensor_parallel_2_untied_gpt": _cut("gpt", model__untie_embeddings_and_output_weights=True, **TP2),
         "sequence_parallel_2_gpt": _cut("gpt", **TP2, **SP),
         "sequence_parallel_2_llama": _cut("llama", **TP2, **SP),
-        "one_key_head_on_two_ranks_gpt": _cut("gpt", model__kv_heads=1, **TP2),
-        "one_key_head_on_two_ranks_with_a_tied_llama": _cut("llama", model__kv_heads=1, **TIED, **TP2, **SP),
+        "one_key_head_on_two_ranks_gpt": _cut("gpt", model__num_query_groups=1, **TP2),
+        "one_key_head_on_two_ranks_with_a_tied_llama": _cut(
+            "llama", model__num_query_groups=1, **TIED, **TP2, **SP
+        ),
         "pipeline_2_tied_gpt": _cut("gpt", **PP2),
         "pipeline_2_llama": _cut("llama", **PP2),
-        "pipeline_2_with_one_micro_batch": _cut("gpt", batch__micro=8, **PP2),
-        "data_parallel_2_gpt": _cut("gpt", batch__micro=2, data__eod_mask_loss=True),
+        "pipeline_2_with_one_micro_batch": _cut("gpt", batch__micro_batch_size=8, **PP2),
+        "data_parallel_2_gpt": _cut("gpt", batch__micro_batch_size=2, data__eod_mask_loss=True),
         "data_parallel_2_llama": _cut("llama"),
         "context_parallel_2_gpt": _cut("gpt", **CP2),
-        "context_parallel_2_llama": _cut("llama", batch__micro=2, **CP2),
-        "documents_apart_across_context_parallel_2": _cut("gpt", batch__micro=2, **DOCUMENTS, **CP2),
+        "context_parallel_2_llama": _cut("llama", batch__micro_batch_size=2, **CP2),
+        "documents_apart_across_context_parallel_2": _cut(
+            "gpt", batch__micro_batch_size=2, **DOCUMENTS, **CP2
+        ),
         "dropout_over_tensor_2_sequence_gpt": _cut("gpt", **DROPOUT, **TP2, **SP),
         "dropout_over_tensor_2_llama": _cut("llama", **DROPOUT, **TP2),
         "dropout_over_context_2_documents_llama": _cut("llama", **DROPOUT, **DOCUMENTS, **CP2),
-        "dropout_over_pipeline_2_gpt": _cut("gpt", batch__micro=2, **DROPOUT, **PP2),
+        "dropout_over_pipeline_2_gpt": _cut("gpt", batch__micro_batch_size=2, **DROPOUT, **PP2),
         "dropout_over_data_2_gpt": _cut("gpt", **DROPOUT),
         "resume_with_dropout_is_bitwise": partial(resumes, "gpt", CP2 | DROPOUT, CP2 | DROPOUT, True),
         "full_recomputation_over_tensor_2_sequence_gpt": _cut("gpt", **FULL, **DROPOUT, **TP2, **SP),
         "shares_kept_over_tensor_2_llama": _cut(
-            "llama", **FULL, recompute__cut=True, recompute__layers=2, **TP2
+            "llama",
+            **FULL,
+            recompute__distribute_saved_activations=True,
+            recompute__recompute_num_layers=2,
+            **TP2,
         ),
-        "block_recomputation_over_pipeline_2_llama": _cut("llama", **FULL, recompute__method="block", **PP2),
+        "block_recomputation_over_pipeline_2_llama": _cut(
+            "llama", **FULL, recompute__recompute_method="block", **PP2
+        ),
         "selective_recomputation_over_context_2_llama": _cut("llama", **SELECTIVE, **DROPOUT, **CP2),
         "documents_apart_with_tensor_parallel_2": _cut(
             "gpt",
-            data__reset_positions=True,
-            data__reset_attention=True,
+            data__reset_position_ids=True,
+            data__reset_attention_mask=True,
             data__eod_mask_loss=False,
             **TP2,
             **SP,
@@ -152,33 +169,41 @@ CASES: dict[int, dict[str, Body]] = {
     },
     4: {
         "products_of_four_ranks": products,
-        "tensor_parallel_4_gpt": _cut("gpt", parallel__tp=4),
-        "sequence_parallel_4_llama": _cut("llama", parallel__tp=4, **SP),
-        "two_key_heads_on_four_ranks_llama": _cut("llama", model__kv_heads=2, parallel__tp=4, **SP),
+        "tensor_parallel_4_gpt": _cut("gpt", parallel__tensor_model_parallel_size=4),
+        "sequence_parallel_4_llama": _cut("llama", parallel__tensor_model_parallel_size=4, **SP),
+        "two_key_heads_on_four_ranks_llama": _cut(
+            "llama", model__num_query_groups=2, parallel__tensor_model_parallel_size=4, **SP
+        ),
         "one_key_head_on_two_ranks_with_stretches_on_two_replicas": _cut(
-            "gpt", model__kv_heads=1, parallel__zero_stage=2, batch__micro=2, **TP2, **SP
+            "gpt", model__num_query_groups=1, parallel__zero_stage=2, batch__micro_batch_size=2, **TP2, **SP
         ),
         "resume_from_key_heads_repeated_on_them_apart": partial(
-            resumes, "gpt", KEYS_2 | {"parallel__tp": 4}, KEYS_2 | TP2, False
+            resumes, "gpt", KEYS_2 | {"parallel__tensor_model_parallel_size": 4}, KEYS_2 | TP2, False
         ),
         "resume_with_key_heads_repeated_is_bitwise": partial(
-            resumes, "gpt", KEYS_2 | {"parallel__tp": 4}, KEYS_2 | {"parallel__tp": 4}, True
+            resumes,
+            "gpt",
+            KEYS_2 | {"parallel__tensor_model_parallel_size": 4},
+            KEYS_2 | {"parallel__tensor_model_parallel_size": 4},
+            True,
         ),
-        "pipeline_4_tied_gpt": _cut("gpt", parallel__pp=4),
-        "pipeline_4_uneven_llama": _cut("llama", model__layers=5, parallel__pp=4, batch__micro=2),
+        "pipeline_4_tied_gpt": _cut("gpt", parallel__pipeline_model_parallel_size=4),
+        "pipeline_4_uneven_llama": _cut(
+            "llama", model__num_layers=5, parallel__pipeline_model_parallel_size=4, batch__micro_batch_size=2
+        ),
         "tensor_2_pipeline_2_gpt": _cut("gpt", **TP2, **PP2, **SP),
         "tensor_2_data_2_llama": _cut("llama", **TP2),
         **ATTENTION,
         "dropout_over_context_2_tensor_2_sequence_gpt": _cut("gpt", **DROPOUT, **CP2, **TP2, **SP),
         "full_recomputation_over_context_2_pipeline_2_gpt": _cut("gpt", **FULL, **DROPOUT, **CP2, **PP2),
         "selective_recomputation_over_tensor_2_data_2_llama": _cut("llama", **SELECTIVE, **TP2, **SP),
-        "context_parallel_4_llama": _cut("llama", parallel__cp=4),
+        "context_parallel_4_llama": _cut("llama", parallel__context_parallel_size=4),
         "context_2_tensor_2_sequence_gpt": _cut("gpt", **CP2, **TP2, **SP),
         "context_2_pipeline_2_llama": _cut("llama", **CP2, **PP2),
         "context_2_data_2_documents_gpt": _cut("gpt", **DOCUMENTS, **CP2),
         "resume_from_tensor_2_pipeline_2_is_bitwise": partial(resumes, "gpt", TP2 | PP2, TP2 | PP2, True),
         "resume_from_tensor_2_pipeline_2_on_tensor_4": partial(
-            resumes, "gpt", TP2 | PP2, {"parallel__tp": 4}, False
+            resumes, "gpt", TP2 | PP2, {"parallel__tensor_model_parallel_size": 4}, False
         ),
         "a_rank_that_waits_in_vain_gives_up": _gives_up,
     },
@@ -189,10 +214,25 @@ CASES: dict[int, dict[str, Body]] = {
             "llama", **CP2, **TP2, **PP2, **SP, **DOCUMENTS
         ),
         "dropout_full_recomputation_and_two_stages_a_rank_gpt": _cut(
-            "gpt", **CP2, **TP2, **PP2, **SP, **DOCUMENTS, **DROPOUT, **FULL, parallel__virtual=2
+            "gpt",
+            **CP2,
+            **TP2,
+            **PP2,
+            **SP,
+            **DOCUMENTS,
+            **DROPOUT,
+            **FULL,
+            parallel__num_virtual_stages_per_pipeline_rank=2,
         ),
         "dropout_selective_recomputation_and_zero_bubble_llama": _cut(
-            "llama", **CP2, **TP2, **PP2, **SP, **DROPOUT, **SELECTIVE, parallel__schedule="zero-bubble"
+            "llama",
+            **CP2,
+            **TP2,
+            **PP2,
+            **SP,
+            **DROPOUT,
+            **SELECTIVE,
+            parallel__pipeline_schedule="zero-bubble",
         ),
         "tensor_2_pipeline_2_data_2_sequence_llama": _cut("llama", **TP2, **PP2, **SP),
     },

@@ -15,9 +15,9 @@ from tests.parity.runs import steps, trainer
 
 LAYOUTS: dict[str, tuple[dict[str, object], int, str]] = {
     # the options, the rank on which it begins, and the ranks of its copy of the model
-    "pipeline_2_data_2": ({"parallel__pp": 2}, 3, "1, 3"),
-    "pipeline_4": ({"parallel__pp": 4}, 3, "0, 1, 2, 3"),
-    "tensor_2_data_2": ({"parallel__tp": 2}, 3, "2, 3"),
+    "pipeline_2_data_2": ({"parallel__pipeline_model_parallel_size": 2}, 3, "1, 3"),
+    "pipeline_4": ({"parallel__pipeline_model_parallel_size": 4}, 3, "0, 1, 2, 3"),
+    "tensor_2_data_2": ({"parallel__tensor_model_parallel_size": 2}, 3, "2, 3"),
     "data_4": ({}, 2, "2"),
 }
 

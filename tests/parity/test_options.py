@@ -15,19 +15,31 @@ from tests.parity.ranks import Body, Outcomes
 from tests.parity.runs import resumes, same_as_one_process, steps, trainer
 from tests.selection import every, requested
 
-TP2, PP2, CP2 = {"parallel__tp": 2}, {"parallel__pp": 2}, {"parallel__cp": 2}
-SP = {"parallel__sequence": True}
-DOCUMENTS = {"data__reset_positions": True, "data__reset_attention": True, "data__eod_mask_loss": True}
+TP2, PP2, CP2 = (
+    {"parallel__tensor_model_parallel_size": 2},
+    {"parallel__pipeline_model_parallel_size": 2},
+    {"parallel__context_parallel_size": 2},
+)
+SP = {"parallel__sequence_parallel": True}
+DOCUMENTS = {
+    "data__reset_position_ids": True,
+    "data__reset_attention_mask": True,
+    "data__eod_mask_loss": True,
+}
 DROPOUT = {"train__hidden_dropout": 0.2, "train__attention_dropout": 0.2}
-SELECTIVE = {"recompute__selective": True}
-BLOOM = {"model__positions": "alibi", "model__embed_norm": True}
-WINDOW = {"model__window": "4,0"}
-SGD = {"optimizer__name": "sgd", "optimizer__lr": 0.1, "optimizer__weight_decay": 0.1}
-MUON = {"optimizer__name": "muon", "optimizer__weight_decay": 0.1}
-NEOX = {"model__parallel_residual": True, "model__positions": "rope", "model__rope_share": 0.5}
+SELECTIVE = {"recompute__recompute_activations": True}
+BLOOM = {"model__position_embedding_type": "alibi", "model__embed_layernorm": True}
+WINDOW = {"model__window_size": "4,0"}
+SGD = {"optimizer__optimizer": "sgd", "optimizer__lr": 0.1, "optimizer__weight_decay": 0.1}
+MUON = {"optimizer__optimizer": "muon", "optimizer__weight_decay": 0.1}
+NEOX = {
+    "model__parallel_residual": True,
+    "model__position_embedding_type": "rope",
+    "model__rotary_percent": 0.5,
+}
 # widths of which every share is a multiple of 16
-FP8 = {"train__bf16": True, "train__fp8": "hybrid", "model__ffn": 64}
-HEAD_NORMS = {"model__qk_norm": True, "model__norm_1p": True}
+FP8 = {"train__bf16": True, "train__fp8_format": "hybrid", "model__ffn_hidden_size": 64}
+HEAD_NORMS = {"model__qk_layernorm": True, "model__apply_layernorm_1p": True}
 
 
 def _cut(model: str, **values: object) -> Body:
@@ -85,32 +97,42 @@ CASES: dict[int, dict[str, Body]] = {
             "gpt", **NEOX, **DROPOUT, **TP2, **SP
         ),
         "branches_beside_each_other_over_pipeline_2_computed_again": _cut(
-            "gpt", **NEOX, **PP2, recompute__granularity="full"
+            "gpt", **NEOX, **PP2, recompute__recompute_granularity="full"
         ),
         "head_norms_over_tensor_2": _cut("gpt", **HEAD_NORMS, **TP2),
         "head_norms_over_tensor_2_sequence": _cut("llama", **HEAD_NORMS, **TP2, **SP),
-        "head_norms_of_one_key_head_over_tensor_2": _cut("llama", **HEAD_NORMS, model__kv_heads=1, **TP2),
+        "head_norms_of_one_key_head_over_tensor_2": _cut(
+            "llama", **HEAD_NORMS, model__num_query_groups=1, **TP2
+        ),
         "biases_of_queries_alone_over_tensor_2": _cut(
-            "llama", model__qkv_bias=True, model__rope_interleaved=True, **TP2
+            "llama", model__add_qkv_bias=True, model__rotary_interleaved=True, **TP2
         ),
         "products_in_fp8": fp8_products,
         "fp8_over_tensor_2": partial(_fp8, "gpt", TP2),
         "fp8_over_tensor_2_sequence": partial(_fp8, "llama", TP2 | SP),
-        "fp8_over_pipeline_2_zero_bubble": partial(_fp8, "gpt", PP2 | {"parallel__schedule": "zero-bubble"}),
+        "fp8_over_pipeline_2_zero_bubble": partial(
+            _fp8, "gpt", PP2 | {"parallel__pipeline_schedule": "zero-bubble"}
+        ),
         "fp8_over_data_2_zero_1": partial(_fp8, "gpt", {"parallel__zero_stage": 1}),
         "fp8_over_data_2_zero_3": partial(_fp8, "llama", {"parallel__zero_stage": 3}),
         "resume_of_fp8_over_tensor_2_is_bitwise": partial(resumes, "gpt", FP8 | TP2, FP8 | TP2, True),
-        "gates_of_gelu_over_tensor_2_sequence": _cut("gpt", model__glu="geglu", **TP2, **SP),
+        "gates_of_gelu_over_tensor_2_sequence": _cut("gpt", model__glu_activation="geglu", **TP2, **SP),
     },
     4: {
         "muon_over_tensor_2_data_2_zero_2": _cut("gpt", **MUON, **TP2, parallel__zero_stage=2),
         "muon_over_pipeline_2_data_2_zero_1_bucket": _cut(
-            "gpt", **MUON, **PP2, parallel__zero_stage=1, parallel__bucket=3000
+            "gpt", **MUON, **PP2, parallel__zero_stage=1, parallel__ddp_bucket_size=3000
         ),
-        "muon_of_repeated_key_heads_over_tensor_4": _cut("llama", **MUON, model__kv_heads=2, parallel__tp=4),
+        "muon_of_repeated_key_heads_over_tensor_4": _cut(
+            "llama", **MUON, model__num_query_groups=2, parallel__tensor_model_parallel_size=4
+        ),
         "muon_over_context_2_data_2_zero_1": _cut("gpt", **MUON, **CP2, parallel__zero_stage=1),
         "resume_of_muon_from_tensor_4_on_data_4": partial(
-            resumes, "llama", {**MUON, "parallel__tp": 4}, {**MUON, "parallel__zero_stage": 1}, False
+            resumes,
+            "llama",
+            {**MUON, "parallel__tensor_model_parallel_size": 4},
+            {**MUON, "parallel__zero_stage": 1},
+            False,
         ),
         "slopes_recomputed_over_tensor_2_context_2": _cut(
             "gpt", **BLOOM, **WINDOW, **SELECTIVE, **TP2, **CP2, **SP

@@ -18,15 +18,30 @@ from tests.parity.runs import same_as_one_process, steps, trainer
 from tests.selection import every, requested
 
 Values = dict[str, object]
-PP2, PP4, TP2 = {"parallel__pp": 2}, {"parallel__pp": 4}, {"parallel__tp": 2}
-SP = {"parallel__sequence": True}
-VP2 = {"parallel__virtual": 2}
-GPIPE = {"parallel__schedule": "gpipe"}
-ZERO_BUBBLE = {"parallel__schedule": "zero-bubble"}
-ENDS_COUNT = {"parallel__count_embedding": True, "parallel__count_head": True}
-OVERLAP = {"parallel__overlap_reduce": True, "parallel__overlap_gather": True, "parallel__bucket": 3000}
-AGAIN = {"recompute__granularity": "full", "train__hidden_dropout": 0.1, "train__attention_dropout": 0.1}
-LAYERS_8 = {"model__layers": 8}
+PP2, PP4, TP2 = (
+    {"parallel__pipeline_model_parallel_size": 2},
+    {"parallel__pipeline_model_parallel_size": 4},
+    {"parallel__tensor_model_parallel_size": 2},
+)
+SP = {"parallel__sequence_parallel": True}
+VP2 = {"parallel__num_virtual_stages_per_pipeline_rank": 2}
+GPIPE = {"parallel__pipeline_schedule": "gpipe"}
+ZERO_BUBBLE = {"parallel__pipeline_schedule": "zero-bubble"}
+ENDS_COUNT = {
+    "parallel__account_for_embedding_in_pipeline_split": True,
+    "parallel__account_for_loss_in_pipeline_split": True,
+}
+OVERLAP = {
+    "parallel__overlap_grad_reduce": True,
+    "parallel__overlap_param_gather": True,
+    "parallel__ddp_bucket_size": 3000,
+}
+AGAIN = {
+    "recompute__recompute_granularity": "full",
+    "train__hidden_dropout": 0.1,
+    "train__attention_dropout": 0.1,
+}
+LAYERS_8 = {"model__num_layers": 8}
 
 
 def _cut(model: str, **values: object) -> Body:
@@ -44,7 +59,7 @@ def _bitwise(model: str, layouts: list[Values], world: World, meet: str, folder:
     """
     first: dict[str, torch.Tensor] = {}
     for number, values in enumerate(layouts):
-        run = trainer(model, world, f"{meet}{number}", folder, optimizer__clip=0.0, **values)
+        run = trainer(model, world, f"{meet}{number}", folder, optimizer__clip_grad=0.0, **values)
         losses = steps(run, 3)
         mine = {row.tied_to or row.name: weight.detach() for row, weight in run.held}
         torch.save((losses, mine), folder / f"{number}-{world.rank}.pt")
@@ -63,7 +78,7 @@ def _bitwise(model: str, layouts: list[Values], world: World, meet: str, folder:
 
 def _validates(values: Values, world: World, meet: str, folder: Path) -> None:
     """Validation passes through all stages, and training goes on after it."""
-    evaluation = {"evaluation__iterations": 2, "data__split": "80,20,0"}
+    evaluation = {"evaluation__eval_iters": 2, "data__split": "80,20,0"}
     run = trainer("gpt", world, meet, folder, **evaluation, **values)
     alone = trainer("gpt", World(), meet, folder, **evaluation)
     for _ in range(2):
@@ -119,14 +134,14 @@ CASES: dict[int, dict[str, Body]] = {
     2: {
         "interleaved_gpt_tied": _cut("gpt", **PP2, **VP2),
         "interleaved_with_rounds_that_do_not_divide_llama": _cut(
-            "llama", batch__global_samples=5, parallel__layers_per_virtual=1, **PP2
+            "llama", batch__global_batch_size=5, parallel__num_layers_per_virtual_pipeline_stage=1, **PP2
         ),
-        "interleaved_with_one_micro_batch": _cut("gpt", batch__micro=8, **PP2, **VP2),
-        "interleaved_uneven_gpt": _cut("gpt", model__layers=7, **PP2, **VP2),
+        "interleaved_with_one_micro_batch": _cut("gpt", batch__micro_batch_size=8, **PP2, **VP2),
+        "interleaved_uneven_gpt": _cut("gpt", model__num_layers=7, **PP2, **VP2),
         "gpipe_gpt": _cut("gpt", **PP2, **GPIPE),
         "zero_bubble_gpt": _cut("gpt", **PP2, **ZERO_BUBBLE),
         "zero_bubble_over_chunks_llama": _cut("llama", **PP2, **VP2, **ZERO_BUBBLE),
-        "first_stage_of_one_layer_llama": _cut("llama", parallel__first_layers=1, **PP2),
+        "first_stage_of_one_layer_llama": _cut("llama", parallel__decoder_first_pipeline_num_layers=1, **PP2),
         "schedules_and_dealings_are_bitwise_gpt": partial(
             _bitwise,
             "gpt",
@@ -137,7 +152,7 @@ CASES: dict[int, dict[str, Body]] = {
                 PP2 | VP2,
                 PP2 | VP2 | GPIPE,
                 PP2 | VP2 | ZERO_BUBBLE,
-                PP2 | {"parallel__last_layers": 1},
+                PP2 | {"parallel__decoder_last_pipeline_num_layers": 1},
                 PP2 | ENDS_COUNT,
             ],
         ),
@@ -151,16 +166,18 @@ CASES: dict[int, dict[str, Body]] = {
         "interleaved_over_4_gpt": _cut("gpt", **LAYERS_8, **PP4, **VP2),
         "zero_bubble_over_4_llama": _cut("llama", **PP4, **ZERO_BUBBLE),
         "fewer_micro_batches_than_ranks_llama": _cut(
-            "llama", batch__global_samples=3, **LAYERS_8, **PP4, **VP2, **ZERO_BUBBLE
+            "llama", batch__global_batch_size=3, **LAYERS_8, **PP4, **VP2, **ZERO_BUBBLE
         ),
-        "gpipe_with_embedding_and_head_alone_gpt": _cut("gpt", model__layers=2, **PP4, **GPIPE, **ENDS_COUNT),
-        "interleaved_data_2_gpt": _cut("gpt", **PP2, **VP2, batch__micro=2),
+        "gpipe_with_embedding_and_head_alone_gpt": _cut(
+            "gpt", model__num_layers=2, **PP4, **GPIPE, **ENDS_COUNT
+        ),
+        "interleaved_data_2_gpt": _cut("gpt", **PP2, **VP2, batch__micro_batch_size=2),
         "interleaved_zero_1_overlapped_gpt": _cut("gpt", **PP2, **VP2, **OVERLAP, parallel__zero_stage=1),
         "zero_bubble_over_chunks_zero_2_recomputed_dropout_gpt": _cut(
             "gpt", **PP2, **VP2, **ZERO_BUBBLE, **OVERLAP, **AGAIN, parallel__zero_stage=2
         ),
         "interleaved_zero_3_llama": _cut("llama", **PP2, **VP2, parallel__zero_stage=3),
-        "interleaved_context_2_llama": _cut("llama", **PP2, **VP2, parallel__cp=2),
+        "interleaved_context_2_llama": _cut("llama", **PP2, **VP2, parallel__context_parallel_size=2),
         "interleaved_tensor_2_sequence_gpt": _cut("gpt", **PP2, **VP2, **TP2, **SP),
         "zero_bubble_tensor_2_sequence_llama": _cut("llama", **PP2, **ZERO_BUBBLE, **TP2, **SP),
     },

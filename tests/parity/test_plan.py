@@ -25,39 +25,62 @@ from mega_train.planning.workload import Workload
 from tests.parity.ranks import Body, on_ranks
 from tests.parity.runs import storages, trainer
 
-SIZES: dict[str, Any] = {"model__hidden": 64, "model__vocab": 1000, "batch__length": 64}
+SIZES: dict[str, Any] = {"model__hidden_size": 64, "model__vocab_size": 1000, "batch__seq_length": 64}
 ALONE: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt": ("gpt", {}),
-    "gpt, two samples": ("gpt", {"batch__micro": 2}),
+    "gpt, two samples": ("gpt", {"batch__micro_batch_size": 2}),
     "gpt, bfloat16": ("gpt", {"train__bf16": True}),
-    "gpt, an output weight of its own": ("gpt", {"model__untied": True, "model__layers": 3}),
-    "llama": ("llama", {"model__ffn": 160}),
-    "llama, bfloat16": ("llama", {"model__ffn": 160, "train__bf16": True, "batch__micro": 4}),
+    "gpt, an output weight of its own": (
+        "gpt",
+        {"model__untie_embeddings_and_output_weights": True, "model__num_layers": 3},
+    ),
+    "llama": ("llama", {"model__ffn_hidden_size": 160}),
+    "llama, bfloat16": (
+        "llama",
+        {"model__ffn_hidden_size": 160, "train__bf16": True, "batch__micro_batch_size": 4},
+    ),
     "gpt, dropout": ("gpt", {"train__hidden_dropout": 0.1, "train__attention_dropout": 0.1}),
-    "gpt, attention again": ("gpt", {"recompute__granularity": "selective", "batch__micro": 2}),
-    "llama, attention again": ("llama", {"model__ffn": 160, "recompute__granularity": "selective"}),
+    "gpt, attention again": (
+        "gpt",
+        {"recompute__recompute_granularity": "selective", "batch__micro_batch_size": 2},
+    ),
+    "llama, attention again": (
+        "llama",
+        {"model__ffn_hidden_size": 160, "recompute__recompute_granularity": "selective"},
+    ),
     "gpt, norms and activation again": (
         "gpt",
-        {"recompute__granularity": "selective", "recompute__modules": "layernorm mlp_act", "batch__micro": 2},
+        {
+            "recompute__recompute_granularity": "selective",
+            "recompute__recompute_modules": "layernorm mlp_act",
+            "batch__micro_batch_size": 2,
+        },
     ),
     "llama, all modules again": (
         "llama",
         {
-            "model__ffn": 160,
-            "recompute__granularity": "selective",
-            "recompute__modules": "core_attn layernorm mlp_act",
+            "model__ffn_hidden_size": 160,
+            "recompute__recompute_granularity": "selective",
+            "recompute__recompute_modules": "core_attn layernorm mlp_act",
         },
     ),
-    "gpt, layers again": ("gpt", {"recompute__granularity": "full"}),
+    "gpt, layers again": ("gpt", {"recompute__recompute_granularity": "full"}),
     "llama, two layers again at once": (
         "llama",
-        {"model__ffn": 160, "recompute__granularity": "full", "recompute__layers": 2},
+        {
+            "model__ffn_hidden_size": 160,
+            "recompute__recompute_granularity": "full",
+            "recompute__recompute_num_layers": 2,
+        },
     ),
-    "gpt, slopes and a normed embedding": ("gpt", {"model__positions": "alibi", "model__embed_norm": True}),
-    "llama, a window": ("llama", {"model__ffn": 160, "model__window": "7,0"}),
-    "gpt, norms of heads": ("gpt", {"model__qk_norm": True}),
-    "llama, norms of heads": ("llama", {"model__ffn": 160, "model__qk_norm": True}),
-    "gpt, gates": ("gpt", {"model__glu": "geglu"}),
+    "gpt, slopes and a normed embedding": (
+        "gpt",
+        {"model__position_embedding_type": "alibi", "model__embed_layernorm": True},
+    ),
+    "llama, a window": ("llama", {"model__ffn_hidden_size": 160, "model__window_size": "7,0"}),
+    "gpt, norms of heads": ("gpt", {"model__qk_layernorm": True}),
+    "llama, norms of heads": ("llama", {"model__ffn_hidden_size": 160, "model__qk_layernorm": True}),
+    "gpt, gates": ("gpt", {"model__glu_activation": "geglu"}),
     "gpt, branches beside each other": ("gpt", {"model__parallel_residual": True}),
     "gpt, branches beside each other, bfloat16": (
         "gpt",
@@ -65,19 +88,25 @@ ALONE: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gpt, one layer again": (
         "gpt",
-        {"recompute__granularity": "full", "recompute__method": "block"},
+        {"recompute__recompute_granularity": "full", "recompute__recompute_method": "block"},
     ),
 }
 TWO: dict[str, tuple[str, dict[str, Any]]] = {
-    "tensor": ("gpt", {"parallel__tp": 2}),
-    "sequence": ("llama", {"parallel__tp": 2, "parallel__sequence": True}),
-    "context": ("gpt", {"parallel__cp": 2}),
-    "context, turned": ("llama", {"parallel__cp": 2}),
-    "context, attention again": ("llama", {"parallel__cp": 2, "recompute__granularity": "selective"}),
-    "pipeline": ("gpt", {"parallel__pp": 2, "model__layers": 5}),
+    "tensor": ("gpt", {"parallel__tensor_model_parallel_size": 2}),
+    "sequence": ("llama", {"parallel__tensor_model_parallel_size": 2, "parallel__sequence_parallel": True}),
+    "context": ("gpt", {"parallel__context_parallel_size": 2}),
+    "context, turned": ("llama", {"parallel__context_parallel_size": 2}),
+    "context, attention again": (
+        "llama",
+        {"parallel__context_parallel_size": 2, "recompute__recompute_granularity": "selective"},
+    ),
+    "pipeline": ("gpt", {"parallel__pipeline_model_parallel_size": 2, "model__num_layers": 5}),
     "data": ("gpt", {"train__bf16": True}),
     "optimizer shared": ("gpt", {"train__bf16": True, "parallel__zero_stage": 1}),
-    "optimizer shared, float32": ("llama", {"parallel__zero_stage": 1, "parallel__overlap_gather": True}),
+    "optimizer shared, float32": (
+        "llama",
+        {"parallel__zero_stage": 1, "parallel__overlap_param_gather": True},
+    ),
     "gradients shared": ("gpt", {"train__bf16": True, "parallel__zero_stage": 2}),
     "weights shared": ("llama", {"parallel__zero_stage": 3}),
 }

@@ -14,7 +14,7 @@ from tests.parity.ranks import Body, Outcomes
 from tests.parity.runs import trainer
 from tests.selection import requested
 
-COUNTED = {"log__params_norm": True, "log__zeros": True}
+COUNTED = {"log__log_params_norm": True, "log__log_num_zeros_in_grad": True}
 WAITS = {"forward-recv", "backward-recv"}
 
 
@@ -32,7 +32,14 @@ def _counts_as_one_process(model: str, values: dict[str, Any], world: World, mee
 
 
 def _knows_the_times_of_all(world: World, meet: str, folder: Path) -> None:
-    run = trainer("gpt", world, meet, folder, parallel__tp=2, parallel__pp=2)
+    run = trainer(
+        "gpt",
+        world,
+        meet,
+        folder,
+        parallel__tensor_model_parallel_size=2,
+        parallel__pipeline_model_parallel_size=2,
+    )
     run.step(run.state.lr)
     mine = run.timers.pop()
     for phase in set(LEVELS) - WAITS - {"optimizer-count-zeros"}:
@@ -50,13 +57,13 @@ def _knows_the_times_of_all(world: World, meet: str, folder: Path) -> None:
 
 
 LAYOUTS: dict[str, dict[str, Any]] = {
-    "tp and pp": {"parallel__tp": 2, "parallel__pp": 2},
+    "tp and pp": {"parallel__tensor_model_parallel_size": 2, "parallel__pipeline_model_parallel_size": 2},
     "tp with sequences, and replicas of ZeRO 1": {
-        "parallel__tp": 2,
-        "parallel__sequence": True,
+        "parallel__tensor_model_parallel_size": 2,
+        "parallel__sequence_parallel": True,
         "parallel__zero_stage": 1,
     },
-    "cp, and replicas of ZeRO 3": {"parallel__cp": 2, "parallel__zero_stage": 3},
+    "cp, and replicas of ZeRO 3": {"parallel__context_parallel_size": 2, "parallel__zero_stage": 3},
 }
 CASES: dict[int, dict[str, Body]] = {
     4: {

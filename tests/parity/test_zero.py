@@ -23,21 +23,21 @@ from tests.parity.ranks import Body, Outcomes
 from tests.parity.runs import resumes, same_as_one_process, steps, storages, trainer
 from tests.selection import one_of_each, requested, without_digits
 
-SMALL = {"parallel__bucket": 3000}  # some ten buckets, ragged ones among them
-OVERLAP = {"parallel__overlap_reduce": True}
-GATHER = OVERLAP | {"parallel__overlap_gather": True}
-TP2 = {"parallel__tp": 2}
-ONE_MICRO = {"batch__micro": 4, "optimizer__clip": 0.0}
-PP2 = {"parallel__pp": 2}
-FULL = {"recompute__granularity": "full", "recompute__layers": 2}
+SMALL = {"parallel__ddp_bucket_size": 3000}  # some ten buckets, ragged ones among them
+OVERLAP = {"parallel__overlap_grad_reduce": True}
+GATHER = OVERLAP | {"parallel__overlap_param_gather": True}
+TP2 = {"parallel__tensor_model_parallel_size": 2}
+ONE_MICRO = {"batch__micro_batch_size": 4, "optimizer__clip_grad": 0.0}
+PP2 = {"parallel__pipeline_model_parallel_size": 2}
+FULL = {"recompute__recompute_granularity": "full", "recompute__recompute_num_layers": 2}
 SELECTIVE = {
-    "recompute__granularity": "selective",
-    "recompute__modules": "core_attn layernorm mlp_act",
+    "recompute__recompute_granularity": "selective",
+    "recompute__recompute_modules": "core_attn layernorm mlp_act",
 }
-BUBBLE = {"parallel__schedule": "zero-bubble"}
-VIRTUAL = {"parallel__layers_per_virtual": 1}
+BUBBLE = {"parallel__pipeline_schedule": "zero-bubble"}
+VIRTUAL = {"parallel__num_layers_per_virtual_pipeline_stage": 1}
 DROPOUT = {"train__hidden_dropout": 0.1, "train__attention_dropout": 0.1}
-SP = TP2 | {"parallel__sequence": True}
+SP = TP2 | {"parallel__sequence_parallel": True}
 
 
 def _zero(stage: int) -> dict[str, object]:
@@ -63,7 +63,7 @@ def _alike(model: str, some: tuple[dict[str, object], ...], world: World, meet: 
         run = trainer(model, world, f"{meet}{number}", folder, **values)
         # stages measure the gradient in other orders: then its norm is the same but for the last bits
         both = [run.step(run.state.lr) for _ in range(4)]
-        losses = [loss for loss, _ in both] if values.get("optimizer__clip") == 0.0 else both
+        losses = [loss for loss, _ in both] if values.get("optimizer__clip_grad") == 0.0 else both
         run.sharding.wait_all_gather()
         weights = [weight.detach().clone() for _, weight in run.params]
         run.mesh.destroy()
@@ -157,7 +157,7 @@ def _skips(stage: int, world: World, meet: str, folder: Path) -> None:
 def _holds(stage: int, bf16: bool, world: World, meet: str, folder: Path) -> None:
     """Bytes between two steps: weights, gradients and optimizer state, to the padding and the step counts."""
     before = storages()
-    sizes = {"model__hidden": 64, "batch__length": 64, "train__bf16": bf16}
+    sizes = {"model__hidden_size": 64, "batch__seq_length": 64, "train__bf16": bf16}
     run = trainer("gpt", world, meet, folder, **sizes, **_zero(stage))
     steps(run, 2)
     run.grad_sync.shards = ()
@@ -181,7 +181,7 @@ def _rounded(world: World, meet: str, folder: Path) -> None:
     """Gradients exchanged in bfloat16 give the same steps on stages 0 to 2, and are near those in float32."""
     seen = {}
     for stage, rounded in ((0, False), (0, True), (1, True), (2, True), (3, True)):
-        values = _all(_zero(stage), SMALL, ONE_MICRO, {"parallel__reduce_bf16": rounded})
+        values = _all(_zero(stage), SMALL, ONE_MICRO, {"parallel__grad_reduce_in_bf16": rounded})
         run = trainer("gpt", world, f"{meet}{stage}{rounded}", folder, **values)
         seen[stage, rounded] = [run.step(run.state.lr)[0] for _ in range(4)]
         run.mesh.destroy()
@@ -196,7 +196,7 @@ CASES: dict[int, dict[str, Body]] = {
     2: {
         "gradients_in_bfloat16": _rounded,
         **{
-            f"stage_{stage}_{model}": _same(model, _zero(stage), SMALL, {"batch__micro": 2})
+            f"stage_{stage}_{model}": _same(model, _zero(stage), SMALL, {"batch__micro_batch_size": 2})
             for stage in range(4)
             for model in ("gpt", "llama")
         },
@@ -204,19 +204,27 @@ CASES: dict[int, dict[str, Body]] = {
             f"stage_{stage}_recomputed": _same("gpt", _zero(stage), SMALL, OVERLAP, FULL, DROPOUT)
             for stage in range(1, 4)
         },
-        "stage_3_with_modules_recomputed": _same("llama", _zero(3), SELECTIVE, {"batch__micro": 2}),
+        "stage_3_with_modules_recomputed": _same(
+            "llama", _zero(3), SELECTIVE, {"batch__micro_batch_size": 2}
+        ),
         **{
-            f"stage_{stage}_context_2": _same("llama", _zero(stage), SMALL, OVERLAP, {"parallel__cp": 2})
+            f"stage_{stage}_context_2": _same(
+                "llama", _zero(stage), SMALL, OVERLAP, {"parallel__context_parallel_size": 2}
+            )
             for stage in range(1, 4)
         },
         "stage_1_in_one_bucket": _same("gpt", _zero(1)),
         "stage_1_overlapped": _same("gpt", _zero(1), SMALL, GATHER),
         "stage_2_overlapped": _same("llama", _zero(2), SMALL, GATHER),
         "overlap_changes_no_bit_of_stage_0": partial(
-            _alike, "gpt", tuple(_all(_zero(0), SMALL, {"batch__micro": 2}, o) for o in ({}, OVERLAP))
+            _alike,
+            "gpt",
+            tuple(_all(_zero(0), SMALL, {"batch__micro_batch_size": 2}, o) for o in ({}, OVERLAP)),
         ),
         "overlap_changes_no_bit_of_stage_1": partial(
-            _alike, "gpt", tuple(_all(_zero(1), SMALL, {"batch__micro": 2}, o) for o in ({}, OVERLAP, GATHER))
+            _alike,
+            "gpt",
+            tuple(_all(_zero(1), SMALL, {"batch__micro_batch_size": 2}, o) for o in ({}, OVERLAP, GATHER)),
         ),
         "overlap_changes_no_bit_of_stage_2": partial(
             _alike, "llama", tuple(_all(_zero(2), SMALL, overlap) for overlap in ({}, OVERLAP, GATHER))
@@ -279,7 +287,7 @@ CASES: dict[int, dict[str, Body]] = {
         },
         **{
             f"stage_{stage}_key_head_repeated": _same(
-                "llama", _zero(stage), SMALL, SP, {"model__kv_heads": 1}
+                "llama", _zero(stage), SMALL, SP, {"model__num_query_groups": 1}
             )
             for stage in range(1, 4)
         },

@@ -60,7 +60,7 @@ def _save(run: Path, spec: ModelSpec, *, narrow: bool = True, seed: int = 5) -> 
         save.write(
             space, 0, [BoxToWrite(row.name, row.shape, whole_slab(row.shape), kind) for row in rows], values
         )
-    config = "[optimizer]\nbeta1 = 0.8\nweight_decay = 0.1\n"
+    config = "[optimizer]\nadam_beta1 = 0.8\nweight_decay = 0.1\n"
     trainer = TRAINER | SCALE if narrow else TRAINER
     save.commit(spec, layout=WHOLE, trainer=trainer, tokenizer=None, run_config=config)
     return Checkpoint.open(run)

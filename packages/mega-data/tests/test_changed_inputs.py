@@ -15,7 +15,7 @@ from mega_schema.errors import FormatError
 FLAGS = {
     "clean": ("--step", "duplicates", "--step", "spans"),
     "dedup": ("--jaccard", "0.5"),
-    "extract": ("--part-mb", "1"),
+    "extract": ("--split-mb", "1"),
 }
 
 

@@ -495,13 +495,13 @@ def test_one_task_at_a_time_as_in_a_job_array_gives_the_same(tmp_path: Path, rec
         "01-duplicates": ["keys", "pairs", "groups", "filter:1", "filter:0"],
         "02-pass": ["count:1", "count:0", "total", "pass"],
     }
-    clean(*parts, "--only", "plan")
+    clean(*parts, "--stage", "plan")
     for name, several in stages.items():
         for stage in several:
-            clean(*parts, "--only", f"{name}/{stage}")
+            clean(*parts, "--stage", f"{name}/{stage}")
     clean(*parts)  # all is done: what is left to do is the report
     assert files(tmp_path / "one") == files(tmp_path / "two")
-    outcome = CliRunner().invoke(commands, ["clean", *map(str, parts), "--only", "03-pass/pass"])
+    outcome = CliRunner().invoke(commands, ["clean", *map(str, parts), "--stage", "03-pass/pass"])
     assert "wanted plan | 00-pass | 01-duplicates | 02-pass" in str(outcome.exception)
 
 

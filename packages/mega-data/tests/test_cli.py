@@ -39,7 +39,17 @@ def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
 def test_from_nothing_to_a_verified_dataset(tmp_path):
     corpus, held_out = tmp_path / "corpus.jsonl", tmp_path / "held-out.jsonl"
     output = call(
-        *("sample", "--output", corpus, "--held-out", held_out, "--megabytes", 0.2, "--held-out-share", 0.2),
+        *(
+            "sample",
+            "--output",
+            corpus,
+            "--held-out",
+            held_out,
+            "--megabytes",
+            0.2,
+            "--held-out-fraction",
+            0.2,
+        ),
         *("--workers", 1),
     )
     assert re.fullmatch(r".*corpus.jsonl: \d+ documents, 0.2\d MB\n.*held-out.jsonl: .* MB\n", output)

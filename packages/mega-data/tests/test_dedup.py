@@ -371,11 +371,11 @@ def _stop(rng: random.Random) -> None:
 def test_one_task_at_a_time_as_in_a_job_array_gives_the_same(tmp_path: Path) -> None:
     folder = write(tmp_path / "in", planted(4), 3)
     whole = deduplicate([folder], tmp_path / "whole", PRESETS["megatron"])
-    flags = ["--input", str(folder), "--output", str(tmp_path / "o"), "--work", str(tmp_path / "w")]
+    flags = ["--input", str(folder), "--output", str(tmp_path / "o"), "--work-dir", str(tmp_path / "w")]
     flags += ["--preset", "megatron"]
     tasks = {"keys": 3, "pairs": 10, "sets": 3, "groups": 1, "filter": 3}
     for only in ["plan", *(f"{stage}:{n}" for stage, count in tasks.items() for n in reversed(range(count)))]:
-        outcome = CliRunner().invoke(commands, ["dedup", *flags, "--only", only])
+        outcome = CliRunner().invoke(commands, ["dedup", *flags, "--stage", only])
         assert outcome.exit_code == 0, outcome.output
     assert not list((tmp_path / "o").glob("*.jsonl"))  # files get their names when the run is whole
     assert CliRunner().invoke(commands, ["dedup", *flags]).exit_code == 0
@@ -417,10 +417,10 @@ def test_a_line_that_is_wrong_is_named(tmp_path: Path) -> None:
 
 def test_mistakes_are_answered_by_name(tmp_path: Path) -> None:
     folder = write(tmp_path / "in", ["x", "y"], 1)
-    put = ("--input", str(folder), "--output", str(tmp_path / "out"), "--work", str(tmp_path / "w"))
-    assert "found nothing" in str(dedup(*put, "--only", "nothing"))
-    assert "wanted 0 to 0" in str(dedup(*put, "--only", "keys:1"))
-    assert "is not done yet" in str(dedup(*put, "--only", "filter:0"))
+    put = ("--input", str(folder), "--output", str(tmp_path / "out"), "--work-dir", str(tmp_path / "w"))
+    assert "found nothing" in str(dedup(*put, "--stage", "nothing"))
+    assert "wanted 0 to 0" in str(dedup(*put, "--stage", "keys:1"))
+    assert "is not done yet" in str(dedup(*put, "--stage", "filter:0"))
     assert "holds a run with other preset" in str(dedup(*put, "--preset", "exact"))
     assert "--jaccard" in str(dedup(*put, "--preset", "exact", "--jaccard", "0.5"))
     (tmp_path / "empty").mkdir()
@@ -430,8 +430,8 @@ def test_mistakes_are_answered_by_name(tmp_path: Path) -> None:
     assert "two files of one name" in str(dedup(*both))
     (tmp_path / "full").mkdir()
     (tmp_path / "full/file").write_text("mine")
-    full = ("--input", str(folder), "--output", str(tmp_path / "o"), "--work", str(tmp_path / "full"))
-    assert "--work: holds files that this command did not write" in str(dedup(*full))
+    full = ("--input", str(folder), "--output", str(tmp_path / "o"), "--work-dir", str(tmp_path / "full"))
+    assert "--work-dir: holds files that this command did not write" in str(dedup(*full))
 
 
 def test_a_command_killed_at_random_moments_ends_with_the_same_bytes(tmp_path: Path) -> None:

@@ -229,7 +229,7 @@ def test_damage_ends_a_run_by_file_and_byte_or_is_skipped_and_counted(tmp_path: 
     assert str(failed.exception).startswith(f"{path}: damaged at byte {gap.start:,}: found no whole block")
     assert "--on-error skip" in str(failed.exception)
     assert not output.exists()
-    words += ["--work", str(tmp_path / "work"), "--on-error", "skip", "--keep-dropped"]
+    words += ["--work-dir", str(tmp_path / "work"), "--on-error", "skip", "--keep-dropped"]
     done = CliRunner().invoke(commands, words)
     assert done.exit_code == 0, done.output
     assert "left out 1: damaged\n" in done.output

@@ -93,7 +93,7 @@ def test_a_run_above_its_limit_reads_no_row_again(tmp_path: Path, monkeypatch: p
 def test_tasks_of_an_earlier_process_count(tmp_path: Path) -> None:
     words = (*words_of("clean", corpus(tmp_path / "in"), tmp_path / "out"), "--on-error", "skip")
     for task in range(3):
-        assert call(*words, "--max-errors", "10", "--only", f"00-pass/pass:{task}").exit_code == 0
+        assert call(*words, "--max-errors", "10", "--stage", f"00-pass/pass:{task}").exit_code == 0
     ended = call(*words, "--max-errors", "10")
     assert "found 12, wanted at most 10" in str(ended.exception)
     assert call(*words).exit_code == 0  # no limit, as before

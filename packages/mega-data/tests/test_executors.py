@@ -47,7 +47,7 @@ def corpus(folder: Path, shards: int) -> Path:
 
 def flags(inputs: Path, output: Path) -> list[str]:
     work = str(output.with_suffix(".work"))
-    return ["--input", str(inputs), "--output", str(output), "--work", work, "--preset", "megatron"]
+    return ["--input", str(inputs), "--output", str(output), "--work-dir", work, "--preset", "megatron"]
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -110,7 +110,7 @@ def test_an_element_of_an_array_that_names_no_stage_is_refused_before_it_writes(
         with lock, pytest.raises(ConfigError) as refused:
             invoked(command, *words)
         assert str(refused.value) == (
-            f"--only: an element of a job array does one stage: wanted {stages}; "
+            f"--stage: an element of a job array does one stage: wanted {stages}; "
             "hint: infra/slurm/data.sh submits an array per stage, and a job that ends the run"
         )
         assert sorted(tmp_path.iterdir()) == [tmp_path / "in"]

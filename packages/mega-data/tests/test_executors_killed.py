@@ -47,7 +47,7 @@ def dumps(folder: Path) -> Path:
 
 def flags(inputs: Path, output: Path) -> list[str]:
     work = str(output.with_suffix(".work"))
-    return ["extract", "--input", str(inputs), "--output", str(output), "--work", work]
+    return ["extract", "--input", str(inputs), "--output", str(output), "--work-dir", work]
 
 
 def files(folder: Path) -> dict[str, bytes]:

@@ -25,8 +25,8 @@ def package(root: Path, modules: int = 60) -> Path:
 
 
 def test_the_same_modules_elsewhere_and_by_other_workers_give_the_same_sample(tmp_path):
-    first = collect(10**6, held_out_share=0.3, roots=[package(tmp_path / "here")])
-    two = collect(10**6, held_out_share=0.3, roots=[package(tmp_path / "there" / "deep")], workers=2)
+    first = collect(10**6, held_out_fraction=0.3, roots=[package(tmp_path / "here")])
+    two = collect(10**6, held_out_fraction=0.3, roots=[package(tmp_path / "there" / "deep")], workers=2)
     assert first == two
     assert len(first.train) + len(first.held_out) == 60
     assert 5 < len(first.held_out) < 35
@@ -42,7 +42,7 @@ def test_equal_texts_are_one_document_and_never_on_both_sides(tmp_path):
     for number in range(40):
         text = f'"""{WORDS}{number % 4}"""\ndef f():\n    "{WORDS} unique {number}"'
         (tmp_path / f"m{number}.py").write_text(text)
-    sample = collect(10**6, held_out_share=0.5, roots=[tmp_path])
+    sample = collect(10**6, held_out_fraction=0.5, roots=[tmp_path])
     train, held_out = ([document.text for document in part] for part in (sample.train, sample.held_out))
     assert not set(train) & set(held_out)
     assert len(set(train)) == len(train)
@@ -92,17 +92,17 @@ def test_the_topics_of_help_are_documents_each_its_own_source(tmp_path):
 
 
 def test_this_python_carries_text_and_its_modules_are_not_run(tmp_path):
-    sample = collect(300_000, held_out_share=0.02)
+    sample = collect(300_000, held_out_fraction=0.02)
     assert sample.train_bytes >= 300_000
     assert all(len(document.text) >= MIN_CHARACTERS for document in sample.train)
     (tmp_path / "boom.py").write_text(f'"""{WORDS}"""\nraise SystemExit("was run")')
     assert len(collect(1, roots=[tmp_path]).train) == 1
 
 
-@pytest.mark.parametrize("share", [-0.1, 1.0])
-def test_a_share_that_is_none_is_refused(share):
-    with pytest.raises(ConfigError, match=f"--held-out-share: not a share: found {share}"):
-        collect(1, held_out_share=share)
+@pytest.mark.parametrize("fraction", [-0.1, 1.0])
+def test_a_fraction_that_is_none_is_refused(fraction):
+    with pytest.raises(ConfigError, match=f"--held-out-fraction: not a fraction: found {fraction}"):
+        collect(1, held_out_fraction=fraction)
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path):

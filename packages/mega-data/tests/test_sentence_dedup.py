@@ -141,12 +141,12 @@ def test_the_same_bytes_come_out_whatever_the_workers_and_the_order_of_files(tmp
 def test_one_task_at_a_time_as_in_a_job_array_gives_the_same(tmp_path: Path) -> None:
     folder = corpus(tmp_path / "in", random_texts(2), 2)
     clean("--input", folder, "--output", tmp_path / "one", "--step", "spans")
-    parts = ["--input", folder, "--output", tmp_path / "two", "--step", "spans", "--work", tmp_path / "w"]
+    parts = ["--input", folder, "--output", tmp_path / "two", "--step", "spans", "--work-dir", tmp_path / "w"]
     for only in (
         "plan",
         *(f"00-spans/{task}" for task in ("spans:1", "spans:0", "repeats", "cut:1", "cut:0")),
     ):
-        clean(*parts, "--only", only)
+        clean(*parts, "--stage", only)
     clean(*parts)  # all is done: the files get their names
     assert read(tmp_path / "one") == read(tmp_path / "two")
 

@@ -18,12 +18,15 @@ from mega_schema.app.config import (
     add_flags,
     config_keys,
     did_you_mean,
+    key_of_flag,
     load_config,
     multi_option,
     option,
     to_toml,
 )
 from mega_schema.errors import ConfigError
+
+RULE = "hint: a key is its flag with underscores"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +36,8 @@ class Engine:
     name: str = option("--name", "none", "what it is called")
     file: Path | None = option("--file", None, "where it lies")
     quiet: bool = option("--quiet", False, "no noise")
+    brakes: bool = option("--no-air-brakes", True, "it cannot stop")
+    horn: bool = option("--horn/--no-horn", True, "it blows")
     fuel: Literal["wood", "coal"] = option("--fuel", "wood", "what it burns")
     parts: tuple[str, ...] = option("--part", (), "what it is made of")
     stops: WordList = multi_option("--stops", "where it stops")
@@ -88,7 +93,7 @@ def test_none_takes_an_optional_value_out_that_the_file_gives(tmp_path: Path) ->
 
 def test_values_become_the_types_of_their_fields(tmp_path: Path) -> None:
     file = _file(
-        tmp_path, "[engine]\nspeed = 3\nfile = 'a/b'\nparts = ['x', 'y']\nquiet = true\nfuel = 'coal'"
+        tmp_path, "[engine]\nspeed = 3\nfile = 'a/b'\npart = ['x', 'y']\nquiet = true\nfuel = 'coal'"
     )
     got = load_config(Train, file, {}).engine
     assert got == Engine(speed=3.0, file=Path("a/b"), parts=("x", "y"), quiet=True, fuel="coal")
@@ -109,7 +114,7 @@ def test_values_become_the_types_of_their_fields(tmp_path: Path) -> None:
         ("engine.file=/x/y.toml", Engine(file=Path("/x/y.toml"))),
         ("engine.file=17", Engine(file=Path("17"))),
         ("engine.quiet=true", Engine(quiet=True)),
-        ('engine.parts=["a", "b"]', Engine(parts=("a", "b"))),
+        ('engine.part=["a", "b"]', Engine(parts=("a", "b"))),
         ("engine.fuel=coal", Engine(fuel="coal")),
     ],
 )
@@ -121,15 +126,15 @@ def test_set_takes_a_value_as_toml_writes_it_and_text_without_quotes(text: str, 
     ("text", "line"),
     [
         ("engine.power", "--set: has no value: found engine.power, wanted SECTION.KEY=VALUE"),
-        ("engine.pwer=1", "--set: engine.pwer: unknown key; hint: did you mean engine.power?"),
-        ("power=1", "--set: power: unknown key"),
-        ("zzzzzzzz.qqqqqqq=1", "--set: zzzzzzzz.qqqqqqq: unknown key"),
+        ("engine.pwer=1", f"--set: engine.pwer: unknown key; {RULE}; did you mean engine.power?"),
+        ("power=1", f"--set: power: unknown key; {RULE}; did you mean engine.power?"),
+        ("zzzzzzzz.qqqqqqq=1", f"--set: zzzzzzzz.qqqqqqq: unknown key; {RULE}"),
         ("engine.power=1.5", "--set engine.power: has another type: found 1.5, wanted a whole number"),
         ("engine.power=true", "--set engine.power: has another type: found True, wanted a whole number"),
         ("engine.power=many", "--set engine.power: has another type: found 'many', wanted a whole number"),
         ("engine.speed=fast", "--set engine.speed: has another type: found 'fast', wanted a number"),
         ("engine.quiet=1", "--set engine.quiet: has another type: found 1, wanted true or false"),
-        ("engine.parts=[1]", "--set engine.parts: has another type: found [1], wanted a list of strings"),
+        ("engine.part=[1]", "--set engine.part: has another type: found [1], wanted a list of strings"),
         ("engine.fuel=oil", "--set engine.fuel: unknown choice: found oil, wanted wood | coal"),
         ("engine.power=" + "9" * 5000, "--set engine.power: has another type"),
     ],
@@ -141,7 +146,7 @@ def test_a_set_that_means_nothing_is_refused(text: str, line: str) -> None:
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("[engine]\npwer = 1", "{file}: engine.pwer: unknown key; hint: did you mean engine.power?"),
+        ("[engine]\npwer = 1", f"{{file}}: engine.pwer: unknown key; {RULE}; did you mean engine.power?"),
         ("[engin]\npower = 1", "{file}: [engin]: unknown section; hint: did you mean engine?"),
         ("[cellar]", "{file}: [cellar]: unknown section"),
         ("power = 1", "{file}: power: stands outside every section: wanted [section] key = value"),
@@ -171,10 +176,45 @@ def test_a_value_of_a_flag_is_checked_under_the_flags_name() -> None:
 
 
 def test_every_value_has_a_flag_and_a_dotted_name() -> None:
-    names = {key.dotted: (key.flag, key.parameter) for key in config_keys(Train)}
-    assert names["engine.power"] == ("--power", "power")
-    assert names["cabin.doors"] == ("--doors", "doors")
-    assert len(names) == len(fields(Engine)) + len(fields(Cabin))
+    flags = {key.dotted: key.flag for key in config_keys(Train)}
+    assert flags["engine.power"] == "--power"
+    assert flags["cabin.doors"] == "--doors"
+    assert len(flags) == len(fields(Engine)) + len(fields(Cabin))
+
+
+def test_a_key_is_its_flag_with_underscores_whatever_the_field_is_called() -> None:
+    assert key_of_flag("--micro-batch-size") == "micro_batch_size"
+    assert key_of_flag("--override-opt_param-scheduler") == "override_opt_param_scheduler"
+    assert key_of_flag("--async-save/--no-async-save") == "async_save"
+    assert key_of_flag("--no-data-sharding") == "data_sharding"
+    keys = {key.field.name: key.dotted for key in config_keys(Train)}
+    assert keys["parts"] == "engine.part"
+    assert keys["brakes"] == "engine.air_brakes"
+    assert keys["horn"] == "engine.horn"
+    assert _refused(None, None, "engine.parts=a").startswith("--set: engine.parts: unknown key")
+
+
+@pytest.mark.parametrize("flag", ["--no-air-brakes", "--no-horn"])
+def test_a_flag_that_turns_a_default_off_writes_false_under_the_key_without_no(flag: str) -> None:
+    key = key_of_flag(flag)
+    assert f"{key} = true" in CliRunner().invoke(command, []).output
+    off = CliRunner().invoke(command, [flag], catch_exceptions=False).output
+    assert f"{key} = false" in off
+    assert load_config(Train, None, {}, [f"engine.{key}=false"]) == load_config(Train, None, {key: False})
+    assert f"{key} = true" in CliRunner().invoke(command, [flag, "--set", f"engine.{key}=true"]).output
+
+
+def test_an_unknown_key_names_the_key_of_the_same_flag_or_the_closest() -> None:
+    assert _refused(None, None, "engine.doors=2") == (
+        f"--set: engine.doors: unknown key; {RULE}; did you mean cabin.doors?"
+    )
+    assert _refused(None, None, "engine.no-air-brakes=1") == (
+        f"--set: engine.no-air-brakes: unknown key; {RULE}; did you mean engine.air_brakes?"
+    )
+    assert _refused(None, None, "engine.powr=2") == (
+        f"--set: engine.powr: unknown key; {RULE}; did you mean engine.power?"
+    )
+    assert _refused(None, None, "zzzzzz=2") == f"--set: zzzzzz: unknown key; {RULE}"
 
 
 @click.command()
@@ -221,6 +261,8 @@ FLOATS = st.floats(allow_nan=False)
             name=TEXT,
             file=st.none() | TEXT.map(Path),
             quiet=st.booleans(),
+            brakes=st.booleans(),
+            horn=st.booleans(),
             fuel=st.sampled_from(["wood", "coal"]),
             parts=st.lists(TEXT, max_size=3).map(tuple),
         ),
@@ -242,8 +284,10 @@ def test_toml_leaves_out_what_is_not_set() -> None:
         "speed = 0.5",
         'name = "none"',
         "quiet = false",
+        "air_brakes = true",
+        "horn = true",
         'fuel = "wood"',
-        'parts = ["a"]',
+        'part = ["a"]',
         "",
         "[cabin]",
         "seats = 0",

@@ -56,16 +56,16 @@ def oracle(golden: Path) -> Callable[[str], Any]:
 
 
 TINY = {
-    "model.layers": 2,
-    "model.hidden": 16,
-    "model.heads": 2,
-    "model.vocab": VOCABULARY,
-    "model.vocab_multiple": 8,
-    "batch.length": 8,
-    "batch.global_samples": 4,
-    "train.iterations": 10,
+    "model.num_layers": 2,
+    "model.hidden_size": 16,
+    "model.num_attention_heads": 2,
+    "model.vocab_size": VOCABULARY,
+    "model.make_vocab_size_divisible_by": 8,
+    "batch.seq_length": 8,
+    "batch.global_batch_size": 4,
+    "train.train_iters": 10,
     "optimizer.lr": 0.01,
-    "evaluation.iterations": 0,
+    "evaluation.eval_iters": 0,
 }
 
 

@@ -37,7 +37,7 @@ def start(planned: Planned, open_corpus: IndexedDataset, tmp_path: Path) -> Star
     """A trainer of 10 steps that saves every 2 to `tmp_path / "run"`, or goes on from there."""
 
     def started(*, resume: bool = False, **values: Any) -> Trainer:
-        save = {"checkpoint__save": str(tmp_path / "run"), "checkpoint__interval": 2}
+        save = {"checkpoint__save": str(tmp_path / "run"), "checkpoint__save_interval": 2}
         checkpoint = Checkpoint.open(tmp_path / "run") if resume else None
         return Trainer(planned(**save | values), Mesh(), open_corpus, checkpoint=checkpoint)
 
@@ -113,8 +113,8 @@ def test_a_save_in_place_writes_the_same_bytes(start: Start, tmp_path: Path, dty
     folders = []
     for background in (True, False):
         save = tmp_path / str(background)
-        values = {"checkpoint__save": str(save), "checkpoint__background": background, dtype: True}
-        trainer = start(train__iterations=2, **values)
+        values = {"checkpoint__save": str(save), "checkpoint__async_save": background, dtype: True}
+        trainer = start(train__train_iters=2, **values)
         _run(trainer)
         folders.append(save / "iter_0000002")
     ours, theirs = ({p.name: p.read_bytes() for p in f.glob("*.safetensors")} for f in folders)
@@ -222,7 +222,7 @@ def test_a_save_waits_for_the_one_before_and_says_so(
         return found if time.monotonic() > until[0] else None
 
     monkeypatch.setattr(SubprocessWriter, "state", slow)
-    trainer = start(checkpoint__interval=4, train__iterations=8)
+    trainer = start(checkpoint__save_interval=4, train__train_iters=8)
     save = Trainer.save
 
     def slow_at_first(self: Trainer) -> None:
@@ -241,7 +241,7 @@ def test_a_save_waits_for_the_one_before_and_says_so(
 def test_a_run_that_stops_at_a_number_that_is_none_keeps_the_save_that_was_under_way(
     start: Start, tmp_path: Path
 ) -> None:
-    trainer = start(checkpoint__interval=1)
+    trainer = start(checkpoint__save_interval=1)
     step = trainer.step
 
     def poisoned(rate: float) -> tuple[float, float]:
@@ -259,7 +259,7 @@ def test_a_run_that_stops_at_a_number_that_is_none_keeps_the_save_that_was_under
 
 @pytest.mark.parametrize("background", [True, False])
 def test_writing_gives_signs_of_life(start: Start, background: bool) -> None:
-    trainer = start(checkpoint__background=background)
+    trainer = start(checkpoint__async_save=background)
     trainer.save()
     trainer.saver.finish()
     assert trainer.saver.heartbeat > 0

@@ -101,8 +101,8 @@ def _altered(corpus: Path, folder: Path, what: str) -> Path:
 
 def test_a_corpus_that_moved_is_taken_in_one_line(corpus: Path, moved: Path, trained: Path) -> None:
     out = _gpt(moved, "--train-iters", 2, "--load", trained)
-    (line,) = [line for line in out.splitlines() if "--data-path" in line]
-    assert line == f"  data.path (--data-path): {corpus} -> {moved}, which holds the same data"
+    (line,) = [line for line in out.splitlines() if "data.data_path" in line]
+    assert line == f"  data.data_path: {corpus} -> {moved}, which holds the same data"
     refused = _gpt(moved, "--train-iters", 2, "--load", trained, "--seed", 99, code=2)
     assert "found --seed 99, wanted --seed 1234" in refused, "the move is no reason"
 
@@ -166,10 +166,10 @@ def test_every_other_change_is_listed_in_one_block(corpus: Path, trained: Path) 
     words = ("--hidden-dropout", "0.1", "--adam-beta2", "0.95", "--log-interval", 1)
     out = _gpt(corpus, "--train-iters", 3, "--load", trained, *words)
     block = out[out.index("settings that changed since iteration 2 was saved:") :].splitlines()
-    assert "  train.hidden_dropout (--hidden-dropout): 0.0 -> 0.1" in block[1:6]
-    assert "  optimizer.beta2 (--adam-beta2): 0.999 -> 0.95" in block[1:6]
-    assert "  log.interval (--log-interval): 100 -> 1" in block[1:6]
-    assert "  train.iterations (--train-iters): 2 -> 3" in block[1:6]
+    assert "  train.hidden_dropout: 0.0 -> 0.1" in block[1:6]
+    assert "  optimizer.adam_beta2: 0.999 -> 0.95" in block[1:6]
+    assert "  log.log_interval: 100 -> 1" in block[1:6]
+    assert "  train.train_iters: 2 -> 3" in block[1:6]
     assert "settings that changed" not in _gpt(
         corpus, "--train-iters", 2, "--load", trained, "--save", trained
     )
@@ -206,4 +206,4 @@ def test_a_start_that_names_no_model_has_the_model_of_the_checkpoint_and_changes
     run = shutil.copytree(trained, tmp_path / "run")
     said = _start(corpus, *COURSE, "--train-iters", 3, "--load", run, "--save", run)
     assert "num-layers" not in said
-    assert "train.iterations (--train-iters): 2 -> 3" in said
+    assert "train.train_iters: 2 -> 3" in said

@@ -22,8 +22,8 @@ from mega_train.engine.validation import evaluate
 from mega_train.resolve import ResolvedConfig
 from mega_train.schedules.lr import ParamSchedules
 
-SAMPLED: dict[str, Any] = {"train__iterations": None, "train__samples": 100}
-RAMP: dict[str, Any] = SAMPLED | {"batch__global_samples": 8, "batch__rampup": "[2, 2, 24]"}
+SAMPLED: dict[str, Any] = {"train__train_iters": None, "train__train_samples": 100}
+RAMP: dict[str, Any] = SAMPLED | {"batch__global_batch_size": 8, "batch__rampup_batch_size": "[2, 2, 24]"}
 
 
 class Planned(Protocol):
@@ -31,11 +31,11 @@ class Planned(Protocol):
 
 
 def test_a_run_counted_in_samples_has_its_schedules_in_samples(planned: Planned) -> None:
-    plan = planned(**SAMPLED, optimizer__warmup_samples=7, optimizer__decay_samples=60)
+    plan = planned(**SAMPLED, optimizer__lr_warmup_samples=7, optimizer__lr_decay_samples=60)
     assert (plan.iterations, plan.train_samples) == (25, 100)
     assert (plan.lr_schedule.warmup, plan.lr_schedule.decay) == (7.0, 60)
     assert planned(**SAMPLED).lr_schedule.decay == 100
-    assert planned(optimizer__wsd_iterations=3, optimizer__decay_style="WSD").lr_schedule.anneal == 12
+    assert planned(optimizer__lr_wsd_decay_iters=3, optimizer__lr_decay_style="WSD").lr_schedule.anneal == 12
 
 
 def test_a_ramp_changes_the_micro_batches_of_a_step_and_the_steps_of_a_run(planned: Planned) -> None:
@@ -47,66 +47,85 @@ def test_a_ramp_changes_the_micro_batches_of_a_step_and_the_steps_of_a_run(plann
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     (
-        {"train__samples": 100},
+        {"train__train_samples": 100},
         "--train-samples: excludes --train-iters: found 10 and 100, wanted one of them",
     ),
-    ({**SAMPLED, "train__samples": 3}, "--train-samples: not enough for a step: found 3, wanted 4 or more"),
-    ({**SAMPLED, "train__samples": 0}, "--train-samples: not above 0: found 0, wanted samples"),
     (
-        {"batch__rampup": "[2, 2, 24]"},
+        {**SAMPLED, "train__train_samples": 3},
+        "--train-samples: not enough for a step: found 3, wanted 4 or more",
+    ),
+    ({**SAMPLED, "train__train_samples": 0}, "--train-samples: not above 0: found 0, wanted samples"),
+    (
+        {"batch__rampup_batch_size": "[2, 2, 24]"},
         "--rampup-batch-size: needs a run counted in samples: found --train-iters, wanted --train-samples",
     ),
     (
-        {**RAMP, "batch__rampup": "[3, 2, 24]"},
+        {**RAMP, "batch__rampup_batch_size": "[3, 2, 24]"},
         "--rampup-batch-size: does not lead to --global-batch-size: found 3 2 24, wanted START + a whole "
         "number of INCREMENTs = 8, each above 0, over 1 or more samples",
     ),
-    ({**RAMP, "batch__rampup": "[8, 2, 24]"}, "--rampup-batch-size: does not lead to --global-batch-size"),
-    ({**RAMP, "batch__rampup": "[2, 0, 24]"}, "--rampup-batch-size: does not lead to --global-batch-size"),
-    ({**RAMP, "batch__rampup": "[2, 2, 0]"}, "--rampup-batch-size: does not lead to --global-batch-size"),
+    (
+        {**RAMP, "batch__rampup_batch_size": "[8, 2, 24]"},
+        "--rampup-batch-size: does not lead to --global-batch-size",
+    ),
+    (
+        {**RAMP, "batch__rampup_batch_size": "[2, 0, 24]"},
+        "--rampup-batch-size: does not lead to --global-batch-size",
+    ),
+    (
+        {**RAMP, "batch__rampup_batch_size": "[2, 2, 0]"},
+        "--rampup-batch-size: does not lead to --global-batch-size",
+    ),
     (
         {**RAMP, "world": 4},
         "--rampup-batch-size: has a size that is not a multiple of micro-batch size x data-parallel size: "
         "found 2 of 2 2 24, wanted multiples of 4",
     ),
     (
-        {**RAMP, "world": 2, "batch__rampup": "[2, 3, 24]"},
+        {**RAMP, "world": 2, "batch__rampup_batch_size": "[2, 3, 24]"},
         "--rampup-batch-size: has a size that is not a multiple of micro-batch size x data-parallel size: "
         "found 5 of 2 3 24, wanted multiples of 2; hint: --decrease-batch-size-if-needed rounds down",
     ),
     (
-        {**SAMPLED, "optimizer__decay_iterations": 5},
+        {**SAMPLED, "optimizer__lr_decay_iters": 5},
         "--lr-decay-iters: the run is counted in samples: found 5, wanted --lr-decay-samples, as with "
         "--train-samples",
     ),
     (
-        {"optimizer__warmup_samples": 5},
+        {"optimizer__lr_warmup_samples": 5},
         "--lr-warmup-samples: the run is counted in iters: found 5, wanted --lr-warmup-iters, as with "
         "--train-iters",
     ),
-    ({**SAMPLED, "optimizer__warmup_samples": 100}, "--lr-warmup-samples: the warm-up does not end before"),
     (
-        {"optimizer__warmup_initial": 0.02},
+        {**SAMPLED, "optimizer__lr_warmup_samples": 100},
+        "--lr-warmup-samples: the warm-up does not end before",
+    ),
+    (
+        {"optimizer__lr_warmup_init": 0.02},
         "--lr-warmup-init: is not between 0 and --lr: found 0.02, wanted 0 to 0.01",
     ),
     (
-        {"optimizer__decay_style": "WSD"},
+        {"optimizer__lr_decay_style": "WSD"},
         "--lr-wsd-decay-iters: missing: wanted how long the rate decays; hint: --lr-wsd-decay-iters 100",
     ),
     (
-        {"optimizer__ends_min_lr": 0.1},
+        {"optimizer__decoupled_min_lr": 0.1},
         "--decoupled-min-lr: needs --decoupled-lr: found 0.1; hint: --decoupled-lr 3e-4",
     ),
     (
-        {"optimizer__ends_lr": 0.1, "optimizer__ends_min_lr": 0.2},
+        {"optimizer__decoupled_lr": 0.1, "optimizer__decoupled_min_lr": 0.2},
         "--decoupled-min-lr: is not between 0 and --decoupled-lr: found 0.2, wanted 0 to 0.1",
     ),
     (
-        {"optimizer__wsd_iterations": 3},
+        {"optimizer__lr_wsd_decay_iters": 3},
         "--lr-wsd-decay-iters: is of WSD: found linear; hint: --lr-decay-style WSD",
     ),
     (
-        {"optimizer__decay_style": "WSD", "optimizer__wsd_iterations": 9, "optimizer__warmup_iterations": 2},
+        {
+            "optimizer__lr_decay_style": "WSD",
+            "optimizer__lr_wsd_decay_iters": 9,
+            "optimizer__lr_warmup_iters": 2,
+        },
         "--lr-wsd-decay-iters: the decay begins before the warm-up has ended: found 36 samples, wanted at "
         "most 32, those between warm-up and --lr-decay-iters",
     ),
@@ -115,12 +134,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "--end-weight-decay: the weight decay is constant: found 0.2; hint: --weight-decay-incr-style linear",
     ),
     (
-        {"optimizer__weight_decay_style": "linear", "optimizer__start_weight_decay": 0.2},
+        {"optimizer__weight_decay_incr_style": "linear", "optimizer__start_weight_decay": 0.2},
         "--end-weight-decay: missing: wanted a decay, for linear",
     ),
     (
         {
-            "optimizer__weight_decay_style": "cosine",
+            "optimizer__weight_decay_incr_style": "cosine",
             "optimizer__start_weight_decay": 0.2,
             "optimizer__end_weight_decay": 0.1,
         },
@@ -128,14 +147,17 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {
-            "optimizer__weight_decay_style": "linear",
+            "optimizer__weight_decay_incr_style": "linear",
             "optimizer__start_weight_decay": -0.2,
             "optimizer__end_weight_decay": 0.1,
         },
         "--start-weight-decay: not a number that can be used: found -0.2, wanted 0 or more",
     ),
     (
-        {"optimizer__override_schedule": True, "optimizer__checkpoint_schedule": True},
+        {
+            "optimizer__override_opt_param_scheduler": True,
+            "optimizer__use_checkpoint_opt_param_scheduler": True,
+        },
         "--override-opt_param-scheduler: excludes --use-checkpoint-opt_param-scheduler: found both",
     ),
 ]
@@ -151,9 +173,18 @@ def test_a_course_that_cannot_be_is_refused_by_name(
 
 
 def test_sizes_that_replicas_cannot_share_are_rounded_down_where_that_is_asked_for(planned: Planned) -> None:
-    plan = planned(**RAMP | {"batch__rampup": "[2, 3, 24]"}, world=2, batch__decrease=True)
+    plan = planned(
+        **RAMP | {"batch__rampup_batch_size": "[2, 3, 24]"},
+        world=2,
+        batch__decrease_batch_size_if_needed=True,
+    )
     assert [plan.batch_size_schedule.size_at(consumed) for consumed in (0, 12, 25)] == [2, 4, 8]
-    assert planned(batch__global_samples=11, world=2, batch__decrease=True).global_batch_size == 10
+    assert (
+        planned(
+            batch__global_batch_size=11, world=2, batch__decrease_batch_size_if_needed=True
+        ).global_batch_size
+        == 10
+    )
 
 
 def _trainer(planned: Planned, corpus: IndexedDataset, resume: Path | None = None, **values: Any) -> Trainer:
@@ -169,7 +200,7 @@ def test_a_step_of_a_ramp_is_the_step_of_a_run_whose_batches_have_that_size(
     planned: Planned, open_corpus: IndexedDataset
 ) -> None:
     ramp = _trainer(planned, open_corpus, **RAMP)
-    plain = _trainer(planned, open_corpus, **SAMPLED, batch__global_samples=2)
+    plain = _trainer(planned, open_corpus, **SAMPLED, batch__global_batch_size=2)
     assert _steps(ramp, 4) == _steps(plain, 4)
     assert (
         ramp.state.iteration,
@@ -191,12 +222,12 @@ def test_a_run_that_goes_on_in_the_middle_of_its_ramp_does_so_bitwise(
 ) -> None:
     values = RAMP | {
         "checkpoint__save": str(tmp_path),
-        "optimizer__weight_decay_style": "linear",
+        "optimizer__weight_decay_incr_style": "linear",
         "optimizer__start_weight_decay": 0.1,
         "optimizer__end_weight_decay": 0.9,
-        "optimizer__decay_style": "WSD",
-        "optimizer__wsd_samples": 80,
-        "optimizer__warmup_samples": 10,
+        "optimizer__lr_decay_style": "WSD",
+        "optimizer__lr_wsd_decay_samples": 80,
+        "optimizer__lr_warmup_samples": 10,
     }
     run = _trainer(planned, open_corpus, **values)
     _steps(run, 5)
@@ -214,8 +245,8 @@ def test_a_run_that_goes_on_in_the_middle_of_its_ramp_does_so_bitwise(
 def test_a_run_that_goes_on_in_the_middle_of_an_epoch_does_so_bitwise(
     planned: Planned, open_corpus: IndexedDataset, tmp_path: Path
 ) -> None:
-    values: dict[str, Any] = {"batch__global_samples": 64, "batch__micro": 64}
-    values |= {"train__iterations": 12, "checkpoint__save": str(tmp_path)}
+    values: dict[str, Any] = {"batch__global_batch_size": 64, "batch__micro_batch_size": 64}
+    values |= {"train__train_iters": 12, "checkpoint__save": str(tmp_path)}
     run = _trainer(planned, open_corpus, **values)
     assert run.train.parts[0].index.epochs == 3
     _steps(run, 7)
@@ -229,7 +260,7 @@ def test_a_run_that_goes_on_in_the_middle_of_an_epoch_does_so_bitwise(
 
 def test_weight_decay_that_grows_changes_the_update(planned: Planned, open_corpus: IndexedDataset) -> None:
     grows: dict[str, Any] = {
-        "optimizer__weight_decay_style": "linear",
+        "optimizer__weight_decay_incr_style": "linear",
         "optimizer__start_weight_decay": 0.0,
         "optimizer__end_weight_decay": 50.0,
     }
@@ -244,10 +275,15 @@ def test_weight_decay_that_grows_changes_the_update(planned: Planned, open_corpu
 def test_embedding_and_output_may_have_a_rate_of_their_own(
     planned: Planned, open_corpus: IndexedDataset, optimizer: str
 ) -> None:
-    values: dict[str, Any] = {"optimizer__name": optimizer, "model__untied": True}
-    values |= {"optimizer__decay_style": "constant", "optimizer__weight_decay": 0.0}
+    values: dict[str, Any] = {
+        "optimizer__optimizer": optimizer,
+        "model__untie_embeddings_and_output_weights": True,
+    }
+    values |= {"optimizer__lr_decay_style": "constant", "optimizer__weight_decay": 0.0}
     plain = _trainer(planned, open_corpus, **values)
-    still = _trainer(planned, open_corpus, **values, optimizer__ends_lr=1e-30, optimizer__ends_min_lr=0.0)
+    still = _trainer(
+        planned, open_corpus, **values, optimizer__decoupled_lr=1e-30, optimizer__decoupled_min_lr=0.0
+    )
     before = {row.name: weight.detach().clone() for row, weight in plain.params}
     _steps(plain, 1)
     _steps(still, 1)
@@ -255,7 +291,7 @@ def test_embedding_and_output_may_have_a_rate_of_their_own(
         end = row.name in ("embed.weight", "head.weight")
         assert torch.equal(weight, before[row.name] if end else moved), row.name
         assert not torch.equal(moved, before[row.name]), row.name
-    schedules = planned(optimizer__ends_lr=0.002, optimizer__min_lr=0.001).schedules
+    schedules = planned(optimizer__decoupled_lr=0.002, optimizer__min_lr=0.001).schedules
     assert schedules.decoupled_lr is not None
     assert [schedules.decoupled_lr.lr_at(samples) for samples in (0, 20, 40)] == pytest.approx(
         [0.002, 0.0015, 0.001]
@@ -267,8 +303,8 @@ def test_a_run_goes_on_with_the_schedules_it_began_with_or_says_that_it_does_not
     def goes_on(loaded: ParamSchedules, **values: Any) -> ParamSchedules:
         return planned(loaded_courses=loaded, **values).schedules
 
-    begun = planned(optimizer__warmup_iterations=2).schedules
-    assert goes_on(begun, optimizer__warmup_iterations=2) == begun
+    begun = planned(optimizer__lr_warmup_iters=2).schedules
+    assert goes_on(begun, optimizer__lr_warmup_iters=2) == begun
     ends = "ends the decay of the learning rate elsewhere than in the resumed run, without"
     hint = (
         "the checkpoint's; hint: --use-checkpoint-opt_param-scheduler keeps the checkpoint's schedules of "
@@ -277,32 +313,32 @@ def test_a_run_goes_on_with_the_schedules_it_began_with_or_says_that_it_does_not
     # the flag is the one that was changed, and not what follows from it
     for changed, line in (
         (
-            {"train__iterations": 20, "optimizer__warmup_iterations": 2},
+            {"train__train_iters": 20, "optimizer__lr_warmup_iters": 2},
             f"--train-iters: {ends} --lr-decay-iters: found 20 steps of 4 samples, "
             "wanted 10 steps of 4 samples",
         ),
         (
-            {"train__iterations": 20, "optimizer__warmup_fraction": 0.2},
+            {"train__train_iters": 20, "optimizer__lr_warmup_fraction": 0.2},
             f"--train-iters: {ends} --lr-decay-iters: found 20 steps of 4 samples, "
             "wanted 10 steps of 4 samples",
         ),
         (
-            {"optimizer__decay_iterations": 20, "optimizer__warmup_iterations": 2},
+            {"optimizer__lr_decay_iters": 20, "optimizer__lr_warmup_iters": 2},
             "--lr-decay-iters: is not that of the resumed run: found 20 steps of 4 samples, wanted "
             "10 steps of 4 samples",
         ),
         (
-            {"optimizer__warmup_fraction": 0.5},
+            {"optimizer__lr_warmup_fraction": 0.5},
             "--lr-warmup-fraction: is not that of the resumed run: found 5 steps of 4 samples, wanted "
             "2 steps of 4 samples",
         ),
         (
-            {"batch__global_samples": 8, "optimizer__warmup_iterations": 1},
+            {"batch__global_batch_size": 8, "optimizer__lr_warmup_iters": 1},
             f"--train-iters: {ends} --lr-decay-iters: found 10 steps of 8 samples, "
             "wanted 5 steps of 8 samples",
         ),
         (
-            {"train__samples": 80, "train__iterations": None, "optimizer__warmup_samples": 8},
+            {"train__train_samples": 80, "train__train_iters": None, "optimizer__lr_warmup_samples": 8},
             f"--train-samples: {ends} --lr-decay-samples: found 80 samples, wanted 40 samples",
         ),
     ):
@@ -310,12 +346,16 @@ def test_a_run_goes_on_with_the_schedules_it_began_with_or_says_that_it_does_not
             goes_on(begun, **changed)
         assert str(refused.value) == f"{line}, {hint}"
     with pytest.raises(ConfigError, match=r"^--lr: is not that of the resumed run: found 0\.02, wanted"):
-        goes_on(begun, optimizer__warmup_iterations=2, optimizer__lr=0.02)
-    longer = {"train__iterations": 20}
-    assert goes_on(begun, **longer, optimizer__checkpoint_schedule=True) == begun
-    assert goes_on(begun, **longer, optimizer__override_schedule=True) == planned(**longer).schedules
-    flat = planned(optimizer__decay_style="constant").schedules
-    assert goes_on(flat, optimizer__decay_style="constant", **longer).lr.decay == 80, "nothing depends on it"
+        goes_on(begun, optimizer__lr_warmup_iters=2, optimizer__lr=0.02)
+    longer = {"train__train_iters": 20}
+    assert goes_on(begun, **longer, optimizer__use_checkpoint_opt_param_scheduler=True) == begun
+    assert (
+        goes_on(begun, **longer, optimizer__override_opt_param_scheduler=True) == planned(**longer).schedules
+    )
+    flat = planned(optimizer__lr_decay_style="constant").schedules
+    assert goes_on(flat, optimizer__lr_decay_style="constant", **longer).lr.decay == 80, (
+        "nothing depends on it"
+    )
 
 
 def test_a_checkpoint_has_the_schedules(
@@ -330,17 +370,25 @@ def test_a_checkpoint_has_the_schedules(
     assert ParamSchedules.from_state_dict(trainer) == run.config.schedules
 
 
-CURRICULUM: dict[str, Any] = {"curriculum__start": 2, "curriculum__steps": 8, "curriculum__multiple": 2}
+CURRICULUM: dict[str, Any] = {
+    "curriculum__curriculum_start_length": 2,
+    "curriculum__curriculum_steps": 8,
+    "curriculum__curriculum_length_multiple": 2,
+}
 
 
 def test_a_curriculum_is_deepspeeds_fixed_linear_and_fixed_root(planned: Planned) -> None:
     """floor((step / total) ^ (1 / root) * (max - min) + min), less what is left of it by the multiple."""
-    even = planned(batch__length=16, **CURRICULUM).seq_length_schedule
+    even = planned(batch__seq_length=16, **CURRICULUM).seq_length_schedule
     assert [even.length_at(step) for step in range(1, 12)] == [2, 4, 6, 8, 10, 12, 14, 16, 16, 16, 16]
-    root = planned(batch__length=16, **CURRICULUM | {"curriculum__root": 2.0}).seq_length_schedule
+    root = planned(
+        batch__seq_length=16, **CURRICULUM | {"curriculum__curriculum_root": 2.0}
+    ).seq_length_schedule
     assert [root.length_at(step) for step in range(1, 9)] == [6, 8, 10, 10, 12, 14, 14, 16]
     odd = planned(
-        batch__length=16, **CURRICULUM | {"curriculum__start": 5, "curriculum__multiple": 4}
+        batch__seq_length=16,
+        **CURRICULUM
+        | {"curriculum__curriculum_start_length": 5, "curriculum__curriculum_length_multiple": 4},
     ).seq_length_schedule
     assert odd.all_lengths == [5, 8, 12, 16]
     assert [odd.length_at(step) for step in range(1, 9)] == [5, 5, 8, 8, 8, 12, 12, 16]
@@ -350,19 +398,36 @@ def test_a_curriculum_is_deepspeeds_fixed_linear_and_fixed_root(planned: Planned
 
 SHORT: list[tuple[dict[str, Any], str]] = [
     (
-        {"curriculum__start": 4},
+        {"curriculum__curriculum_start_length": 4},
         "--curriculum-steps: missing: wanted optimizer steps; hint: --curriculum-steps",
     ),
-    ({"curriculum__steps": 4}, "--curriculum-start-length: missing: wanted tokens; hint: --curriculum-start"),
-    ({"curriculum__start": 8, "curriculum__steps": 4}, "--curriculum-start-length: leaves nothing to grow: "),
     (
-        {**CURRICULUM, "curriculum__start": 0},
+        {"curriculum__curriculum_steps": 4},
+        "--curriculum-start-length: missing: wanted tokens; hint: --curriculum-start",
+    ),
+    (
+        {"curriculum__curriculum_start_length": 8, "curriculum__curriculum_steps": 4},
+        "--curriculum-start-length: leaves nothing to grow: ",
+    ),
+    (
+        {**CURRICULUM, "curriculum__curriculum_start_length": 0},
         "--curriculum-start-length: not above 0: found 0, wanted tokens",
     ),
-    ({**CURRICULUM, "curriculum__multiple": 0}, "--curriculum-length-multiple: not above 0: found 0"),
-    ({**CURRICULUM, "curriculum__root": 0.0}, "--curriculum-root: not above 0: found 0.0, wanted a root"),
     (
-        {**CURRICULUM, "world": 2, "parallel__cp": 2, "curriculum__start": 4},
+        {**CURRICULUM, "curriculum__curriculum_length_multiple": 0},
+        "--curriculum-length-multiple: not above 0: found 0",
+    ),
+    (
+        {**CURRICULUM, "curriculum__curriculum_root": 0.0},
+        "--curriculum-root: not above 0: found 0.0, wanted a root",
+    ),
+    (
+        {
+            **CURRICULUM,
+            "world": 2,
+            "parallel__context_parallel_size": 2,
+            "curriculum__curriculum_start_length": 4,
+        },
         "--curriculum-length-multiple: the ranks cannot share every length: found 6 tokens of 4, and so on "
         "by 2, wanted lengths for cp=2 and tp=1; hint: a --curriculum-start-length and a "
         "--curriculum-length-multiple that 4 divides",
@@ -371,9 +436,9 @@ SHORT: list[tuple[dict[str, Any], str]] = [
         {
             **CURRICULUM,
             "world": 2,
-            "parallel__tp": 2,
-            "parallel__sequence": True,
-            "curriculum__start": 3,
+            "parallel__tensor_model_parallel_size": 2,
+            "parallel__sequence_parallel": True,
+            "curriculum__curriculum_start_length": 3,
         },
         "--curriculum-length-multiple: the ranks cannot share every length: found 3 tokens of 3, and so on",
     ),
@@ -399,7 +464,7 @@ class Beginnings(GPTDataset):
 def test_a_curriculum_reads_the_beginning_of_the_same_samples_and_goes_on_bitwise(
     planned: Planned, open_corpus: IndexedDataset, tmp_path: Path
 ) -> None:
-    plain: dict[str, Any] = {"evaluation__iterations": 1, "data__split": "80,20,0"}
+    plain: dict[str, Any] = {"evaluation__eval_iters": 1, "data__split": "80,20,0"}
     values = plain | CURRICULUM | {"checkpoint__save": str(tmp_path)}
     run = _trainer(planned, open_corpus, **values)
     whole, short = (_trainer(planned, open_corpus, **plain) for _ in range(2))
@@ -441,10 +506,10 @@ def test_in_deterministic_mode_a_run_repeats_bit_for_bit(
 ) -> None:
     for name in ("one", "other"):
         run = planned(
-            train__deterministic=True,
+            train__deterministic_mode=True,
             train__hidden_dropout=0.1,
             checkpoint__save=str(tmp_path / name),
-            data__path=f'["{open_corpus.prefix}"]',
+            data__data_path=f'["{open_corpus.prefix}"]',
         ).run
         assert train(prepare(run, "gpt", World()), World(), io.StringIO()) == 0
     one, other = (

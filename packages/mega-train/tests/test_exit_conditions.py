@@ -68,14 +68,16 @@ def test_a_run_leaves_for_its_last_iteration_and_where_the_interval_divides(plan
 def test_minutes_count_from_when_the_run_began(planned: Planned) -> None:
     ticks = iter([60.0, 119.0, 121.0])
     leaving = ExitConditions(
-        planned(train__exit_minutes=2.0), Mesh(), start_time=0.0, clock=lambda: next(ticks)
+        planned(train__exit_duration_in_mins=2.0), Mesh(), start_time=0.0, clock=lambda: next(ticks)
     )
     assert [leaving.check_after_step(i) for i in (1, 2, 3)] == [None, None, DURATION]
 
 
 def test_what_ends_a_run_from_outside_is_before_what_it_planned(planned: Planned, tmp_path: Path) -> None:
     switch, received = tmp_path / "stop", list[signal.Signals]()
-    plan = planned(train__kill_switch=str(switch), train__exit_minutes=1.0, train__exit_interval=1)
+    plan = planned(
+        train__kill_switch_path=str(switch), train__exit_duration_in_mins=1.0, train__exit_interval=1
+    )
     leaving = ExitConditions(
         plan,
         Mesh(),
@@ -96,7 +98,7 @@ def test_what_ends_a_run_from_outside_is_before_what_it_planned(planned: Planned
 def _looped(
     planned: Planned, corpus: IndexedDataset, folder: Path, told: Any = None, **values: Any
 ) -> tuple[Trainer, Any, Heard]:
-    plan = planned(checkpoint__save=str(folder), data__split="80,20,0", evaluation__iterations=1, **values)
+    plan = planned(checkpoint__save=str(folder), data__split="80,20,0", evaluation__eval_iters=1, **values)
     trainer, screen = Trainer(plan, Mesh(), corpus), Heard()
     leaving = ExitConditions(plan, Mesh(), received_signal=told and (lambda: told(trainer)))
     return (
@@ -116,7 +118,7 @@ def test_a_kill_switch_saves_and_leaves_and_the_line_says_how_to_go_on(
             switch.touch()
 
     run, reason, screen = _looped(
-        planned, open_corpus, tmp_path / "run", step_three, train__kill_switch=str(switch)
+        planned, open_corpus, tmp_path / "run", step_three, train__kill_switch_path=str(switch)
     )
     assert (run.state.iteration, reason, reason.code) == (3, KILL_SWITCH, 0)
     assert Checkpoint.open(tmp_path / "run").iteration == 3
@@ -129,7 +131,7 @@ def test_a_kill_switch_saves_and_leaves_and_the_line_says_how_to_go_on(
         "iteration": 3,
         "reason": "kill switch",
     }
-    again, reason, _ = _looped(planned, open_corpus, tmp_path / "other", train__kill_switch=str(switch))
+    again, reason, _ = _looped(planned, open_corpus, tmp_path / "other", train__kill_switch_path=str(switch))
     assert (again.state.iteration, reason) == (0, KILL_SWITCH), "nothing begins while it is there"
     assert not list((tmp_path / "other").glob("iter_*"))
 
@@ -142,7 +144,7 @@ def test_a_signal_saves_at_once_and_leaves_with_its_code(
         open_corpus,
         tmp_path,
         lambda trainer: signal.SIGTERM if trainer.state.iteration == 4 else None,
-        evaluation__interval=2,
+        evaluation__eval_interval=2,
     )
     assert (run.state.iteration, reason, reason.code) == (4, SIGTERM, 143)
     assert Checkpoint.open(tmp_path).iteration == 4
@@ -157,4 +159,4 @@ def test_a_signal_saves_at_once_and_leaves_with_its_code(
 
 def test_a_duration_that_is_none_is_refused(planned: Planned) -> None:
     with pytest.raises(ConfigError, match=r"^--exit-duration-in-mins: not a time: found 0.0, wanted more"):
-        planned(train__exit_minutes=0.0)
+        planned(train__exit_duration_in_mins=0.0)

@@ -27,9 +27,9 @@ from mega_train.engine.trainer import Trainer
 from mega_train.engine.validation import evaluate
 from mega_train.resolve import ResolvedConfig
 
-SIZES = {"model__hidden": 32, "batch__length": 16, "train__iterations": 100, "optimizer__lr": 0.003}
+SIZES = {"model__hidden_size": 32, "batch__seq_length": 16, "train__train_iters": 100, "optimizer__lr": 0.003}
 BF16 = {**SIZES, "train__bf16": True}
-HYBRID = {**BF16, "train__fp8": '"hybrid"'}
+HYBRID = {**BF16, "train__fp8_format": '"hybrid"'}
 
 
 class Planned(Protocol):
@@ -50,7 +50,7 @@ def _losses(steps: Sequence[tuple[float, float]]) -> list[float]:
     return [loss for loss, _ in steps]
 
 
-@pytest.mark.parametrize("more", [{}, {"train__fp8": '"e4m3"'}, {"train__fp8_no_weight_gradients": True}])
+@pytest.mark.parametrize("more", [{}, {"train__fp8_format": '"e4m3"'}, {"train__fp8_wgrad": False}])
 def test_a_hundred_steps_follow_bfloat16_within_a_hundredth_of_the_loss(
     planned: Planned, open_corpus: IndexedDataset, more: dict[str, Any]
 ) -> None:
@@ -80,7 +80,9 @@ def test_a_resumed_run_goes_on_bitwise_and_a_checkpoint_knows_no_fp8(
     assert _losses(without) == pytest.approx(_losses(on), rel=1e-2)
 
 
-@pytest.mark.parametrize("recompute", [{"recompute__full": True}, {"recompute__selective": True}])
+@pytest.mark.parametrize(
+    "recompute", [{"recompute__checkpoint_activations": True}, {"recompute__recompute_activations": True}]
+)
 def test_what_is_computed_again_trains_bitwise_alike(
     planned: Planned, open_corpus: IndexedDataset, recompute: dict[str, bool]
 ) -> None:
@@ -106,7 +108,7 @@ def test_a_run_without_it_makes_no_product_in_fp8(
 def test_validation_computes_as_training_does(planned: Planned, open_corpus: IndexedDataset) -> None:
     scores = []
     for values in (BF16, HYBRID):
-        run = _trainer(planned, open_corpus, **values, evaluation__iterations=1, data__split='"8,1,1"')
+        run = _trainer(planned, open_corpus, **values, evaluation__eval_iters=1, data__split='"8,1,1"')
         scores.append(evaluate(run, next(iter(run.valid.values()))))
     assert scores[0] != scores[1]
     assert scores[1] == pytest.approx(scores[0], rel=1e-2)
@@ -116,38 +118,49 @@ def test_validation_computes_as_training_does(planned: Planned, open_corpus: Ind
     ("values", "kind", "line"),
     [
         (
-            {"train__fp8": '"hybrid"'},
+            {"train__fp8_format": '"hybrid"'},
             ConfigError,
             "--fp8-format: stands beside bfloat16 alone: found float32, wanted --bf16; "
             "hint: --bf16 --fp8-format hybrid",
         ),
         (
-            {"train__fp8": '"e4m3"', "train__fp16": True},
+            {"train__fp8_format": '"e4m3"', "train__fp16": True},
             ConfigError,
             "--fp8-format: stands beside bfloat16 alone: found --fp16, wanted --bf16; "
             "hint: --bf16 --fp8-format e4m3",
         ),
         (
-            {**BF16, "train__fp8_no_weight_gradients": True},
+            {**BF16, "train__fp8_wgrad": False},
             ConfigError,
             "--no-fp8-wgrad: there is no FP8: wanted --fp8-format; hint: --fp8-format hybrid",
         ),
         (
-            {**HYBRID, "parallel__tp": 2, "parallel__sequence": True, "parallel__tp_overlap": True}
+            {
+                **HYBRID,
+                "parallel__tensor_model_parallel_size": 2,
+                "parallel__sequence_parallel": True,
+                "parallel__tp_comm_overlap": True,
+            }
             | {"world": 2, "cuda": True},
             ConfigError,
             "--fp8-format: excludes --tp-comm-overlap, whose products are bfloat16's; "
             "hint: leave one of them out",
         ),
         (
-            {**HYBRID, "model__ffn": 40},
+            {**HYBRID, "model__ffn_hidden_size": 40},
             LayoutError,
             "--fp8-format: layers.0.up.weight cannot be multiplied in FP8: found 40 x 32 on a rank, tp=1, "
             "wanted multiples of 16; hint: other widths, another --tensor-model-parallel-size, or --bf16 "
             "alone",
         ),
         (
-            {**HYBRID, "model__hidden": 48, "model__heads": 4, "parallel__tp": 2, "world": 2},
+            {
+                **HYBRID,
+                "model__hidden_size": 48,
+                "model__num_attention_heads": 4,
+                "parallel__tensor_model_parallel_size": 2,
+                "world": 2,
+            },
             LayoutError,
             "--fp8-format: layers.0.qkv.weight cannot be multiplied in FP8: found 72 x 48 on a rank, tp=2, "
             "wanted multiples of 16",
@@ -165,7 +178,7 @@ def test_what_it_does_not_stand_beside_is_refused(
 def test_the_plan_says_how_products_are_made(planned: Planned) -> None:
     assert planned(**BF16).fp8 is None
     assert planned(**HYBRID).fp8 == Fp8Recipe("hybrid")
-    assert planned(**HYBRID, train__fp8_no_weight_gradients=True).fp8 == Fp8Recipe("hybrid", False)
+    assert planned(**HYBRID, train__fp8_wgrad=False).fp8 == Fp8Recipe("hybrid", False)
 
 
 def test_a_gpu_without_such_products_is_refused_before_ranks_meet(
@@ -206,4 +219,4 @@ def test_megatrons_flags_of_it_are_read_and_those_of_its_history_left_out() -> N
     (error,) = translate_flags(["--fp8-recipe", "delayed"], ours).refused
     assert str(error).startswith("--fp8-recipe: means nothing here: found delayed")
     assert "--fp8-interval   is left out: of FP8" in next(iter(explain_word("--fp8-interval")))
-    assert next(iter(explain_word("--fp8-format"))).startswith("train.fp8 ")
+    assert next(iter(explain_word("--fp8-format"))) == "--fp8-format   [train]"

@@ -292,7 +292,7 @@ def test_a_dataset_may_stand_in_a_blend_more_than_once_but_not_more_often_than_t
     planned: Planned, tmp_path: Path
 ) -> None:
     name = _described(tmp_path / "one")
-    plan = planned(evaluation__iterations=0)
+    plan = planned(evaluation__eval_iters=0)
     config = plan.data_splits_config(iteration=0, consumed_samples=0)
     twice = Datasets.open(DataConfig(path=(name, name)))
     assert len(build_data_splits(config, twice, Mesh()).training) == plan.train_samples
@@ -333,7 +333,7 @@ def test_a_run_keeps_its_order_beside_the_data_and_later_runs_find_it(
     planned: Planned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     corpora = Datasets.open(DataConfig(path=(_described(tmp_path / "one"),)))
-    config = planned(evaluation__iterations=1).data_splits_config(iteration=0, consumed_samples=0)
+    config = planned(evaluation__eval_iters=1).data_splits_config(iteration=0, consumed_samples=0)
     made = build_data_splits(config, corpora, Mesh())
     names = sorted(path.name.partition("-")[0] for path in (tmp_path / CACHE_FOLDER).glob("*-*"))
     assert names == ["training", "validation"], "of 120 documents 0.1 percent are none to test on"
@@ -348,4 +348,4 @@ def test_where_an_order_is_kept(tmp_path: Path) -> None:
     beside_data, run, temporary = cache_folders(DataConfig(), Path("runs/x"), corpora)
     assert (beside_data, run) == (tmp_path / CACHE_FOLDER, Path("runs/x") / CACHE_FOLDER)
     assert str(os.getuid()) in temporary.name
-    assert cache_folders(DataConfig(cache=Path("elsewhere")), None, corpora) == [Path("elsewhere")]
+    assert cache_folders(DataConfig(data_cache_path=Path("elsewhere")), None, corpora) == [Path("elsewhere")]

@@ -115,19 +115,36 @@ def mega_train(*argv: str) -> tuple[int, str, str]:
 # script, processes, and what must follow from it
 ACCEPTED = {
     "megatron_2019": (8, {"tp": 2, "dp": 4, "samples of a step": 32, "steps": 500_000}),
-    "megatron_mp_v2.5": (8, {"tp": 2, "pp": 2, "dp": 2, "samples of a step": 16, "model.vocab": 50257}),
-    "megatron_mp_23.06": (8, {"tp": 2, "pp": 2, "dp": 2, "samples of a step": 16, "model.vocab": 50257}),
+    "megatron_mp_v2.5": (8, {"tp": 2, "pp": 2, "dp": 2, "samples of a step": 16, "model.vocab_size": 50257}),
+    "megatron_mp_23.06": (8, {"tp": 2, "pp": 2, "dp": 2, "samples of a step": 16, "model.vocab_size": 50257}),
     "megatron_gpt3_175b": (1024, {"tp": 8, "pp": 16, "steps": 111_354, "samples of the first step": 16}),
-    "bigscience_tr8_104b": (512, {"tp": 4, "pp": 32, "dp": 4, "ZeRO stage": 1, "model.vocab": 50257}),
+    "bigscience_tr8_104b": (512, {"tp": 4, "pp": 32, "dp": 4, "ZeRO stage": 1, "model.vocab_size": 50257}),
     "bigscience_tr11_176b": (
         384,
-        {"tp": 4, "pp": 12, "dp": 8, "steps": 115_311, "model.vocab": 250_680, "model.vocab_multiple": 62720},
+        {
+            "tp": 4,
+            "pp": 12,
+            "dp": 8,
+            "steps": 115_311,
+            "model.vocab_size": 250_680,
+            "model.make_vocab_size_divisible_by": 62720,
+        },
     ),
-    "megatron_2026_llama3_8b_fp8": (8, {"cp": 2, "dp": 4, "model.vocab": 128_257, "ZeRO stage": 1}),
-    "turkish_gpt2": (8, {"dp": 8, "micro-batches of a rank and step": 1, "model.vocab": 50257}),
-    "megatron_llama2_finetune": (1, {"model.layers": 2, "model.norm": "rmsnorm", "model.tied": False}),
-    "fairseq_megatron_11b": (8, {"tp": 8, "model.layers": 72, "steps": 300_000, "samples of a step": 2}),
-    "everyday_2026": (8, {"tp": 2, "dp": 4, "model.qk_norm": True, "model.kv_heads": 8, "ZeRO stage": 1}),
+    "megatron_2026_llama3_8b_fp8": (8, {"cp": 2, "dp": 4, "model.vocab_size": 128_257, "ZeRO stage": 1}),
+    "turkish_gpt2": (8, {"dp": 8, "micro-batches of a rank and step": 1, "model.vocab_size": 50257}),
+    "megatron_llama2_finetune": (
+        1,
+        {
+            "model.num_layers": 2,
+            "model.normalization": "RMSNorm",
+            "model.untie_embeddings_and_output_weights": True,
+        },
+    ),
+    "fairseq_megatron_11b": (8, {"tp": 8, "model.num_layers": 72, "steps": 300_000, "samples of a step": 2}),
+    "everyday_2026": (
+        8,
+        {"tp": 2, "dp": 4, "model.qk_layernorm": True, "model.num_query_groups": 8, "ZeRO stage": 1},
+    ),
 }
 # the line that says that dropout is another than Megatron's is for the scripts that name none
 WITHOUT_DROPOUT = {

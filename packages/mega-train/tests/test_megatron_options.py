@@ -70,22 +70,36 @@ def test_mock_data_excludes_a_corpus_and_needs_a_vocabulary() -> None:
 
 
 def _run(*sets: str) -> RunConfig:
-    base = ["model.layers=2", "model.hidden=16", "model.heads=2", "batch.length=8", "model.vocab=33"]
+    base = [
+        "model.num_layers=2",
+        "model.hidden_size=16",
+        "model.num_attention_heads=2",
+        "batch.seq_length=8",
+        "model.vocab_size=33",
+    ]
     return load_config(RunConfig, None, {}, [*base, *sets])
 
 
 def test_the_vocabulary_is_padded_to_the_rows_that_are_asked_for() -> None:
-    spec = model_spec(_run("model.padded_vocab=40", "parallel.tp=2"), "gpt", vocab=None, loaded_spec=None)
+    spec = model_spec(
+        _run("model.pad_vocab_size_to=40", "parallel.tensor_model_parallel_size=2"),
+        "gpt",
+        vocab=None,
+        loaded_spec=None,
+    )
     assert spec.vocab_multiple * 2 == 40
     for sets, said in (
-        (("model.padded_vocab=32",), "--pad-vocab-size-to: is less than the vocabulary: found 32, wanted 33"),
         (
-            ("model.padded_vocab=41", "parallel.tp=2"),
+            ("model.pad_vocab_size_to=32",),
+            "--pad-vocab-size-to: is less than the vocabulary: found 32, wanted 33",
+        ),
+        (
+            ("model.pad_vocab_size_to=41", "parallel.tensor_model_parallel_size=2"),
             "--pad-vocab-size-to: cannot be shared evenly: found 41 rows over tp=2; "
             "hint: --pad-vocab-size-to 42",
         ),
         (
-            ("model.padded_vocab=40", "model.vocab_multiple=16"),
+            ("model.pad_vocab_size_to=40", "model.make_vocab_size_divisible_by=16"),
             "--pad-vocab-size-to: disagrees with another flag: found 40, wanted a multiple of",
         ),
     ):
@@ -96,11 +110,16 @@ def test_the_vocabulary_is_padded_to_the_rows_that_are_asked_for() -> None:
 
 def test_flags_without_a_shape_describe_a_part_of_the_checkpoints_model() -> None:
     loaded = gpt(layers=2, hidden=16, heads=2, vocab=33, max_seq_len=8, positions="rope", norm="rmsnorm")
-    said = load_config(RunConfig, None, {}, ["model.norm=RMSNorm", "model.positions=rope"])
+    said = load_config(
+        RunConfig, None, {}, ["model.normalization=RMSNorm", "model.position_embedding_type=rope"]
+    )
     assert model_spec(said, "gpt", vocab=None, loaded_spec=loaded) == loaded
     with pytest.raises(ConfigError, match=r"differs from the checkpoint's"):
         model_spec(
-            load_config(RunConfig, None, {}, ["model.norm=LayerNorm"]), "gpt", vocab=None, loaded_spec=loaded
+            load_config(RunConfig, None, {}, ["model.normalization=LayerNorm"]),
+            "gpt",
+            vocab=None,
+            loaded_spec=loaded,
         )
 
 

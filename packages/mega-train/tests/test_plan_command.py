@@ -58,14 +58,15 @@ def test_a_plan_as_json_says_the_same() -> None:
 def test_a_file_says_it_as_well_as_flags_do(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text(
-        '[model]\npreset = "megatron-175b"\n[train]\nbf16 = true\n[batch]\nglobal_samples = 1536\n'
-        "[parallel]\ntp = 8\nsequence = true\npp = 4\n[optimizer]\nwarmup_iterations = 100\n"
-        '[data]\npath = "none"\nreset_attention = true\n'
+        '[model]\npreset = "megatron-175b"\n[train]\nbf16 = true\n[batch]\nglobal_batch_size = 1536\n'
+        "[parallel]\ntensor_model_parallel_size = 8\nsequence_parallel = true\n"
+        "pipeline_model_parallel_size = 4\n[optimizer]\nlr_warmup_iters = 100\n"
+        '[data]\ndata_path = "none"\nreset_attention_mask = true\n'
     )
     world = ("--world", "1024", "--hardware", "a100", "--json")
-    assert json.loads(said("plan", "--config", str(file), "--set", "parallel.pp=16", *world)) == json.loads(
-        said(*GPT3, *CUT, "--json")
-    )
+    assert json.loads(
+        said("plan", "--config", str(file), "--set", "parallel.pipeline_model_parallel_size=16", *world)
+    ) == json.loads(said(*GPT3, *CUT, "--json"))
 
 
 @pytest.mark.parametrize(

@@ -22,16 +22,16 @@ from mega_train.engine.trainer import Trainer
 from mega_train.telemetry.event_log import read_events
 
 SMALL = {
-    "model.layers": 1,
-    "model.hidden": 8,
-    "model.heads": 2,
-    "model.vocab": 4000,
-    "batch.length": 8,
-    "batch.micro": 2,
-    "batch.global_samples": 12,
-    "train.iterations": 6,
+    "model.num_layers": 1,
+    "model.hidden_size": 8,
+    "model.num_attention_heads": 2,
+    "model.vocab_size": 4000,
+    "batch.seq_length": 8,
+    "batch.micro_batch_size": 2,
+    "batch.global_batch_size": 12,
+    "train.train_iters": 6,
     "optimizer.lr": 0.01,
-    "evaluation.iterations": 0,
+    "evaluation.eval_iters": 0,
 }
 
 
@@ -81,14 +81,14 @@ def test_a_blend_goes_on_with_the_same_samples_on_another_micro_batch(
 ) -> None:
     # by size, a blend has the 72 samples that are asked for: a cyclic epoch is as long for every micro-batch
     words = blend if order == "single" else blend[1::2]
-    values = {"data__order": order, "data__no_sharding": order == "cyclic"}
+    values = {"data__dataloader_type": order, "data__data_sharding": order != "cyclic"}
     whole = _read(_trainer(words, **values), 6, monkeypatch)
     first = _trainer(words, **values, checkpoint__save=tmp_path)
     assert _read(first, 3, monkeypatch) == whole[:3]
     first.save()
     first.saver.finish()
     for micro in (1, 3, 4):
-        resumed = _trainer(words, **values, batch__micro=micro, checkpoint__load=tmp_path)
+        resumed = _trainer(words, **values, batch__micro_batch_size=micro, checkpoint__load=tmp_path)
         assert _read(resumed, 3, monkeypatch) == whole[3:]
     from_b = np.mean([token >= 2000 for step in whole for sample in step for token in sample[:1]])
     assert abs(from_b - (0.7 if order == "single" else 0.5)) < 0.1
@@ -108,7 +108,7 @@ def test_groups_are_validated_by_name_and_the_test_comes_last(blend: list[str], 
         *("--train-weighted-split-paths", f"TRAIN: 0.3 0:0.8 {a}, 0.7 0:0.8 {b}"),
         *("--valid-weighted-split-paths", f"A: 1 0.8:0.9 {a}", f"B: 1 0.8:0.9 {b}"),
         *("--test-weighted-split-paths", f"LAST: 1 0.9:1 {a}, 1 0.9:1 {b}"),
-        *("--set", "evaluation.iterations=1", "--set", "evaluation.interval=3"),
+        *("--set", "evaluation.eval_iters=1", "--set", "evaluation.eval_interval=3"),
         *("--save", tmp_path / "run", "--data-cache-path", tmp_path / "cache"),
     )
     scored = [

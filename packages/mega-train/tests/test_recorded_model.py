@@ -101,7 +101,7 @@ def test_a_run_begins_anew_from_the_file_of_one_that_loaded_its_model(
 ) -> None:
     file = runs / "tuned/iter_0000001/run.toml"
     recorded = tomllib.loads(file.read_text("utf-8"))["model"]
-    assert (recorded["family"], recorded["layers"], recorded["norm"]) == ("llama", 1, "RMSNorm")
+    assert (recorded["family"], recorded["num_layers"], recorded["normalization"]) == ("llama", 1, "RMSNorm")
     anew = ["--set", "checkpoint.load=none", "--set", "checkpoint.finetune=false", "--save", str(tmp_path)]
     _do("llama", "--config", str(file), *anew)
     assert Checkpoint.open(tmp_path).spec == Checkpoint.open(runs / "llama").spec
@@ -113,13 +113,13 @@ def test_a_comparison_has_no_difference_between_a_model_and_its_description(runs
         "checkpoint.save",
         "checkpoint.load",
         "checkpoint.finetune",
-        "batch.length",  # the Llama's, which is the loaded model's longest
+        "batch.seq_length",  # the Llama's, which is the loaded model's longest
     }
 
 
 def test_the_page_of_two_families_says_that_they_differ(runs: Path, tmp_path: Path) -> None:
     page = tmp_path / "report.html"
-    _do("report", str(runs / "gpt"), "--against", str(runs / "llama"), "--output", str(page))
+    _do("report", str(runs / "gpt"), "--compare-with", str(runs / "llama"), "--output", str(page))
     text = page.read_text("utf-8")
     differ = text[text.index("Where they differ:") : text.index("<details>")]
     row = differ[differ.index("model.family") :].partition("</tr>")[0]

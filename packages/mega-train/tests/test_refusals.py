@@ -79,16 +79,16 @@ def test_errors_of_every_part_of_a_run_are_collected(planned: Planned) -> None:
     assert _where(
         planned,
         world=3,
-        parallel__tp=2,
-        model__heads=3,
+        parallel__tensor_model_parallel_size=2,
+        model__num_attention_heads=3,
         train__seed=-1,
-        log__interval=0,
-        optimizer__beta1=1.0,
-        optimizer__beta2=2.0,
+        log__log_interval=0,
+        optimizer__adam_beta1=1.0,
+        optimizer__adam_beta2=2.0,
         train__fp16=True,
         train__bf16=True,
         train__hidden_dropout=1.5,
-        train__passed_over=["'x'"],
+        train__skip_train_iteration_range=["'x'"],
     ) == [
         "world size",
         "--num-attention-heads",
@@ -104,14 +104,19 @@ def test_errors_of_every_part_of_a_run_are_collected(planned: Planned) -> None:
 
 def test_a_check_that_depends_on_a_refused_value_is_left_out(planned: Planned) -> None:
     # 9 tokens do not fit the model: whether 2 ranks of cp can share them is another question
-    length = {"batch__length": 9, "model__context": 8, "parallel__cp": 2, "world": 2}
+    length = {
+        "batch__seq_length": 9,
+        "model__max_position_embeddings": 8,
+        "parallel__context_parallel_size": 2,
+        "world": 2,
+    }
     assert _where(planned, **length, train__seed=-1) == ["--seq-length", "--seed"]
     # without a duration nothing says when the warm-up must end
-    warmup = {"train__iterations": None, "optimizer__warmup_iterations": 99}
-    assert _where(planned, **warmup, batch__micro=0) == ["--train-iters", "--micro-batch-size"]
+    warmup = {"train__train_iters": None, "optimizer__lr_warmup_iters": 99}
+    assert _where(planned, **warmup, batch__micro_batch_size=0) == ["--train-iters", "--micro-batch-size"]
     # a scale that is none is neither above nor below another
     scales = {"train__fp16": True, "train__initial_loss_scale": -1.0}
-    assert _where(planned, **scales, log__interval=0) == ["--log-interval", "--initial-loss-scale"]
+    assert _where(planned, **scales, log__log_interval=0) == ["--log-interval", "--initial-loss-scale"]
 
 
 def test_of_one_flag_the_first_error_is_kept() -> None:
@@ -126,7 +131,10 @@ def test_of_one_flag_the_first_error_is_kept() -> None:
 
 def test_a_comparison_says_all_that_keeps_a_run_from_beginning(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
-    file.write_text("[model]\nlayers = 2\nhidden = 16\nheads = 2\nvocab = 33\n[batch]\nlength = 8\n")
+    file.write_text(
+        "[model]\nnum_layers = 2\nhidden_size = 16\nnum_attention_heads = 2\nvocab_size = 33\n"
+        "[batch]\nseq_length = 8\n"
+    )
     done = CliRunner().invoke(app, ["diff", str(file), str(file)])
     assert f"of {file} nothing follows: --train-iters: missing" in done.stderr
     assert "--lr: missing" in done.stderr

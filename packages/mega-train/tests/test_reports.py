@@ -33,7 +33,10 @@ BEGAN = TrainStart(
     global_batch_size=4,
     seq_length=16,
     device="cpu",
-    config={"optimizer": {"lr": 0.01, "clip": 1.0}, "train": {"bf16": True, "fp16": False, "exit": None}},
+    config={
+        "optimizer": {"lr": 0.01, "clip_grad": 1.0},
+        "train": {"bf16": True, "fp16": False, "exit": None},
+    },
 )
 
 
@@ -69,7 +72,7 @@ def validated(iteration: int, loss: float) -> ValidationEnd:
 def run_in(folder: Path, *, gain: float = 1.0, lr: float = 0.01) -> Path:
     """100 steps; the process crashed after step 60 and went on from the checkpoint of step 40."""
     record = EventLog(folder)
-    config = {**BEGAN.config, "optimizer": {"lr": lr, "clip": 1.0}}
+    config = {**BEGAN.config, "optimizer": {"lr": lr, "clip_grad": 1.0}}
     record.on_event(replace(BEGAN, config=config))
     for i in (10, 20, 30, 40, 50, 60):
         record.on_event(line(i, gain * (4.0 - i / 50)))
@@ -138,6 +141,16 @@ def test_the_page_says_where_a_run_stands_and_where_it_restarted(tmp_path: Path)
         *("Loss", "Gradient norm", "Learning rate", "Throughput", "TFLOP/s a rank", "Memory"),
         *("Where the time of a step goes", "Configuration"),
     ]
+
+
+def test_the_configuration_begins_with_what_is_given_and_no_switch_at_its_default(tmp_path: Path) -> None:
+    switches = {"bf16": True, "fp16": False, "fp8_wgrad": False, "gradient_accumulation_fusion": True}
+    record = EventLog(tmp_path)
+    record.on_event(replace(BEGAN, config={"train": {**switches, "seed": 1234, "exit_interval": None}}))
+    record.on_event(line(10, 3.0))
+    page = render_report([RunHistory.load(tmp_path)], "iteration")
+    first = page[page.index("<h2>Configuration</h2>") : page.index("<summary>everything</summary>")]
+    assert re.findall(r"train\.(\w+)", first) == ["bf16", "fp8_wgrad", "seed"]
 
 
 def test_a_page_is_whole_and_loads_nothing(tmp_path: Path) -> None:
@@ -337,6 +350,6 @@ def test_the_command_says_where_the_page_is(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     run_in(tmp_path / "a")
     run_in(tmp_path / "b")
-    done = CliRunner().invoke(app, ["report", "a", "--against", "b", "--over", "hours"])
+    done = CliRunner().invoke(app, ["report", "a", "--compare-with", "b", "--x-axis", "hours"])
     assert (done.exit_code, done.output) == (0, "report.html\n")
     assert "Over hours of training." in (tmp_path / "report.html").read_text("utf-8")

@@ -19,7 +19,13 @@ from mega_train.resolve import ResolvedConfig
 CORPUS = open_tokenizer("NullTokenizer", vocab_size=32).identity
 NO_EOD = TokenizerIdentity("HuggingFaceTokenizer", 33, None, None, None, "0" * 64)
 NO_MODEL: dict[str, Any] = dict.fromkeys(
-    ("model__layers", "model__hidden", "model__heads", "model__vocab", "model__vocab_multiple")
+    (
+        "model__num_layers",
+        "model__hidden_size",
+        "model__num_attention_heads",
+        "model__vocab_size",
+        "model__make_vocab_size_divisible_by",
+    )
 )
 
 
@@ -34,7 +40,7 @@ def _refused(planned: Planned, kind: type[MegaError] = ConfigError, **values: An
 
 
 def test_defaults_follow_from_the_five_numbers_of_a_model(planned: Planned) -> None:
-    plan = planned(batch__global_samples=None)
+    plan = planned(batch__global_batch_size=None)
     assert plan.spec == gpt(layers=2, hidden=16, heads=2, vocab=33, max_seq_len=8, vocab_multiple=8)
     assert (plan.seq_length, plan.micro_batch_size, plan.global_batch_size, plan.accumulation_steps) == (
         8,
@@ -49,7 +55,11 @@ def test_defaults_follow_from_the_five_numbers_of_a_model(planned: Planned) -> N
 
 def test_accumulation_and_samples_are_counted_over_all_ranks(planned: Planned) -> None:
     plan = planned(
-        world=8, parallel__tp=2, batch__micro=2, batch__global_samples=32, evaluation__iterations=3
+        world=8,
+        parallel__tensor_model_parallel_size=2,
+        batch__micro_batch_size=2,
+        batch__global_batch_size=32,
+        evaluation__eval_iters=3,
     )
     assert (plan.layout.tp, plan.layout.pp, plan.layout.dp) == (2, 1, 4)
     assert plan.accumulation_steps == 4
@@ -63,41 +73,41 @@ def test_a_preset_is_the_model_and_flags_change_it(planned: Planned, name: str) 
     family = preset(name).family
     plan = planned(family=family, model__preset=name, **NO_MODEL)
     assert plan.spec == preset(name)
-    changed = planned(family=family, **(NO_MODEL | {"model__preset": name, "model__layers": 3}))
+    changed = planned(family=family, **(NO_MODEL | {"model__preset": name, "model__num_layers": 3}))
     assert changed.spec.layers == 3
     assert changed.spec.hidden == plan.spec.hidden
 
 
 def test_the_vocabulary_is_the_corpuss_where_nothing_is_said(planned: Planned) -> None:
-    assert planned(model__vocab=None, corpus=CORPUS).spec.vocab == 33
+    assert planned(model__vocab_size=None, corpus=CORPUS).spec.vocab == 33
 
 
 def test_the_context_is_the_sequence_length_where_nothing_is_said(planned: Planned) -> None:
-    assert planned(batch__length=24).spec.max_seq_len == 24
-    assert planned(batch__length=None, model__context=40).seq_length == 40
+    assert planned(batch__seq_length=24).spec.max_seq_len == 24
+    assert planned(batch__seq_length=None, model__max_position_embeddings=40).seq_length == 40
 
 
 def test_a_llamas_feed_forward_is_eight_thirds_to_a_multiple_of_64(planned: Planned) -> None:
-    assert planned(family="llama", model__hidden=512, model__heads=8).spec.ffn == 1344
+    assert planned(family="llama", model__hidden_size=512, model__num_attention_heads=8).spec.ffn == 1344
     assert planned(family="llama").spec.ffn == 64
-    assert planned(model__swiglu=True, model__hidden=512, model__heads=8).spec.ffn == 1344
-    assert planned(family="llama", model__ffn=100).spec.ffn == 100
+    assert planned(model__swiglu=True, model__hidden_size=512, model__num_attention_heads=8).spec.ffn == 1344
+    assert planned(family="llama", model__ffn_hidden_size=100).spec.ffn == 100
 
 
 def test_heads_may_have_a_width_of_their_own(planned: Planned) -> None:
-    spec = planned(model__heads=3, model__head_width=10).spec
+    spec = planned(model__num_attention_heads=3, model__kv_channels=10).spec
     assert (spec.q_rows, spec.hidden) == (30, 16)
 
 
 def test_megatrons_words_become_the_specs(planned: Planned) -> None:
     spec = planned(
-        model__norm="RMSNorm",
-        model__positions="rope",
-        model__untied=True,
-        model__no_bias=True,
-        model__rope_base=5e5,
-        model__init_std=0.01,
-        model__norm_eps=1e-6,
+        model__normalization="RMSNorm",
+        model__position_embedding_type="rope",
+        model__untie_embeddings_and_output_weights=True,
+        model__disable_bias_linear=True,
+        model__rotary_base=5e5,
+        model__init_method_std=0.01,
+        model__norm_epsilon=1e-6,
     ).spec
     assert (spec.norm, spec.positions, spec.tied, spec.bias, spec.qkv_bias) == (
         "rmsnorm",
@@ -113,8 +123,15 @@ def test_a_checkpoint_is_the_model_where_nothing_is_said(planned: Planned) -> No
     loaded = gpt(layers=3, hidden=24, heads=3, vocab=40, max_seq_len=16)
     assert planned(loaded=loaded, corpus=CORPUS, **NO_MODEL).spec == loaded
     # with flags its vocabulary is still taken from it, and padding and initial values may differ
-    said = {"model__layers": 3, "model__hidden": 24, "model__heads": 3, "model__context": 16}
-    again = planned(loaded=loaded, corpus=CORPUS, **(NO_MODEL | said | {"model__vocab_multiple": 4}))
+    said = {
+        "model__num_layers": 3,
+        "model__hidden_size": 24,
+        "model__num_attention_heads": 3,
+        "model__max_position_embeddings": 16,
+    }
+    again = planned(
+        loaded=loaded, corpus=CORPUS, **(NO_MODEL | said | {"model__make_vocab_size_divisible_by": 4})
+    )
     assert again.spec.vocab == 40
     assert again.spec.vocab_multiple == 4
 
@@ -125,41 +142,47 @@ def test_the_device_is_a_gpu_where_there_is_one_and_nothing_else_is_said(planned
     assert planned(cuda=False).device == "cpu"
 
 
-@pytest.mark.parametrize("flag", ["reset_positions", "reset_attention", "eod_mask_loss"])
+@pytest.mark.parametrize("flag", ["reset_position_ids", "reset_attention_mask", "eod_mask_loss"])
 def test_the_end_of_a_document_is_known_where_it_is_needed(planned: Planned, flag: str) -> None:
     assert planned(corpus=CORPUS, **{f"data__{flag}": True}).eod == 32
     assert planned(corpus=CORPUS).eod is None
 
 
 def test_warm_up_is_counted_in_samples_or_as_a_share(planned: Planned) -> None:
-    assert planned(optimizer__warmup_iterations=3).lr_schedule.warmup == 12
-    share = planned(optimizer__warmup_fraction=0.25, optimizer__decay_iterations=8).lr_schedule
+    assert planned(optimizer__lr_warmup_iters=3).lr_schedule.warmup == 12
+    share = planned(optimizer__lr_warmup_fraction=0.25, optimizer__lr_decay_iters=8).lr_schedule
     assert (share.warmup, share.decay) == (8.0, 32)
 
 
 # what is said -> what the line begins with
 CASES: list[tuple[dict[str, Any], str]] = [
-    ({"train__iterations": None}, "--train-iters: missing: wanted optimizer steps; hint: --train-iters 1000"),
-    ({"train__iterations": 0}, "--train-iters: not above 0: found 0, wanted optimizer steps"),
+    (
+        {"train__train_iters": None},
+        "--train-iters: missing: wanted optimizer steps; hint: --train-iters 1000",
+    ),
+    ({"train__train_iters": 0}, "--train-iters: not above 0: found 0, wanted optimizer steps"),
     ({"train__seed": -1}, "--seed: is not a seed of numpy: found -1, wanted 0 to 2^32 - 1"),
     ({"train__seed": 1 << 32}, "--seed: is not a seed of numpy: found 4294967296"),
     ({"train__device": "cuda"}, "--device: no GPU that torch can use: found cuda; hint: --device cpu"),
     ({"train__exit_interval": 0}, "--exit-interval: not an interval: found 0, wanted 1 or more"),
-    ({"log__interval": 0}, "--log-interval: not an interval: found 0"),
-    ({"evaluation__interval": -5}, "--eval-interval: not an interval: found -5"),
-    ({"evaluation__iterations": -1}, "--eval-iters: not a count: found -1, wanted 0 or more"),
-    ({"checkpoint__interval": 0, "checkpoint__save": "run"}, "--save-interval: not an interval: found 0"),
-    ({"checkpoint__interval": 5}, "--save-interval: there is no place to save to: wanted --save DIR"),
+    ({"log__log_interval": 0}, "--log-interval: not an interval: found 0"),
+    ({"evaluation__eval_interval": -5}, "--eval-interval: not an interval: found -5"),
+    ({"evaluation__eval_iters": -1}, "--eval-iters: not a count: found -1, wanted 0 or more"),
+    (
+        {"checkpoint__save_interval": 0, "checkpoint__save": "run"},
+        "--save-interval: not an interval: found 0",
+    ),
+    ({"checkpoint__save_interval": 5}, "--save-interval: there is no place to save to: wanted --save DIR"),
     ({"checkpoint__keep_last": 2}, "--keep-last: there is no place to save to: wanted --save DIR"),
     ({"checkpoint__keep_last": 0, "checkpoint__save": "run"}, "--keep-last: not a count: found 0"),
     ({"checkpoint__keep_every": 0, "checkpoint__save": "run"}, "--keep-every: not an interval: found 0"),
     (
-        {"checkpoint__keep_every": 250, "checkpoint__interval": 100, "checkpoint__save": "run"},
+        {"checkpoint__keep_every": 250, "checkpoint__save_interval": 100, "checkpoint__save": "run"},
         "--keep-every: few checkpoints are of such an iteration: found 250, wanted a multiple of "
         "--save-interval 100; hint: --keep-every 200",
     ),
     (
-        {"parallel__timeout_minutes": 0},
+        {"parallel__distributed_timeout_minutes": 0},
         "--distributed-timeout-minutes: not a time: found 0.0, wanted more than 0",
     ),
     ({"data__split": "all"}, "--split: is not three shares: found 'all', wanted such as 969,30,1"),
@@ -169,50 +192,59 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"optimizer__lr": "inf"}, "--lr: not above 0: found inf"),
     ({"optimizer__min_lr": 0.5}, "--min-lr: is not between 0 and --lr: found 0.5, wanted 0 to 0.01"),
     ({"optimizer__min_lr": -1.0}, "--min-lr: is not between 0 and --lr: found -1.0"),
-    ({"optimizer__decay_iterations": 0}, "--lr-decay-iters: not above 0: found 0"),
+    ({"optimizer__lr_decay_iters": 0}, "--lr-decay-iters: not above 0: found 0"),
     (
-        {"optimizer__warmup_iterations": 10},
+        {"optimizer__lr_warmup_iters": 10},
         "--lr-warmup-iters: the warm-up does not end before the decay does: found 10 of 10 steps, "
         "wanted 0 or more, and fewer than --lr-decay-iters (by default --train-iters)",
     ),
-    ({"optimizer__warmup_iterations": -1}, "--lr-warmup-iters: the warm-up does not end"),
-    ({"optimizer__warmup_fraction": 1.0}, "--lr-warmup-fraction: the warm-up does not end"),
-    ({"optimizer__warmup_fraction": "nan"}, "--lr-warmup-fraction: the warm-up does not end"),
+    ({"optimizer__lr_warmup_iters": -1}, "--lr-warmup-iters: the warm-up does not end"),
+    ({"optimizer__lr_warmup_fraction": 1.0}, "--lr-warmup-fraction: the warm-up does not end"),
+    ({"optimizer__lr_warmup_fraction": "nan"}, "--lr-warmup-fraction: the warm-up does not end"),
     (
-        {"optimizer__warmup_fraction": 0.1, "optimizer__warmup_iterations": 1},
+        {"optimizer__lr_warmup_fraction": 0.1, "optimizer__lr_warmup_iters": 1},
         "--lr-warmup-fraction: excludes --lr-warmup-iters: found both, wanted one of them",
     ),
-    ({"optimizer__beta1": 1.0}, "--adam-beta1: does not decay: found 1.0, wanted 0 or more, and less than 1"),
-    ({"optimizer__beta2": -0.1}, "--adam-beta2: does not decay: found -0.1"),
-    ({"optimizer__eps": 0.0}, "--adam-eps: not above 0: found 0.0, wanted a small number, such as 1e-8"),
-    ({"optimizer__weight_decay": -0.1}, "--weight-decay: not a number that can be used: found -0.1"),
-    ({"optimizer__clip": -1.0}, "--clip-grad: not a number that can be used: found -1.0, wanted 0 or more"),
-    ({"batch__micro": 0}, "--micro-batch-size: not a size: found 0, wanted 1 or more"),
     (
-        {"world": 2, "batch__micro": 3, "batch__global_samples": 10},
+        {"optimizer__adam_beta1": 1.0},
+        "--adam-beta1: does not decay: found 1.0, wanted 0 or more, and less than 1",
+    ),
+    ({"optimizer__adam_beta2": -0.1}, "--adam-beta2: does not decay: found -0.1"),
+    ({"optimizer__adam_eps": 0.0}, "--adam-eps: not above 0: found 0.0, wanted a small number, such as 1e-8"),
+    ({"optimizer__weight_decay": -0.1}, "--weight-decay: not a number that can be used: found -0.1"),
+    (
+        {"optimizer__clip_grad": -1.0},
+        "--clip-grad: not a number that can be used: found -1.0, wanted 0 or more",
+    ),
+    ({"batch__micro_batch_size": 0}, "--micro-batch-size: not a size: found 0, wanted 1 or more"),
+    (
+        {"world": 2, "batch__micro_batch_size": 3, "batch__global_batch_size": 10},
         "--global-batch-size: is not a multiple of micro-batch size x data-parallel size: found 10, "
         "wanted a multiple of 3 x 2 = 6; hint: --global-batch-size 12",
     ),
-    ({"batch__global_samples": 0}, "--global-batch-size: is not a multiple"),
-    ({"batch__length": 0, "model__context": 8}, "--seq-length: does not fit the model: found 0 tokens"),
+    ({"batch__global_batch_size": 0}, "--global-batch-size: is not a multiple"),
     (
-        {"batch__length": 9, "model__context": 8},
+        {"batch__seq_length": 0, "model__max_position_embeddings": 8},
+        "--seq-length: does not fit the model: found 0 tokens",
+    ),
+    (
+        {"batch__seq_length": 9, "model__max_position_embeddings": 8},
         "--seq-length: does not fit the model: found 9 tokens, wanted 1 to 8 (--max-position-embeddings)",
     ),
-    ({"batch__length": None}, "--max-position-embeddings: missing: wanted a number, or --preset"),
+    ({"batch__seq_length": None}, "--max-position-embeddings: missing: wanted a number, or --preset"),
     (
-        {"model__layers": None},
+        {"model__num_layers": None},
         "--num-layers: missing: wanted a number, or --preset; hint: --preset gpt2-124m or --num-layers N",
     ),
-    ({"model__heads": 0}, "--num-attention-heads: not above 0: found 0"),
-    ({"model__vocab": None}, "--vocab-size: missing"),
+    ({"model__num_attention_heads": 0}, "--num-attention-heads: not above 0: found 0"),
+    ({"model__vocab_size": None}, "--vocab-size: missing"),
     (
-        {"model__heads": 3},
+        {"model__num_attention_heads": 3},
         "--num-attention-heads: does not divide --hidden-size: found 3 heads, hidden 16, wanted "
         "a divisor of 16, or --kv-channels",
     ),
     (
-        {"model__kv_heads": 3, "model__heads": 4},
+        {"model__num_query_groups": 3, "model__num_attention_heads": 4},
         "--num-query-groups: query heads must share key heads evenly",
     ),
     ({"model__swiglu": True, "model__activation": "gelu_tanh"}, "--activation: disagrees with --swiglu"),
@@ -222,7 +254,7 @@ CASES: list[tuple[dict[str, Any], str]] = [
         "command: trains another family: found gpt, wanted llama; hint: mega-train llama",
     ),
     (
-        {"corpus": CORPUS, "model__vocab": 20},
+        {"corpus": CORPUS, "model__vocab_size": 20},
         "--data-path: the corpus is tokenized for a larger vocabulary than the model's: found 33 tokens "
         "(NullTokenizer), wanted at most 20; hint: --vocab-size 33, or the tokenizer of the model",
     ),
@@ -231,7 +263,7 @@ CASES: list[tuple[dict[str, Any], str]] = [
         "--data-path: the end-of-document token is not known: found a dataset without a .json beside it",
     ),
     (
-        {"data__reset_attention": True, "corpus": NO_EOD},
+        {"data__reset_attention_mask": True, "corpus": NO_EOD},
         "--data-path: the end-of-document token is not known: found a dataset whose tokenizer has none",
     ),
 ]
@@ -246,30 +278,49 @@ def test_a_run_that_cannot_begin_is_refused_by_name(
 
 PIPELINES: list[tuple[dict[str, Any], str]] = [
     (
-        {"parallel__zero_stage": 3, "parallel__schedule": "zero-bubble"},
+        {"parallel__zero_stage": 3, "parallel__pipeline_schedule": "zero-bubble"},
         "--pipeline-schedule: weight gradients of ZeRO's stage 3 cannot be put off: found zero-bubble, "
         "wanted 1f1b or gpipe; hint: --zero-stage 2, or --pipeline-schedule 1f1b",
     ),
     (
-        {"parallel__virtual": 2},
+        {"parallel__num_virtual_stages_per_pipeline_rank": 2},
         "--num-virtual-stages-per-pipeline-rank: there is one pipeline rank: found pp=1, wanted 2 or more; "
         "hint: leave it out, or --pipeline-model-parallel-size 2",
     ),
     (
-        {"world": 2, "parallel__pp": 2, "parallel__layers_per_virtual": 0},
+        {
+            "world": 2,
+            "parallel__pipeline_model_parallel_size": 2,
+            "parallel__num_layers_per_virtual_pipeline_stage": 0,
+        },
         "--num-layers-per-virtual-pipeline-stage: not a count: found 0, wanted 1 or more",
     ),
     (
-        {"world": 2, "parallel__pp": 2, "parallel__layers_per_virtual": 1, "parallel__virtual": 2},
+        {
+            "world": 2,
+            "parallel__pipeline_model_parallel_size": 2,
+            "parallel__num_layers_per_virtual_pipeline_stage": 1,
+            "parallel__num_virtual_stages_per_pipeline_rank": 2,
+        },
         "--num-virtual-stages-per-pipeline-rank: excludes --num-layers-per-virtual-pipeline-stage: found",
     ),
     (
-        {"world": 2, "parallel__pp": 2, "parallel__layers_per_virtual": 1, "parallel__first_layers": 1},
+        {
+            "world": 2,
+            "parallel__pipeline_model_parallel_size": 2,
+            "parallel__num_layers_per_virtual_pipeline_stage": 1,
+            "parallel__decoder_first_pipeline_num_layers": 1,
+        },
         "--num-layers-per-virtual-pipeline-stage: excludes --decoder-first-pipeline-num-layers: found both; "
         "hint: --num-virtual-stages-per-pipeline-rank N, with --decoder-first-pipeline-num-layers 1",
     ),
     (
-        {"world": 2, "parallel__pp": 2, "parallel__count_head": True, "parallel__last_layers": 1},
+        {
+            "world": 2,
+            "parallel__pipeline_model_parallel_size": 2,
+            "parallel__account_for_loss_in_pipeline_split": True,
+            "parallel__decoder_last_pipeline_num_layers": 1,
+        },
         "--account-for-loss-in-pipeline-split: excludes --decoder-last-pipeline-num-layers: found both",
     ),
 ]
@@ -284,77 +335,127 @@ def test_pipeline_flags_that_disagree_are_refused(
 
 def test_layers_are_dealt_as_the_flags_say(planned: Planned) -> None:
     def dealt(**values: Any) -> tuple[int, tuple[int, ...]]:
-        layout = planned(world=4, parallel__pp=4, batch__global_samples=None, **values).layout
+        layout = planned(
+            world=4, parallel__pipeline_model_parallel_size=4, batch__global_batch_size=None, **values
+        ).layout
         return layout.vp, layout.layers_per_stage
 
-    assert dealt(model__layers=8) == (1, ())
-    assert dealt(model__layers=8, parallel__layers_per_virtual=1) == (2, ())
-    assert dealt(model__layers=9, parallel__virtual=2) == (2, ())
-    assert dealt(model__layers=14, parallel__count_embedding=True, parallel__count_head=True) == (1, ())
-    assert dealt(model__layers=2, parallel__count_embedding=True, parallel__count_head=True) == (
+    assert dealt(model__num_layers=8) == (1, ())
+    assert dealt(model__num_layers=8, parallel__num_layers_per_virtual_pipeline_stage=1) == (2, ())
+    assert dealt(model__num_layers=9, parallel__num_virtual_stages_per_pipeline_rank=2) == (2, ())
+    assert dealt(
+        model__num_layers=14,
+        parallel__account_for_embedding_in_pipeline_split=True,
+        parallel__account_for_loss_in_pipeline_split=True,
+    ) == (1, ())
+    assert dealt(
+        model__num_layers=2,
+        parallel__account_for_embedding_in_pipeline_split=True,
+        parallel__account_for_loss_in_pipeline_split=True,
+    ) == (
         1,
         (0, 1, 1, 0),
     )
-    ends = {"parallel__count_embedding": True, "parallel__count_head": True}
-    assert dealt(model__layers=14, parallel__layers_per_virtual=2, **ends) == (2, ())
-    assert dealt(model__layers=8, parallel__first_layers=1, parallel__last_layers=3) == (1, (1, 2, 2, 3))
+    ends = {
+        "parallel__account_for_embedding_in_pipeline_split": True,
+        "parallel__account_for_loss_in_pipeline_split": True,
+    }
+    assert dealt(model__num_layers=14, parallel__num_layers_per_virtual_pipeline_stage=2, **ends) == (2, ())
+    assert dealt(
+        model__num_layers=8,
+        parallel__decoder_first_pipeline_num_layers=1,
+        parallel__decoder_last_pipeline_num_layers=3,
+    ) == (1, (1, 2, 2, 3))
 
 
 LAYOUTS: list[tuple[dict[str, Any], str]] = [
-    ({"parallel__tp": 0}, "--tensor-model-parallel-size: not a degree: found 0, wanted 1 or more"),
     (
-        {"world": 3, "parallel__tp": 2},
+        {"parallel__tensor_model_parallel_size": 0},
+        "--tensor-model-parallel-size: not a degree: found 0, wanted 1 or more",
+    ),
+    (
+        {"world": 3, "parallel__tensor_model_parallel_size": 2},
         "world size: is not a multiple of tp x pp: found 3 processes, tp=2 x pp=1 = 2, wanted "
         "a multiple of 2 processes; hint: torchrun --nproc-per-node 2",
     ),
     (
-        {"world": 4, "parallel__pp": 4},
+        {"world": 4, "parallel__pipeline_model_parallel_size": 4},
         "--pipeline-model-parallel-size: a stage would have no layer: found 4 stages for 2 layers",
     ),
     (
-        {"world": 2, "parallel__pp": 2, "model__layers": 12, "parallel__layers_per_virtual": 4},
+        {
+            "world": 2,
+            "parallel__pipeline_model_parallel_size": 2,
+            "model__num_layers": 12,
+            "parallel__num_layers_per_virtual_pipeline_stage": 4,
+        },
         "--num-layers-per-virtual-pipeline-stage: does not deal the layers evenly: found 4 for 12 layers "
         "over pp=2, wanted a number that divides 12 / 2: 1, 2, 3, 6; "
         "hint: --num-layers-per-virtual-pipeline-stage 3",
     ),
     (
-        {"world": 2, "parallel__pp": 2, "model__layers": 7, "parallel__layers_per_virtual": 1},
+        {
+            "world": 2,
+            "parallel__pipeline_model_parallel_size": 2,
+            "model__num_layers": 7,
+            "parallel__num_layers_per_virtual_pipeline_stage": 1,
+        },
         "--num-layers-per-virtual-pipeline-stage: does not deal the layers evenly: found 1 for 7 layers over "
         "pp=2, wanted a number of layers that pp=2 divides; "
         "hint: --num-virtual-stages-per-pipeline-rank 2 deals unevenly",
     ),
     (
-        {"world": 2, "parallel__pp": 2, "parallel__virtual": 3},
+        {
+            "world": 2,
+            "parallel__pipeline_model_parallel_size": 2,
+            "parallel__num_virtual_stages_per_pipeline_rank": 3,
+        },
         "--num-virtual-stages-per-pipeline-rank: a stage would have no layer: found 2 x 3 stages for 2 "
         "layers, wanted at most 1; hint: --num-virtual-stages-per-pipeline-rank 1",
     ),
     (
-        {"world": 4, "parallel__tp": 4},
+        {"world": 4, "parallel__tensor_model_parallel_size": 4},
         "layers.0.qkv.weight: 2 heads cannot be cut evenly over tp: found tp=4, wanted a divisor of 2; "
         "hint: --tensor-model-parallel-size 2",
     ),
     (
-        {"world": 2, "parallel__tp": 2, "family": "llama", "model__ffn": 65},
+        {
+            "world": 2,
+            "parallel__tensor_model_parallel_size": 2,
+            "family": "llama",
+            "model__ffn_hidden_size": 65,
+        },
         "layers.0.gate_up.weight: 65 rows cannot be cut evenly over tp",
     ),
     (
-        {"world": 2, "parallel__tp": 2, "parallel__sequence": True, "batch__length": 7},
+        {
+            "world": 2,
+            "parallel__tensor_model_parallel_size": 2,
+            "parallel__sequence_parallel": True,
+            "batch__seq_length": 7,
+        },
         "--sequence-parallel: the tokens of a micro-batch cannot be shared evenly: found 7 tokens over tp=2, "
         "wanted micro-batch size x sequence length a multiple of 2",
     ),
     (
-        {"world": 2, "parallel__cp": 2, "batch__length": 10},
+        {"world": 2, "parallel__context_parallel_size": 2, "batch__seq_length": 10},
         "--context-parallel-size: a sequence cannot be cut into two chunks for each rank: found 10 tokens, "
         "cp=2, wanted a sequence length that is a multiple of 2 x 2 = 4; hint: --seq-length 8",
     ),
     (
-        {"world": 8, "parallel__cp": 2, "parallel__tp": 4, "parallel__sequence": True, "batch__length": 4}
-        | {"model__heads": 4, "model__hidden": 32},
+        {
+            "world": 8,
+            "parallel__context_parallel_size": 2,
+            "parallel__tensor_model_parallel_size": 4,
+            "parallel__sequence_parallel": True,
+            "batch__seq_length": 4,
+        }
+        | {"model__num_attention_heads": 4, "model__hidden_size": 32},
         "--sequence-parallel: the tokens of a micro-batch cannot be shared evenly: found 2 tokens over tp=4, "
         "wanted micro-batch size x sequence length / 2 a multiple of 4",
     ),
     (
-        {"world": 3, "parallel__cp": 2},
+        {"world": 3, "parallel__context_parallel_size": 2},
         "world size: is not a multiple of tp x pp x cp: found 3 processes, tp=1 x pp=1 x cp=2 = 2",
     ),
 ]
@@ -376,7 +477,7 @@ def test_a_dropout_that_leaves_nothing_is_refused(planned: Planned, flag: str, v
 
 def test_flags_that_differ_from_the_checkpoint_are_refused(planned: Planned) -> None:
     loaded = gpt(layers=2, hidden=16, heads=2, vocab=33, max_seq_len=8)
-    assert _refused(planned, loaded=loaded, model__heads=4) == (
+    assert _refused(planned, loaded=loaded, model__num_attention_heads=4) == (
         "--num-attention-heads: differs from the checkpoint's: found 4, wanted 2; "
         "hint: leave the model's flags out to take the checkpoint's model"
     )
@@ -397,14 +498,20 @@ def test_padded_vocabularies_are_megatrons(oracle: Callable[[str], Any]) -> None
     ("values", "recompute"),
     [
         ({}, KEEP_ALL),
-        ({"selective": True}, RecomputePolicy("selective")),
-        ({"granularity": "selective", "selective": True}, RecomputePolicy("selective")),
-        ({"full": True, "layers": 2}, RecomputePolicy("full", "uniform", 2)),
-        ({"granularity": "full"}, RecomputePolicy("full", "uniform", 1)),
-        ({"granularity": "full", "method": "block", "layers": 3}, RecomputePolicy("full", "block", 3)),
-        ({"full": True, "cut": True}, RecomputePolicy("full", distribute_saved=True)),
+        ({"recompute_activations": True}, RecomputePolicy("selective")),
+        ({"recompute_granularity": "selective", "recompute_activations": True}, RecomputePolicy("selective")),
+        ({"checkpoint_activations": True, "recompute_num_layers": 2}, RecomputePolicy("full", "uniform", 2)),
+        ({"recompute_granularity": "full"}, RecomputePolicy("full", "uniform", 1)),
         (
-            {"selective": True, "modules": "mlp_act layernorm"},
+            {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": 3},
+            RecomputePolicy("full", "block", 3),
+        ),
+        (
+            {"checkpoint_activations": True, "distribute_saved_activations": True},
+            RecomputePolicy("full", distribute_saved=True),
+        ),
+        (
+            {"recompute_activations": True, "recompute_modules": "mlp_act layernorm"},
             RecomputePolicy("selective", modules=("layernorm", "mlp_act")),
         ),
     ],
@@ -413,54 +520,58 @@ def test_flags_of_recomputation_say_one_thing(
     planned: Planned, values: dict[str, Any], recompute: RecomputePolicy
 ) -> None:
     said = {f"recompute__{name}": value for name, value in values.items()}
-    assert planned(world=2, parallel__tp=2, **said).recompute == recompute
+    assert planned(world=2, parallel__tensor_model_parallel_size=2, **said).recompute == recompute
 
 
 @pytest.mark.parametrize(
     ("values", "line"),
     [
         (
-            {"recompute__selective": True, "recompute__granularity": "full"},
+            {"recompute__recompute_activations": True, "recompute__recompute_granularity": "full"},
             "--recompute-activations: means selective: found full, wanted selective; "
             "hint: leave --recompute-activations out",
         ),
         (
-            {"recompute__selective": True, "recompute__full": True},
+            {"recompute__recompute_activations": True, "recompute__checkpoint_activations": True},
             "--checkpoint-activations: means full: found selective, wanted full; "
             "hint: leave --checkpoint-activations out",
         ),
         (
-            {"recompute__method": "block"},
+            {"recompute__recompute_method": "block"},
             "--recompute-method: is of full recomputation: found no recomputation; "
             "hint: --recompute-granularity full",
         ),
         (
-            {"recompute__layers": 2, "recompute__selective": True},
+            {"recompute__recompute_num_layers": 2, "recompute__recompute_activations": True},
             "--recompute-num-layers: is of full recomputation: found selective; "
             "hint: --recompute-granularity full",
         ),
         (
-            {"recompute__modules": "layernorm"},
+            {"recompute__recompute_modules": "layernorm"},
             "--recompute-modules: is of selective recomputation: found no recomputation; "
             "hint: --recompute-granularity selective",
         ),
         (
-            {"recompute__modules": "layernorm moe", "recompute__selective": True},
+            {"recompute__recompute_modules": "layernorm moe", "recompute__recompute_activations": True},
             "--recompute-modules: not a module that is recomputed: found moe, "
             "wanted core_attn or layernorm or mlp_act",
         ),
         (
-            {"recompute__layers": 0, "recompute__full": True},
+            {"recompute__recompute_num_layers": 0, "recompute__checkpoint_activations": True},
             "--recompute-num-layers: not a count: found 0, wanted 1 or more",
         ),
         (
-            {"recompute__full": True, "recompute__cut": True},
+            {"recompute__checkpoint_activations": True, "recompute__distribute_saved_activations": True},
             "--distribute-saved-activations: what is kept cannot be shared evenly: found 8 tokens over tp=1, "
             "wanted tp of 2 or more, and tokens of a micro-batch that are a multiple of it",
         ),
         (
-            {"recompute__full": True, "recompute__cut": True, "parallel__sequence": True}
-            | {"world": 2, "parallel__tp": 2},
+            {
+                "recompute__checkpoint_activations": True,
+                "recompute__distribute_saved_activations": True,
+                "parallel__sequence_parallel": True,
+            }
+            | {"world": 2, "parallel__tensor_model_parallel_size": 2},
             "--distribute-saved-activations: each rank keeps its share already: found --sequence-parallel; "
             "hint: leave --distribute-saved-activations out",
         ),
@@ -473,12 +584,16 @@ def test_flags_of_recomputation_that_disagree_are_refused(
 
 
 def test_the_overlap_of_tensor_parallel_exchanges_is_for_shared_tokens_on_gpus(planned: Planned) -> None:
-    two: dict[str, Any] = {"world": 2, "parallel__tp": 2, "parallel__tp_overlap": True}
+    two: dict[str, Any] = {
+        "world": 2,
+        "parallel__tensor_model_parallel_size": 2,
+        "parallel__tp_comm_overlap": True,
+    }
     assert _refused(planned, **two) == (
         "--tp-comm-overlap: has no tokens to exchange: wanted --sequence-parallel, whose exchanges "
         "it overlaps"
     )
-    two["parallel__sequence"] = True
+    two["parallel__sequence_parallel"] = True
     line = "--tp-comm-overlap: needs GPUs: found cpu; hint: leave it out on a CPU"
     assert _refused(planned, **two) == line
     assert _refused(planned, cuda=True, train__device="cpu", **two) == line

@@ -12,7 +12,13 @@ from mega_schema.spec import FAMILY_DEFAULTS, ModelSpec, preset
 from mega_train.resolve import ResolvedConfig
 
 NO_MODEL: dict[str, Any] = dict.fromkeys(
-    ("model__layers", "model__hidden", "model__heads", "model__vocab", "model__vocab_multiple")
+    (
+        "model__num_layers",
+        "model__hidden_size",
+        "model__num_attention_heads",
+        "model__vocab_size",
+        "model__make_vocab_size_divisible_by",
+    )
 )
 
 
@@ -23,75 +29,86 @@ class Planned(Protocol):
 @pytest.mark.parametrize(
     ("said", "model"),
     [
-        ({"norm_1p": True}, {"norm_1p": True}),
-        ({"embed_norm": True}, {"embed_norm": True}),
-        ({"qk_norm": True}, {"qk_norm": True}),
-        ({"post_norm_residual": True}, {"post_norm_residual": True}),
+        ({"apply_layernorm_1p": True}, {"norm_1p": True}),
+        ({"embed_layernorm": True}, {"embed_norm": True}),
+        ({"qk_layernorm": True}, {"qk_norm": True}),
+        ({"apply_residual_connection_post_layernorm": True}, {"post_norm_residual": True}),
         ({"parallel_residual": True}, {"parallel_residual": True}),
-        ({"positions": "alibi"}, {"positions": "alibi"}),
-        ({"rope_share": 0.25, "positions": "rope"}, {"rotary_fraction": 0.25, "rotary_dim": 2}),
-        ({"rope_interleaved": True}, {"rope_interleaved": True}),
-        ({"rope_interpolation": 4.0}, {"rope_interpolation": 4.0}),
-        ({"rope_scaled": True}, {"rope_scaling": 8.0, "rope_scaling_context": 8192}),
-        ({"rope_scaled": True, "rope_scaling": 32.0}, {"rope_scaling": 32.0}),
-        ({"xavier": True}, {"init": "xavier_uniform"}),
-        ({"no_bias": True}, {"bias": False, "qkv_bias": False, "activation": "gelu_erf"}),
-        ({"no_bias": True, "activation": "gelu_tanh"}, {"bias": False, "activation": "gelu_tanh"}),
-        ({"no_bias": True, "qkv_bias": True}, {"bias": False, "qkv_bias": True}),
-        ({"unfused_gelu": True}, {"activation": "gelu_erf"}),
-        ({"unfused_gelu": True, "activation": "gelu_tanh"}, {"activation": "gelu_tanh"}),
-        ({"unfused_gelu": True, "swiglu": True}, {"activation": "swiglu"}),
+        ({"position_embedding_type": "alibi"}, {"positions": "alibi"}),
+        (
+            {"rotary_percent": 0.25, "position_embedding_type": "rope"},
+            {"rotary_fraction": 0.25, "rotary_dim": 2},
+        ),
+        ({"rotary_interleaved": True}, {"rope_interleaved": True}),
+        ({"rotary_seq_len_interpolation_factor": 4.0}, {"rope_interpolation": 4.0}),
+        ({"use_rope_scaling": True}, {"rope_scaling": 8.0, "rope_scaling_context": 8192}),
+        ({"use_rope_scaling": True, "rope_scaling_factor": 32.0}, {"rope_scaling": 32.0}),
+        ({"init_method_xavier_uniform": True}, {"init": "xavier_uniform"}),
+        ({"disable_bias_linear": True}, {"bias": False, "qkv_bias": False, "activation": "gelu_erf"}),
+        (
+            {"disable_bias_linear": True, "activation": "gelu_tanh"},
+            {"bias": False, "activation": "gelu_tanh"},
+        ),
+        ({"disable_bias_linear": True, "add_qkv_bias": True}, {"bias": False, "qkv_bias": True}),
+        ({"bias_gelu_fusion": False}, {"activation": "gelu_erf"}),
+        ({"bias_gelu_fusion": False, "activation": "gelu_tanh"}, {"activation": "gelu_tanh"}),
+        ({"bias_gelu_fusion": False, "swiglu": True}, {"activation": "swiglu"}),
         # BigScience's gates leave the width at 4 x hidden, NVIDIA's SwiGLU makes it 8/3
-        ({"glu": "geglu", "unfused_gelu": True}, {"activation": "geglu", "ffn": 64 * 4}),
-        ({"glu": "liglu", "ffn": 24}, {"activation": "liglu", "ffn": 24}),
-        ({"glu": "swiglu", "swiglu": True, "hidden": 96}, {"activation": "swiglu", "ffn": 256}),
-        ({"window": "4095,0"}, {"sliding_window": 4096}),
-        ({"window": "(7, 0)"}, {"sliding_window": 8}),
-        ({"window": "3"}, {"sliding_window": 4}),
+        ({"glu_activation": "geglu", "bias_gelu_fusion": False}, {"activation": "geglu", "ffn": 64 * 4}),
+        ({"glu_activation": "liglu", "ffn_hidden_size": 24}, {"activation": "liglu", "ffn": 24}),
+        (
+            {"glu_activation": "swiglu", "swiglu": True, "hidden_size": 96},
+            {"activation": "swiglu", "ffn": 256},
+        ),
+        ({"window_size": "4095,0"}, {"sliding_window": 4096}),
+        ({"window_size": "(7, 0)"}, {"sliding_window": 8}),
+        ({"window_size": "3"}, {"sliding_window": 4}),
     ],
     ids=str,
 )
 def test_an_option_of_the_model_is_in_its_spec(
     planned: Planned, said: dict[str, Any], model: dict[str, Any]
 ) -> None:
-    values = {f"model__{key}": value for key, value in {"hidden": 64, "heads": 8, **said}.items()}
-    if "window" in said:
-        values["model__window"] = f'"{said["window"]}"'
+    values = {
+        f"model__{key}": value for key, value in {"hidden_size": 64, "num_attention_heads": 8, **said}.items()
+    }
+    if "window_size" in said:
+        values["model__window_size"] = f'"{said["window_size"]}"'
     spec = planned(**values).spec
     assert {key: getattr(spec, key) for key in model} == model
 
 
 def test_a_preset_keeps_what_is_not_said(planned: Planned) -> None:
     named = NO_MODEL | {"model__preset": "gpt2-124m"}
-    assert planned(**named, model__unfused_gelu=True).spec.activation == "gelu_erf"
+    assert planned(**named, model__bias_gelu_fusion=False).spec.activation == "gelu_erf"
     named["model__preset"] = "llama3-8b"
-    scaled = planned(family="llama", **named, model__rope_scaled=True).spec
+    scaled = planned(family="llama", **named, model__use_rope_scaling=True).spec
     wanted = preset("llama3-8b").to_dict() | {"rope_scaling": 8.0}
     assert scaled.to_dict() == wanted
-    assert planned(family="llama", **named, model__unfused_gelu=True).spec == preset("llama3-8b")
+    assert planned(family="llama", **named, model__bias_gelu_fusion=False).spec == preset("llama3-8b")
 
 
 @pytest.mark.parametrize(
     ("said", "line"),
     [
         (
-            {"glu": "geglu", "swiglu": True},
+            {"glu_activation": "geglu", "swiglu": True},
             "--swiglu: disagrees with --glu-activation: found swiglu, wanted geglu",
         ),
         (
-            {"glu": "geglu", "activation": "reglu"},
+            {"glu_activation": "geglu", "activation": "reglu"},
             "--activation: disagrees with --glu-activation: found reglu, wanted geglu",
         ),
         (
-            {"rope_scaling": 8.0},
+            {"rope_scaling_factor": 8.0},
             "--rope-scaling-factor: nothing is scaled: found 8.0; hint: --use-rope-scaling, or leave it out",
         ),
         (
-            {"window": "4,4"},
+            {"window_size": "4,4"},
             "--window-size: not a window of tokens before: found 4,4, wanted LEFT,0; "
             "hint: --window-size 4095,0",
         ),
-        ({"window": "wide"}, "--window-size: not a window of tokens before: found wide"),
+        ({"window_size": "wide"}, "--window-size: not a window of tokens before: found wide"),
     ],
     ids=str,
 )
@@ -105,12 +122,12 @@ def test_options_that_disagree_are_told(planned: Planned, said: dict[str, Any], 
     ("given", "changed"),
     [
         ({}, {}),
-        ({"embed_norm": True}, {"embed_norm": True}),
-        ({"norm": "LayerNorm"}, {"norm": "layernorm"}),
+        ({"embed_layernorm": True}, {"embed_norm": True}),
+        ({"normalization": "LayerNorm"}, {"norm": "layernorm"}),
         ({"activation": "gelu_erf"}, {"activation": "gelu_erf", "ffn": 96 * 4}),
-        ({"glu": "geglu"}, {"activation": "geglu"}),
+        ({"glu_activation": "geglu"}, {"activation": "geglu"}),
         ({"unfused_gelu": True, "no_bias": True}, {}),
-        ({"positions": "learned_absolute"}, {"positions": "learned"}),
+        ({"position_embedding_type": "learned_absolute"}, {"positions": "learned"}),
     ],
     ids=str,
 )
@@ -135,20 +152,20 @@ def test_a_checkpoint_of_the_other_family_with_an_equal_model_is_accepted(planne
 
 def test_fields_of_a_model_are_flags_wherever_an_error_names_them(planned: Planned) -> None:
     with pytest.raises(ConfigError) as caught:
-        planned(model__parallel_residual=True, model__post_norm_residual=True)
+        planned(model__parallel_residual=True, model__apply_residual_connection_post_layernorm=True)
     assert str(caught.value).startswith("--parallel-residual: ")
     assert "found --apply-residual-connection-post-layernorm too" in str(caught.value)
-    loaded = planned(model__window="3,0", model__untied=True).spec
+    loaded = planned(model__window_size="3,0", model__untie_embeddings_and_output_weights=True).spec
     with pytest.raises(
         ConfigError, match=r"^--untie-embeddings-and-output-weights: .* not given, wanted given"
     ):
-        planned(loaded=loaded, model__window="3,0")
+        planned(loaded=loaded, model__window_size="3,0")
     with pytest.raises(ConfigError, match=r"^--window-size: differs .* found 7,0, wanted 3,0;"):
-        planned(loaded=loaded, model__window="7,0", model__untied=True)
+        planned(loaded=loaded, model__window_size="7,0", model__untie_embeddings_and_output_weights=True)
 
 
 def test_a_checkpoints_model_is_compared_without_what_it_began_with(planned: Planned) -> None:
     loaded: ModelSpec = planned().spec
-    assert planned(loaded=loaded, model__xavier=True).spec.init == "xavier_uniform"
+    assert planned(loaded=loaded, model__init_method_xavier_uniform=True).spec.init == "xavier_uniform"
     with pytest.raises(ConfigError, match="^--qk-layernorm: differs from the checkpoint's"):
-        planned(loaded=loaded, model__qk_norm=True)
+        planned(loaded=loaded, model__qk_layernorm=True)

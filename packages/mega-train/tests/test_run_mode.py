@@ -67,7 +67,7 @@ def test_without_its_optimizer_a_run_goes_on_with_samples_and_begins_its_schedul
     started: Started, saved: tuple[Path, Trainer]
 ) -> None:
     folder, run = saved
-    again = started(folder, checkpoint__no_load_optim=True, optimizer__warmup_iterations=2)
+    again = started(folder, checkpoint__load_optim=False, optimizer__lr_warmup_iters=2)
     assert _same_weights(again, run)
     assert (again.state.iteration, again.state.consumed_samples, again.optimizer.steps) == (3, 12, 0)
     assert not any(values.any() for _, _, values in again.optimizer.state_shards())
@@ -96,8 +96,10 @@ def test_schedules_that_a_checkpoint_does_not_have_cannot_be_taken(
 def test_steps_that_are_passed_over_consume_their_samples_and_change_nothing(
     started: Started, tmp_path: Path
 ) -> None:
-    values = {"optimizer__decay_style": "constant", "checkpoint__save": str(tmp_path)}
-    run = started(train__passed_over='["9-10", "2-3", "4-4", "3-4"]', log__interval=1, **values)
+    values = {"optimizer__lr_decay_style": "constant", "checkpoint__save": str(tmp_path)}
+    run = started(
+        train__skip_train_iteration_range='["9-10", "2-3", "4-4", "3-4"]', log__log_interval=1, **values
+    )
     assert run.config.skipped_iterations == (range(2, 5), range(9, 11))
     TrainLoop(run, Observers([])).run()
     assert (
@@ -122,22 +124,22 @@ def test_steps_that_are_passed_over_consume_their_samples_and_change_nothing(
 @pytest.mark.parametrize("text", ["5", "5-", "a-b", "7-3", "0-3", "-3-4"])
 def test_what_is_no_range_of_steps_is_refused(planned: Planned, text: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        planned(train__passed_over=f'["{text}"]')
+        planned(train__skip_train_iteration_range=f'["{text}"]')
     assert str(refused.value) == (
         f"--skip-train-iteration-range: is not a range of steps: found {text}, wanted FIRST-LAST, such as "
         "100-120"
     )
 
 
-@pytest.mark.parametrize("flag", ["train__skip", "train__evaluation_only"])
+@pytest.mark.parametrize("flag", ["train__skip_train", "train__eval_only"])
 def test_a_run_that_only_validates_trains_and_saves_nothing(
     started: Started, saved: tuple[Path, Trainer], tmp_path: Path, flag: str
 ) -> None:
     folder, run = saved
     values = {
         "data__split": "80,20,0",
-        "evaluation__iterations": 2,
-        "train__iterations": None,
+        "evaluation__eval_iters": 2,
+        "train__train_iters": None,
         "optimizer__lr": None,
         "checkpoint__save": str(tmp_path / "other"),
     }
@@ -161,8 +163,8 @@ def test_a_run_that_only_validates_needs_something_to_validate(started: Started)
     with pytest.raises(
         ConfigError, match=r"^--skip-train: there is nothing else to do: found --eval-iters 0"
     ):
-        started(train__skip=True)
-    run = started(train__skip=True, evaluation__iterations=1, data__split="1,0,0")
+        started(train__skip_train=True)
+    run = started(train__skip_train=True, evaluation__eval_iters=1, data__split="1,0,0")
     line = "--split: leaves nothing to validate: found 1,0,0, wanted a second share above 0; hint: --split"
     with pytest.raises(ConfigError, match=f"^{line}"):
         TrainLoop(run, Observers([])).run()

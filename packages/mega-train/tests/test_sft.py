@@ -129,7 +129,7 @@ def test_examples_that_are_too_long_are_left_out_and_counted(
     assert packs.too_long == 1
     assert 4 not in packs.order
     assert pairs.info is not None
-    plan = planned(corpus=pairs.info.tokenizer, data__sft=True, data__split="1,0,0", batch__length=6)
+    plan = planned(corpus=pairs.info.tokenizer, data__sft=True, data__split="1,0,0", batch__seq_length=6)
     splits = plan.data_splits_config(iteration=0, consumed_samples=0)
     for rank in (0, 1):
         build_data_splits(splits, pairs, Mesh(rank=rank))
@@ -190,7 +190,7 @@ def tuned(planned: Planned, tmp_path: Path) -> Callable[..., Trainer]:
     assert pairs.info is not None
 
     def start(**values: Any) -> Trainer:
-        given = {"data__sft": True, "data__split": "100,0,0", "batch__length": 16} | values
+        given = {"data__sft": True, "data__split": "100,0,0", "batch__seq_length": 16} | values
         return Trainer(planned(corpus=pairs.info.tokenizer, **given), Mesh(), pairs)
 
     return start
@@ -222,12 +222,12 @@ def _one_by_one(run: Trainer, rows: Sequence[int]) -> tuple[float, float]:
 def test_the_loss_and_its_gradient_are_those_of_the_examples_one_by_one(
     tuned: Callable[..., Trainer],
 ) -> None:
-    packed = tuned(batch__micro=2).step(0.0)
+    packed = tuned(batch__micro_batch_size=2).step(0.0)
     assert packed == pytest.approx(_one_by_one(tuned(), range(4)), rel=1e-5)
 
 
 def test_a_batch_is_one_mean_over_its_answers_however_it_is_cut(tuned: Callable[..., Trainer]) -> None:
-    losses = [tuned(batch__micro=micro).step(0.0) for micro in (1, 2, 4)]
+    losses = [tuned(batch__micro_batch_size=micro).step(0.0) for micro in (1, 2, 4)]
     np.testing.assert_allclose(losses, [losses[0]] * 3, rtol=1e-5)
 
 
@@ -236,12 +236,17 @@ def test_a_mean_over_tokens_is_another_than_one_over_micro_batches(
 ) -> None:
     def loss(micro: int, **values: Any) -> float:
         plan = planned(
-            corpus=open_corpus.info.tokenizer, batch__micro=micro, data__eod_mask_loss=True, **values
+            corpus=open_corpus.info.tokenizer,
+            batch__micro_batch_size=micro,
+            data__eod_mask_loss=True,
+            **values,
         )
         return Trainer(plan, Mesh(), open_corpus).step(0.0)[0]
 
     assert loss(1) != pytest.approx(loss(4), rel=1e-6)
-    assert loss(1, train__per_token_loss=True) == pytest.approx(loss(4), rel=1e-6), "of one they are the same"
+    assert loss(1, train__calculate_per_token_loss=True) == pytest.approx(loss(4), rel=1e-6), (
+        "of one they are the same"
+    )
 
 
 def test_the_end_of_a_document_must_be_known(planned: Planned) -> None:
@@ -253,7 +258,7 @@ def test_the_end_of_a_document_must_be_known(planned: Planned) -> None:
 
 def test_a_curriculum_would_cut_answers_off(tuned: Callable[..., Trainer]) -> None:
     with pytest.raises(ConfigError, match=r"^--curriculum-start-length: would cut answers off: found --sft"):
-        tuned(curriculum__start=2, curriculum__steps=2)
+        tuned(curriculum__curriculum_start_length=2, curriculum__curriculum_steps=2)
 
 
 def test_the_command_learns_answers_from_two_keys(tmp_path: Path) -> None:

@@ -19,11 +19,11 @@ class Planned(Protocol):
     ("values", "expected"),
     [
         ({}, ShardingConfig()),
-        ({"distributed_optimizer": True}, ShardingConfig(stage=1)),
-        ({"distributed_optimizer": True, "zero_stage": 3}, ShardingConfig(stage=3)),
-        ({"zero_stage": 2, "bucket": 100}, ShardingConfig(stage=2, bucket_elements=100)),
-        ({"overlap_reduce": True, "ddp_impl": "'torch'"}, ShardingConfig(overlap_reduce=True)),
-        ({"zero_stage": 1, "overlap_gather": True}, ShardingConfig(stage=1, overlap_gather=True)),
+        ({"use_distributed_optimizer": True}, ShardingConfig(stage=1)),
+        ({"use_distributed_optimizer": True, "zero_stage": 3}, ShardingConfig(stage=3)),
+        ({"zero_stage": 2, "ddp_bucket_size": 100}, ShardingConfig(stage=2, bucket_elements=100)),
+        ({"overlap_grad_reduce": True, "DDP_impl": "'torch'"}, ShardingConfig(overlap_reduce=True)),
+        ({"zero_stage": 1, "overlap_param_gather": True}, ShardingConfig(stage=1, overlap_gather=True)),
     ],
 )
 def test_flags_say_what_replicas_share(
@@ -35,8 +35,8 @@ def test_flags_say_what_replicas_share(
 
 
 def test_buckets_grow_with_the_replicas_as_megatrons(planned: Planned) -> None:
-    assert planned(world=64, batch__global_samples=64).sharding_config.bucket_elements == 64_000_000
-    assert planned(world=16, batch__global_samples=16).sharding_config.bucket_elements == 40_000_000
+    assert planned(world=64, batch__global_batch_size=64).sharding_config.bucket_elements == 64_000_000
+    assert planned(world=16, batch__global_batch_size=16).sharding_config.bucket_elements == 40_000_000
 
 
 @pytest.mark.parametrize(
@@ -44,16 +44,16 @@ def test_buckets_grow_with_the_replicas_as_megatrons(planned: Planned) -> None:
     [
         ({"zero_stage": 4}, "--zero-stage: no such stage: found 4, wanted 0 | 1 | 2 | 3"),
         (
-            {"zero_stage": 0, "distributed_optimizer": True},
+            {"zero_stage": 0, "use_distributed_optimizer": True},
             "--zero-stage: disagrees with --use-distributed-optimizer: found 0, wanted 1 or more, or not "
             "given; hint: --zero-stage 1",
         ),
         (
-            {"overlap_gather": True, "overlap_reduce": True},
+            {"overlap_param_gather": True, "overlap_grad_reduce": True},
             "--overlap-param-gather: there is nothing to gather: every rank updates all weights: wanted "
             "a sharded optimizer; hint: --use-distributed-optimizer",
         ),
-        ({"bucket": 0}, "--ddp-bucket-size: not a size: found 0, wanted 1 or more"),
+        ({"ddp_bucket_size": 0}, "--ddp-bucket-size: not a size: found 0, wanted 1 or more"),
     ],
 )
 def test_what_cannot_be_shared_is_refused(planned: Planned, values: dict[str, Any], line: str) -> None:

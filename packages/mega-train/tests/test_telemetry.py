@@ -362,7 +362,12 @@ def test_a_line_tells_flops_and_their_share_of_a_peak_that_is_given(
     planned: Planned, open_corpus: IndexedDataset
 ) -> None:
     assert open_corpus.info is not None
-    values = {"log__interval": 5, "log__peak_tflops": 0.5, "log__params_norm": True, "log__zeros": True}
+    values = {
+        "log__log_interval": 5,
+        "log__peak_tflops": 0.5,
+        "log__log_params_norm": True,
+        "log__log_num_zeros_in_grad": True,
+    }
     trainer = Trainer(planned(corpus=open_corpus.info.tokenizer, **values), Mesh(), open_corpus)
     heard, ticks = Heard(), iter(range(1000))
     TrainLoop(trainer, Observers([heard]), clock=lambda: float(next(ticks))).run()
@@ -383,7 +388,11 @@ def test_zeros_are_those_of_the_table_not_of_its_padding(
     planned: Planned, open_corpus: IndexedDataset
 ) -> None:
     assert open_corpus.info is not None
-    values = {"model__vocab": None, "model__vocab_multiple": 64, "log__zeros": True}
+    values = {
+        "model__vocab_size": None,
+        "model__make_vocab_size_divisible_by": 64,
+        "log__log_num_zeros_in_grad": True,
+    }
     trainer = Trainer(planned(corpus=open_corpus.info.tokenizer, **values), Mesh(), open_corpus)
     assert trainer.grad_sync.num_elements == sum(
         r.size for r in trainer.rt.table.values() if r.tied_to is None
@@ -399,7 +408,12 @@ def test_a_profile_is_of_the_steps_that_were_asked_for(
     planned: Planned, open_corpus: IndexedDataset, tmp_path: Path
 ) -> None:
     assert open_corpus.info is not None
-    values = {"profile__on": True, "profile__start": 2, "profile__end": 4, "log__tensorboard_dir": tmp_path}
+    values = {
+        "profile__profile": True,
+        "profile__profile_step_start": 2,
+        "profile__profile_step_end": 4,
+        "log__tensorboard_dir": tmp_path,
+    }
     trainer = Trainer(planned(corpus=open_corpus.info.tokenizer, **values), Mesh(), open_corpus)
     TrainLoop(trainer, Observers()).run()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["profile-rank-0.json", "profile-rank-0.txt"]
@@ -415,7 +429,12 @@ def test_a_run_that_leaves_within_a_profile_writes_what_there_is(
     planned: Planned, open_corpus: IndexedDataset, tmp_path: Path
 ) -> None:
     assert open_corpus.info is not None
-    values = {"profile__on": True, "profile__start": 9, "profile__end": 20, "log__tensorboard_dir": tmp_path}
+    values = {
+        "profile__profile": True,
+        "profile__profile_step_start": 9,
+        "profile__profile_step_end": 20,
+        "log__tensorboard_dir": tmp_path,
+    }
     trainer = Trainer(planned(corpus=open_corpus.info.tokenizer, **values), Mesh(), open_corpus)
     TrainLoop(trainer, Observers()).run()
     assert (tmp_path / "profile-rank-0.json").is_file()
@@ -530,8 +549,8 @@ def test_tensorboard_has_what_the_other_flags_ask_for(tmp_path: Path) -> None:
         tensorboard_perplexity=True,
         tensorboard_memory=True,
         tensorboard_world=True,
-        tensorboard_no_rate=True,
-        tensorboard_no_scale=True,
+        tensorboard_learning_rate=False,
+        tensorboard_loss_scale=False,
     )
     step = replace(STEP, extra={"num-zeros": 3.0, "params-norm": 9.0}, skipped_samples=8, grad_norm=None)
     line = replace(NOW, timers_of_ranks={"optimizer": [0.25, 0.5]})
@@ -619,11 +638,11 @@ def test_a_package_that_is_not_installed_is_named(
 @pytest.mark.parametrize(
     ("values", "line"),
     [
-        ({"timing_level": 3}, "--timing-log-level: not a level: found 3, wanted 0, 1 or 2"),
+        ({"timing_log_level": 3}, "--timing-log-level: not a level: found 3, wanted 0, 1 or 2"),
         ({"peak_tflops": 0.0}, "--peak-tflops: not a rate: found 0.0, wanted more than 0"),
-        ({"tensorboard_queue": 0}, "--tensorboard-queue-size: not a size: found 0, wanted 1 or more"),
+        ({"tensorboard_queue_size": 0}, "--tensorboard-queue-size: not a size: found 0, wanted 1 or more"),
         (
-            {"tensorboard_interval": 0},
+            {"tensorboard_log_interval": 0},
             "--tensorboard-log-interval: not an interval: found 0, wanted 1 or more",
         ),
     ],

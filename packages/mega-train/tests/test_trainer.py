@@ -43,7 +43,10 @@ def _weights(trainer: Trainer) -> dict[str, torch.Tensor]:
 
 def test_many_micro_batches_train_as_one_big_batch(planned: Planned, open_corpus: IndexedDataset) -> None:
     # K's biases have gradients that are zero but for rounding; a usual eps would blow them up to whole steps
-    one, many = (_trainer(planned, open_corpus, optimizer__eps=1e-3, batch__micro=micro) for micro in (4, 1))
+    one, many = (
+        _trainer(planned, open_corpus, optimizer__adam_eps=1e-3, batch__micro_batch_size=micro)
+        for micro in (4, 1)
+    )
     assert (one.config.accumulation_steps, many.config.accumulation_steps) == (1, 4)
     np.testing.assert_allclose(_steps(many, 3), _steps(one, 3), rtol=1e-5)
     for name, weight in _weights(one).items():
@@ -51,7 +54,7 @@ def test_many_micro_batches_train_as_one_big_batch(planned: Planned, open_corpus
 
 
 def test_a_long_step_gives_signs_of_life(planned: Planned, open_corpus: IndexedDataset) -> None:
-    run = _trainer(planned, open_corpus, batch__micro=1)
+    run = _trainer(planned, open_corpus, batch__micro_batch_size=1)
     _steps(run, 1)
     assert run.forward_backward.heartbeat == 2 * run.config.accumulation_steps == 8, (
         "a forward and a backward pass each"
@@ -68,7 +71,7 @@ def test_the_same_seed_trains_bitwise_alike_and_another_does_not(
 
 
 def test_dropout_changes_training_and_not_validation(planned: Planned, open_corpus: IndexedDataset) -> None:
-    values: dict[str, Any] = {"data__split": "80,20,0", "evaluation__iterations": 2}
+    values: dict[str, Any] = {"data__split": "80,20,0", "evaluation__eval_iters": 2}
     kinds: list[dict[str, Any]] = [{}, {"train__hidden_dropout": 0.5}, {"train__attention_dropout": 0.5}]
     runs = [_trainer(planned, open_corpus, **values, **kind) for kind in kinds]
     assert len({evaluate(run, run.valid["validation"]) for run in runs}) == 1
@@ -83,9 +86,9 @@ def test_the_loss_falls_and_a_resumed_run_goes_on_bitwise(
 ) -> None:
     values: dict[str, Any] = {
         "train__bf16": bf16,
-        "train__iterations": 60,
-        "batch__global_samples": 8,
-        "batch__length": 16,
+        "train__train_iters": 60,
+        "batch__global_batch_size": 8,
+        "batch__seq_length": 16,
         "optimizer__lr": 0.02,
         "checkpoint__save": str(tmp_path),
     }
@@ -132,8 +135,8 @@ def test_validation_trains_nothing_and_reads_the_validation_split(
     planned: Planned, open_corpus: IndexedDataset
 ) -> None:
     values: dict[str, Any] = {
-        "evaluation__iterations": 2,
-        "evaluation__interval": 5,
+        "evaluation__eval_iters": 2,
+        "evaluation__eval_interval": 5,
         "data__split": "80,20,0",
     }
     run = _trainer(planned, open_corpus, **values)
@@ -153,7 +156,7 @@ def test_validation_trains_nothing_and_reads_the_validation_split(
 def test_without_a_validation_split_there_is_no_validation(
     planned: Planned, open_corpus: IndexedDataset
 ) -> None:
-    assert _trainer(planned, open_corpus, evaluation__iterations=2, data__split="1,0,0").valid == {}
+    assert _trainer(planned, open_corpus, evaluation__eval_iters=2, data__split="1,0,0").valid == {}
 
 
 def test_a_masked_end_of_document_carries_no_loss(planned: Planned, open_corpus: IndexedDataset) -> None:
@@ -165,7 +168,9 @@ def test_a_masked_end_of_document_carries_no_loss(planned: Planned, open_corpus:
 def test_documents_kept_apart_are_another_computation(planned: Planned, open_corpus: IndexedDataset) -> None:
     norms = {
         (attention, positions): _steps(
-            _trainer(planned, open_corpus, data__reset_attention=attention, data__reset_positions=positions),
+            _trainer(
+                planned, open_corpus, data__reset_attention_mask=attention, data__reset_position_ids=positions
+            ),
             1,
         )[0][1]
         for attention in (False, True)
@@ -213,7 +218,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_though_its_gradient_is(
 
 
 def test_what_is_not_finite_may_be_skipped(planned: Planned, open_corpus: IndexedDataset) -> None:
-    run = _trainer(planned, open_corpus, train__on_non_finite="'skip'", optimizer__warmup_iterations=5)
+    run = _trainer(planned, open_corpus, train__on_non_finite="'skip'", optimizer__lr_warmup_iters=5)
     _steps(run, 2)
     kept, rate = next(iter(run.params))[1][0, 0].item(), run.state.lr
     _spoil(run, float("nan"))
@@ -241,11 +246,11 @@ def test_float16_gradients_that_overflow_are_skipped_until_the_scale_fits_and_a_
     values: dict[str, Any] = {
         "train__fp16": True,
         "train__loss_scale_window": 20,
-        "train__iterations": 90,
-        "batch__global_samples": 8,
-        "batch__length": 16,
+        "train__train_iters": 90,
+        "batch__global_batch_size": 8,
+        "batch__seq_length": 16,
         "optimizer__lr": 0.02,
-        "optimizer__warmup_iterations": 5,
+        "optimizer__lr_warmup_iters": 5,
         "checkpoint__save": str(tmp_path),
     }
     run = _trainer(planned, open_corpus, **values)
@@ -289,7 +294,7 @@ def test_a_loss_scale_changes_no_gradient(planned: Planned, open_corpus: Indexed
 
 
 def test_a_token_outside_the_vocabulary_is_refused(planned: Planned, open_corpus: IndexedDataset) -> None:
-    plan = planned(model__vocab=20)  # a corpus that does not say its tokenizer
+    plan = planned(model__vocab_size=20)  # a corpus that does not say its tokenizer
     run = Trainer(plan, Mesh(), open_corpus)
     line = (
         r"toy_text_document: holds a token outside the model's vocabulary: found (2\d|3[0-2]), "
@@ -316,12 +321,12 @@ def test_the_loop_reports_validates_saves_and_leaves_in_step(
     planned: Planned, open_corpus: IndexedDataset, tmp_path: Path
 ) -> None:
     values: dict[str, Any] = {
-        "log__interval": 2,
-        "evaluation__iterations": 1,
-        "evaluation__interval": 3,
+        "log__log_interval": 2,
+        "evaluation__eval_iters": 1,
+        "evaluation__eval_interval": 3,
         "data__split": "80,20,0",
         "checkpoint__save": str(tmp_path),
-        "checkpoint__interval": 4,
+        "checkpoint__save_interval": 4,
     }
     run, heard = _trainer(planned, open_corpus, **values), Heard()
     watch, ticks = Observers([EventLog(tmp_path), heard]), iter(range(1000))
@@ -370,10 +375,10 @@ def test_an_exit_interval_saves_and_leaves_and_the_rest_is_as_if_it_had_not(
 def test_a_run_that_goes_on_with_smaller_batches_reads_no_sample_number_twice(
     planned: Planned, open_corpus: IndexedDataset, tmp_path: Path
 ) -> None:
-    run = _trainer(planned, open_corpus, batch__global_samples=80, checkpoint__save=str(tmp_path))
+    run = _trainer(planned, open_corpus, batch__global_batch_size=80, checkpoint__save=str(tmp_path))
     _steps(run, 8)
     run.save()
     run.saver.finish()
     assert run.state.consumed_samples == 640
-    again = _trainer(planned, open_corpus, tmp_path, batch__global_samples=40)
+    again = _trainer(planned, open_corpus, tmp_path, batch__global_batch_size=40)
     assert len(again.train) >= 640 + 2 * 40 > again.config.train_samples

@@ -41,10 +41,12 @@ def main() -> None:
     default=10.0,
     help="Megabytes of training text.",
 )
-@click.option("--held-out-share", type=float, default=0.02, help="Share of modules to hold out, 0 to 1.")
+@click.option(
+    "--held-out-fraction", type=float, default=0.02, help="Fraction of modules to hold out, 0 to 1."
+)
 @click.option("--workers", type=WORKERS, help="Reader processes.  [default: one per core, at most 8]")
 def sample(
-    output: Path, held_out: Path | None, megabytes: float, held_out_share: float, workers: int | None
+    output: Path, held_out: Path | None, megabytes: float, held_out_fraction: float, workers: int | None
 ) -> None:
     """Write a corpus of the documentation of Python and its installed packages."""
     import os
@@ -56,7 +58,7 @@ def sample(
     with progress_bar("reading", size) as progress:
         corpus = collect(
             size,
-            held_out_share=held_out_share if held_out else 0.0,
+            held_out_fraction=held_out_fraction if held_out else 0.0,
             workers=workers or min(8, os.cpu_count() or 1),
             progress=progress,
         )

@@ -78,10 +78,10 @@ def check_folder(
     check("--output", output, is_ours=is_own_folder)
     if work is None:
         return
-    check("--work", work, is_ours=_is_work_folder)
+    check("--work-dir", work, is_ours=_is_work_folder)
     if work.resolve() == output.resolve():
-        hint = "name another folder, or leave --work out"
-        raise ConfigError("--work", "is --output", found=work, hint=hint)
+        hint = "name another folder, or leave --work-dir out"
+        raise ConfigError("--work-dir", "is --output", found=work, hint=hint)
 
 
 def check_file(option: str, output: Path, inputs: Sequence[Path]) -> None:

@@ -56,7 +56,7 @@ class CorpusSample:
 def collect(
     size: int,
     *,
-    held_out_share: float = 0.0,
+    held_out_fraction: float = 0.0,
     roots: Sequence[Path] | None = None,
     workers: int = 1,
     progress: Callable[[int], object] = lambda _: None,
@@ -68,16 +68,16 @@ def collect(
 
     Args:
         size: bytes of UTF-8 of the training text.
-        held_out_share: share of the modules to hold out.
+        held_out_fraction: fraction of the modules to hold out.
         roots: folders of modules; None uses those of this Python.
         progress: called with the bytes of training text found since its last call.
 
     Raises:
-        ConfigError: the share is not between 0 and 1.
+        ConfigError: the fraction is not between 0 and 1.
     """
-    if not 0 <= held_out_share < 1:
+    if not 0 <= held_out_fraction < 1:
         raise ConfigError(
-            "--held-out-share", "not a share", found=held_out_share, wanted="0 or more, below 1"
+            "--held-out-fraction", "not a fraction", found=held_out_fraction, wanted="0 or more, below 1"
         )
     train: dict[bytes, Document] = {}
     held_out: dict[bytes, Document] = {}
@@ -87,7 +87,7 @@ def collect(
         for document in documents:
             # not the hash that orders modules: the held-out ones would all come first
             is_held_out = (
-                int.from_bytes(_hash(f"held-out/{document.source}")[:8], "big") < held_out_share * 2**64
+                int.from_bytes(_hash(f"held-out/{document.source}")[:8], "big") < held_out_fraction * 2**64
             )
             digest = _hash(document.text)
             if is_held_out:

@@ -209,7 +209,7 @@ def select_stages(stages: Sequence[TaskStage], only: str | None) -> list[TaskSta
     selected = next((stage for stage in stages if stage.name == name), None)
     if selected is None:
         raise ConfigError(
-            "--only",
+            "--stage",
             "no such stage",
             found=name,
             wanted=" | ".join(["plan", *(stage.name for stage in stages)]),
@@ -218,7 +218,7 @@ def select_stages(stages: Sequence[TaskStage], only: str | None) -> list[TaskSta
         return [selected]
     if not number.isdecimal() or int(number) >= selected.tasks:
         raise ConfigError(
-            "--only", f"no such task of {name}", found=number, wanted=f"0 to {selected.tasks - 1}"
+            "--stage", f"no such task of {name}", found=number, wanted=f"0 to {selected.tasks - 1}"
         )
     return [replace(selected, only=int(number))]
 

@@ -132,7 +132,7 @@ def validate(
         click.echo(json.dumps(values))
     else:
         for name, value in values.items():
-            click.echo(f"{name:34} {value:,}" if type(value) is int else f"{name:34} {value}")
+            click.echo(f"{name:48} {value:,}" if type(value) is int else f"{name:48} {value}")
     if validation.refusal is not None:
         raise validation.refusal
 
@@ -161,14 +161,14 @@ def diff(one: Path, other: Path, world: int | None, family: Family | None) -> No
             click.echo(f"of {path} nothing follows: {config_side.error}", err=True)
     rows = list(diff_sides(*sides))
     for name, first, second in rows:
-        click.echo(f"{name:34} {first} | {second}")
+        click.echo(f"{name:48} {first} | {second}")
     sys.exit(1 if rows else 0)
 
 
 @app.command(context_settings={"ignore_unknown_options": True})
-@click.argument("words", nargs=-1, metavar="[KEY|FLAG]...")
+@click.argument("words", nargs=-1, metavar="[FLAG|KEY]...")
 def explain(words: tuple[str, ...]) -> None:
-    """Explain a key or a flag of mega-train, Megatron or fairseq; without one, list all keys."""
+    """Explain a flag or key of mega-train, or a flag of Megatron or fairseq; without one, list all keys."""
     from mega_train.commands.explain import explain_word, list_keys
 
     for line in [line for word in words for line in explain_word(word)] if words else list_keys():
@@ -197,7 +197,7 @@ def curve(runs: tuple[Path, ...], output: Path) -> None:
 
 @app.command()
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("--against", type=click.Path(path_type=Path), help="Another run to compare with.")
+@click.option("--compare-with", type=click.Path(path_type=Path), help="Another run to compare with.")
 @click.option(
     "--output",
     type=OUTPUT_FILE,
@@ -205,14 +205,17 @@ def curve(runs: tuple[Path, ...], output: Path) -> None:
     show_default=True,
 )
 @click.option(
-    "--over",
+    "--x-axis",
     type=click.Choice(["iteration", "samples", "tokens", "hours"]),
     default="iteration",
     show_default=True,
     help="Horizontal axis of the curves.",
 )
 def report(
-    run: Path, against: Path | None, output: Path, over: Literal["iteration", "samples", "tokens", "hours"]
+    run: Path,
+    compare_with: Path | None,
+    output: Path,
+    x_axis: Literal["iteration", "samples", "tokens", "hours"],
 ) -> None:
     """Write a self-contained HTML report about RUN (the folder given to --save).
 
@@ -221,7 +224,7 @@ def report(
     """
     from mega_train.reports.html_report import write_report
 
-    write_report(run, against, output, over)
+    write_report(run, compare_with, output, x_axis)
     click.echo(f"{output}")
 
 

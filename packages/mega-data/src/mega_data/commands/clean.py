@@ -44,11 +44,13 @@ if TYPE_CHECKING:
 @click.option(
     "--keep-dropped", is_flag=True, help="Write dropped documents with the reason to OUTPUT/dropped."
 )
-@click.option("--work", type=OUTPUT_FOLDER, help="Folder for intermediate files.  [default: OUTPUT/.work]")
+@click.option(
+    "--work-dir", "work", type=OUTPUT_FOLDER, help="Folder for intermediate files.  [default: OUTPUT/.work]"
+)
 @click.option("--memory", type=click.IntRange(min=1), default=256, help="MiB for sorting, per worker.")
 @click.option("--workers", type=WORKERS, default=1, help="Worker processes.")
 @click.option("--executor", type=EXECUTOR, default="local", help="Where the tasks run.")
-@click.option("--only", help=f"Run only plan, PASS/STAGE or PASS/STAGE:TASK; {LAST_CALL_HELP}")
+@click.option("--stage", "only", help=f"Run only plan, PASS/STAGE or PASS/STAGE:TASK; {LAST_CALL_HELP}")
 def clean(
     inputs: tuple[str, ...],
     json_key: str,
@@ -106,7 +108,9 @@ def clean(
         write_marker(output, "clean")
         pass_name, _, stage = (only or "").partition("/")
         if only and pass_name not in {"plan", *passes}:
-            raise ConfigError("--only", "no such pass", found=pass_name, wanted=" | ".join(["plan", *passes]))
+            raise ConfigError(
+                "--stage", "no such pass", found=pass_name, wanted=" | ".join(["plan", *passes])
+            )
         with check_inputs_unchanged(folder):
             for name, cleaning_pass in passes.items():
                 if not only or name == pass_name:

@@ -22,7 +22,7 @@ MAX_LINES = 50  # of progress of a stage in a log
 SECONDS_PER_LINE = 10.0  # between two lines of progress in a log
 EXECUTOR = click.Choice(["local", "slurm-array", "ray"])
 ON_ERROR = click.Choice(["fail", "skip"])
-LAST_CALL_HELP = "the last call, without --only, publishes the files."
+LAST_CALL_HELP = "the last call, without --stage, publishes the files."
 FOLDER = click.Path(file_okay=False, path_type=Path)
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -106,7 +106,7 @@ def work_folder(
     """Yield the folder of a run's intermediate files; lock out other runs to the same output.
 
     Args:
-        named: the folder of --work; None uses `default`.
+        named: the folder of --work-dir; None uses `default`.
         whole_run: this process does all of the run.
         lock: the folder to lock.
 

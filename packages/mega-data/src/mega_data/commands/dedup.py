@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 @click.option(
     "--output", type=OUTPUT_FOLDER, required=True, help="Folder for the kept lines, a file per shard."
 )
-@click.option("--work", type=OUTPUT_FOLDER, help="Folder for intermediate files.  [default: OUTPUT/.work]")
+@click.option(
+    "--work-dir", "work", type=OUTPUT_FOLDER, help="Folder for intermediate files.  [default: OUTPUT/.work]"
+)
 @click.option(
     "--preset", type=click.Choice(["megatron", "datatrove", "exact"]), default="datatrove", help="Method."
 )
@@ -47,7 +49,7 @@ if TYPE_CHECKING:
 @click.option("--memory", type=click.IntRange(min=1), default=256, help="MiB for sorting pairs, per worker.")
 @click.option("--workers", type=WORKERS, default=1, help="Worker processes.")
 @click.option("--executor", type=EXECUTOR, default="local", help="Where the tasks run.")
-@click.option("--only", help=f"Run only plan, STAGE or STAGE:TASK; {LAST_CALL_HELP}")
+@click.option("--stage", "only", help=f"Run only plan, STAGE or STAGE:TASK; {LAST_CALL_HELP}")
 def dedup(
     inputs: tuple[str, ...],
     json_key: str,

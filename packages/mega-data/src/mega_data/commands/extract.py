@@ -47,12 +47,14 @@ from mega_schema.app.output_option import OUTPUT_ANY, OUTPUT_FOLDER
 )
 @max_errors_option("damaged ranges", share="of all pages and ranges")
 @click.option("--keep-dropped", is_flag=True, help="Write skipped pages with the reason to OUTPUT.dropped.")
-@click.option("--part-mb", type=click.IntRange(min=1), default=32, help="Megabytes of a dump per task.")
-@click.option("--whole-page", is_flag=True, help="Keep menus and footers of HTML pages.")
-@click.option("--work", type=OUTPUT_FOLDER, help="Folder for intermediate files.  [default: OUTPUT.work]")
+@click.option("--split-mb", type=click.IntRange(min=1), default=32, help="Megabytes of a dump per task.")
+@click.option("--full-page", is_flag=True, help="Keep menus and footers of HTML pages.")
+@click.option(
+    "--work-dir", "work", type=OUTPUT_FOLDER, help="Folder for intermediate files.  [default: OUTPUT.work]"
+)
 @click.option("--workers", type=WORKERS, default=1, help="Worker processes.")
 @click.option("--executor", type=EXECUTOR, default="local", help="Where the tasks run.")
-@click.option("--only", help=f"Run only plan, STAGE or STAGE:TASK; {LAST_CALL_HELP}")
+@click.option("--stage", "only", help=f"Run only plan, STAGE or STAGE:TASK; {LAST_CALL_HELP}")
 def extract(
     inputs: tuple[str, ...],
     output: Path,
@@ -60,8 +62,8 @@ def extract(
     on_error: str,
     max_errors: str | None,
     keep_dropped: bool,
-    part_mb: int,
-    whole_page: bool,
+    split_mb: int,
+    full_page: bool,
     work: Path | None,
     workers: int,
     executor: str,
@@ -83,7 +85,7 @@ def extract(
     errors = ErrorCount(error_limit(on_error, max_errors))
     files = find_inputs(inputs)
     check_outputs(files, output, work, keep_dropped=keep_dropped)
-    parts = split_inputs(files, form, part_mb * 1_000_000)
+    parts = split_inputs(files, form, split_mb * 1_000_000)
     default_work = output.with_name(f"{output.name}.work")
     one_file = is_one_file(output)
     lock = work or default_work if one_file else output
@@ -91,7 +93,7 @@ def extract(
         target = output if one_file else staging_folder(output)
         skip = on_error == "skip"
         dropped = dropped_path(output)
-        job = Extraction(parts, target, folder, form, whole_page, skip, keep_dropped, dropped)
+        job = Extraction(parts, target, folder, form, full_page, skip, keep_dropped, dropped)
         check_has_stage(executor, only, (stage.name for stage in job.stages()))
         job.begin()
         if not one_file:

@@ -47,7 +47,7 @@ def refuse_whole_run(stages: Iterable[str]) -> NoReturn:
         "an element of a job array does one stage",
         "infra/slurm/data.sh submits an array per stage, and a job that ends the run",
     )
-    raise ConfigError("--only", what, wanted=" | ".join(stages), hint=hint)
+    raise ConfigError("--stage", what, wanted=" | ".join(stages), hint=hint)
 
 
 def element_stages(stages: Sequence[TaskStage], environment: Mapping[str, str]) -> list[TaskStage]:

@@ -8,6 +8,9 @@
     class Run:
         batch: Batch = Batch()
 
+A setting has one name: its key is its flag with underscores, here `batch.micro_batch_size`, in the file, in
+--set and in messages. The field's name (`run.batch.micro`) is for code only. `key_of_flag` has the rule.
+
 `add_flags(Run)` decorates a click command with every flag; `load_config` merges the sources, later ones over
 earlier: defaults, file, flags, --set. Only types and names are checked here; the code that resolves the
 configuration checks once whether its values agree.
@@ -34,9 +37,9 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def option(flag: str, default: Any, help: str) -> Any:
-    """Declare a field of a section, with its flag.
+    """Declare a field of a section by its flag, from which its key follows (`key_of_flag`).
 
-    A bool is a flag without a value; one whose default is true is written "--on/--off".
+    A bool is a flag without a value; one whose default is true is declared as "--no-on" or "--on/--no-on".
     """
     return dataclasses.field(default=default, metadata={"flag": flag, "help": help})
 
@@ -47,6 +50,14 @@ def multi_option(flag: str, help: str) -> Any:
     The command must be a `MultiValueCommand`. A file has a list, whose numbers need no quotes, or one string.
     """
     return dataclasses.field(default=(), metadata={"flag": flag, "help": help, "words": True})
+
+
+def key_of_flag(flag: str) -> str:
+    """Return the key of a flag: its name with underscores.
+
+    A flag that turns a default off, `--no-data-sharding`, has the key without "no": `data_sharding = false`.
+    """
+    return flag.partition("/")[0].removeprefix("--").removeprefix("no-").replace("-", "_")
 
 
 class NonEmptyPath(click.Path):
@@ -98,12 +109,16 @@ def _is_flag(word: str) -> bool:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ConfigKey:
-    """One value of a configuration: section.name, its type and its flag."""
+    """One value of a configuration: section, type, and the field that declares its flag."""
 
     section: str
-    name: str
     kind: Any
     field: dataclasses.Field[Any]
+
+    @property
+    def name(self) -> str:
+        """The key in its section; click passes the flag's value by this name too."""
+        return key_of_flag(self.declared)
 
     @property
     def dotted(self) -> str:
@@ -123,10 +138,9 @@ class ConfigKey:
         """Whether its flag takes all words that follow."""
         return bool(self.field.metadata.get("words"))
 
-    @property
-    def parameter(self) -> str:
-        """The name by which click passes the flag's value."""
-        return self.flag.removeprefix("--").replace("-", "_")
+    def value_in(self, config: Any) -> Any:
+        """Return the value of this key in a configuration."""
+        return getattr(getattr(config, self.section), self.field.name)
 
 
 def config_keys(cls: type[Any]) -> Iterator[ConfigKey]:
@@ -134,7 +148,7 @@ def config_keys(cls: type[Any]) -> Iterator[ConfigKey]:
     for section, kind in get_type_hints(cls).items():
         hints = get_type_hints(kind)
         for field in dataclasses.fields(kind):
-            yield ConfigKey(section, field.name, hints[field.name], field)
+            yield ConfigKey(section, hints[field.name], field)
 
 
 def add_flags(cls: type[Any]) -> Callable[[Command], Command]:
@@ -164,7 +178,7 @@ def load_config(
 
     Args:
         file: TOML with a table per section.
-        flag_values: click's values by parameter name; None: not given.
+        flag_values: click's values by key; None: not given.
         sets: "section.key=value" texts, the value written as in TOML (a bare word is a string). The bare word
             none removes the file's or flag's value of an optional key.
 
@@ -176,8 +190,8 @@ def load_config(
     for dotted, value in _from_file(file, list(get_type_hints(cls))):
         values[dotted] = _convert(_find_key(keys_by_name, dotted, str(file)), value, f"{file}: {dotted}")
     for key in keys_by_name.values():
-        if flag_values.get(key.parameter) is not None:
-            values[key.dotted] = _convert(key, flag_values[key.parameter], key.flag)
+        if flag_values.get(key.name) is not None:
+            values[key.dotted] = _convert(key, flag_values[key.name], key.flag)
     for text in sets:
         dotted, equals, value = text.partition("=")
         if not equals:
@@ -189,8 +203,8 @@ def load_config(
             values[key.dotted] = _convert(key, _literal(value.strip(), key), f"--set {key.dotted}")
     sections: dict[str, dict[str, Any]] = {section: {} for section in get_type_hints(cls)}
     for dotted, value in values.items():
-        section, _, name = dotted.partition(".")
-        sections[section][name] = value
+        key = keys_by_name[dotted]
+        sections[key.section][key.field.name] = value
     return cls(**{name: kind(**sections[name]) for name, kind in get_type_hints(cls).items()})
 
 
@@ -200,15 +214,21 @@ def to_toml(config: Any) -> str:
     `load_config` reads it back to an equal one.
     """
     lines: list[str] = []
-    for section in dataclasses.fields(config):
-        lines.append(f"[{section.name}]")
-        part = getattr(config, section.name)
-        for field in dataclasses.fields(part):
-            value = getattr(part, field.name)
+    for section, values in to_dict(config).items():
+        lines.append(f"[{section}]")
+        for name, value in values.items():
             if value is not None and value != ():
-                lines.append(f"{field.name} = {_toml_value(value)}")
+                lines.append(f"{name} = {_toml_value(value)}")
         lines.append("")
     return "\n".join(lines)
+
+
+def to_dict(config: Any) -> dict[str, dict[str, Any]]:
+    """Return every value of the configuration by section and key."""
+    sections: dict[str, dict[str, Any]] = {section.name: {} for section in dataclasses.fields(config)}
+    for key in config_keys(type(config)):
+        sections[key.section][key.name] = key.value_in(config)
+    return sections
 
 
 def did_you_mean(word: str, words: Sequence[str]) -> str:
@@ -239,8 +259,31 @@ def _from_file(file: Path | None, sections: Sequence[str]) -> Iterator[tuple[str
 
 def _find_key(keys: Mapping[str, ConfigKey], dotted: str, where: str) -> ConfigKey:
     if dotted not in keys:
-        raise ConfigError(f"{where}: {dotted}", "unknown key", hint=did_you_mean(dotted, list(keys)))
+        raise ConfigError(f"{where}: {dotted}", "unknown key", hint=_closest_key(keys, dotted))
     return keys[dotted]
+
+
+def _closest_key(keys: Mapping[str, ConfigKey], dotted: str) -> str:
+    """Return a hint with the key that was probably meant, if there is one.
+
+    It is that flag's key in any section; or one of the section that the word abbreviates (`parallel.tp`), is
+    part of, or resembles.
+    """
+    section, _, word = dotted.rpartition(".")
+    word = key_of_flag(word)
+    names = sorted((key.name for key in keys.values() if key.section == section), key=len)
+    likely = [key.dotted for key in keys.values() if key.name == word]
+    likely += [f"{section}.{name}" for name in names if _is_abbreviation(word, name)]
+    likely += [f"{section}.{name}" for name in names if f"_{word}_" in f"_{name}_"]
+    likely += [f"{section}.{name}" for name in get_close_matches(word, names, 1, 0.7)]
+    question = f"; did you mean {likely[0]}?" if likely else ""
+    return f"a key is its flag with underscores{question}"
+
+
+def _is_abbreviation(word: str, name: str) -> bool:
+    """Whether a word of two or three letters has initials of the name's words, in their order."""
+    initials = iter(part[:1] for part in name.split("_"))
+    return 2 <= len(word) <= 3 and all(letter in initials for letter in word)
 
 
 def _without_none(kind: Any) -> Any:
@@ -331,15 +374,14 @@ def _click_option(key: ConfigKey) -> Callable[[Command], Command]:
         shown = " ".join(map(str, default)) if isinstance(default, tuple) else default
         text += f"  [default: {shown}]"
     if kind is bool:
-        return click.option(key.declared, key.parameter, is_flag=True, default=None, help=text)
+        value = not key.declared.startswith("--no-")
+        return click.option(key.declared, key.name, is_flag=True, flag_value=value, default=None, help=text)
     if get_origin(kind) is Literal:
-        return click.option(
-            key.flag, key.parameter, type=click.Choice(get_args(kind)), default=None, help=text
-        )
+        return click.option(key.flag, key.name, type=click.Choice(get_args(kind)), default=None, help=text)
     if get_origin(kind) is tuple and get_args(kind)[-1] is ...:
         return click.option(
             key.flag,
-            key.parameter,
+            key.name,
             cls=_MultiOption if key.is_multi else click.Option,
             multiple=True,
             callback=_none_if_empty,
@@ -347,9 +389,9 @@ def _click_option(key: ConfigKey) -> Callable[[Command], Command]:
             help=text,
         )
     if get_origin(kind) is tuple:
-        return click.option(key.flag, key.parameter, type=get_args(kind), default=None, help=text)
+        return click.option(key.flag, key.name, type=get_args(kind), default=None, help=text)
     types = {int: click.INT, float: click.FLOAT, str: click.STRING, Path: NonEmptyPath(path_type=Path)}
-    return click.option(key.flag, key.parameter, type=types[kind], default=None, help=text)
+    return click.option(key.flag, key.name, type=types[kind], default=None, help=text)
 
 
 def _none_if_empty(context: click.Context, parameter: click.Parameter, value: Any) -> Any:

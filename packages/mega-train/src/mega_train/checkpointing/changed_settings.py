@@ -18,30 +18,30 @@ from mega_train.data.blend_spec import DEFAULT_SPLIT
 from mega_train.data.identities import normalize_prefix
 from mega_train.resolve.run_mode import is_eval_only
 
+_SPLITS = ("train", "valid", "test")
 # they determine the tokens of each sample number
 _DATA_KEYS = frozenset(
     {
-        *("train.seed", "batch.length", "data.path", "data.path_file", "data.split_paths_file"),
-        *(f"data.{use}_path" for use in ("train", "valid", "test")),
-        *("data.train_group", "data.valid_groups", "data.test_groups"),
-        *("data.train_group_file", "data.valid_groups_file", "data.test_groups_file"),
+        *("train.seed", "batch.seq_length"),
+        *("data.data_path", "data.data_args_path", "data.per_split_data_args_path"),
+        *(f"data.{use}_data_path" for use in _SPLITS),
+        *(f"data.{use}_weighted_split_paths" for use in _SPLITS),
+        *(f"data.{use}_weighted_split_paths_path" for use in _SPLITS),
         *("data.sft", "data.sft_keys", "data.split", "data.split_rule", "data.blend_rule"),
-        *("data.renormalize", "data.order", "data.no_sharding"),
+        *("data.renormalize_blend_weights", "data.dataloader_type", "data.data_sharding"),
     }
 )
 # those of them that name groups of datasets, and all that name datasets
-_GROUP_KEYS = frozenset({"data.train_group", "data.valid_groups", "data.test_groups"})
-_PATH_KEYS = (
-    frozenset({"data.path", *(f"data.{use}_path" for use in ("train", "valid", "test"))}) | _GROUP_KEYS
-)
+_GROUP_KEYS = frozenset(f"data.{use}_weighted_split_paths" for use in _SPLITS)
+_PATH_KEYS = frozenset({"data.data_path", *(f"data.{use}_data_path" for use in _SPLITS)}) | _GROUP_KEYS
 # how a start finds its checkpoint, which may differ between starts
 _START_KEYS = frozenset(
     {
         "checkpoint.load",
         "checkpoint.save",
         "checkpoint.finetune",
-        "checkpoint.pretrained",
-        "checkpoint.no_load_optim",
+        "checkpoint.pretrained_checkpoint",
+        "checkpoint.load_optim",
         "checkpoint.overwrite",
         "checkpoint.override_data",
     }
@@ -70,7 +70,7 @@ class Change:
 
     def __str__(self) -> str:
         moved = ", which holds the same data" if self.is_moved else ""
-        return f"{self.key} ({self.flag}): {_format_value(self.old)} -> {_format_value(self.new)}{moved}"
+        return f"{self.key}: {_format_value(self.old)} -> {_format_value(self.new)}{moved}"
 
 
 def find_changes(
@@ -102,9 +102,7 @@ def find_changes(
     )
     changes = []
     for key in config_keys(RunConfig):
-        old, new = (
-            getattr(getattr(config, key.section), key.name) for config in (recorded_config, current_config)
-        )
+        old, new = key.value_in(recorded_config), key.value_in(current_config)
         # the model is the checkpoint's, whatever describes it: flags that contradict it are refused elsewhere
         if key.section != "model" and key.dotted not in _START_KEYS and not _is_same(old, new):
             changes.append(Change(key.dotted, key.flag, old, new))
@@ -122,8 +120,8 @@ def find_changes(
         raise ConfigError(
             data_changes[0].flag,
             "the run would read other data than the run it resumes",
-            found=" ".join(f"{change.flag} {_format_value(change.new)}" for change in data_changes),
-            wanted=" ".join(f"{change.flag} {_format_value(change.old)}" for change in data_changes)
+            found=" ".join(_option_text(change, change.new) for change in data_changes),
+            wanted=" ".join(_option_text(change, change.old) for change in data_changes)
             + f", as {file} says",
             hint="--override-data reads these from here on"
             + ("" if datasets else "; give it too where the same data was moved"),
@@ -183,7 +181,16 @@ def _is_same_word(old: Any, new: Any) -> bool:
     return numbers[0] == numbers[1]
 
 
+def _option_text(change: Change, value: Any) -> str:
+    """Format an option as on the command line; --set of a switch, whose flag has only one of its values."""
+    if isinstance(value, bool):
+        return f"--set {change.key}={str(value).lower()}"
+    return f"{change.flag} {_format_value(value)}"
+
+
 def _format_value(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
     if value is None or value == ():
         return "none"
     return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)

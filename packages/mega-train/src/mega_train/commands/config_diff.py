@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from mega_train.config import OptimizerConfig, RunConfig, TrainConfig
 from mega_train.config.refusals import parts
 from mega_train.engine.train import prepare
 from mega_train.resolve import ResolvedConfig, resolve
+from mega_train.resolve.record import all_model_keys
 from mega_train.resolve.run_mode import is_eval_only
 
 
@@ -98,7 +100,7 @@ def derived_values(config: ResolvedConfig) -> dict[str, object]:
     """List the values derived from a run's configuration, by name."""
     layout, schedule = config.layout, config.lr_schedule
     return {
-        **{f"model.{name}": value for name, value in config.spec.to_dict().items()},
+        **_model_values(config.spec),
         "parameters": count_params(table(config.spec)),
         **{name: getattr(layout, name) for name in ("tp", "pp", "vp", "cp", "dp")},
         "dropout": _dropout(config.run.train),
@@ -118,6 +120,31 @@ def derived_values(config: ResolvedConfig) -> dict[str, object]:
         "ZeRO stage": config.sharding_config.stage,
         "device": config.device,
     }
+
+
+# fields of ModelConfig that describe what another one says, and that of a bias that a model may also lack
+_OTHER_MODEL_KEYS = frozenset({"preset", "padded_vocab", "swiglu", "glu", "bias_gelu_fusion", "qkv_bias"})
+# fields of ModelSpec that no key describes; only presets and converted models have them
+_FIELDS_WITHOUT_KEY = (
+    "qkv_bias",
+    "scale_embedding",
+    "rope_scaling_low",
+    "rope_scaling_high",
+    "rope_scaling_context",
+)
+
+
+def _model_values(spec: ModelSpec) -> dict[str, object]:
+    """List a model's values by the keys that describe it, then those that no key describes."""
+    run = RunConfig(model=all_model_keys(spec))
+    values = {
+        key.dotted: key.value_in(run)
+        for key in config_keys(RunConfig)
+        if key.section == "model" and key.field.name not in _OTHER_MODEL_KEYS
+    }
+    if run.model.positions is None:
+        values["model.position_embedding_type"] = spec.positions
+    return values | {name: getattr(spec, name) for name in _FIELDS_WITHOUT_KEY}
 
 
 def _dropout(train: TrainConfig) -> str:
@@ -179,7 +206,7 @@ def load_side(path: Path, family: Family | None, world: int | None) -> ConfigSid
             raise ConfigError(path, "holds no configuration", wanted=RUN_CONFIG)
         world = world or math.prod(checkpoint.written_by.get(axis, 1) for axis in ("tp", "pp", "cp", "dp"))
     run = load_config(RunConfig, file, {})
-    values = {key.dotted: getattr(getattr(run, key.section), key.name) for key in config_keys(RunConfig)}
+    values = {key.dotted: key.value_in(run) for key in config_keys(RunConfig)}
     standalone = replace(
         run,
         checkpoint=replace(run.checkpoint, load=None, pretrained=None),
@@ -202,8 +229,9 @@ def load_side(path: Path, family: Family | None, world: int | None) -> ConfigSid
     return ConfigSide(values, derived_values(config))
 
 
-_NOT_GIVEN = frozenset({None, False})
-_MODEL_KEYS = frozenset(key.dotted for key in config_keys(RunConfig) if key.section == "model")
+_MODEL_DEFAULTS: Mapping[str, object] = MappingProxyType(
+    {key.dotted: key.field.default for key in config_keys(RunConfig) if key.section == "model"}
+)
 
 
 def diff_sides(first_side: ConfigSide, second_side: ConfigSide) -> Iterator[tuple[str, Any, Any]]:
@@ -212,9 +240,15 @@ def diff_sides(first_side: ConfigSide, second_side: ConfigSide) -> Iterator[tupl
     Different keys can describe one model. A key that one side leaves out is compared by the derived values.
     """
     both_follow = bool(first_side.derived and second_side.derived)
-    for first, second in ((first_side.values, second_side.values), (first_side.derived, second_side.derived)):
-        if first and second:
-            for name in first:
-                described = name in _MODEL_KEYS and both_follow and _NOT_GIVEN & {first[name], second[name]}
-                if first[name] != second[name] and not described:
-                    yield name, first[name], second[name]
+    shown = set[str]()
+    for name, one in first_side.values.items():
+        other = second_side.values[name]
+        is_left_out = name in _MODEL_DEFAULTS and _MODEL_DEFAULTS[name] in (one, other)
+        if one != other and not (is_left_out and both_follow):
+            shown.add(name)
+            yield name, one, other
+    if both_follow:
+        for name, one in first_side.derived.items():
+            other = second_side.derived[name]
+            if one != other and name not in shown:
+                yield name, one, other

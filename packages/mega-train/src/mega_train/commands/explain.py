@@ -1,4 +1,4 @@
-"""Explain a key, a flag, or a flag of another program, in a few lines."""
+"""Explain a flag or its key, or a flag of another program, in a few lines."""
 
 from __future__ import annotations
 
@@ -21,17 +21,16 @@ def explain_word(word: str) -> Iterator[str]:
     """Yield the lines that explain one word.
 
     Args:
-        word: section.key, a key, or a flag with its hyphens or without.
+        word: a flag, with or without its first hyphens, its key, or section.key.
 
     Raises:
         ConfigError: nothing has that name.
     """
-    matches = [key for key in config_keys(RunConfig) if word in _names(key)]
-    if matches:
-        for key in matches:
-            yield from _explain_key(key)
-        return
     flag = word if word.startswith("--") else f"--{word}"
+    for key in config_keys(RunConfig):
+        if flag in key.declared.split("/") or word.replace("-", "_") in (key.dotted, key.name):
+            yield from _explain_key(key)
+            return
     if lines := list(_explain_foreign_flag(flag)):
         yield from lines
         return
@@ -49,7 +48,7 @@ def list_keys() -> Iterator[str]:
         if key.section != section:
             section = key.section
             yield f"[{section}]"
-        yield f"  {key.name:24} {key.declared:44} {_default(key)}"
+        yield f"  {key.name:44} {_default(key)}"
 
 
 def list_presets() -> Iterator[str]:
@@ -59,14 +58,10 @@ def list_presets() -> Iterator[str]:
         yield f"{name:16} {spec.family:6} {count_params(table(spec)) / 1e9:8.2f} billion   {shape}"
 
 
-def _names(key: ConfigKey) -> set[str]:
-    flags = key.declared.split("/")
-    return {key.dotted, key.name, *flags, *(flag.removeprefix("--") for flag in flags)}
-
-
 def _explain_key(key: ConfigKey) -> Iterator[str]:
     words = str(key.field.metadata["help"])
-    yield f"{key.dotted}   {key.declared}"
+    turned_off = f" {key.name} = false" if key.declared.startswith("--no-") else ""
+    yield f"{key.declared}   [{key.section}]{turned_off}"
     yield f"  {words[:1].upper()}{words[1:]}."
     yield f"  {_kind(key.kind)}; {_default(key)}"
     for value, instead in flag_table().values.get(key.flag, {}).items():

@@ -71,7 +71,7 @@ class GroupedHelp(MegatronCompatibleCommand):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the everyday options and a line for each section, or with --help-all every option."""
-        sections = {key.parameter: key.section for key in config_keys(RunConfig)}
+        sections = {key.name: key.section for key in config_keys(RunConfig)}
         options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
         own = [
             option

@@ -60,13 +60,13 @@ class CheckpointConfig:
         False,
         "fail if --load holds no checkpoint, even if --save is the same folder",
     )
-    no_load_optim: bool = option(
+    load_optim: bool = option(
         "--no-load-optim",
-        False,
+        True,
         "do not load the optimizer state or schedules; iteration and consumed samples are loaded",
     )
-    no_load_rng: bool = option(
+    load_rng: bool = option(
         "--no-load-rng",
-        False,
+        True,
         "accepted without effect: checkpoints hold no random state; dropout depends only on seed and sample",
     )

@@ -81,11 +81,11 @@ class DataConfig:
         "single",
         "single reads samples in the order of the index, cyclic shuffles them in every epoch",
     )
-    no_sharding: bool = option(
-        "--no-data-sharding", False, "with cyclic, shuffle all samples instead of each rank's own"
+    sharding: bool = option(
+        "--no-data-sharding", True, "with cyclic, shuffle all samples instead of each rank's own"
     )
-    no_mmap: bool = option(
-        "--no-mmap-bin-files", False, "read the .bin files instead of mapping them into memory"
+    mmap: bool = option(
+        "--no-mmap-bin-files", True, "read the .bin files instead of mapping them into memory"
     )
     threads: int = option("--num-dataset-builder-threads", 8, "threads that open datasets")
     reset_positions: bool = option(

@@ -49,11 +49,11 @@ class LoggingConfig:
     )
     tensorboard_memory: bool = option("--log-memory-to-tensorboard", False, "also log the memory of rank 0")
     tensorboard_world: bool = option("--log-world-size-to-tensorboard", False, "also log the number of ranks")
-    tensorboard_no_rate: bool = option(
-        "--no-log-learnig-rate-to-tensorboard", False, "do not log the learning rate; spelt as in Megatron"
+    tensorboard_learning_rate: bool = option(
+        "--no-log-learning-rate-to-tensorboard", True, "do not log the learning rate"
     )
-    tensorboard_no_scale: bool = option(
-        "--no-log-loss-scale-to-tensorboard", False, "do not log the loss scale"
+    tensorboard_loss_scale: bool = option(
+        "--no-log-loss-scale-to-tensorboard", True, "do not log the loss scale"
     )
     wandb_project: str | None = option("--wandb-project", None, "Weights & Biases project to log to")
     wandb_entity: str | None = option(

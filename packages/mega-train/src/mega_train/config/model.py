@@ -61,8 +61,8 @@ class ModelConfig:
     glu: Literal["geglu", "liglu", "reglu", "swiglu"] | None = option(
         "--glu-activation", None, "gated feed-forward by BigScience's name, same as --activation"
     )
-    unfused_gelu: bool = option(
-        "--no-bias-gelu-fusion", False, "compute GELU by erf, as Megatron's unfused kernel does"
+    bias_gelu_fusion: bool = option(
+        "--no-bias-gelu-fusion", True, "compute GELU by erf, as Megatron's unfused kernel does"
     )
     positions: Literal["learned_absolute", "rope", "alibi", "none"] | None = option(
         "--position-embedding-type", None, "kind of position embedding"

@@ -104,12 +104,12 @@ class TrainConfig:
         None,
         "with --bf16, run linear layers in FP8 (current scaling); hybrid: e4m3 forward, e5m2 gradients",
     )
-    fp8_no_weight_gradients: bool = option(
-        "--no-fp8-wgrad", False, "with FP8, compute weight gradients in bfloat16"
+    fp8_weight_gradients: bool = option(
+        "--no-fp8-wgrad", True, "with FP8, compute weight gradients in bfloat16"
     )
-    rounded_weight_gradients: bool = option(
+    fused_weight_gradients: bool = option(
         "--no-gradient-accumulation-fusion",
-        False,
+        True,
         "round each micro-batch's weight gradients to the weights' dtype before adding them to the float32 "
         "sum; faster on a CPU",
     )

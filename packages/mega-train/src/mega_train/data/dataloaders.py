@@ -91,7 +91,7 @@ def build_data_splits(
 
     def open_reader(name: str, spec_of_index: SampleIndexSpec) -> BlendedDataset:
         arrays = load_or_build(folders, f"{name}-samples", spec_of_index.cache_key(), spec_of_index.write)
-        return spec_of_index.open_dataset(arrays, copy=config.options.no_mmap)
+        return spec_of_index.open_dataset(arrays, copy=not config.options.mmap)
 
     if mesh.rank:
         mesh.barrier()  # rank 0 builds what is missing
@@ -140,7 +140,7 @@ def build_sampler(data: DataConfig, micro_batch_size: int, dp: Axis, reader: Sam
     """
     sizes = (len(reader), micro_batch_size, dp.size, dp.rank)
     return (
-        CyclicSampler(*sizes, is_sharded=not data.no_sharding)
+        CyclicSampler(*sizes, is_sharded=data.sharding)
         if data.order == "cyclic"
         else SequentialSampler(*sizes)
     )

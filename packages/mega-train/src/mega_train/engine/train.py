@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TextIO
@@ -20,6 +20,7 @@ import torch.distributed as dist
 from mega_model.distributed.mesh import Mesh, World
 from mega_model.fp8 import why_unsupported
 from mega_model.kernels.dispatch import KernelChoice, choose_kernels
+from mega_schema.app.config import to_dict
 from mega_schema.checkpoint.checkpoint_dir import TOKENIZER
 from mega_schema.checkpoint.reader import Checkpoint
 from mega_schema.errors import ConfigError, MegaError
@@ -361,7 +362,7 @@ def start_event(trainer: Trainer) -> TrainStart:
         device=torch.cuda.get_device_name(trainer.mesh.device) if config.device == "cuda" else config.device,
         kernels=kernels_summary(config.run, trainer.kernel_choice, trainer.mesh.device),
         loaded=str(trainer.loaded_from or ""),
-        config=asdict(config.run),
+        config=to_dict(config.run),
         time=time.time(),
     )
 

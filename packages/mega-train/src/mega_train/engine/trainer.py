@@ -174,5 +174,5 @@ def _build_runtime(config: ResolvedConfig, mesh: Mesh, kernel_choice: KernelChoi
         kernels=kernel_choice.kernels,
         recompute=config.recompute,
         fp8=config.fp8,
-        fused_gradients=not config.run.train.rounded_weight_gradients,
+        fused_gradients=config.run.train.fused_weight_gradients,
     )

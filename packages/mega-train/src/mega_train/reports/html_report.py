@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from mega_schema.app.config import to_dict
 from mega_schema.app.html_page import render_page, render_table
 from mega_schema.atomic_io import atomic_write
 from mega_schema.errors import ConfigError
 from mega_schema.outputs import check_output, is_page
+from mega_train.config import RunConfig
 from mega_train.reports.run_history import RunHistory, XAxis
 from mega_train.reports.run_names import is_test, name_runs
 from mega_train.reports.svg_chart import Chart, Curve, format_count
@@ -251,7 +253,8 @@ def _config_table(runs: Sequence[RunHistory], names: Sequence[str]) -> str:
 
     whole = f"<details><summary>everything</summary>{render_table(('key', *names), rows(keys))}</details>"
     if len(runs) == 1:
-        given_keys = [key for key in keys if configs[0][key] not in (None, False)]
+        defaults = dict(_flat(to_dict(RunConfig())))
+        given_keys = [key for key in keys if not _is_off(configs[0][key], defaults.get(key))]
         return render_table(("key", *names), rows(given_keys)) + whole
     differ = [key for key in keys if configs[0].get(key) != configs[1].get(key)]
     differences = render_table(("key", *names), rows(differ)) if differ else "<p>The two are alike.</p>"
@@ -262,6 +265,11 @@ def _flat(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for section, values in config.items():
         for name, value in values.items():
             yield f"{section}.{name}", value
+
+
+def _is_off(value: Any, default: Any) -> bool:
+    """Whether a value is not given, or is that of a switch left at its default."""
+    return value is None or (isinstance(value, bool) and value is default)
 
 
 def _format_value(value: Any) -> str:

@@ -27,7 +27,7 @@ def check_data(data: DataConfig) -> Iterator[MegaError]:
             wanted="single or cyclic",
             hint="write an indexed dataset, and leave the flag out",
         )
-    if data.no_sharding and data.order != "cyclic":
+    if not data.sharding and data.order != "cyclic":
         yield ConfigError(
             "--no-data-sharding", "only a cyclic order is sharded", wanted="--dataloader-type cyclic"
         )

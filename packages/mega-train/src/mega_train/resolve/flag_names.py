@@ -15,7 +15,11 @@ P = ParamSpec("P")
 T = TypeVar("T")
 _FIELD = re.compile(r"\bmodel\.(\w+)")
 _FLAGS: Mapping[str, str] = MappingProxyType(
-    {key.name: key.flag for key in config_keys(RunConfig) if key.section == "model" and key.name != "family"}
+    {
+        key.field.name: key.flag
+        for key in config_keys(RunConfig)
+        if key.section == "model" and key.field.name != "family"
+    }
     | {
         "tied": "--untie-embeddings-and-output-weights",
         "bias": "--disable-bias-linear",

@@ -22,7 +22,7 @@ def fp8_recipe(run: RunConfig, spec: ModelSpec, layout: Layout) -> Fp8Recipe | N
     """
     train = run.train
     if train.fp8 is None:
-        if train.fp8_no_weight_gradients:
+        if not train.fp8_weight_gradients:
             raise ConfigError("--no-fp8-wgrad", "there is no FP8", wanted=_FLAG, hint=f"{_FLAG} hybrid")
         return None
     if not train.bf16:
@@ -43,4 +43,4 @@ def fp8_recipe(run: RunConfig, spec: ModelSpec, layout: Layout) -> Fp8Recipe | N
                 wanted=f"multiples of {MULTIPLE}",
                 hint="other widths, another --tensor-model-parallel-size, or --bf16 alone",
             )
-    return Fp8Recipe(train.fp8, not train.fp8_no_weight_gradients)
+    return Fp8Recipe(train.fp8, train.fp8_weight_gradients)

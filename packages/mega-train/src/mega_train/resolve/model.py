@@ -167,7 +167,7 @@ def _activation(m: ModelConfig, family: Family) -> str | None:
             raise ConfigError(conflicting, f"disagrees with {flag}", found=activation, wanted=gated)
         activation = gated or activation  # type: ignore[assignment]
     # Megatron's tanh approximation exists only in the kernel that adds a bias
-    if activation is not None or not (m.unfused_gelu or m.no_bias):
+    if activation is not None or (m.bias_gelu_fusion and not m.no_bias):
         return activation
     return "gelu_erf" if _default_activation(m, family) == "gelu_tanh" else None
 

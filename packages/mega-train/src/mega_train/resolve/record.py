@@ -40,13 +40,13 @@ def recorded_model(run: RunConfig, spec: ModelSpec, loaded_spec: ModelSpec | Non
 def _candidates(spec: ModelSpec) -> Iterator[ModelConfig]:
     """Yield model sections that may describe the model, the shortest first."""
     yield from (ModelConfig(family=spec.family, preset=name) for name in PRESETS)
-    complete = _all_model_keys(spec)
+    complete = all_model_keys(spec)
     yield complete
     yield from (replace(complete, preset=name) for name in PRESETS)
 
 
-def _all_model_keys(spec: ModelSpec) -> ModelConfig:
-    """Return all keys that describe the model."""
+def all_model_keys(spec: ModelSpec) -> ModelConfig:
+    """Return the model section with every key that describes the model; sinusoidal positions have none."""
     return ModelConfig(
         family=spec.family,
         layers=spec.layers,

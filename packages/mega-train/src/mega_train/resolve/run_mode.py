@@ -12,4 +12,4 @@ def is_eval_only(run: RunConfig) -> bool:
 
 def loads_optimizer(run: RunConfig) -> bool:
     """Whether the run loads the checkpoint's optimizer state and schedules."""
-    return not (run.checkpoint.finetune or run.checkpoint.no_load_optim or is_eval_only(run))
+    return run.checkpoint.load_optim and not (run.checkpoint.finetune or is_eval_only(run))

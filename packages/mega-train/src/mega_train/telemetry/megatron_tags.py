@@ -45,7 +45,7 @@ class MegatronTags:
 
     def _step_tags(self, step_end: StepEnd) -> Iterator[tuple[str, float]]:
         log = self._log
-        if not log.tensorboard_no_rate:
+        if log.tensorboard_learning_rate:
             # Megatron logs the rate of the next step; curves must match
             yield (
                 "learning-rate",
@@ -59,7 +59,7 @@ class MegatronTags:
             yield "batch-size", step_end.global_batch_size
         if step_end.loss is not None:
             yield _LOSS, step_end.loss
-        if not log.tensorboard_no_scale:
+        if log.tensorboard_loss_scale:
             yield "loss-scale", step_end.loss_scale
         if log.tensorboard_world:
             yield "world-size", self._world

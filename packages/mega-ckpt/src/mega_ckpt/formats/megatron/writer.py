@@ -38,7 +38,7 @@ _TORCH: Mapping[str, str] = MappingProxyType({"F32": "float32", "BF16": "bfloat1
 _FLAT = "language_model.encoder."  # names behind this are keys of one dictionary; others are nested
 _EXTRA = ("linear_proj", "linear_qkv", "linear_fc1", "linear_fc2")  # have a state of their own, which is none
 _DEFAULTS: Mapping[str, Any] = MappingProxyType(
-    {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.01}
+    {"adam_beta1": 0.9, "adam_beta2": 0.999, "adam_eps": 1e-8, "weight_decay": 0.01}
 )
 # of every group: what Megatron adds, and what Apex and torch do
 _GROUP: Mapping[str, Any] = MappingProxyType(
@@ -122,9 +122,9 @@ class MegatronWriter:
             "num_experts": None,
             "use_distributed_optimizer": False,
             "optimizer": "adam",
-            "adam_beta1": hyper["beta1"],
-            "adam_beta2": hyper["beta2"],
-            "adam_eps": hyper["eps"],
+            "adam_beta1": hyper["adam_beta1"],
+            "adam_beta2": hyper["adam_beta2"],
+            "adam_eps": hyper["adam_eps"],
             **_lr_args(source.trainer),
             "use_legacy_models": not self.core,
             "transformer_impl": "transformer_engine" if self.core else "local",
@@ -151,8 +151,8 @@ class MegatronWriter:
             "wd_mult": float(decay),
             "weight_decay": hyper["weight_decay"] * decay,
             "lr": float(self.source.trainer.get("learning_rate") or 0.0),
-            "betas": (hyper["beta1"], hyper["beta2"]),
-            "eps": hyper["eps"],
+            "betas": (hyper["adam_beta1"], hyper["adam_beta2"]),
+            "eps": hyper["adam_eps"],
             "step": self.steps,
             "params": [*params],
         }

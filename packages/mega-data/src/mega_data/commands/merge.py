@@ -6,8 +6,9 @@ from pathlib import Path
 
 import click
 
-from mega_data.commands.common import ANY_PATH, WORKERS, MultiValueCommand, progress_bar, warn_replaced
+from mega_data.commands.common import ANY_PATH, WORKERS, MultiValueCommand, warn_replaced
 from mega_schema.app.output_option import OUTPUT_PREFIX
+from mega_schema.app.progress import progress_bar
 
 FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 

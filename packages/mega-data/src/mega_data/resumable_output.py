@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import json
 import os
 import shutil
@@ -35,6 +34,7 @@ from mega_schema.dataset.idx_content import CHUNK, IndexStreams
 from mega_schema.dataset.indexed_dataset import DatasetInfo, sibling
 from mega_schema.dataset.indexed_writer import write_index
 from mega_schema.errors import ConfigError
+from mega_schema.file_lock import lock_file
 
 FORMAT: Final = 2
 JOURNAL: Final = "journal.json"
@@ -133,7 +133,7 @@ class ResumableOutput:
         output = cls(folder, run, dtype, inputs, skip)
         output._lock = (folder / LOCK).open("ab")
         try:
-            fcntl.flock(output._lock.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_file(output._lock.fileno(), folder)
         except BlockingIOError:
             output._lock.close()
             hint = "wait for it to end, or choose another prefix"

@@ -81,6 +81,14 @@ def test_several_words_after_an_option_are_several_values(tmp_path):
     inputs = ("--input", tmp_path / "a", tmp_path / "b", "--input", tmp_path / "c")
     call("preprocess", *inputs, "--json-keys", "x", "y", *null, "--output-prefix", tmp_path / "p")
     assert [len(IndexedDataset(tmp_path / f"p_{key}_document")) for key in "xy"] == [3, 3]
+    inputs = (f"--input={tmp_path / 'a'}", tmp_path / "b")
+    call("preprocess", *inputs, "--json-keys=x", *null, "--output-prefix", tmp_path / "q")
+    assert len(IndexedDataset(tmp_path / "q_x_document")) == 2
+
+
+def test_an_option_of_several_words_needs_one(tmp_path, capsys):
+    line = refused(capsys, "preprocess", "--input", "--output-prefix", tmp_path / "p")
+    assert line == "error: --input: needs a value\n"
 
 
 def test_a_wrong_line_is_one_line_on_stderr_and_leaves_nothing(tmp_path, capsys):

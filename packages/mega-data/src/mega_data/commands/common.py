@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from mega_schema.app.config import MultiValueCommand
 from mega_schema.app.progress import ProgressBar, progress_bar
 
 if TYPE_CHECKING:
@@ -259,25 +260,13 @@ def task_progress(label: str, stage: TaskStage, tasks: Sequence[int]) -> Iterato
         yield TaskProgress(label, stage, tasks, bar)
 
 
-class MultiValueCommand(click.Command):
-    """A command whose repeatable options take several words, as Megatron's: `--input a b`.
+class RepeatableOptionsCommand(MultiValueCommand):
+    """A command whose repeatable options take several words, as Megatron's: `--input a b`. Repeats add up.
 
     It has no positional arguments, so a word after an option belongs to that option.
     """
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        multiple = [o for o in self.params if isinstance(o, click.Option) and o.multiple]
-        repeatable = {name for option in multiple for name in option.opts}
-        spread = list[str]()
-        option = ""
-        values = 0
-        for word in args:
-            if word.startswith("-") and word != "-":  # "-" is stdin
-                option = word
-                values = 0
-            elif option in repeatable:
-                values += 1
-                if values > 1:
-                    spread.append(option)
-            spread.append(word)
-        return super().parse_args(ctx, spread)
+    repeats_add_up = True
+
+    def is_multi_value(self, param: click.Parameter) -> bool:
+        return isinstance(param, click.Option) and param.multiple

@@ -1,6 +1,6 @@
 """How long the ranks of a pipeline wait for each other, measured, against what theory says.
 
-    python bench/bubble.py [--ranks 4] [--micros 8] [--unit 0.1] [--png FILE] [--json FILE]
+    python -m bench.bubble [--ranks 4] [--micros 8] [--unit 0.1] [--png FILE] [--json FILE]
 
 The ranks are processes that run the tables of every schedule with the executor of `mega-train`; messages go
 over gloo. Their work is synthetic: a forward pass, the backward pass to the input and the one to the weights
@@ -32,7 +32,7 @@ from mega_model.weight_gradients import WeightGradients
 from mega_schema.parallel_layout import Layout
 from mega_train.pipeline.executor import execute
 from mega_train.pipeline.schedules import SCHEDULES, BackwardInput, BackwardWeight, Forward, PipelineShape
-from mega_train.pipeline.simulator import PassCosts, ScheduledPass, Timeline, simulate
+from tests.pipeline_simulator import PassCosts, ScheduledPass, Timeline, simulate
 
 STEPS = 6  # of each schedule, the first not counted
 COLOURS = {"forward": "#4c78a8", "input": "#f58518", "weight": "#54a24b"}

@@ -13,7 +13,7 @@ import pytest
 
 from tests.house.house import PACKAGES, PROGRAMS, ROOT, Package
 
-HEAVY = {"torch", "numpy", "tokenizers", "matplotlib", "fastapi", "transformers", "safetensors"}
+HEAVY = {"torch", "numpy", "tokenizers", "matplotlib", "fastapi", "transformers", "safetensors", "rich"}
 each_package = pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.name)
 each_program = pytest.mark.parametrize("program", PROGRAMS)
 

@@ -91,6 +91,14 @@ def test_several_words_after_an_option_are_several_values(tmp_path):
     inputs = ("--input", tmp_path / "a", tmp_path / "b", "--input", tmp_path / "c")
     call("preprocess", *inputs, "--json-keys", "x", "y", *null, "--output-prefix", tmp_path / "p")
     assert [len(IndexedDataset(tmp_path / f"p_{key}_document")) for key in "xy"] == [3, 3]
+    inputs = (f"--input={tmp_path / 'a'}", tmp_path / "b")
+    call("preprocess", *inputs, "--json-keys=x", *null, "--output-prefix", tmp_path / "q")
+    assert len(IndexedDataset(tmp_path / "q_x_document")) == 2
+
+
+def test_an_option_of_several_words_needs_one(tmp_path, capsys):
+    line = refused(capsys, "preprocess", "--input", "--output-prefix", tmp_path / "p")
+    assert line == "error: --input: needs a value\n"
 
 
 def test_a_wrong_line_is_one_line_on_stderr_and_leaves_nothing(tmp_path, capsys):
@@ -167,7 +175,11 @@ def test_the_progress_bar_is_on_stderr_where_it_is_a_terminal(tmp_path):
     ours, theirs = pty.openpty()
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "mega_data", *words], stdout=subprocess.PIPE, stderr=theirs, check=True
+            [sys.executable, "-m", "mega_data", *words],
+            stdout=subprocess.PIPE,
+            stderr=theirs,
+            env={**os.environ, "TERM": "xterm"},
+            check=True,
         )
         shown = os.read(ours, 1 << 16)
         assert b"encoding" in shown
@@ -176,27 +188,3 @@ def test_the_progress_bar_is_on_stderr_where_it_is_a_terminal(tmp_path):
     finally:
         os.close(ours)
         os.close(theirs)
-
-
-def test_progress_in_a_log_is_a_line_at_times(capsys):
-    from mega_data.commands.common import _LogProgress
-
-    clock = iter([0.0, 1.0, 3.0, 11.0, 12.0, 21.0])
-    progress = _LogProgress("encoding", 40_000_000, lambda: next(clock))
-    progress(4_000_000, 1000)  # by an earlier run: not of this one's rate
-    for _ in range(4):
-        progress(5_000_000, 1234)
-    assert capsys.readouterr().err.splitlines() == [
-        "encoding: 14.0 of 40.0 MB, 3,468 documents, 1.0 MB/s, 26 s left",
-        "encoding: 24.0 of 40.0 MB, 5,936 documents, 1.0 MB/s, 16 s left",
-    ]
-
-
-def test_progress_of_what_has_neither_documents_nor_an_end_names_neither(capsys):
-    from mega_data.commands.common import _LogProgress
-
-    clock = iter([0.0, 1.0, 11.0])
-    progress = _LogProgress("reading", 0, lambda: next(clock))
-    progress(1_000_000)
-    progress(20_000_000)
-    assert capsys.readouterr().err.splitlines() == ["reading: 21.0 MB, 2.0 MB/s"]

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import random
+import re
 import signal
 import socket
 import stat
@@ -23,6 +24,7 @@ from mega_data.commands.common import TaskProgress
 from mega_data.executors.slurm import array_element
 from mega_data.output_folder import lock_folder
 from mega_data.task_stages import TaskStage, open_run_folder
+from mega_schema.app.progress import ProgressBar
 from mega_schema.errors import ConfigError, MegaError
 
 SLURM = Path(__file__).resolve().parents[3] / "infra/slurm"
@@ -158,43 +160,50 @@ def test_elements_that_begin_at_once_agree_on_one_plan(tmp_path: Path) -> None:
 
 
 def test_progress_tells_bytes_documents_rate_and_time_left_of_what_was_left_to_do(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     stage = TaskStage("extract", 4, lambda task: {}, sizes=(9_000_000, 10_000_000, 20_000_000, 10_000_000))
-    for terminal in (False, True):
-        clock = iter([100.0, 105.0, 110.0, 120.0])
-        progress = TaskProgress("extract", stage, [1, 2, 3], lambda times=clock: next(times))
-        monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal)
-        for size in (20_000_000, 10_000_000, 10_000_000):
-            progress({"read": size, "documents": 700})
-        lines = [
-            "extract 2/4: 20.0 of 40.0 MB, 700 documents, 4.0 MB/s, 5 s left",
-            "extract 3/4: 30.0 of 40.0 MB, 1,400 documents, 3.0 MB/s, 3 s left",
-            "extract 4/4: 40.0 of 40.0 MB, 2,100 documents, 2.0 MB/s, 0 s left",
-        ]
-        shown = capsys.readouterr().err
-        assert shown == (
-            "".join(f"\r\x1b[K{line}" for line in lines) + "\n" if terminal else "\n".join([*lines, ""])
-        )
+    clock = iter([100.0, 100.0, 105.0, 110.0, 120.0])
+    bar = ProgressBar("extract", 40_000_000, now=lambda: next(clock))
+    progress = TaskProgress("extract", stage, [1, 2, 3], bar)
+    for size in (20_000_000, 10_000_000, 10_000_000):
+        progress({"read": size, "documents": 700})
+    assert capsys.readouterr().err.splitlines() == [
+        "extract 2/4: 20.0 of 40.0 MB, 700 documents, 4.0 MB/s, 5 s left",
+        "extract 3/4: 30.0 of 40.0 MB, 1,400 documents, 3.0 MB/s, 3 s left",
+        "extract 4/4: 40.0 of 40.0 MB, 2,100 documents, 2.0 MB/s, 0 s left",
+    ]
 
 
 def test_progress_of_tasks_whose_bytes_are_not_known_has_the_time_left_and_few_lines_in_a_log(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     stage = TaskStage("pairs", 14, lambda task: {})
     ends = [102.0, 104.0, 112.0, 113.0, 128.0, 129.0, 130.0]
-    for terminal, shown in ((False, (2, 4, 6)), (True, range(7))):
-        clock = iter([100.0, *ends])
-        progress = TaskProgress("pairs", stage, range(7, 14), lambda times=clock: next(times))
-        monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal)
-        for _ in ends:
-            progress({"pairs": 1})
-        seconds = (12, 10, 16, 10, 11, 5, 0)
-        lines = [f"pairs {8 + task}/14: {seconds[task]} s left" for task in shown]
-        log = capsys.readouterr().err
-        assert log == (
-            "".join(f"\r\x1b[K{line}" for line in lines) + "\n" if terminal else "\n".join([*lines, ""])
-        )
+    clock = iter([100.0, 100.0, *ends])
+    bar = ProgressBar("pairs", 14, unit=None, now=lambda: next(clock))
+    progress = TaskProgress("pairs", stage, range(7, 14), bar)
+    for _ in ends:
+        progress({"pairs": 1})
+    assert capsys.readouterr().err.splitlines() == [
+        "pairs 10/14: 16 s left",
+        "pairs 12/14: 11 s left",
+        "pairs 14/14: 0 s left",
+    ]
+
+
+def test_a_terminal_shows_the_stages_of_a_command_and_keeps_their_last_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    words = ["dedup", *flags(corpus(tmp_path / "in", 2), tmp_path / "out"), "--workers", "1"]
+    commands.main(words, standalone_mode=False)
+    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capsys.readouterr().err)
+    lines = [line.rpartition("\r")[2] for line in shown.split("\n")]
+    ends = [line.split()[:2] for line in lines if line]
+    stages = [["keys", "2/2"], ["pairs", "10/10"], ["sets", "2/2"], ["groups", "1/1"], ["filter", "2/2"]]
+    assert ends == stages
 
 
 def test_a_stage_that_takes_no_time_is_one_line_in_a_log(tmp_path: Path) -> None:

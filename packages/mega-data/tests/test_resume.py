@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import random
@@ -165,6 +167,15 @@ def test_two_runs_do_not_write_one_dataset_at_once(tmp_path):
     with pytest.raises(ConfigError, match="--output-prefix: another run writes there: found .*p.unfinished"):
         preprocess([tmp_path / "a"], tmp_path / "p", null())
     parts.discard()
+    assert preprocess([tmp_path / "a"], tmp_path / "p", null()).documents == 1
+
+
+def test_a_file_system_without_locks_is_written_to(tmp_path, monkeypatch):
+    def unable(file: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    (tmp_path / "a").write_text('{"text": "1"}\n', "utf-8")
+    monkeypatch.setattr(fcntl, "flock", unable)
     assert preprocess([tmp_path / "a"], tmp_path / "p", null()).documents == 1
 
 

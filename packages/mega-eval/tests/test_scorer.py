@@ -1,4 +1,5 @@
 import random
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -95,13 +96,16 @@ def test_only_scored_positions_reach_the_head(monkeypatch):
 
 def test_progress_counts_the_windows_that_score_something():
     windows = random_windows(seed=8)
-    reports = []
-    scorer = ModelScorer(
-        build_decoder(SPECS["gpt"]), batch_size=4, on_batch=lambda *counts: reports.append(counts)
-    )
-    scorer.score(windows)
+    totals, batches = [], []
+
+    def progress(total):
+        totals.append(total)
+        return nullcontext(batches.append)
+
+    ModelScorer(build_decoder(SPECS["gpt"]), batch_size=4, progress=progress).score(windows)
     total = sum(window.target_length > 0 for window in windows)
-    assert reports == [(min(scored, total), total) for scored in range(4, total + 4, 4)]
+    assert (totals, sum(batches)) == ([total], total)
+    assert batches == [min(4, total - scored) for scored in range(0, total, 4)]
 
 
 def test_weights_that_are_not_numbers_are_an_error_that_names_the_checkpoint():

@@ -348,4 +348,4 @@ def test_where_an_order_is_kept(tmp_path: Path) -> None:
     beside_data, run, temporary = cache_folders(DataConfig(), Path("runs/x"), corpora)
     assert (beside_data, run) == (tmp_path / CACHE_FOLDER, Path("runs/x") / CACHE_FOLDER)
     assert str(os.getuid()) in temporary.name
-    assert cache_folders(DataConfig(data_cache_path=Path("elsewhere")), None, corpora) == [Path("elsewhere")]
+    assert cache_folders(DataConfig(cache=Path("elsewhere")), None, corpora) == [Path("elsewhere")]

@@ -17,7 +17,6 @@ from mega_schema.parallel_layout import Layout, Stage, split_layers
 from mega_schema.recompute_policy import RecomputePolicy
 from mega_schema.spec import ModelSpec, gpt, llama
 from mega_train.pipeline.schedules import SCHEDULES, Backward, PipelineShape
-from mega_train.pipeline.simulator import PassCosts, simulate
 from mega_train.planning.activations import layers_bytes
 from mega_train.planning.communication import comm_volume
 from mega_train.planning.estimate import estimate
@@ -28,6 +27,7 @@ from mega_train.planning.roofline import MicroBatchCost
 from mega_train.planning.search import search
 from mega_train.planning.sharded_sizes import ShardedModel
 from mega_train.planning.workload import BF16, FLOAT32, FP8, Implementation, Precision, ScheduleName, Workload
+from tests.pipeline_simulator import PassCosts, simulate
 
 GPT = gpt(layers=8, hidden=64, heads=4, vocab=1000, max_seq_len=32)
 FREE = replace(HARDWARE["a100"], network=1e18, nvlink=1e18)  # transfers take no time

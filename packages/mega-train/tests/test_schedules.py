@@ -28,7 +28,7 @@ from mega_train.pipeline.schedules import (
     one_forward_one_backward,
     zero_bubble,
 )
-from mega_train.pipeline.simulator import PassCosts, ScheduleError, check_schedule, simulate
+from tests.pipeline_simulator import PassCosts, ScheduleError, check_schedule, simulate
 
 ALL = {**SCHEDULES, "forward only": forward_only}
 UNEVEN = PassCosts(forward=1, input=1.25, weight=0.75)  # exact in binary, so that sums may be compared

@@ -160,6 +160,15 @@ def test_a_terminal_shows_a_line_that_moves() -> None:
     assert "\x1b[" in shown
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_control_characters_of_a_message_are_escaped(terminal: bool) -> None:
+    out = io.StringIO()
+    screen = ConsoleReporter(Console(file=out, force_terminal=terminal, width=80))
+    screen.on_event(Message("loads a\x1b]52;c;ZXZpbA==\x07\r\x9b2J\nand b"))
+    screen.close()
+    assert out.getvalue() == "loads a\\x1b]52;c;ZXZpbA==\\x07\\r\\x9b2J\nand b\n"
+
+
 @pytest.mark.parametrize("width", [40, 80, 130])
 def test_every_log_line_stays_in_the_scrollback_of_a_terminal(width: int) -> None:
     lines = _scrollback(_shown(terminal=True, width=width))

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
 import click
 
 from mega_ckpt import __version__
-from mega_ckpt.commands.common import DEGREE, MODEL_NAME, PATH, PP, SHARD, TP, TRUE_VOCAB, VP, progress
+from mega_ckpt.commands.common import DEGREE, MODEL_NAME, PATH, PP, SHARD, TP, TRUE_VOCAB, VP
 from mega_ckpt.commands.inspect import diff, inspect, verify
 from mega_ckpt.commands.maintenance import export_tokenizer, prune
 from mega_ckpt.commands.reshard import average, reshard
 from mega_ckpt.formats.registry import NAMES, WRITTEN
 from mega_schema.app import cli_runner
 from mega_schema.app.output_option import OUTPUT_FOLDER
+from mega_schema.app.progress import progress_bar
 from mega_schema.errors import escape_controls
 
 
@@ -106,7 +108,7 @@ def convert(
         true_vocab_size, tokenizer, user_overrides.parse_model(model) if model else None, no_tokenizer
     )
     target = WriteOptions(
-        dtype, Layout(tp=tp, pp=pp, vp=vp), not no_optim, force, shard, progress("converting")
+        dtype, Layout(tp=tp, pp=pp, vp=vp), not no_optim, force, shard, partial(progress_bar, "converting")
     )
     check = 0 if unchecked else check
     result = rewrite(load, save, have, want, reading=reading, target=target, check=check)

@@ -8,7 +8,7 @@ import click
 
 from mega_data import __version__
 from mega_data.commands.clean import clean
-from mega_data.commands.common import WORKERS, progress_bar
+from mega_data.commands.common import WORKERS
 from mega_data.commands.convert import convert
 from mega_data.commands.dedup import dedup
 from mega_data.commands.extract import extract
@@ -18,6 +18,7 @@ from mega_data.commands.preprocess import preprocess
 from mega_data.commands.train_tokenizer import train_tokenizer
 from mega_schema.app.cli_runner import raise_at_sigterm, run_command
 from mega_schema.app.output_option import OUTPUT_FILE
+from mega_schema.app.progress import progress_bar
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})

@@ -10,9 +10,7 @@ that ends at a wrong line leaves no file that looks finished. The next run reuse
 
 from __future__ import annotations
 
-import fcntl
 import json
-import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -26,6 +24,7 @@ from mega_data.readers.inputs import DROPPED, QUARANTINE, REPORT
 from mega_data.task_stages import FAILED, PLAN, REMOVED, finish_removal, remove_folder
 from mega_schema.atomic_io import full_disk_errors, sync_folder, write_text
 from mega_schema.errors import ConfigError, FormatError
+from mega_schema.file_lock import lock_file
 from mega_schema.outputs import check_output, has_keys
 
 MARKER = ".mega-data.json"
@@ -34,7 +33,6 @@ WORK = ".work"
 FORMAT = 1
 REPORT_PAGE = "report.html"
 PAGE_KEYS = ("id", "url", "title", "text")  # of a line of `extract`
-log = logging.getLogger("mega.data")
 _OWN_NAMES = frozenset(
     {
         MARKER,
@@ -123,23 +121,17 @@ def lock_folder(folder: Path, *, shared: bool) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        _lock(descriptor, folder, shared=shared)
+        try:
+            lock_file(descriptor, folder, shared=shared)
+        except BlockingIOError:
+            hint = "wait for it to end, or name another folder"
+            raise ConfigError("--output", "another run writes there", found=folder, hint=hint) from None
         yield
     finally:
         os.close(descriptor)
         if is_new:
             with suppress(OSError):
                 folder.rmdir()  # if it is empty
-
-
-def _lock(descriptor: int, folder: Path, *, shared: bool) -> None:
-    try:
-        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-    except BlockingIOError:
-        hint = "wait for it to end, or name another folder"
-        raise ConfigError("--output", "another run writes there", found=folder, hint=hint) from None
-    except OSError as error:
-        log.info("%s cannot be locked (%s): nothing keeps a second run out", folder, error.strerror)
 
 
 def staging_folder(output: Path) -> Path:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import json
 import shutil
 from collections.abc import Iterator, Sequence
@@ -31,6 +30,7 @@ from mega_data.run_journal import INPUTS, InputState, ResumePoint, RunJournal, S
 from mega_schema.atomic_io import sync_folder
 from mega_schema.dataset.indexed_dataset import DatasetInfo
 from mega_schema.errors import ConfigError
+from mega_schema.file_lock import lock_file
 
 LOCK: Final = "lock"
 QUARANTINE: Final = "quarantine"
@@ -194,7 +194,7 @@ def _lock(folder: Path) -> IO[bytes]:
     """
     file = (folder / LOCK).open("ab")
     try:
-        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock_file(file.fileno(), folder)
     except BlockingIOError:
         file.close()
         hint = "wait for it to end, or choose another prefix"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -12,6 +12,7 @@ import click
 from mega_eval import __version__
 from mega_schema.app import cli_runner
 from mega_schema.app.output_option import OUTPUT_FILE
+from mega_schema.app.progress import progress_bar
 
 if TYPE_CHECKING:
     from mega_eval.result import TaskResult
@@ -177,7 +178,8 @@ def _run_task(
     tokenizer = open_checkpoint_tokenizer(checkpoint)
     model_device = resolve_device(device)
     model = load_model(checkpoint.spec, checkpoint.model_slab, device=model_device)
-    scorer = ModelScorer(model, where=checkpoint.folder, batch_size=micro_batch_size, on_batch=_show_progress)
+    progress = partial(progress_bar, "scoring", unit="windows")
+    scorer = ModelScorer(model, where=checkpoint.folder, batch_size=micro_batch_size, progress=progress)
     start = time.perf_counter()
     task_result = task(scorer, tokenizer)
     seconds = time.perf_counter() - start
@@ -194,13 +196,6 @@ def _run_task(
     click.echo(f"{task_result.task}  {checkpoint.folder}  iteration {checkpoint.iteration}")
     click.echo(result.format_table(record))
     click.echo(f"written to {output}")
-
-
-def _show_progress(scored: int, total: int) -> None:
-    """Show the number of scored windows on a terminal, and erase the line at the end; a log gets nothing."""
-    if sys.stderr.isatty():
-        line = f"\r{scored:,} of {total:,} windows" if scored < total else "\r\033[K"
-        click.echo(line, err=True, nl=False)
 
 
 def main() -> NoReturn:

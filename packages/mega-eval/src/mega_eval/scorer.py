@@ -6,6 +6,7 @@ Shapes: B windows of a batch, S tokens of its longest, T = B S, K number of targ
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,6 +20,7 @@ from mega_model.attention_backends import PackedAttention
 from mega_model.decoder import Decoder
 from mega_schema.errors import FormatError
 
+Progress = Callable[[int], AbstractContextManager[Callable[[int], object]]]
 MAX_LOGITS = 1 << 23  # elements of logits in memory: 32 MiB of float32; larger chunks are slower on a CPU
 
 
@@ -57,7 +59,8 @@ class ModelScorer:
         decoder: the whole model on one device.
         where: the name of the model in an error.
         batch_size: windows in one forward pass. It changes speed and memory, not the result.
-        on_batch: called after every batch with the number of scored windows and of all windows with targets.
+        progress: called with the number of windows that have targets; the function that it yields is called
+            after every batch with its number of windows.
     """
 
     def __init__(
@@ -66,14 +69,14 @@ class ModelScorer:
         *,
         where: object = "model",
         batch_size: int = 16,
-        on_batch: Callable[[int, int], None] = lambda scored, total: None,
+        progress: Progress = lambda total: nullcontext(lambda scored: None),
     ) -> None:
         self.context_length = decoder.spec.max_seq_len
         self.vocab_size = decoder.spec.vocab
         self._decoder = decoder.eval()
         self._where = where
         self._batch_size = batch_size
-        self._on_batch = on_batch
+        self._progress = progress
 
     @torch.inference_mode()
     def score(self, windows: Sequence[Window]) -> list[WindowScores]:
@@ -84,21 +87,19 @@ class ModelScorer:
         """
         scores = [WindowScores(np.zeros(0), np.zeros(0, dtype=np.bool_)) for _ in windows]
         batches = batch_windows(windows, self._batch_size)
-        scored = 0
-        total = sum(map(len, batches))
-        for indices in batches:
-            batch = [windows[index] for index in indices]
-            logprob_K, greedy_K = self._score_batch(batch)
-            if not np.isfinite(logprob_K).all():
-                raise FormatError(
-                    self._where, "the model's scores are not finite numbers", hint="an earlier --load"
-                )
-            ends = np.cumsum([window.target_length for window in batch])[:-1]
-            rows = zip(indices, np.split(logprob_K, ends), np.split(greedy_K, ends), strict=True)
-            for index, logprobs, is_greedy in rows:
-                scores[index] = WindowScores(logprobs, is_greedy)
-            scored += len(batch)
-            self._on_batch(scored, total)
+        with self._progress(sum(map(len, batches))) as update:
+            for indices in batches:
+                batch = [windows[index] for index in indices]
+                logprob_K, greedy_K = self._score_batch(batch)
+                if not np.isfinite(logprob_K).all():
+                    raise FormatError(
+                        self._where, "the model's scores are not finite numbers", hint="an earlier --load"
+                    )
+                ends = np.cumsum([window.target_length for window in batch])[:-1]
+                rows = zip(indices, np.split(logprob_K, ends), np.split(greedy_K, ends), strict=True)
+                for index, logprobs, is_greedy in rows:
+                    scores[index] = WindowScores(logprobs, is_greedy)
+                update(len(batch))
         return scores
 
     def _score_batch(self, batch: Sequence[Window]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:

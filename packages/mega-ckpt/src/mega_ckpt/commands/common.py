@@ -1,12 +1,8 @@
-"""Options and the progress bar that the commands share."""
+"""Options that the commands share."""
 
 from __future__ import annotations
 
 import re
-import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import click
@@ -64,9 +60,6 @@ SHARD = click.option(
 JSON = click.option("--json", "as_json", is_flag=True, help="Print a JSON object instead of text.")
 FORCE = click.option("--force", "--overwrite", "force", is_flag=True, help="Replace the content of --save.")
 
-_WIDTH = 24  # characters of the bar
-_REFRESH_SECONDS = 0.1  # seconds between updates
-
 
 def parse_size(text: str) -> int:
     """Parse a number of bytes with a unit.
@@ -85,50 +78,3 @@ def parse_size(text: str) -> int:
             hint="--max-shard-size 5GB",
         )
     return number
-
-
-def progress(what: str) -> Callable[[int], AbstractContextManager[Callable[[int], object]]]:
-    """Return a progress factory: a bar with the byte rate if stderr is a terminal, else nothing.
-
-    Args:
-        what: the work, for the start of the line.
-    """
-
-    @contextmanager
-    def shown(total: int) -> Iterator[Callable[[int], object]]:
-        if not sys.stderr.isatty():
-            yield lambda _: None
-            return
-        try:
-            yield Bar(what, total)
-        finally:
-            click.echo("\r\x1b[K", err=True, nl=False)
-
-    return shown
-
-
-class Bar:
-    """A progress bar on one line; called with the bytes done since its last call."""
-
-    def __init__(self, what: str, total: int, now: Callable[[], float] = time.monotonic) -> None:
-        self.what = what
-        self.total = total
-        self.now = now
-        self.done = 0
-        self.started = self.last_shown = now()
-
-    def __call__(self, size: int) -> None:
-        self.done += size
-        now = self.now()
-        if now - self.last_shown < _REFRESH_SECONDS:
-            return
-        self.last_shown = now
-        part, rate = self.done / max(self.total, 1), self.done / (now - self.started)
-        bar = "#" * int(_WIDTH * part)
-        seconds_left = (self.total - self.done) / rate if rate else 0.0
-        click.echo(
-            f"\r\x1b[K{self.what} [{bar:<{_WIDTH}}] {self.done / 1e9:.2f} of {self.total / 1e9:.2f} GB, "
-            f"{rate / 1e6:,.0f} MB/s, {seconds_left:.0f} s left",
-            err=True,
-            nl=False,
-        )

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from mega_ckpt.commands.common import JSON, MODEL_NAME, PATH, TRUE_VOCAB, progress
+from mega_ckpt.commands.common import JSON, MODEL_NAME, PATH, TRUE_VOCAB
 from mega_ckpt.formats.registry import NAMES
+from mega_schema.app.progress import progress_bar
 from mega_schema.errors import escape_controls
 
 if TYPE_CHECKING:
@@ -61,12 +63,12 @@ def inspect(
         checkpoint = Checkpoint.open(folder)
         summary = summarize_checkpoint(checkpoint, tensors=tensors)
         if stats:
-            summary["stats"] = checkpoint_stats(checkpoint, progress("reading"))
+            summary["stats"] = checkpoint_stats(checkpoint, partial(progress_bar, "reading"))
     else:
         source = registry.read_source(format_name, folder, _read_options(true_vocab_size, model))
         summary = summarize_source(source, format_name, tensors=tensors)
         if stats:
-            summary["stats"] = source_stats(source, progress("reading"))
+            summary["stats"] = source_stats(source, partial(progress_bar, "reading"))
     click.echo(json.dumps(summary) if as_json else "\n".join(map(escape_controls, _summary_lines(summary))))
 
 
@@ -89,7 +91,7 @@ def verify(folder: Path, accepts: bool, as_json: bool) -> None:
 
     accepted = accept_edits(folder) if accepts else []
     checkpoint = Checkpoint.open(folder)
-    sound = check(checkpoint, progress("reading"))
+    sound = check(checkpoint, partial(progress_bar, "reading"))
     counts = f"{sound.tensors:,} tensors, {sound.pieces:,} pieces, {sound.bytes:,} bytes"
     if as_json:
         report = {"folder": str(checkpoint.folder), "sound": True, **asdict(sound)}
@@ -135,7 +137,7 @@ def diff(
         read_source(name or require_format(path, flag), path, reading)
         for path, name, flag in ((a, have, "--from"), (b, want, "--to"))
     ]
-    result = diff_checkpoints(*sources, optimizer=not no_optim, progress=progress("comparing"))
+    result = diff_checkpoints(*sources, optimizer=not no_optim, progress=partial(progress_bar, "comparing"))
     if as_json:
         click.echo(json.dumps(result.to_dict()))
     else:

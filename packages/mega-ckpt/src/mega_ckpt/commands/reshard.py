@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import time
+from functools import partial
 from pathlib import Path
 
 import click
 
-from mega_ckpt.commands.common import DEGREE, FORCE, JSON, PATH, PP, TP, VP, progress
+from mega_ckpt.commands.common import DEGREE, FORCE, JSON, PATH, PP, TP, VP
 from mega_schema.app.output_option import OUTPUT_FOLDER
+from mega_schema.app.progress import progress_bar
 
 
 @click.command()
@@ -59,7 +61,7 @@ def reshard(
         optimizer=not no_optim,
         dtype=kind,
         force=force,
-        progress=progress("resharding"),
+        progress=partial(progress_bar, "resharding"),
     )
     size = sum(Checkpoint(folder).files.values())
     seconds = time.monotonic() - start
@@ -101,7 +103,7 @@ def average(
                 "--weights", "are not numbers", found=weights, hint="--weights 0.5,0.3,0.2"
             ) from None
     sources = [Checkpoint.open(folder) for folder in folders]
-    folder = averaged(sources, save, parts, force=force, progress=progress("averaging"))
+    folder = averaged(sources, save, parts, force=force, progress=partial(progress_bar, "averaging"))
     shares = [part / sum(parts) for part in parts]
     if as_json:
         click.echo(json.dumps({"folder": str(folder), "weights": shares}))

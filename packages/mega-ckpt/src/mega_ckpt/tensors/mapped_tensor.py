@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +12,8 @@ import numpy as np
 
 from mega_ckpt.tensors.dtypes import FLOATS
 from mega_ckpt.tensors.parallel_map import UpdateProgress, parallel_map
-from mega_ckpt.tensors.storage import DAMAGED, Storage, read_blocks
+from mega_ckpt.tensors.storage import DAMAGED, Storage
+from mega_schema.checkpoint.byte_range import crc32_of_range
 from mega_schema.checkpoint.reader import DTYPES
 from mega_schema.errors import FormatError
 from mega_schema.sharding import Shape
@@ -76,11 +76,8 @@ def verify_checksums(tensors: Iterable[MappedTensor]) -> None:
 
 def _verify_checksum(job: tuple[Path, Storage], update: UpdateProgress) -> None:
     file, storage = job
-    crc = 0
     with file.open("rb") as opened:
-        for block in read_blocks(opened, storage):
-            crc = zlib.crc32(block, crc)
-            update(len(block))
+        crc = crc32_of_range(opened, storage.begin, storage.bytes, update)
     if crc != storage.crc:
         raise FormatError(
             f"{file}: data/{storage.key}",

@@ -1,8 +1,4 @@
-"""Read safetensors files without copying, and build the header of new ones.
-
-    u64 little endian   length of the header
-    header              JSON: name -> {"dtype", "shape", "data_offsets": [begin, end]}, and "__metadata__"
-    values              of every tensor in C order, little endian, end to end; offsets count from here
+"""Read safetensors files (`mega_schema.checkpoint.safetensors_header`) without copying, and build headers.
 
 The `safetensors` package has no numpy type for bfloat16; here it is the 16 bits it is (`DTYPES`), so moving a
 tensor cannot change it.
@@ -10,7 +6,6 @@ tensor cannot change it.
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -19,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mega_ckpt.tensors.mapped_tensor import DTYPE_BYTES, MappedTensor
+from mega_schema.checkpoint import safetensors_header
 from mega_schema.checkpoint.reader import DTYPES
 from mega_schema.errors import FormatError
 from mega_schema.sharding import Shape
@@ -111,10 +107,6 @@ def build_header(tensors: Sequence[TensorHeader], metadata: Mapping[str, str]) -
     Args:
         metadata: of the whole file; `transformers` asks for {"format": "pt"}.
     """
-    entries: dict[str, Any] = {"__metadata__": dict(metadata)}
-    begins = list(itertools.accumulate((tensor.bytes for tensor in tensors), initial=0))
-    for tensor, begin, end in zip(tensors, begins[:-1], begins[1:], strict=True):
-        entries[tensor.name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": [begin, end]}
-    text = json.dumps(entries).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text, [8 + len(text) + begin for begin in begins[:-1]]
+    entries = ((tensor.name, tensor.dtype, tensor.shape, tensor.bytes) for tensor in tensors)
+    header, offsets = safetensors_header.build_header(entries, metadata)
+    return header, offsets[:-1]

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
 
+from mega_schema.checkpoint.byte_range import read_range
+
 DAMAGED = "the file was cut off or written to; copy it again"
-_BLOCK = 1 << 16  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +37,4 @@ class Storage(Span):
 
 def read_blocks(file: BinaryIO, span: Span) -> Iterator[bytes]:
     """Yield the bytes of a span in blocks, up to the end of the file."""
-    at = span.begin
-    while at < span.end:
-        file.seek(at)
-        block = file.read(min(_BLOCK, span.end - at))
-        if not block:
-            return
-        at += len(block)
-        yield block
+    return read_range(file, span.begin, span.bytes)

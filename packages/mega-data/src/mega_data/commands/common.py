@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+from mega_schema.app.config import MultiValueCommand
+from mega_schema.app.progress import ProgressBar, progress_bar
 
 if TYPE_CHECKING:
     from mega_data.error_limit import ErrorCount, ErrorLimit
@@ -19,7 +20,6 @@ EXISTING = click.Path(exists=True, dir_okay=False, path_type=Path)
 ANY_PATH = click.Path(path_type=Path)
 WORKERS = click.IntRange(min=1)
 MAX_LINES = 50  # of progress of a stage in a log
-SECONDS_PER_LINE = 10.0  # between two lines of progress in a log
 EXECUTOR = click.Choice(["local", "slurm-array", "ray"])
 ON_ERROR = click.Choice(["fail", "skip"])
 LAST_CALL_HELP = "the last call, without --stage, publishes the files."
@@ -186,162 +186,87 @@ def run_stages(
     from mega_data.executors.dispatch import execute
     from mega_data.task_stages import read_result
 
-    def progress(stage: TaskStage, tasks: Sequence[int]) -> Callable[[TaskResult], None]:
-        for task in set(stage.own_tasks).difference(tasks):
-            errors.add(read_result(stage, task, folder))
-        show = TaskProgress(f"{label}{stage.name}", stage, tasks)
+    with ExitStack() as bars:
 
-        def end_task(result: TaskResult) -> None:
-            show(result)
-            errors.add(result)
+        def progress(stage: TaskStage, tasks: Sequence[int]) -> Callable[[TaskResult], None]:
+            for task in set(stage.own_tasks).difference(tasks):
+                errors.add(read_result(stage, task, folder))
+            bars.close()  # that of the stage before
+            if not tasks:
+                return errors.add
+            show = bars.enter_context(task_progress(f"{label}{stage.name}", stage, tasks))
 
-        return end_task
+            def end_task(result: TaskResult) -> None:
+                show(result)
+                errors.add(result)
 
-    results = execute(
-        stages,
-        folder,
-        executor=executor,
-        workers=workers,
-        only=only,
-        environment=os.environ,
-        progress=progress,
-    )
+            return end_task
+
+        results = execute(
+            stages,
+            folder,
+            executor=executor,
+            workers=workers,
+            only=only,
+            environment=os.environ,
+            progress=progress,
+        )
     if results is not None:
         errors.end_pass()
     return results
 
 
 class TaskProgress:
-    """Progress of a stage: finished tasks, time left, and the rate if the bytes are known.
+    """Progress of a stage: finished tasks, time left, and amounts and rate if the bytes are known.
 
-    A terminal shows one line, rewritten. A log has a line for each task. If a stage has more than MAX_LINES
-    tasks, or their bytes are unknown, a log has a line every SECONDS_PER_LINE, and the last.
+    A log has a line for each task. If a stage has more than MAX_LINES tasks, or their bytes are unknown, a
+    log has a line every ten seconds, and the last.
     """
 
-    def __init__(
-        self, label: str, stage: TaskStage, tasks: Sequence[int], now: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, label: str, stage: TaskStage, tasks: Sequence[int], bar: ProgressBar) -> None:
+        """
+        Args:
+            tasks: the tasks that earlier processes have not finished.
+            bar: counts bytes, or tasks if the bytes are unknown.
+        """
         self.label = label
-        self.now = now
-        self.started_at = now()
         self.tasks = len(stage.own_tasks)
-        self.done_before = len(stage.own_tasks) - len(tasks)
-        self.count = self.done_before
-        self.size = sum(stage.sizes[task] for task in tasks) if stage.sizes else 0
-        self.read = self.documents = 0
-        self.last_shown = float("-inf") if self.size else self.started_at
+        self.count = self.tasks - len(tasks)
+        self.has_sizes = _pending_bytes(stage, tasks) > 0
+        self.bar = bar
+        bar(0 if self.has_sizes else self.count, label=self._counted_label())  # the rate counts from here
 
     def __call__(self, result: TaskResult) -> None:
         self.count += 1
-        now = self.now()
-        line = f"{self.label} {self.count}/{self.tasks}"
-        if self.size:
-            self.read += result["read"]
-            self.documents += result["documents"]
-            rate = self.read / max(now - self.started_at, 1e-9)
-            line += f": {self.read / 1e6:.1f} of {self.size / 1e6:.1f} MB, {self.documents:,} documents"
-            line += f", {rate / 1e6:.1f} MB/s"
-            if rate:  # zero for empty files
-                line += f", {(self.size - self.read) / rate:.0f} s left"
-        else:
-            seconds = (now - self.started_at) / (self.count - self.done_before)
-            line += f": {(self.tasks - self.count) * seconds:.0f} s left"
-        if sys.stderr.isatty():
-            click.echo(f"\r\x1b[K{line}", err=True, nl=self.count == self.tasks)
-        elif self._is_due(now):
-            self.last_shown = now
-            click.echo(line, err=True)
+        show = self.count == self.tasks or (self.has_sizes and self.tasks <= MAX_LINES)
+        amounts = (result["read"], result["documents"]) if self.has_sizes else (1, 0)
+        self.bar(*amounts, label=self._counted_label(), show=show)
 
-    def _is_due(self, now: float) -> bool:
-        is_every_task = self.size and self.tasks <= MAX_LINES
-        return bool(is_every_task) or self.count == self.tasks or now - self.last_shown >= SECONDS_PER_LINE
+    def _counted_label(self) -> str:
+        return f"{self.label} {self.count}/{self.tasks}"
 
 
-class MultiValueCommand(click.Command):
-    """A command whose repeatable options take several words, as Megatron's: `--input a b`.
+def _pending_bytes(stage: TaskStage, tasks: Sequence[int]) -> int:
+    """Return the bytes that the tasks read; 0 if they are unknown."""
+    return sum(stage.sizes[task] for task in tasks) if stage.sizes else 0
+
+
+@contextmanager
+def task_progress(label: str, stage: TaskStage, tasks: Sequence[int]) -> Iterator[TaskProgress]:
+    """Yield the progress of a stage; a terminal keeps its last state."""
+    size = _pending_bytes(stage, tasks)
+    total, unit = (size, "bytes") if size else (len(stage.own_tasks), None)
+    with progress_bar(label, total, unit=unit, transient=False) as bar:
+        yield TaskProgress(label, stage, tasks, bar)
+
+
+class RepeatableOptionsCommand(MultiValueCommand):
+    """A command whose repeatable options take several words, as Megatron's: `--input a b`. Repeats add up.
 
     It has no positional arguments, so a word after an option belongs to that option.
     """
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        multiple = [o for o in self.params if isinstance(o, click.Option) and o.multiple]
-        repeatable = {name for option in multiple for name in option.opts}
-        spread = list[str]()
-        option = ""
-        values = 0
-        for word in args:
-            if word.startswith("-") and word != "-":  # "-" is stdin
-                option = word
-                values = 0
-            elif option in repeatable:
-                values += 1
-                if values > 1:
-                    spread.append(option)
-            spread.append(word)
-        return super().parse_args(ctx, spread)
+    repeats_add_up = True
 
-
-@contextmanager
-def progress_bar(label: str, total: int) -> Iterator[Callable[..., object]]:
-    """Yield a function to call with the bytes, and documents, done since its last call.
-
-    It shows bytes, documents, rate and time left: a bar if stderr is a terminal, else a line every ten
-    seconds.
-    """
-    if not sys.stderr.isatty():
-        yield _LogProgress(label, total)
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
-
-    documents_column = "{task.fields[documents]}"
-    columns = (BarColumn(), DownloadColumn(), documents_column, TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress("{task.description}", *columns, console=Console(stderr=True), transient=True) as bars:
-        task = bars.add_task(label, total=total or None, documents="")
-        total_documents = 0
-
-        def update(size: int, documents: int = 0) -> None:
-            nonlocal total_documents
-            total_documents += documents
-            bars.update(
-                task, advance=size, documents=f"{total_documents:,} documents" if total_documents else ""
-            )
-
-        yield update
-
-
-class _LogProgress:
-    """Progress for a log file: a line every ten seconds.
-
-    The rate counts from the first call on, whose bytes belong to an earlier run or to the start.
-    """
-
-    def __init__(self, label: str, total: int, now: Callable[[], float] = time.monotonic) -> None:
-        self.label = label
-        self.total = total
-        self.now = now
-        self.done_bytes = 0
-        self.documents = 0
-        self.first_size = 0
-        self.started_at = 0.0
-        self.last_shown = now()
-
-    def __call__(self, size: int, documents: int = 0) -> None:
-        now = self.now()
-        if not self.done_bytes:
-            self.first_size = size
-            self.started_at = now
-        self.done_bytes += size
-        self.documents += documents
-        if now - self.last_shown < SECONDS_PER_LINE or now <= self.started_at:
-            return
-        self.last_shown = now
-        rate = (self.done_bytes - self.first_size) / (now - self.started_at)
-        time_left = (
-            f", {max(self.total - self.done_bytes, 0) / rate:.0f} s left" if self.total and rate else ""
-        )
-        total = f" of {self.total / 1e6:.1f}" if self.total else ""
-        documents_text = f", {self.documents:,} documents" if self.documents else ""
-        line = f"{self.label}: {self.done_bytes / 1e6:.1f}{total} MB{documents_text}"
-        line += f", {rate / 1e6:.1f} MB/s{time_left}"
-        click.echo(line, err=True)
+    def is_multi_value(self, param: click.Parameter) -> bool:
+        return isinstance(param, click.Option) and param.multiple

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import click
 
-from mega_data.commands.common import ANY_PATH, WORKERS, progress_bar, warn_replaced
+from mega_data.commands.common import ANY_PATH, WORKERS, warn_replaced
 from mega_schema.app.output_option import OUTPUT_PREFIX
+from mega_schema.app.progress import progress_bar
 
 TARGETS = ("mmap", "cached", "lazy", "fairseq-mmap", "fairseq-cached", "jsonl")
 DTYPES = ("uint8", "int8", "int16", "uint16", "int32", "int64")
@@ -60,15 +61,15 @@ def convert(
         check_output("--output", output_prefix, "file", inputs=inputs, is_ours=has_keys([json_key]))
     elif check_dataset_output("--output-prefix", output_prefix, inputs=inputs):
         warn_replaced(output_prefix)
-    with progress_bar("converting", data.tokens * data.dtype.itemsize) as progress:
-        if target == "jsonl":
-            tokenizer = (
-                open_tokenizer("HuggingFaceTokenizer", model=tokenizer_model) if tokenizer_model else None
-            )
+    size = data.tokens * data.dtype.itemsize
+    if target == "jsonl":
+        tokenizer = open_tokenizer("HuggingFaceTokenizer", model=tokenizer_model) if tokenizer_model else None
+        with progress_bar("converting", size) as progress:
             count = to_json_lines(data, output_prefix, key=json_key, tokenizer=tokenizer, progress=progress)
-            click.echo(f"{output_prefix}: {count:,} documents from {data.index_format}")
-            return
-        form = canonical_format(target)
+        click.echo(f"{output_prefix}: {count:,} documents from {data.index_format}")
+        return
+    form = canonical_format(target)
+    with progress_bar("converting", size) as progress:
         result = merge_datasets(
             [data],
             output_prefix,

@@ -10,15 +10,15 @@ import click
 from mega_data.commands.common import (
     ANY_PATH,
     WORKERS,
-    MultiValueCommand,
+    RepeatableOptionsCommand,
     error_limit,
     exit_if_nothing_left,
     max_errors_option,
-    progress_bar,
     warn_replaced,
     warn_skipped,
 )
 from mega_schema.app.output_option import OUTPUT_PREFIX
+from mega_schema.app.progress import progress_bar
 
 if TYPE_CHECKING:
     from mega_data.preprocess import PreprocessResult
@@ -41,7 +41,7 @@ def _modules_to_import(tokenizer_type: str) -> tuple[str, ...]:
     )
 
 
-@click.command(cls=MultiValueCommand)
+@click.command(cls=RepeatableOptionsCommand)
 @click.option("--input", "words", multiple=True, required=True, help=INPUT_HELP)
 @click.option(
     "--input-format",
@@ -200,7 +200,8 @@ def preprocess(
         )
         for prefix in run.check_outputs(inputs, output_prefix, options):
             warn_replaced(prefix)
-        with progress_bar("encoding", sum(item.size for item in inputs)) as progress:
+        size = sum(item.size for item in inputs) or None  # unknown if it comes through a pipe
+        with progress_bar("encoding", size) as progress:
             result = run.preprocess(
                 inputs, output_prefix, tokenizer, options, workers=processes, progress=progress
             )

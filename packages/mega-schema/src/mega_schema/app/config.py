@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType, NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import click
 
@@ -70,18 +70,34 @@ class NonEmptyPath(click.Path):
 
 
 class MultiValueCommand(click.Command):
-    """A command whose multi-value flags take all words up to the next flag."""
+    """A command whose multi-value flags take all words up to the next flag.
+
+    Attributes:
+        repeats_add_up: a repeated multi-value flag adds values; if not, its last occurrence counts.
+    """
+
+    repeats_add_up: ClassVar[bool] = False
+
+    def is_multi_value(self, param: click.Parameter) -> bool:
+        return isinstance(param, _MultiOption)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments; if a multi-value flag is repeated, the last one counts."""
-        multi_flags = {opt for param in self.params if isinstance(param, _MultiOption) for opt in param.opts}
+        """Parse the arguments, with one flag for each value.
+
+        Raises:
+            ConfigError: a multi-value flag has no value.
+        """
+        multi_flags = {opt for param in self.params if self.is_multi_value(param) for opt in param.opts}
         plain: list[str] = []
         values_of: dict[str, list[str]] = {}
         current: list[str] | None = None
         for word in args:
             flag, equals, value = word.partition("=")
             if flag in multi_flags:
-                current = values_of[flag] = [value] if equals else []
+                current = values_of.setdefault(flag, [])
+                if not self.repeats_add_up:
+                    current.clear()
+                current += [value] if equals else []
             elif current is not None and not _is_flag(word):
                 current.append(word)
             else:
@@ -103,7 +119,7 @@ def _is_flag(word: str) -> bool:
     try:
         float(word)
     except ValueError:
-        return word.startswith("-")
+        return word.startswith("-") and word != "-"  # "-" is stdin
     return False
 
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from mega_schema.checkpoint.checkpoint_dir import EVENTS
 from mega_schema.errors import ConfigError
-
-log = logging.getLogger("mega.schema")
+from mega_schema.file_lock import lock_file
 
 
 @contextlib.contextmanager
@@ -20,8 +17,7 @@ def lock_run_folder(folder: Path, *, named_by: str = "--save") -> Iterator[None]
     """Lock a run's folder, which must exist, while the block runs.
 
     Both the folder and the run's event log, if any, are locked: network file systems lock only files that are
-    open for writing. The system releases the locks when the process ends, in any way. File systems without
-    locks are tolerated.
+    open for writing. File systems without locks are tolerated.
 
     Args:
         named_by: the flag or the argument that named the folder; begins the message.
@@ -37,7 +33,7 @@ def lock_run_folder(folder: Path, *, named_by: str = "--save") -> Iterator[None]
             descriptors.append(stack.enter_context((folder / EVENTS).open("ab")).fileno())
         for descriptor in descriptors:
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock_file(descriptor, folder)
             except BlockingIOError:
                 raise ConfigError(
                     named_by,
@@ -48,7 +44,4 @@ def lock_run_folder(folder: Path, *, named_by: str = "--save") -> Iterator[None]
                     if named_by.startswith("--")
                     else "wait for it, or end it",
                 ) from None
-            except OSError as error:
-                reason = error.strerror
-                log.info("%s cannot be locked (%s): nothing keeps a second writer out", folder, reason)
         yield

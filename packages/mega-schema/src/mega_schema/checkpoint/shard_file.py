@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 import zlib
@@ -13,6 +12,7 @@ from typing import Any
 
 from mega_schema.atomic_io import begin_flush, write_at, write_text
 from mega_schema.checkpoint.checkpoint_dir import PIECE_FORMAT, PIECE_LIST_SUFFIX
+from mega_schema.checkpoint.safetensors_header import build_header
 
 CHUNK = 1 << 24  # bytes between two progress reports
 # Bytes per write: they are still in the processor's cache after their checksum. For megabytes the system
@@ -50,12 +50,11 @@ class ShardFileWriter:
         self._namespace = namespace
         self._list_path = folder / f"{stem}{PIECE_LIST_SUFFIX}"
         self._boxes = boxes
-        header = _header(boxes)
+        header, offsets = build_header(map(_header_entry, boxes), {"format": f"mega {PIECE_FORMAT}"})
         self._written = [0] * len(boxes)
         self._checksums = [0] * len(boxes)
-        ends = list(itertools.accumulate((box["bytes"] for box in boxes), initial=len(header)))
-        self._offsets = ends[:-1]
-        self._size = ends[-1]
+        self._offsets = offsets[:-1]
+        self._size = offsets[-1]
         self._file = (folder / self.name).open("wb", buffering=0)
         write_at(self._file.fileno(), memoryview(header), 0)
 
@@ -136,18 +135,6 @@ def write_shard_file(
 _KEYS = ("name", "whole", "dtype", "start", "shape", "bytes")
 
 
-def _header(boxes: Sequence[Mapping[str, Any]]) -> bytes:
-    """Return safetensors' header: the length of a JSON text as u64, and the text, padded to 8 bytes."""
-    entries: dict[str, Any] = {"__metadata__": {"format": f"mega {PIECE_FORMAT}"}}
-    offset = 0
-    for box in boxes:
-        key = piece_key(box["name"], box["whole"], box["start"], box["shape"])
-        entries[key] = {
-            "dtype": box["dtype"],
-            "shape": box["shape"],
-            "data_offsets": [offset, offset + box["bytes"]],
-        }
-        offset += box["bytes"]
-    text = json.dumps(entries).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
+def _header_entry(box: Mapping[str, Any]) -> tuple[str, str, Sequence[int], int]:
+    key = piece_key(box["name"], box["whole"], box["start"], box["shape"])
+    return key, box["dtype"], box["shape"], box["bytes"]

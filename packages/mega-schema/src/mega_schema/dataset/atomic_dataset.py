@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import shutil
@@ -13,6 +12,7 @@ from typing import IO
 
 from mega_schema.atomic_io import sync_folder, sync_tree
 from mega_schema.dataset.dataset_info import sibling
+from mega_schema.file_lock import lock_file
 from mega_schema.outputs import check_output
 
 SUFFIXES = (".bin", ".json", ".idx")
@@ -42,8 +42,8 @@ class StagedDataset:
         assert suffix in SUFFIXES, suffix
         file = self.path(suffix).open("wb", buffering=1 << 20)
         self._files[suffix] = file
-        with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with contextlib.suppress(BlockingIOError):  # a later writer looks whether we are alive
+            lock_file(file.fileno(), self.path(suffix))
         return file
 
     def publish(self) -> None:
@@ -74,9 +74,9 @@ def _remove_leftovers(prefix: Path) -> None:
     for path in prefix.parent.iterdir():
         if not path.name.startswith(prefix.name) or not _LEFTOVER.fullmatch(path.name[len(prefix.name) :]):
             continue
-        with contextlib.suppress(OSError), path.open("rb") as file:  # OSError: its writer is alive
-            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-            path.unlink()
+        with contextlib.suppress(OSError), path.open("rb") as file:  # BlockingIOError: its writer is alive
+            if lock_file(file.fileno(), path):
+                path.unlink()
 
 
 @contextlib.contextmanager
@@ -131,9 +131,8 @@ def _try_lock(folder: Path) -> Iterator[bool]:
     descriptor = os.open(folder, os.O_RDONLY)
     is_locked = False
     try:
-        with contextlib.suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            is_locked = True
+        with contextlib.suppress(BlockingIOError):
+            is_locked = lock_file(descriptor, folder)
         yield is_locked
     finally:
         os.close(descriptor)

@@ -7,12 +7,12 @@ among the ranks once they are connected.
 from __future__ import annotations
 
 import logging
-import zlib
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mega_model.distributed.mesh import Mesh, World
+from mega_schema.checkpoint.byte_range import crc32_of_range
 from mega_schema.checkpoint.checkpoint_dir import LATEST, MANIFEST, TRAINER, iteration_folder, iterations
 from mega_schema.checkpoint.reader import MODEL, Checkpoint, TensorEntry, TensorPiece
 from mega_schema.checkpoint.tracker import latest_checkpoint, latest_iteration
@@ -26,7 +26,6 @@ from mega_train.resolve.run_mode import loads_optimizer
 from mega_train.schedules.lr import ParamSchedules
 
 _FINETUNE_HINT = "--finetune begins anew with its weights"
-_CHUNK_BYTES = 1 << 24  # bytes
 
 log = logging.getLogger("mega.train")
 
@@ -231,16 +230,11 @@ def _needed_pieces(
 
 def _is_corrupt(checkpoint: Checkpoint, piece: TensorPiece) -> bool:
     """Whether a piece cannot be read or its checksum differs from the recorded one."""
-    checksum = 0
-    remaining = piece.bytes
     try:
         with (checkpoint.folder / piece.file).open("rb") as file:
-            file.seek(piece.offset)
-            while remaining and (chunk := file.read(min(remaining, _CHUNK_BYTES))):
-                checksum, remaining = zlib.crc32(chunk, checksum), remaining - len(chunk)
+            return crc32_of_range(file, piece.offset, piece.bytes) != piece.crc32
     except OSError:
         return True
-    return bool(remaining) or checksum != piece.crc32
 
 
 def _check_training_state(run: RunConfig, checkpoint: Checkpoint) -> ParamSchedules | None:

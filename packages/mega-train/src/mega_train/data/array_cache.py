@@ -11,7 +11,6 @@ from, so what is found under it is what would be made.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import logging
 import os
@@ -26,6 +25,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from mega_schema.atomic_io import disk_errors, sync_folder
 from mega_schema.errors import MegaError
+from mega_schema.file_lock import lock_file
 
 Arrays = dict[str, NDArray[Any]]
 Files = Mapping[str, tuple[DTypeLike, tuple[int, ...]]]
@@ -168,8 +168,7 @@ def _lock_folder(folder: Path) -> Iterator[None]:
     except PermissionError:  # another user's, in a shared folder
         number = os.open(folder / ".lock", os.O_RDONLY)
     try:
-        with contextlib.suppress(OSError):
-            fcntl.flock(number, fcntl.LOCK_EX)
+        lock_file(number, folder, wait=True)
         yield
     finally:
         os.close(number)

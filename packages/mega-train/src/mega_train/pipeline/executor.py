@@ -3,8 +3,8 @@
 Messages travel while the rank computes. The table says when a send or receive starts. The rank waits for it
 where it needs the result: a pass for its input, and a channel (`mega_model.distributed.pipeline_p2p`) for its
 previous message, so that a channel carries one message at a time. Both ends of a channel agree on the order
-of its messages, since both tables come from one order of passes; `simulator.check_schedule` proves it of a
-schedule, on channels without a buffer. On a GPU a wait blocks the compute stream and not the CPU.
+of its messages, since both tables come from one order of passes; `tests/pipeline_simulator.py` proves it of
+a schedule, on channels without a buffer. On a GPU a wait blocks the compute stream and not the CPU.
 """
 
 from __future__ import annotations

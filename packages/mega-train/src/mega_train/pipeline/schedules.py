@@ -2,7 +2,8 @@
 
 A rank of a pipeline over P ranks holds `chunks` stages of the model: stage s is chunk s div P of rank s mod
 P. A schedule orders what a rank computes; what it sends and receives when follows from that order alone
-(`_with_transfers`). `simulator` checks and times a table without a process, and `executor` runs any of them.
+(`_with_transfers`). `executor` runs any table; `tests/pipeline_simulator.py` checks and times one without a
+process.
 """
 
 from __future__ import annotations

@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from mega_schema.app.progress import format_duration, start_live
+from mega_schema.errors import escape_controls
 from mega_train.telemetry.events import Event, LogLine, Message, StepEnd, TrainStart, ValidationEnd
 from mega_train.telemetry.memory import used_bytes
 from mega_train.telemetry.timers import TimingOption
@@ -57,8 +59,7 @@ class ConsoleReporter:
                 self._iterations = event.iterations
                 self._print(format_start(event))
                 if self._console.is_terminal:
-                    self._live.start(refresh=True)
-                    self._console.show_cursor()  # a killed process could not restore it
+                    start_live(self._live)
             case StepEnd():
                 self._iteration = event.iteration
                 self._lr = event.learning_rate
@@ -108,10 +109,11 @@ class ConsoleReporter:
             *([(4, format_flops(log_line.tflops))] if log_line else []),
             *([(3, f"{log_line.mfu:.0%} MFU")] if log_line and log_line.mfu is not None else []),
             *([(6, f"{_format_si(used_bytes(log_line.memory))}B")] if log_line else []),
-            (0, _format_duration((self._iterations - self._iteration) * iteration_seconds)),
+            (0, format_duration((self._iterations - self._iteration) * iteration_seconds)),
         ]
 
     def _print(self, text: str) -> None:
+        text = "\n".join(map(escape_controls, text.split("\n")))  # it may name files
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -162,7 +164,7 @@ def format_log(log_line: LogLine, width: int | None = None) -> str:
         (3, f"{format_flops(log_line.tflops)} a rank"),
         *([(2, f"MFU {log_line.mfu:.1%}")] if log_line.mfu is not None else []),
         (4, f"{used_bytes(log_line.memory) / 1e9:.2f} GB"),
-        (1, f"{_format_duration(log_line.eta_seconds)} left"),
+        (1, f"{format_duration(log_line.eta_seconds)} left"),
     ]
     while (
         width is not None
@@ -215,9 +217,3 @@ def _format_si(number: float) -> str:
     while number >= 999.5:
         number, power = number / 1000, power + 1
     return f"{number:.3g}{('', 'k', 'M', 'G', 'T', 'P')[power]}"
-
-
-def _format_duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -1,7 +1,8 @@
 """Simulate the tables of a pipeline schedule on abstract time: no process, no tensor.
 
 It finds errors of a table: a pass without its input, a message that is never received, a deadlock. It
-measures the time of a step, the idle share (bubble) and the micro-batches in flight on each rank.
+measures the time of a step, the idle share (bubble) and the micro-batches in flight on each rank. Only tests
+and `bench/bubble.py` need it.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import pickle
+import pickletools
 import random
 import re
 import struct
@@ -18,8 +19,8 @@ import pytest
 
 from mega_ckpt.torch_files import pickle_reader
 from mega_ckpt.torch_files.pickle_reader import Record, Unpickler, open_file
-from mega_ckpt.torch_files.sandbox.machine import BROKEN, Machine, PickleStream
 from mega_ckpt.torch_files.sandbox.stubs import RefusedError
+from mega_ckpt.torch_files.sandbox.unpickler import BROKEN, PickleStream, StubUnpickler
 from mega_ckpt.torch_files.zip_reader import MAGIC
 from mega_schema.errors import FormatError
 
@@ -218,6 +219,24 @@ def test_what_is_refused_is_said(line: str, tmp_path: Path) -> None:
             open_file(tmp_path / "model.pt")
 
 
+def test_an_operation_that_is_not_on_the_list_is_refused() -> None:
+    refused = [code for code in range(256) if code not in StubUnpickler.dispatch]
+    for code in refused:
+        feed = iter([b"(((((" + bytes([code]) * 20])
+        with pytest.raises(RefusedError, match="operation that is not allowed"):
+            StubUnpickler(PickleStream(lambda feed=feed: next(feed, b"")), {}).load()
+    known = {ord(opcode.code): opcode.name for opcode in pickletools.opcodes}
+    assert {known[code] for code in refused if code in known} == {
+        *("EXT1", "EXT2", "EXT4", "PERSID", "NEWOBJ_EX", "NEXT_BUFFER", "READONLY_BUFFER")
+    }
+
+
+def test_texts_of_the_first_protocols_are_read(tmp_path: Path) -> None:
+    program = b"(U\x02\xff\xfeU\x02\xc3\xbcS'a\\x00\\n'\nVa\\u00e9\nI12\nI01\nL5L\nF1.5\nT\x01\x00\x00\x00bl."
+    (tmp_path / "model.pt").write_bytes(alone(program))
+    assert open_file(tmp_path / "model.pt").tree == [b"\xff\xfe", "ü", "a\0\n", "aé", 12, True, 5, 1.5, "b"]
+
+
 def test_a_state_is_kept_and_not_obeyed(tmp_path: Path) -> None:
     state = {"__class__": 1, "__setstate__": 2, "__reduce__": [3]}
     (tmp_path / "model.pt").write_bytes(
@@ -246,6 +265,9 @@ def grown(times: int) -> bytes:
         (b"(" * 400 + b"t" * 400 + b".", "the pickle has lists in lists too deep"),
         (b"]q\x00h\x00a.", "the pickle has lists in lists too deep"),
         (b"}q\x00Nh\x00s.", "the pickle has lists in lists too deep"),
+        (b"}K\x01" + b"2\x86" * 60 + b"Ns.", "the pickle holds too much"),  # a key of 2 ** 60 numbers
+        (b"(K\x01" + b"2\x86" * 60 + b"\x91.", "the pickle holds too much"),
+        (b"}N" + b"\x85" * 500_000 + b"Ns.", "the pickle has lists in lists too deep"),
         (b"V" + b"a" * 3_000_000, "the pickle has a line that is too long"),
         (b"(" + b"h\x00" * 10 + b"l.", "is not a whole pickle"),
     ],
@@ -254,6 +276,11 @@ def test_a_bomb_is_refused_in_one_line(program: bytes, line: str, tmp_path: Path
     (tmp_path / "model.pt").write_bytes(alone(program))
     with pytest.raises(FormatError, match=f"model.pt: {line}"):
         open_file(tmp_path / "model.pt")
+
+
+def test_a_memo_has_room_for_what_is_in_it_and_no_more(tmp_path: Path) -> None:
+    (tmp_path / "model.pt").write_bytes(alone(b"K\x07r\xff\xff\xff\xff0j\xff\xff\xff\xff."))
+    assert open_file(tmp_path / "model.pt").tree == 7
 
 
 def test_a_bomb_takes_its_own_process_and_not_the_next_ones(tmp_path: Path) -> None:
@@ -333,7 +360,7 @@ def test_a_random_program_ends_in_a_value_or_an_error_of_its_own(seed: int) -> N
         program = b"".join(rng.choice(words) for _ in range(rng.randrange(12))) + b"."
         feed = iter([program])
         try:
-            Machine(PickleStream(lambda feed=feed: next(feed, b""))).run()
+            StubUnpickler(PickleStream(lambda feed=feed: next(feed, b"")), {}).load()
         except (RefusedError, *BROKEN):
             continue
         values += 1

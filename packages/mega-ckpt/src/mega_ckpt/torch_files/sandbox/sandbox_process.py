@@ -36,8 +36,8 @@ import struct
 import sys
 from typing import Any, NoReturn
 
-from mega_ckpt.torch_files.sandbox.machine import BROKEN, Machine, PickleStream
 from mega_ckpt.torch_files.sandbox.stubs import DictItems, GlobalName, RefusedError, Stub
+from mega_ckpt.torch_files.sandbox.unpickler import BROKEN, PickleStream, StubUnpickler
 
 MORE, ANSWER = b"M", b"A"
 ORDER = struct.Struct("<BQ")  # pickles of a file, and bytes of which they are some
@@ -78,8 +78,9 @@ class JsonEncoder:
             return ["array", *self._all(kind, depth), self._base64(raw)]
         if type(value) is Stub:
             return [value.tag, *self._all(value.parts, depth)]
-        word = "dict" if type(value) is DictItems else "list" if type(value) is list else "tuple"
-        return [word, *self._all(value, depth)]
+        if type(value) is DictItems:
+            return ["dict", *self._all(value.items, depth)]
+        return ["list" if type(value) is list else "tuple", *self._all(value, depth)]
 
     def _all(self, values: Any, depth: int) -> list[Any]:
         return [self.encode(value, depth + 1) for value in values]
@@ -101,12 +102,12 @@ class JsonEncoder:
 def read_pickles(source: PickleStream, pickles: int, size: int) -> bytes:
     """Read consecutive pickles of at most `size` bytes and return the JSON answer."""
     try:
-        machine = Machine(source)
+        storages = dict[str, tuple[str, int]]()
         values = []
         for _ in range(pickles):
-            value = machine.run()
+            value = StubUnpickler(source, storages).load()
             values.append(JsonEncoder(min(LONGEST, _ROOM + _TIMES * source.end)).encode(value))
-        return json.dumps({"values": values, "storages": machine.storages, "end": source.end}).encode("ascii")
+        return json.dumps({"values": values, "storages": storages, "end": source.end}).encode("ascii")
     except RefusedError as error:
         reply = {"refused": error.what, "found": str(error.found)[:_FOUND]}
     except MemoryError:
@@ -141,7 +142,7 @@ def main() -> NoReturn:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how a process ended
     with contextlib.suppress(AttributeError, OSError):  # where there is no Linux, or it does not let users
         ctypes.CDLL(None).unshare(0x10000000 | 0x40000000)  # CLONE_NEWUSER | CLONE_NEWNET: no network
-    for codec in ("latin-1", "raw_unicode_escape", "unicode_escape"):
+    for codec in ("latin-1", "raw-unicode-escape"):
         codecs.lookup(codec)  # finds its module while files can be opened
     while True:
         order, descriptors, _, _ = socket.recv_fds(listen, ORDER.size, 1)

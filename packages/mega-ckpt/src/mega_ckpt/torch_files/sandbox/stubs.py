@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -22,10 +22,16 @@ class GlobalName(str):
     __slots__ = ()
 
 
-class DictItems(list[Any]):
+class DictItems:
     """A dict as alternating keys and values. Keys are not hashed: an attacker could make that slow."""
 
-    __slots__ = ()
+    __slots__ = ("items",)
+
+    def __init__(self, items: Iterable[Any] = ()) -> None:
+        self.items = list(items)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.items += (key, value)
 
 
 class Stub:
@@ -43,7 +49,7 @@ class Stub:
         self.parts = list(parts)
 
 
-def _parts_of_stub(value: Any, tag: str) -> list[Any]:
+def parts_of_stub(value: Any, tag: str) -> list[Any]:
     if type(value) is not Stub or value.tag != tag:
         raise TypeError(f"no {tag}")
     return value.parts
@@ -69,9 +75,9 @@ def _dict_stub(*arguments: Any) -> DictItems:
     result = DictItems()
     for argument in arguments:
         if type(argument) is DictItems:
-            result.extend(argument)
+            result.items.extend(argument.items)
         elif type(argument) in (list, tuple):
-            result.extend(part for key, value in argument for part in (key, value))
+            result.items.extend(part for key, value in argument for part in (key, value))
     return result
 
 
@@ -87,7 +93,7 @@ def _encode(raw: Any = b"", encoding: Any = "latin-1") -> bytes:
 
 
 def _tensor_stub(of: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> Stub:
-    key, type_, first = _parts_of_stub(of, "storage")
+    key, type_, first = parts_of_stub(of, "storage")
     return Stub("tensor", key, type_, first + _number(offset), shape, strides)
 
 
@@ -99,7 +105,7 @@ def _typed_tensor_stub(of: Any, offset: Any, shape: Any, strides: Any, *rest: An
 
 
 def _parameter_stub(data: Any, *_: Any) -> Any:
-    _parts_of_stub(data, "tensor")
+    parts_of_stub(data, "tensor")
     return data
 
 
@@ -111,7 +117,7 @@ def _subclass_stub(called: Any, _: Any, arguments: Any, *__: Any) -> Any:
 
 
 def _array(dtype: Any, shape: Any, fortran: bool, raw: Any) -> Stub:
-    code, order = _parts_of_stub(dtype, "dtype")
+    code, order = parts_of_stub(dtype, "dtype")
     return Stub("array", order + code, shape, fortran, _encode(raw))
 
 

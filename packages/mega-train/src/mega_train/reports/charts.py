@@ -142,7 +142,7 @@ def draw_curves(
 
     A missing value is a gap. A curve of over 400 points becomes means in a band from minimum to maximum.
     """
-    from matplotlib.ticker import LogLocator, MaxNLocator
+    from matplotlib.ticker import Locator, LogLocator, MaxNLocator
 
     lowest = min((y for curve in curves for y in curve.ys if math.isfinite(y)), default=0.0)
     log = log and lowest > _MIN_LOG
@@ -155,10 +155,11 @@ def draw_curves(
     if zero:
         axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0] if lowest < 0 else 0.0))
     bottom, top = axes.get_ylim()
-    if log and top > 20 * bottom:
-        axes.yaxis.set_major_locator(LogLocator(subs=(1.0,) if top > 1000 * bottom else (1.0, 2.0, 5.0)))
-    else:
-        axes.yaxis.set_major_locator(MaxNLocator(7, steps=[1, 2, 2.5, 5, 10]))
+    locator: Locator = MaxNLocator(7, steps=[1, 2, 2.5, 5, 10])
+    if log and top > 3 * bottom:
+        digits = (1.0, 2.0, 5.0) if top > 20 * bottom else (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0)
+        locator = LogLocator(subs=(1.0,) if top > 1000 * bottom else digits)
+    axes.yaxis.set_major_locator(locator)
     axes.minorticks_off()
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(lambda value, _: format_count(value))
@@ -179,7 +180,7 @@ def _draw_curve(axes: Axes, curve: Curve) -> Line2D:
         color=curve.color,
         linestyle="--" if curve.dots else "-",
         linewidth=1 if curve.dots else 1.6,
-        marker="o",
+        marker="o" if marked.any() else "",
         markevery=np.flatnonzero(marked),
         markersize=(6 if is_short else 3) + 4 * curve.hollow,
         markerfacecolor=_PAGE if curve.hollow else curve.color,

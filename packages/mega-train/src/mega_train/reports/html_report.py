@@ -22,7 +22,7 @@ from mega_train.reports.run_names import name_runs
 _STYLE = """
 svg text { font-family: system-ui, sans-serif !important } .key { margin-right: 1em; color: var(--text) }
 .key span { display: inline-block; width: 14px; height: 4px; margin-right: 5px; vertical-align: middle }
-.dots span { width: 8px; height: 8px; border-radius: 4px }
+.dots span { width: 8px; height: 8px; border-radius: 50% }
 td.l { font-family: ui-monospace, monospace; font-size: 13px }
 """
 _X_NAMES: Mapping[XAxis, str] = MappingProxyType(

@@ -188,7 +188,7 @@ def test_a_curve_is_a_png_of_several_runs(tmp_path: Path) -> None:
 def _drawn(
     monkeypatch: pytest.MonkeyPatch, runs: list[Path], output: Path
 ) -> dict[str, tuple[str, list[float]]]:
-    """What `draw` puts into the picture: marker and values of each line by its name in the legend."""
+    """What `draw_loss` puts into the picture: look and values of each line by its name in the legend."""
     figures: list[Figure] = []
     make = Figure.subplots
 
@@ -198,14 +198,18 @@ def _drawn(
 
     monkeypatch.setattr(Figure, "subplots", remember)
     draw_loss(runs, output)
-    lines = figures[0].axes[0].get_lines()
-    return {str(line.get_label()): (str(line.get_marker()), list(line.get_ydata())) for line in lines}
+    (axes,) = figures[0].axes
+    names = [text.get_text() for text in axes.get_legend().get_texts()]
+    return {
+        name: (f"{line.get_linestyle()} {line.get_markerfacecolor()}", list(line.get_ydata()))
+        for name, line in zip(names, axes.get_lines(), strict=True)
+    }
 
 
 def test_a_curve_draws_the_test_apart_from_validations_and_names_runs_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runs = [tmp_path / "s1" / "run", tmp_path / "s2" / "run"]
+    runs = [tmp_path / "s1" / "$run", tmp_path / "s2" / "$run", tmp_path / "_run"]
     for run in runs:
         record = EventLog(run)
         record.on_event(began(0))
@@ -214,11 +218,14 @@ def test_a_curve_draws_the_test_apart_from_validations_and_names_runs_apart(
         record.on_event(replace(validated(20, 1.5), split="test"))
     lines = _drawn(monkeypatch, runs, tmp_path / "loss.png")
     assert list(lines) == [
-        f"{run}: {group}" for run in ("s1/run", "s2/run") for group in ("training", "validation", "test")
+        f"{run}: {group}"
+        for run in ("s1/$run", "s2/$run", "_run")
+        for group in ("training", "validation", "test")
     ]
-    assert lines["s1/run: validation"] == ("o", [2.0])
-    assert lines["s1/run: test"] == ("*", [1.5])
-    assert lines["s1/run: training"][0] == ".", "few points are marked, so that one alone is seen"
+    colors = [lines[f"{run}: training"][0].removeprefix("- ") for run in ("s1/$run", "s2/$run", "_run")]
+    assert len(set(colors)) == 3
+    assert lines["s1/$run: validation"] == (f"-- {colors[0]}", [2.0])
+    assert lines["s1/$run: test"] == ("-- #ffffff", [1.5]), "a ring"
 
 
 @pytest.mark.parametrize(

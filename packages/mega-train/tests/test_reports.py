@@ -6,6 +6,7 @@ import math
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -15,10 +16,9 @@ import pytest
 from click.testing import CliRunner
 
 from mega_schema.errors import ConfigError, FormatError
-from mega_train.cli import app
+from mega_train.cli import app, main
 from mega_train.reports.html_report import render_report, write_report
 from mega_train.reports.run_history import Restart, RunHistory
-from mega_train.reports.svg_chart import Chart, Curve, format_count
 from mega_train.telemetry.event_log import EVENTS, EventLog
 from mega_train.telemetry.events import CheckpointSaved, LogLine, TrainStart, ValidationEnd
 
@@ -89,22 +89,29 @@ def run_in(folder: Path, *, gain: float = 1.0, lr: float = 0.01) -> Path:
 
 
 class Whole(HTMLParser):
-    """What a page loads, and that every element that is opened is closed."""
+    """What a page loads, and that every element that is opened is closed and has an id of its own."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
         self.open: list[str] = []
         self.loads: list[str] = []
+        self.ids: list[str] = []
         self.feed(page)
         assert self.open == []
+        assert len(self.ids) == len(set(self.ids))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag != "meta":
             self.open.append(tag)
-        self.loads += [f"{tag} {name}" for name, _ in attrs if name in ("src", "href")]
+        self._read(attrs)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        pass
+        self._read(attrs)
+
+    def _read(self, attrs: list[tuple[str, str | None]]) -> None:
+        values = {name.rpartition(":")[2]: value or "" for name, value in attrs}
+        self.loads += [values[name] for name in ("src", "href") if not values.get(name, "#").startswith("#")]
+        self.ids += [values[name] for name in ("id",) if name in values]
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
@@ -157,8 +164,53 @@ def test_a_page_is_whole_and_loads_nothing(tmp_path: Path) -> None:
     write_report(run_in(tmp_path / "a"), None, tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text("utf-8")
     assert page.startswith("<!doctype html>")
-    assert Whole(page).loads == []
-    assert not re.search(r"url\(|@import|<script|<link|<img", page)
+    whole = Whole(page)
+    assert whole.loads == []
+    assert {"loss-1", "loss-2", "memory-1"} <= set(whole.ids)
+    assert not re.search(r"url\((?!#)|@import|<script|<link|<img", page)
+    assert page.count("color-scheme: dark") == 1
+    assert page.count("var(--muted)") > 50, "the ink of a chart follows the page"
+
+
+def test_equal_runs_give_equal_bytes(tmp_path: Path) -> None:
+    runs = (run_in(tmp_path / "a"), run_in(tmp_path / "b", gain=1.1))
+    for name in ("one.html", "two.html"):
+        write_report(*runs, tmp_path / name)
+    assert (tmp_path / "one.html").read_bytes() == (tmp_path / "two.html").read_bytes()
+
+
+def test_the_settings_of_a_user_of_matplotlib_change_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import matplotlib as mpl
+
+    run = RunHistory.load(run_in(tmp_path / "a"))
+    page = render_report([run], "iteration")
+    monkeypatch.setitem(mpl.rcParams, "lines.linewidth", 9.0)
+    monkeypatch.setitem(mpl.rcParams, "xtick.labelsize", 30.0)
+    assert render_report([run], "iteration") == page
+    assert mpl.rcParams["xtick.labelsize"] == 30.0, "and ours stay ours"
+
+
+def test_a_report_without_matplotlib_names_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    output = tmp_path / "report.html"
+    with pytest.raises(SystemExit) as caught:
+        main(["report", str(run_in(tmp_path / "a")), "--output", str(output)])
+    assert caught.value.code == 2
+    assert capsys.readouterr().err == (
+        'error: report: needs matplotlib; hint: pip install -e "packages/mega-train[plot]"\n'
+    )
+    assert not output.exists()
+
+
+def test_help_of_the_report_does_not_import_matplotlib() -> None:
+    words = [sys.executable, "-X", "importtime", "-m", "mega_train", "report", "--help"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert "matplotlib" not in done.stderr
+    assert "--against" in done.stdout
 
 
 def test_two_runs_are_compared_where_both_have_a_line(tmp_path: Path) -> None:
@@ -186,7 +238,8 @@ def test_runs_that_are_called_alike_are_told_apart_by_their_paths(tmp_path: Path
 def test_the_record_is_told_once_over_every_axis(tmp_path: Path) -> None:
     run = RunHistory.load(run_in(tmp_path))
     places, losses = run.series("loss", "iteration")
-    assert places == [10, 20, 30, 40, 50, 60, 80, 90, 100], "a step without a loss has no point"
+    assert places == [10, 20, 30, 40, 50, 60, 70, 80, 90, 100]
+    assert [x for x, y in zip(places, losses, strict=True) if math.isnan(y)] == [70], "it updated nothing"
     assert losses[0] == 3.8
     assert run.series("loss", "samples")[0] == [4 * x for x in places]
     assert run.series("loss", "tokens")[0] == [64 * x for x in places]
@@ -234,74 +287,23 @@ def test_every_group_of_validations_is_a_curve_of_its_own(tmp_path: Path) -> Non
     assert told["saves"] == "3, 1 s in all, 1 failed"
     assert page.count('class="key dots"') == 2
     test = page[page.index("<h2>Loss") :].partition("</figure>")[0]
-    assert test.count('fill="#fff" stroke=') == 1, "the test is a ring, validations are points"
+    assert test.count("fill: var(--page); stroke: #2f6f9f") == 1, "the test is a ring, validations are points"
     assert test.count("border:2px solid") == 1
 
 
-def test_names_of_folders_are_text(tmp_path: Path) -> None:
-    page = render_report([RunHistory.load(run_in(tmp_path / "<b>&"))], "iteration")
-    assert "<b>" not in page
-    assert "&lt;b&gt;&amp;" in page
+def test_words_of_a_user_are_text(tmp_path: Path) -> None:
+    run = run_in(tmp_path / "<script>&$x")
+    record = EventLog(run)
+    words = {"data": {"path": ["<script>1"]}, "<script>2": {"<script>3": "<script>4"}}
+    record.on_event(replace(BEGAN, iteration=100, device="<script>5", config=words))
+    record.on_event(replace(validated(100, 2.0), of='<script>"6'))
+    page = render_report([RunHistory.load(run)], "iteration")
+    assert "<script" not in page
+    assert "<title>&lt;script&gt;&amp;$x: training</title>" in page
+    for number in "12345":
+        assert f"&lt;script&gt;{number}" in page
+    assert "&lt;script&gt;&quot;6" in page
     Whole(page)
-
-
-def _chart(ys: list[float], **look: bool) -> str:
-    xs = [float(x) for x in range(1, len(ys) + 1)]
-    return Chart(lines=[Curve("a", "#000", xs, ys)], x_name="x", caption="c", **look).svg()
-
-
-def _places(svg: str) -> list[tuple[float, float]]:
-    points = re.search(r'<polyline points="([^"]*)"', svg)
-    assert points is not None
-    return [(float(x), float(y)) for x, y in (pair.split(",") for pair in points[1].split())]
-
-
-def test_a_line_goes_up_where_values_do() -> None:
-    ys = [y for _, y in _places(_chart([1.0, 2.0, 4.0]))]
-    assert ys[0] > ys[1] > ys[2]
-    assert ys[0] - ys[1] == pytest.approx((ys[1] - ys[2]) / 2, abs=0.2)
-    ys = [y for _, y in _places(_chart([1.0, 10.0, 100.0], log=True))]
-    assert ys[0] - ys[1] == pytest.approx(ys[1] - ys[2], abs=0.2), "a decade is a decade"
-
-
-def test_a_value_of_zero_keeps_a_chart_from_a_logarithmic_axis() -> None:
-    assert len(_places(_chart([0.0, 10.0, 100.0], log=True))) == 3
-
-
-@pytest.mark.parametrize("ys", [[2.5], [0.0], [3.0, 3.0], [-1.0, -1.0], [1e-9, 1e9], [5e-324, 1.0]])
-def test_values_that_hardly_make_an_axis_are_drawn(ys: list[float]) -> None:
-    for look in ({}, {"zero": True}, {"log": True}):
-        places = _places(_chart(ys, **look))
-        assert all(math.isfinite(x) and math.isfinite(y) for x, y in places)
-
-
-def test_many_points_become_means_in_a_band_that_keeps_what_stood_out() -> None:
-    ys = [1.0] * 4000
-    ys[2000] = 9.0
-    svg = _chart(ys)
-    assert len(_places(svg)) == 400
-    band = re.search(r'<polygon points="([^"]*)"', svg)
-    assert band is not None
-    tops = [float(pair.split(",")[1]) for pair in band[1].split()]
-    assert min(tops) < 30, "the one value reaches the top"
-    assert len(svg) < 50_000
-
-
-def test_nothing_to_draw_is_no_chart() -> None:
-    assert Chart(lines=[Curve("a", "#000", [], [])], x_name="x", caption="c").svg() == ""
-
-
-@pytest.mark.parametrize(
-    ("value", "words"),
-    [(0.0, "0"), (950, "950"), (12500, "12.5k"), (2e6, "2M"), (3.25e9, "3.25G"), (1e13, "10T")],
-)
-def test_large_numbers_are_short(value: float, words: str) -> None:
-    assert format_count(value) == words
-
-
-def test_a_pointer_reads_the_values_below_it() -> None:
-    titles = re.findall(r"<title>([^<]*)</title>", _chart([1.5, 2.5, 3.5]))
-    assert titles == ["x 1\na: 1.5", "x 2\na: 2.5", "x 3\na: 3.5"]
 
 
 def test_a_browser_shows_the_page(tmp_path: Path) -> None:
@@ -313,8 +315,8 @@ def test_a_browser_shows_the_page(tmp_path: Path) -> None:
     page = (tmp_path / "report.html").as_uri()
     done = subprocess.run([browser, *flags, "--dump-dom", page], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    # what the browser made of it: lines are elements of a drawing, words are in place
-    assert done.stdout.count("<polyline") >= 12
+    # what the browser made of it: curves are elements of a drawing, words are in place
+    assert len(re.findall(r'<g id="\w+-[12]"><title>[ab]', done.stdout)) == 12
     assert "a against b" in done.stdout
     assert "apart in the mean" in done.stdout
 

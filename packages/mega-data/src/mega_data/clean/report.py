@@ -1,4 +1,4 @@
-"""Render the counts of a cleaning as one HTML page with charts in SVG; it loads nothing else."""
+"""Render the counts of a cleaning as one HTML page that loads nothing else."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 from mega_schema.app import html_page as frame
 
 _MAX_LANGUAGES = 12  # shown; the others are one row
-_WIDTH, _HEIGHT, _FOOT = 640, 150, 34
 
 
 def render_report(title: str, steps: Sequence[Mapping[str, Any]], skipped: int = 0) -> str:
@@ -37,11 +36,10 @@ def _overview(steps: Sequence[Mapping[str, Any]]) -> str:
     largest = max((step["documents_in"] for step in steps), default=0) or 1
     for step in steps:
         into, out = step["documents_in"], step["documents_out"]
-        bar = f'<span class="bar" style="width:{100 * out / largest:.1f}px"></span>'
-        bar += f'<span class="bar out" style="width:{100 * max(0, into - out) / largest:.1f}px"></span>'
         rows.append(
             f"<tr><td>{escape(step['step'])}</td><td class=n>{into:,}</td><td class=n>{out:,}</td>"
-            f"<td>{bar} {out / max(1, into):.1%}</td><td class=n>{step['bytes_in'] / 1e6:,.2f}</td>"
+            f"<td>{_bar(into, out, largest)} {out / max(1, into):.1%}</td>"
+            f"<td class=n>{step['bytes_in'] / 1e6:,.2f}</td>"
             f"<td class=n>{step['bytes_out'] / 1e6:,.2f}</td><td class=n>{step['changed']:,}</td></tr>"
         )
     note = "<p>MB are of text, for duplicates of whole lines.</p>"
@@ -49,7 +47,7 @@ def _overview(steps: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _table(head: Sequence[str], rows: Sequence[str]) -> str:
-    numbers = ("documents in", "out", "MB in", "MB out", "changed", "documents", "share")
+    numbers = ("documents in", "out", "MB in", "MB out", "changed", "documents", "share", "characters")
     return frame.render_table(head, rows, numbers)
 
 
@@ -79,45 +77,33 @@ def _counts(head: Sequence[str], counts: Mapping[str, int], total: int) -> str:
 
 
 def _lengths(step: Mapping[str, Any]) -> str:
-    """Draw documents by length before and after, a pair of bars for each power of two."""
+    """Count documents by length before and after, a row for each power of two."""
     before = {int(length): count for length, count in step["lengths_in"].items()}
     after = {int(length): count for length, count in step["lengths_out"].items()}
     if not before:
         return ""
-    first, last = min([*before, *after]), max([*before, *after])
-    highest = max([*before.values(), *after.values()])
-    slot = _WIDTH / (last - first + 1)
-    marks = []
-    for length in range(first, last + 1):
-        x = (length - first) * slot
-        for part, (counts, color) in enumerate(((before, "#9fb8c8"), (after, "#2f6f9f"))):
-            height = _HEIGHT * counts.get(length, 0) / highest
-            marks.append(
-                f'<rect x="{x + slot * (0.08 + 0.42 * part):.1f}" y="{_HEIGHT - height + 14:.1f}" '
-                f'width="{slot * 0.42:.1f}" height="{height:.1f}" fill="{color}"><title>'
-                f"{_bin_title(length)}: {counts.get(length, 0):,}</title></rect>"
-            )
-        marks.append(
-            f'<text x="{x + slot / 2:.1f}" y="{_HEIGHT + _FOOT - 4}" text-anchor="middle" font-size="10">'
-            f"{_bin_label(length)}</text>"
+    longest_bar = max([*before.values(), *after.values()])
+    rows = []
+    for length in range(min([*before, *after]), max([*before, *after]) + 1):
+        into, out = before.get(length, 0), after.get(length, 0)
+        rows.append(
+            f"<tr><td class=n>{_bin_title(length)}</td><td class=n>{into:,}</td><td class=n>{out:,}</td>"
+            f"<td>{_bar(into, out, longest_bar)}</td></tr>"
         )
-    axis = f'<line x1="0" x2="{_WIDTH}" y1="{_HEIGHT + 14}" y2="{_HEIGHT + 14}" stroke="#59636e"/>'
-    top = f'<text x="0" y="10" font-size="10">{highest:,}</text>'
-    return (
-        f'<figure><svg viewBox="0 0 {_WIDTH} {_HEIGHT + _FOOT}" width="{_WIDTH}" role="img">'
-        f"{axis}{top}{''.join(marks)}</svg><figcaption>Documents by characters, from the number written on: "
-        "in (pale) and out (dark).</figcaption></figure>"
+    return _table(("characters", "documents in", "out", ""), rows)
+
+
+def _bar(into: int, out: int, longest: int) -> str:
+    """Draw the documents that a step kept (dark) and dropped (pale)."""
+    return "".join(
+        f'<span class="{name}" style="width:{100 * count / longest:.1f}px"></span>'
+        for name, count in (("bar", out), ("bar out", into - out))
+        if count > 0
     )
 
 
-def _bin_label(length: int) -> str:
-    """Format the minimum number of characters of a bar."""
-    minimum = 1 << (length - 1) if length else 0
-    return f"{minimum:,}" if minimum < 10_000 else f"{minimum // 1024:,}Ki"
-
-
 def _bin_title(length: int) -> str:
-    return f"{1 << (length - 1):,} to {(1 << length) - 1:,} characters" if length else "empty"
+    return f"{1 << (length - 1):,} to {(1 << length) - 1:,}" if length else "0"
 
 
 def _examples(examples: Mapping[str, Sequence[str]]) -> str:

@@ -16,17 +16,16 @@ from mega_schema.atomic_io import atomic_write
 from mega_schema.errors import ConfigError
 from mega_schema.outputs import check_output, is_page
 from mega_train.config import RunConfig
+from mega_train.reports.charts import COLORS, Curve, render_chart, require_matplotlib
+from mega_train.reports.loss_plot import loss_curves
 from mega_train.reports.run_history import RunHistory, XAxis
-from mega_train.reports.run_names import is_test, name_runs
-from mega_train.reports.svg_chart import Chart, Curve, format_count
+from mega_train.reports.run_names import name_runs
 
-_COLORS = ("#2f6f9f", "#c2571a")  # of the run, and of the other one
 _STYLE = """
-svg text { font: 11px system-ui, sans-serif; fill: #59636e } .key { margin-right: 1em; color: #1f2328 }
+svg text { font-family: system-ui, sans-serif !important } .key { margin-right: 1em; color: var(--text) }
 .key span { display: inline-block; width: 14px; height: 4px; margin-right: 5px; vertical-align: middle }
-.dots span { width: 8px; height: 8px; border-radius: 4px }
-.mark { stroke-dasharray: 2 3; stroke-width: 2 } .at { fill: transparent } .at:hover { fill: #1f2328;
-opacity: .08 } td.l { font-family: ui-monospace, monospace; font-size: 13px }
+.dots span { width: 8px; height: 8px; border-radius: 50% }
+td.l { font-family: ui-monospace, monospace; font-size: 13px }
 """
 _X_NAMES: Mapping[XAxis, str] = MappingProxyType(
     {
@@ -47,11 +46,12 @@ def write_report(run: Path, other: Path | None, output: Path, over: XAxis = "ite
 
     Raises:
         FormatError: a folder holds no event log, or one without a loss.
-        ConfigError: the folder of the report does not exist.
+        ConfigError: matplotlib is not installed, or the folder of the report does not exist.
     """
     if not output.parent.is_dir():
         raise ConfigError("--output", "no such folder", found=output.parent, hint=f"mkdir -p {output.parent}")
     check_output("--output", output, "file", is_ours=is_page)
+    require_matplotlib("report")
     runs = [RunHistory.load(folder) for folder in (run, other) if folder is not None]
     with atomic_write(output) as partial:
         partial.write_text(render_report(runs, over), "utf-8")
@@ -111,9 +111,8 @@ def _overview_rows(run: RunHistory) -> Iterator[tuple[str, str]]:
     ):
         if (value := run.median(key)) is not None:
             yield name, form.format(value)
-    memory = run.memory("iteration")[1]
-    if memory:
-        yield "memory of the first rank, most", f"{max(memory) / 1e9:.2f} GB"
+    if memory := run.memory("iteration")[1]:
+        yield "memory of the first rank, most", f"{np.nanmax(memory) / 1e9:.2f} GB"
     yield "training", _duration(3600 * run.positions([last["iteration"]], "hours")[0])
     for name, events, key in (
         ("validations", run.validations, "seconds"),
@@ -167,55 +166,39 @@ def _compare_losses(run: RunHistory, other: RunHistory, names: Sequence[str]) ->
 
 
 def _charts(runs: Sequence[RunHistory], names: Sequence[str], over: XAxis) -> Iterator[tuple[str, str]]:
+    runs_with_colors = list(zip(runs, names, COLORS, strict=False))
     marks = [
         (
             place,
             f"restart of {name} at iteration {restart.iteration:,}, {restart.lost:,} steps done again",
             color,
         )
-        for run, name, color in zip(runs, names, _COLORS, strict=False)
+        for run, name, color in runs_with_colors
         for restart in run.restarts
         for place in run.positions([restart.iteration], over)
     ]
-    runs_with_colors = list(zip(runs, names, _COLORS, strict=False))
-
-    def chart(caption: str, lines: Sequence[Curve], **look: Any) -> str:
-        where = f"{caption} Over {_X_NAMES[over]}."
-        if marks:
-            where += " Broken vertical lines are restarts."
-        return Chart(lines=lines, caption=where, x_name=_X_NAMES[over], marks=marks, **look).svg()
+    where = f" Over {_X_NAMES[over]}." + (" Dotted vertical lines are restarts." if marks else "")
 
     def curves_of(key: str) -> list[Curve]:
         return [Curve(name, color, *run.series(key, over)) for run, name, color in runs_with_colors]
 
-    scored = [
-        Curve(f"{name}, {group}", color, *run.scores(group, over), dots=True, hollow=is_test(group))
-        for run, name, color in runs_with_colors
-        for group in run.groups
-    ]
+    def chart(key: str, caption: str, curves: Sequence[Curve] | None = None, **look: bool) -> str:
+        return render_chart(
+            key, curves_of(key) if curves is None else curves, caption + where, marks=marks, **look
+        )
+
     loss = "Nats per token: means between two lines of the log, validations as points, the test as a ring."
-    yield "Loss", chart(loss, [*curves_of("loss"), *scored], log=True, shown="{:.4g}".format)
-    yield "Gradient norm", chart("Before clipping.", curves_of("grad_norm"), log=True)
-    yield (
-        "Learning rate",
-        chart(
-            "Of the step that a line of the log ends with.",
-            curves_of("learning_rate"),
-            zero=True,
-            shown="{:.3g}".format,
-        ),
-    )
+    yield "Loss", chart("loss", loss, loss_curves(runs, names, over), log=True)
+    yield "Gradient norm", chart("grad_norm", "Before clipping.", log=True)
+    yield "Learning rate", chart("learning_rate", "Of the step that a line of the log ends with.", zero=True)
     pace = "Tokens a second of all ranks, validations and saves not counted."
-    yield "Throughput", chart(pace, curves_of("tokens_per_second"), zero=True, shown=format_count)
-    yield (
-        "TFLOP/s a rank",
-        chart("What the model needs, however it is computed.", curves_of("tflops"), zero=True),
-    )
-    memory = [Curve(name, color, *run.memory(over)) for run, name, color in runs_with_colors]
-    gigabytes = [Curve(line.name, line.color, line.xs, [y / 1e9 for y in line.ys]) for line in memory]
-    yield "Memory", chart("GB of the first rank.", gigabytes, zero=True, shown="{:.3g}".format)
+    yield "Throughput", chart("tokens_per_second", pace, zero=True)
+    yield "TFLOP/s a rank", chart("tflops", "What the model needs, however it is computed.", zero=True)
+    memory = [(name, color, *run.memory(over)) for run, name, color in runs_with_colors]
+    gigabytes = [Curve(name, color, xs, [y / 1e9 for y in ys]) for name, color, xs, ys in memory]
+    yield "Memory", chart("memory", "GB of the first rank.", gigabytes, zero=True)
     if any(event["loss_scale"] != 1 for run in runs for event in run.train_logs):
-        yield "Loss scale", chart("float16's.", curves_of("loss_scale"), log=True, shown="{:.3g}".format)
+        yield "Loss scale", chart("loss_scale", "float16's.", log=True)
 
 
 def _timers_table(runs: Sequence[RunHistory], names: Sequence[str]) -> str:
@@ -227,7 +210,7 @@ def _timers_table(runs: Sequence[RunHistory], names: Sequence[str]) -> str:
     rows = []
     for name in dict.fromkeys(name for timers in timers_of_runs for name in timers):
         cells = ""
-        for timers, color in zip(timers_of_runs, _COLORS, strict=False):
+        for timers, color in zip(timers_of_runs, COLORS, strict=False):
             seconds = timers.get(name, 0.0)
             bar = f'style="width:{180 * seconds / longest:.1f}px;background:{color}"'
             cells += f'<td class=n>{1000 * seconds:,.2f}</td><td><span class="bar" {bar}></span></td>'

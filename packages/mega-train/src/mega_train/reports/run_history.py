@@ -78,7 +78,7 @@ class RunHistory:
         return self.starts[-1] if self.starts else {}
 
     def series(self, key: str, over: XAxis) -> tuple[list[float], list[float]]:
-        """Return positions on the axis and values of a number of the log lines."""
+        """Return positions on the axis and values of a number of the log lines, NaN where it is missing."""
         return self._points([(e, e.get(key)) for e in self.train_logs], over)
 
     @property
@@ -129,8 +129,10 @@ class RunHistory:
     def _points(
         self, values: Sequence[tuple[EventDict, float | None]], over: XAxis
     ) -> tuple[list[float], list[float]]:
-        points = [(e["iteration"], value) for e, value in values if value is not None and _is_number(value)]
-        return self.positions([iteration for iteration, _ in points], over), [value for _, value in points]
+        numbers = [value if value is not None and _is_number(value) else math.nan for _, value in values]
+        if all(map(math.isnan, numbers)):
+            return [], []
+        return self.positions([e["iteration"] for e, _ in values], over), numbers
 
 
 def _is_number(value: Any) -> bool:

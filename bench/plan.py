@@ -17,8 +17,8 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.published import PUBLISHED, Row
-from bench.published_others import OTHERS
+from bench.published_other_runs import OTHERS
+from bench.published_runs import PUBLISHED, Row
 from mega_train.planning.estimate import Estimate, estimate
 from mega_train.planning.hardware import GIB, HARDWARE, Hardware
 from mega_train.planning.search import variants

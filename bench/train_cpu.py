@@ -27,7 +27,7 @@ Each way is a process of its own, started in turn, `rounds` times for each numbe
 time (user and system, all threads) and the least wall-clock time of a step count, as other work on the
 machine only adds to both. Memory is the peak of the process, the least of the rounds: whole, and with what
 its imports took taken off. All begin near ln 50,304 = 10.83, each from random weights of its own
-(`beside_gpt2.py` and `tests/megatron_core` hold the losses of equal weights against each other).
+(`gpt2_comparison.py` and `tests/megatron_core` hold the losses of equal weights against each other).
 
 `products` is the time of the step's matrix products alone at the best rate torch reaches for this model's
 shapes, measured in the same run: 6 FLOPs per parameter of a matrix and token, and attention's.

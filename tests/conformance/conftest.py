@@ -14,8 +14,8 @@ from mega_schema.arch import table
 from mega_schema.checkpoint.reader import DTYPES, MAIN, MODEL, OPTIMIZER
 from mega_schema.parallel_layout import WHOLE, Layout
 from mega_schema.spec import ModelSpec, gpt, llama
-from tests import saved
-from tests.saved import Whole
+from tests import checkpoint_fixture
+from tests.checkpoint_fixture import Whole
 
 RandomWhole = Callable[..., Whole]
 
@@ -68,4 +68,4 @@ def random_whole() -> RandomWhole:
 @pytest.fixture(scope="session")
 def save_whole() -> SaveWhole:
     """Save whole tensors as the ranks of a layout would."""
-    return saved.save_whole
+    return checkpoint_fixture.save_whole

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 from mega_ckpt.formats.interface import ReadOptions
 from mega_ckpt.formats.registry import format_of
 from mega_schema.errors import MegaError
-from tests.conformance.theirs import CASES, logits, save, spec_logits
+from tests.conformance.hf_models import CASES, logits, save, spec_logits
 from tests.selection import every
 
 TOKENS_BS = torch.randint(0, 61, (2, 12), generator=torch.Generator().manual_seed(4))

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from mega_model.generate import generate
 from mega_schema.checkpoint.reader import Checkpoint
-from tests.conformance.theirs import (
+from tests.conformance.hf_models import (
     CASES,
     built,
     from_hugging_face,

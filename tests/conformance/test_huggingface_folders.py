@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from mega_ckpt.tensors import safetensors_io
 from mega_schema.checkpoint.reader import Checkpoint
-from tests.conformance.theirs import (
+from tests.conformance.hf_models import (
     CASES,
     byte_level,
     from_hugging_face,

@@ -14,7 +14,7 @@ from mega_ckpt.formats.interface import WriteOptions
 from mega_ckpt.operations.convert import convert
 from mega_schema.checkpoint.reader import Checkpoint
 from mega_schema.parallel_layout import Layout
-from tests.conformance.theirs import ours
+from tests.conformance.hf_models import ours
 
 VOCAB, DIM, HEADS, FFN, LAYERS = 64, 64, 8, 96, 2
 PARAMS = {

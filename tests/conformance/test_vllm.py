@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from mega_schema.checkpoint.reader import Checkpoint
-from tests.conformance.theirs import CASES, byte_level, from_hugging_face, ours, save, to_hugging_face
+from tests.conformance.hf_models import CASES, byte_level, from_hugging_face, ours, save, to_hugging_face
 
 # it loads all of BLOOM but a head of its own, in folders of transformers' own too
 LOADED = sorted(CASES.keys() - {"bloom with six heads, untied"})
@@ -37,7 +37,7 @@ def _ask(python: str, questions: list[list[Any]], folder: Path) -> None:
     """Ask all at once: starting it takes longer than what it is asked."""
     (folder / "questions.json").write_text(json.dumps(questions), "utf-8")
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
-    words = [python, str(Path(__file__).with_name("in_vllm.py")), str(folder / "questions.json")]
+    words = [python, str(Path(__file__).with_name("vllm_program.py")), str(folder / "questions.json")]
     done = subprocess.run(words, env=environment, capture_output=True, text=True, cwd=folder, timeout=900)
     assert done.returncode == 0, done.stderr[-6000:]
 

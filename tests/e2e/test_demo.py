@@ -76,7 +76,7 @@ def test_an_interrupted_command_is_never_left_before_it_has_ended(demo: ModuleTy
 
 @pytest.mark.long
 def test_the_quick_start_of_the_readme_runs(tmp_path: Path) -> None:
-    """Up to the server, which tests/e2e/test_whole.py asks."""
+    """Up to the server, which tests/e2e/test_text_to_server.py asks."""
     section = (ROOT / "README.md").read_text("utf-8").partition("## Quick start")[2]
     commands = section.partition("```sh\n")[2].partition("mega-serve")[0]
     assert commands.count("mega-") == 5

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.house import PACKAGES, ROOT, Package
+from tests.repo_rules.repository import PACKAGES, ROOT, Package
 
 SITES = [place for place in sys.path if place.endswith("site-packages")]
 # a command that does something, or a mistake that is answered in one line, and its exit code

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.house import ROOT
+from tests.repo_rules.repository import ROOT
 
 MEGA_TORCHRUN = ROOT / "infra/docker/mega-torchrun"
 RANKS = ("--standalone", "--nproc-per-node=2")

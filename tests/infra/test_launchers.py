@@ -23,8 +23,8 @@ from pydantic import (
 )
 
 from mega_schema.app.cli_runner import MISTAKE
-from tests.house.documents import check_command
-from tests.house.house import PACKAGES, ROOT, named, tracked
+from tests.repo_rules.markdown import check_command
+from tests.repo_rules.repository import PACKAGES, ROOT, named, tracked
 
 INFRA = ROOT / "infra"
 MEGA_TORCHRUN = INFRA / "docker/mega-torchrun"

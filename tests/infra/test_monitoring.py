@@ -11,7 +11,7 @@ import yaml
 
 from mega_train.telemetry.gauges import GAUGES, LABELS
 from mega_train.telemetry.prometheus import METRIC_PREFIX
-from tests.house.house import ROOT
+from tests.repo_rules.repository import ROOT
 
 MONITORING = ROOT / "infra/monitoring"
 DASHBOARD: dict[str, Any] = json.loads((MONITORING / "grafana-dashboard.json").read_text("utf-8"))

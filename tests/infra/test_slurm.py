@@ -14,9 +14,9 @@ import pytest
 
 from mega_schema.checkpoint.reader import Checkpoint
 from tests.faults.ranks import CONFIG
-from tests.house.documents import check_command
-from tests.house.house import ROOT
 from tests.parity.runs import corpus
+from tests.repo_rules.markdown import check_command
+from tests.repo_rules.repository import ROOT
 
 TRAIN = ROOT / "infra/slurm/train.sbatch"
 ITS_OWN = "while [[ $1 == --* ]]; do [[ $1 == *=* ]] || shift; shift; done"

@@ -1,4 +1,4 @@
-"""What Megatron Core makes of drawn cases of data: run by `theirs`, its answers are files in the folder."""
+"""Megatron Core's results for generated data cases, written to files by `reference_process`."""
 
 from __future__ import annotations
 

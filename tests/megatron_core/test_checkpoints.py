@@ -20,8 +20,8 @@ from mega_schema.checkpoint.reader import MODEL, Checkpoint
 from mega_schema.parallel_layout import Layout
 from mega_schema.sharding import Slab
 from mega_schema.spec import ModelSpec, gpt, llama
-from tests.megatron_core import theirs
-from tests.megatron_core.ours import LENGTH, LLAMA, OURS, THEIRS, WORDS, save_random
+from tests.megatron_core import reference_process
+from tests.megatron_core.small_model import LENGTH, LLAMA, OURS, THEIRS, WORDS, save_random
 
 RELATIVE = 1e-5  # float32 over sums of at most 64 terms, four layers deep
 
@@ -125,7 +125,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for each, layout, cases in LAYOUTS
             if each == ranks
         ]
-        theirs.run("tests.megatron_core.checkpoints:load_and_save", folder, ranks=ranks, wanted=wanted)
+        reference_process.run(
+            "tests.megatron_core.checkpoints:load_and_save", folder, ranks=ranks, wanted=wanted
+        )
     return folder
 
 

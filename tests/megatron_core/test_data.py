@@ -27,7 +27,7 @@ from mega_train.engine.forward_step import IGNORED, split_batch
 from mega_train.optim.loss_scaler import DynamicLossScaler
 from mega_train.resolve.batch import batch_size_schedule, batch_sizes
 from mega_train.schedules.lr import LRSchedule, WeightDecaySchedule
-from tests.megatron_core import theirs
+from tests.megatron_core import reference_process
 from tests.megatron_core.data_cases import Case, drawn
 
 
@@ -37,7 +37,7 @@ class Answers:
     def __init__(self, folder: Path) -> None:
         self.folder, self.cases = folder, drawn(folder)
         (folder / "cases.json").write_text(json.dumps(self.cases))
-        theirs.run("tests.megatron_core.data:answer", folder)
+        reference_process.run("tests.megatron_core.data:answer", folder)
 
     def of(self, kind: str) -> Iterator[tuple[Any, Any, dict[str, np.ndarray]]]:
         """Case, what was told of it, and its arrays."""

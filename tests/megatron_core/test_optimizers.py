@@ -18,8 +18,8 @@ from mega_schema.checkpoint.reader import MODEL, OPTIMIZER, Checkpoint
 from mega_schema.parallel_layout import Layout
 from mega_schema.sharding import Slab
 from mega_schema.spec import ModelSpec, gpt, llama
-from tests.megatron_core import theirs
-from tests.megatron_core.ours import LLAMA, OURS, THEIRS, WORDS, save_random
+from tests.megatron_core import reference_process
+from tests.megatron_core.small_model import LLAMA, OURS, THEIRS, WORDS, save_random
 from tests.selection import every, requested
 
 # 0.16 shifts what stands behind a bucket that is no multiple of 128 numbers: those of the embedding are
@@ -64,7 +64,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         convert(folder / case, folder / f"{case}-dist", "mega", "torch_dist")
         wanted[case] = {"said": said, "optimizer": optimizer, "sharding": sharding}
     body, layouts = "tests.megatron_core.optimizers:load_and_save", [(layout, wanted) for layout in LAYOUTS]
-    theirs.run(body, folder, ranks=RANKS, wanted=layouts)
+    reference_process.run(body, folder, ranks=RANKS, wanted=layouts)
     return folder
 
 

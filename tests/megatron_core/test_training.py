@@ -14,7 +14,7 @@ from torch import Tensor
 from mega_model.distributed.mesh import Mesh, World
 from mega_model.kernels.reference import cross_entropy
 from mega_schema.parallel_layout import Layout, split_layers
-from tests.megatron_core import runs, theirs
+from tests.megatron_core import reference_process, runs
 from tests.megatron_core.runs import VOCAB, Case, Trained
 
 LLAMA = "--num-query-groups 2 --ffn-hidden-size 44 --rotary-base 500 --norm-epsilon 1e-6"
@@ -108,7 +108,7 @@ def trained(folder: Path) -> dict[str, Trained]:
     torch.save(DEALS, folder / "deals.pt")
     for ranks in (1, 2):
         names = [name for name, case in cases.items() if case.ranks == ranks]
-        theirs.run("tests.megatron_core.training:train", folder, ranks=ranks, cases=names)
+        reference_process.run("tests.megatron_core.training:train", folder, ranks=ranks, cases=names)
         for name in names:
             files = [folder / f"{name}-{rank}.pt" for rank in range(ranks)]
             found[name].theirs = [torch.load(file, weights_only=False) for file in files]

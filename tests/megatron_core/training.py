@@ -1,4 +1,4 @@
-"""A training of Megatron Core's, as `pretrain_gpt.py` puts one together, in processes of `theirs.run`."""
+"""Train with Megatron Core as `pretrain_gpt.py` does, in the processes of `reference_process.run`."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from mega_model.distributed.mesh import World
-from tests import warm
+from tests import fork_server
 
 Body = Callable[[World, str, Path], None]  # the world, where to meet, a folder that all ranks share
 
@@ -31,7 +31,9 @@ def on_ranks(ranks: int, cases: Mapping[str, Body], folder: Path) -> dict[str, s
     (folder / "cases.pickle").write_bytes(pickle.dumps(dict(cases)))
     # as under torchrun, ranks do not agree on the order of a set
     words = [[str(rank), str(ranks), str(folder)] for rank in range(ranks)]
-    running = {warm.start("tests.parity.ranks:be_rank", each, hash_seed=int(each[0]) % 2) for each in words}
+    running = {
+        fork_server.start("tests.parity.ranks:be_rank", each, hash_seed=int(each[0]) % 2) for each in words
+    }
     try:
         while running:
             ended = select.select(running, [], [])[0][0]

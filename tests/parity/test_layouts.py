@@ -14,10 +14,10 @@ from mega_model.attention_backends import PackedAttention
 from mega_model.context_parallel import token_positions
 from mega_model.distributed.mesh import Axis, Mesh, World
 from mega_schema.parallel_layout import Layout
+from tests.parity.failing_saves import one_rank_cannot_write
 from tests.parity.linear import fused_products, products
 from tests.parity.ranks import Body, Outcomes
 from tests.parity.runs import resumes, same_as_one_process, steps, trainer
-from tests.parity.saves import one_rank_cannot_write
 from tests.selection import every, requested
 
 

@@ -14,7 +14,7 @@ from mega_schema.errors import ConfigError
 
 @click.group()
 def cli() -> None:
-    """A command of the house."""
+    """A command of this repository."""
 
 
 @cli.command()
@@ -110,7 +110,7 @@ def test_a_bug_of_ours_keeps_its_traceback(word: str, kind: type[Exception]) -> 
 
 def test_no_words_print_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert _leave() == 2
-    assert "A command of the house." in capsys.readouterr().err
+    assert "A command of this repository." in capsys.readouterr().err
 
 
 def test_a_word_that_click_does_not_know_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""The tests of the files called interpreted, in a process in which Triton interprets."""
+"""Run the *_kernel_cases.py tests in a process in which Triton interprets."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ ARGUMENTS = ["-q", "--no-header", "-p", "no:cacheprovider", f"--rootdir={HERE.pa
 @pytest.mark.parametrize("cases", ["not dtype1 and not dtype2", pytest.param("", marks=pytest.mark.long)])
 def test_every_triton_kernel_is_its_definition(cases: str) -> None:
     """In float32; the long one in bfloat16 and float16 too."""
-    _interpreted("interpreted.py", cases)
+    _interpreted("triton_kernel_cases.py", cases)
 
 
 @pytest.mark.long
 def test_every_kernel_of_ligers_is_the_definition() -> None:
     if importlib.util.find_spec("liger_kernel") is None:
         pytest.skip("liger_kernel is not installed: pip install -r requirements-test.txt")
-    _interpreted("interpreted_liger.py", "")
+    _interpreted("liger_kernel_cases.py", "")
 
 
 def _interpreted(file: str, cases: str) -> None:

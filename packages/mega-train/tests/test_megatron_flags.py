@@ -1,7 +1,7 @@
 """Every flag of the training scripts we read: ours, replaced, left out, or refused with what replaces it.
 
-`their_flags.txt` has the names of Megatron-LM's (core 0.9 and before), its forks' and fairseq's that a
-training script may hold. `their_flags_2026.txt` has those of core 0.10 to 0.16 and of the tree of 2026: the
+`script_flags.txt` has the names of Megatron-LM's (core 0.9 and before), its forks' and fairseq's that a
+training script may hold. `script_flags_2026.txt` has those of core 0.10 to 0.16 and of the tree of 2026: the
 fields of megatron-core 0.16.1's dataclasses that become flags, and those that are declared by hand.
 `data/megatron_flags.txt` has every flag of four versions of Megatron-LM, and what DeepSpeed's fork adds.
 """
@@ -26,8 +26,8 @@ OURS = {name for key in config_keys(RunConfig) for name in key.declared.split("/
 OURS |= {"--config", "--set", "--help", MEGATRON_DEFAULTS}
 TABLE = flag_table()
 HERE = Path(__file__).parent
-NAMES = (HERE / "their_flags.txt").read_text("utf-8").split()
-NEWER = (HERE / "their_flags_2026.txt").read_text("utf-8").split()
+NAMES = (HERE / "script_flags.txt").read_text("utf-8").split()
+NEWER = (HERE / "script_flags_2026.txt").read_text("utf-8").split()
 VERSIONS_OF = {
     flag: versions
     for flag, *versions in map(str.split, (HERE / "data/megatron_flags.txt").read_text("utf-8").splitlines())

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from bench.plan import predictions
-from bench.published_others import OTHERS
+from bench.published_other_runs import OTHERS
 from mega_train.cli import main
 
 GPT3 = ("plan", "--preset", "megatron-175b", "--bf16", "--world", "1024", "--hardware", "a100")

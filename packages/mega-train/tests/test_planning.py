@@ -9,8 +9,8 @@ from itertools import pairwise
 import pytest
 
 from bench.plan import Prediction, median, predictions
-from bench.published import FP16_GRADIENTS, PUBLISHED, model
-from bench.published_others import LLAMA_405B, META, OTHERS
+from bench.published_other_runs import LLAMA_405B, META, OTHERS
+from bench.published_runs import FP16_GRADIENTS, PUBLISHED, model
 from mega_schema.arch import table
 from mega_schema.errors import ConfigError, LayoutError, MegaError
 from mega_schema.parallel_layout import Layout, Stage, split_layers

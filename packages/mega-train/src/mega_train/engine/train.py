@@ -330,7 +330,7 @@ def tune_malloc() -> None:
 
     By default glibc maps blocks of a few megabytes, and unmaps them, each time: a step's logits are then
     pages that the kernel zeroes first and that the host of a virtual machine may have to allocate.
-    bench/cpu_training.py measures the difference. With it torch's huge pages (THP_MEM_ALLOC_ENABLE) save
+    bench/cpu_optimizations.py measures the difference. With it torch's huge pages (THP_MEM_ALLOC_ENABLE) save
     nothing, and glibc reuses aligned blocks badly (docs/log.md).
     """
     setting = getattr(ctypes.CDLL(None), "mallopt", None)

@@ -1,6 +1,6 @@
 """What it costs a run to be watched: CPU time of telling its observers of a step, and of timing a phase.
 
-    python bench/watched.py [--rounds 5] [--json FILE]
+    python bench/observer_cost.py [--rounds 5] [--json FILE]
 
 Observers are told of 2,000 steps with a line of the log every ten: the record and a log alone, and with them
 TensorBoard (every step, every flag) and Prometheus. The CPU time is of all threads, so what observers do on

@@ -1,6 +1,7 @@
 """The order of samples: how long it takes to make, to find again, and to read by.
 
-    python bench/index.py [--documents 1000000] [--blend 100000000] [--datasets 2000] [--json RESULT.json]
+    python bench/sample_index.py [--documents 1000000] [--blend 100000000] [--datasets 2000]
+        [--json RESULT.json]
 
 A corpus of a thousand tokens a document (its .bin is sparse: only its index is read), samples of 2,048
 tokens, in one epoch and in three; a blend of 20 corpora whose weights fall from 0.3 to 0.002, and one whose
@@ -68,7 +69,7 @@ class Turns:
         self.found, self.rounds = found, rounds
         # asked before it is imported: it takes seconds, and warns
         there = importlib.util.find_spec("megatron") and importlib.util.find_spec("megatron.core")
-        self.peer: ModuleType | None = importlib.import_module("megatron_index") if there else None
+        self.peer: ModuleType | None = importlib.import_module("megatron_sample_index") if there else None
 
     def take(
         self, name: str, ours: Work, theirs: Callable[[Any], object], clear: Work = lambda: None
@@ -76,7 +77,7 @@ class Turns:
         """Time both, and print what came out.
 
         Args:
-            theirs: is given the module `megatron_index`.
+            theirs: is given the module `megatron_sample_index`.
             clear: before each of them.
         """
         works: dict[str, Work] = {"ours": ours}

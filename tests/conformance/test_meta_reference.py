@@ -16,9 +16,9 @@ from mega_schema.arch import table
 from mega_schema.checkpoint.reader import MODEL, Checkpoint
 from mega_schema.parallel_layout import Layout
 from mega_schema.spec import ModelSpec, llama
+from tests.checkpoint_fixture import save_whole
+from tests.conformance.hf_models import ours
 from tests.conformance.meta_model import logits
-from tests.conformance.theirs import ours
-from tests.saved import save_whole
 
 TWO = llama(layers=2, hidden=64, heads=8, kv_heads=8, ffn=96, vocab=64, context=64, vocab_multiple=1)
 THREE = replace(TWO, kv_heads=4, rope_base=500000.0)

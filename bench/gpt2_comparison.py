@@ -1,9 +1,9 @@
 """A whole run of ours beside Hugging Face's GPT-2: the same initial weights, batches and learning rates.
 
-    python bench/beside_gpt2.py FOLDER corpus --text bench-corpus.jsonl.zst
-    python bench/beside_gpt2.py FOLDER ours
-    python bench/beside_gpt2.py FOLDER theirs
-    python bench/beside_gpt2.py FOLDER compare --json RESULT --plot PICTURE
+    python bench/gpt2_comparison.py FOLDER corpus --text bench-corpus.jsonl.zst
+    python bench/gpt2_comparison.py FOLDER ours
+    python bench/gpt2_comparison.py FOLDER theirs
+    python bench/gpt2_comparison.py FOLDER compare --json RESULT --plot PICTURE
 
 A GPT of ten million parameters, float32, AdamW with weight decay on matrices, clipping, cosine decay. `ours`
 is `mega-train gpt` as anyone types it. `theirs` is `GPT2LMHeadModel` on `mega-ckpt convert`'s folder of the

@@ -1,6 +1,6 @@
 """A process of its own that kills children at random moments of their work, for test_killed.
 
-    python killed.py FOLDER preprocess|merge SEED COUNT
+    python random_kills.py FOLDER preprocess|merge SEED COUNT
 
 After each kill it looks at what is there; it prints how many children were killed in their work, and how
 often the dataset was absent, the one before, or the new one.

@@ -1,6 +1,6 @@
 """Two choices that make training on a CPU faster, each against the way it would be without.
 
-    python bench/cpu_training.py [--pairs 5] [--json FILE]
+    python bench/cpu_optimizations.py [--pairs 5] [--json FILE]
 
 allocator   training steps of the demo's model with glibc keeping freed memory (what `mega-train` sets),
             against glibc's defaults; a new process each time, in turn

@@ -161,7 +161,7 @@ def _warm(imports: tuple[str, ...], hash_seed: int) -> socket.socket:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.warm", str(theirs.fileno()), *imports],
+            [sys.executable, "-m", "tests.fork_server", str(theirs.fileno()), *imports],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from tests import warm
-from tests.house import mistakes
-from tests.house.house import PROGRAMS
+from tests import fork_server
+from tests.repo_rules import faulty_inputs
+from tests.repo_rules.repository import PROGRAMS
 
 BLOCKS = Path(__file__).with_name("messages.txt").read_text("utf-8").strip().split("\n\n")
 MESSAGES = dict(block.removeprefix("$ ").split("\n") for block in BLOCKS if not block.startswith("#"))
@@ -25,7 +25,7 @@ MESSAGES = dict(block.removeprefix("$ ").split("\n") for block in BLOCKS if not 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("mistakes")
-    mistakes.make(made)
+    faulty_inputs.make(made)
     return made
 
 
@@ -35,7 +35,7 @@ def run(
     """Exit code, stdout and stderr of a command line, in this process, where torch is imported once."""
     module = words[0].replace("-", "_")
     if words[0] == "mega-serve":  # opens its port first and answers signals: a process of its own can
-        done = warm.run(module, words[1:], imports=warm.SERVER, cwd=folder)
+        done = fork_server.run(module, words[1:], imports=fork_server.SERVER, cwd=folder)
         return done.returncode, done.stdout, done.stderr
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "argv", words)

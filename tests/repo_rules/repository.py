@@ -1,4 +1,4 @@
-"""What the house tests look at: the files git tracks, the packages and their programs."""
+"""List the tracked files, the packages and their programs."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.house import PACKAGES, PROGRAMS, ROOT, Package
+from tests.repo_rules.repository import PACKAGES, PROGRAMS, ROOT, Package
 
 HEAVY = {"torch", "numpy", "tokenizers", "matplotlib", "fastapi", "transformers", "safetensors"}
 each_package = pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.name)

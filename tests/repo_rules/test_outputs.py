@@ -17,8 +17,8 @@ import click
 import pytest
 
 from mega_schema.app.output_option import OutputPath
-from tests.house import mistakes
-from tests.house.house import PROGRAMS
+from tests.repo_rules import faulty_inputs
+from tests.repo_rules.repository import PROGRAMS
 
 LINE = '{"text": "one two three four"}\n'
 # TEXT is a file of documents, OUT the output under test, BIN what a dataset's prefix is
@@ -149,7 +149,7 @@ def test_every_listed_output_is_an_option() -> None:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("outputs")
-    mistakes.make(folder)
+    faulty_inputs.make(folder)
     (folder / "in").mkdir()
     (folder / "in/a.jsonl").write_text(LINE * 40)
     page = "<html><body><p>One paragraph that is long enough to be text.</p></body></html>"

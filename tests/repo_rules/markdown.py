@@ -1,4 +1,4 @@
-"""Markdown as the house tests read it: fenced blocks, links, and command lines of our programs."""
+"""Parse the repository's Markdown: fenced blocks, links, and command lines of our programs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from tests.house.house import PROGRAMS, ROOT, named, tracked
+from tests.repo_rules.repository import PROGRAMS, ROOT, named, tracked
 
 FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]\n]*\]\(([^)\s]+)\)")

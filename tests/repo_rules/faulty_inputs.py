@@ -1,4 +1,4 @@
-"""A folder in which a person can make mistakes: a corpus, a checkpoint, and damaged copies of both."""
+"""Create the inputs of the error-message tests: a corpus, a checkpoint, and damaged copies of both."""
 
 from __future__ import annotations
 

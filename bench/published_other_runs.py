@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bench.published import FP16_GRADIENTS, MEGATRON_2021, MEGATRON_2024, Row
+from bench.published_runs import FP16_GRADIENTS, MEGATRON_2021, MEGATRON_2024, Row
 from mega_schema.parallel_layout import Layout, split_layers
 from mega_schema.recompute_policy import RecomputePolicy
 from mega_schema.spec import gpt, llama

@@ -36,7 +36,7 @@ def run(body: str, folder: Path, *, ranks: int = 1, **said: Any) -> None:
     """
     (folder / "meet").unlink(missing_ok=True)
     words = [body, str(folder), json.dumps(said)]
-    on_ranks("tests.megatron_core.theirs", words, ranks, folder, IMPORTS)
+    on_ranks("tests.megatron_core.reference_process", words, ranks, folder, IMPORTS)
 
 
 def _rank() -> None:

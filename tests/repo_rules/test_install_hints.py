@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from mega_schema.app.install_hint import install_hint
-from tests.house.house import PACKAGES, named, tracked
+from tests.repo_rules.repository import PACKAGES, named, tracked
 
 # a package of ours in quotes, with its extras, after pip's options or a path
 COMMAND = re.compile(r"pip install (?:-\S+ )*(['\"])(?:\S*/)?(mega-\w+)\[([\w,-]+)\]\1")

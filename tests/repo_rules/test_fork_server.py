@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import warm
+from tests import fork_server
 
 MODULES = ("json",)
 
@@ -39,8 +39,8 @@ def leave() -> None:
 
 
 def test_a_program_has_its_arguments_environment_folder_and_streams(tmp_path: Path) -> None:
-    target, env = "tests.house.test_warm:tell", {"TOLD": "one"}
-    done = [warm.run(target, ["a", "b c"], imports=MODULES, cwd=tmp_path, env=env) for _ in range(2)]
+    target, env = "tests.repo_rules.test_fork_server:tell", {"TOLD": "one"}
+    done = [fork_server.run(target, ["a", "b c"], imports=MODULES, cwd=tmp_path, env=env) for _ in range(2)]
     assert [(each.returncode, each.stderr) for each in done] == [(0, "noise")] * 2
     (*first, drawn), (*second, other) = (json.loads(each.stdout) for each in done)
     assert first == second == [["a", "b c"], "one", None, str(tmp_path)]
@@ -52,21 +52,21 @@ def test_a_program_has_its_arguments_environment_folder_and_streams(tmp_path: Pa
     [("0", 0, ""), ("7", 7, ""), ("text", 1, "a reason"), ("exception", 1, "ValueError: a reason")],
 )
 def test_a_program_ends_with_the_code_of_an_interpreter(word: str, code: int, last: str) -> None:
-    done = warm.run("tests.house.test_warm:leave", [word], imports=MODULES)
+    done = fork_server.run("tests.repo_rules.test_fork_server:leave", [word], imports=MODULES)
     assert (done.returncode, done.stderr.strip().rpartition("\n")[2]) == (code, last)
 
 
 def test_a_module_runs_as_the_main_one() -> None:
-    done = warm.run("mega_data", ["--version"], imports=MODULES)
+    done = fork_server.run("mega_data", ["--version"], imports=MODULES)
     assert (done.returncode, done.stdout.split()[0]) == (0, "mega-data,"), done
 
 
 def test_a_program_is_ended_by_a_signal_or_at_its_time() -> None:
-    program = warm.start("tests.house.test_warm:leave", ["sleep"], imports=MODULES)
+    program = fork_server.start("tests.repo_rules.test_fork_server:leave", ["sleep"], imports=MODULES)
     with pytest.raises(subprocess.TimeoutExpired):
         program.wait(0.1)
     assert program.poll() is None
     program.kill()
     assert program.wait(10) == program.poll() == -signal.SIGKILL
     with pytest.raises(subprocess.TimeoutExpired):
-        warm.run("tests.house.test_warm:leave", ["sleep"], imports=MODULES, timeout=0.1)
+        fork_server.run("tests.repo_rules.test_fork_server:leave", ["sleep"], imports=MODULES, timeout=0.1)

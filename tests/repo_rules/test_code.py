@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.house.house import ROOT, sources
+from tests.repo_rules.repository import ROOT, sources
 
 LONGEST_FILE, LONGEST_FUNCTION = 400, 70  # lines
 FRESH = {"list", "dict", "set", "bytearray", "array", "deque", "defaultdict", "Counter", "OrderedDict"}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.house import ROOT, named, tracked
+from tests.repo_rules.repository import ROOT, named, tracked
 
 # a letter in brackets, so that this file does not hold what it looks for
 NOT_OURS = re.compile(

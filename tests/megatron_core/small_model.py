@@ -11,7 +11,7 @@ from mega_ckpt.tensors import dtypes
 from mega_schema.arch import table
 from mega_schema.checkpoint.reader import MAIN, MODEL, OPTIMIZER, Checkpoint
 from mega_schema.spec import ModelSpec
-from tests.saved import save_whole
+from tests.checkpoint_fixture import save_whole
 
 WORDS, LENGTH = 61, 24
 OURS: dict[str, Any] = {

@@ -1,6 +1,6 @@
 """A process of its own that works on a dataset larger than the memory it may take, for test_large.
 
-    python large.py FOLDER
+    python large_dataset.py FOLDER
 
 Data that is not mapped from a file counts as memory.
 """

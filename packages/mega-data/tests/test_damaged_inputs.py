@@ -12,7 +12,7 @@ import pytest
 
 @pytest.mark.parametrize(("kind", "count"), [("datasets", 8000), ("lines", 2000)])
 def test_no_damaged_input_is_a_crash_or_costs_memory(kind, count, tmp_path):
-    program = Path(__file__).with_name("damage.py")
+    program = Path(__file__).with_name("damaged_inputs.py")
     words = [sys.executable, program, tmp_path, kind, "7", str(count)]
     done = subprocess.run([*map(str, words)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -1,4 +1,4 @@
-"""The order of samples by Megatron Core's own code: the judge of `sample_index.py` where it is installed.
+"""The sample order computed by Megatron Core itself: the reference of `sample_index.py` if it is installed.
 
 Its arrays are made by numpy and by loops of C++ (`megatron.core.datasets.helpers`), and kept as .npy files.
 """

@@ -1,6 +1,6 @@
 """A process of its own that opens many damaged inputs in little memory, for test_damage.
 
-    python damage.py FOLDER datasets|lines SEED COUNT
+    python damaged_inputs.py FOLDER datasets|lines SEED COUNT
 
 It prints how many inputs were refused, and how many were still whole. Anything but a refusal is a traceback.
 """

@@ -12,7 +12,7 @@ import pytest
 
 @pytest.mark.parametrize("kind", ["merge", "preprocess"])
 def test_whenever_it_is_killed_the_dataset_is_the_old_the_new_or_absent(kind, tmp_path):
-    program = Path(__file__).with_name("killed.py")
+    program = Path(__file__).with_name("random_kills.py")
     words = [sys.executable, program, tmp_path, kind, "3", "50"]
     done = subprocess.run([*map(str, words)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -14,7 +14,7 @@ import pytest
 
 from mega_ckpt.formats.registry import NAMES, format_of
 from mega_schema.errors import MegaError
-from tests.house.documents import (
+from tests.repo_rules.markdown import (
     LINK,
     blocks,
     broken_links,
@@ -23,7 +23,7 @@ from tests.house.documents import (
     documents,
     make_targets,
 )
-from tests.house.house import ROOT, named
+from tests.repo_rules.repository import ROOT, named
 
 SHELL = ("", "sh", "bash", "console")  # a block without a language may hold a command line
 README = ROOT / "README.md"

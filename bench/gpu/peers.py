@@ -99,8 +99,8 @@ def megatron_core(
     config = TransformerConfig(
         num_layers=spec.layers, hidden_size=spec.hidden, num_attention_heads=spec.heads,
         num_query_groups=spec.kv_heads, kv_channels=spec.head_width, ffn_hidden_size=spec.ffn,
-        normalization=norm, add_bias_linear=spec.bias, gated_linear_unit=spec.gated,
-        activation_func=F.silu if spec.gated else F.gelu, bias_activation_fusion=True,
+        normalization=norm, add_bias_linear=spec.bias, gated_linear_unit=spec.is_gated,
+        activation_func=F.silu if spec.is_gated else F.gelu, bias_activation_fusion=True,
         bias_dropout_fusion=True, hidden_dropout=0.0, attention_dropout=0.0, bf16=half, params_dtype=dtype,
         use_cpu_initialization=not cuda,
     )  # fmt: skip

@@ -53,7 +53,7 @@ def test_logits_are_megatrons(golden: Path, case: str) -> None:
     known = list(aliases(spec, names))
     assert {alias.foreign for alias in known} == weights.keys()
     rows = {row.name: row for row in table(spec)}
-    foreign = {alias.ours: alias.unsharded(rows[alias.ours]) for alias in known}
+    foreign = {alias.ours: alias.unsharded_tensor(rows[alias.ours]) for alias in known}
 
     def read(name: str, slab: Slab) -> np.ndarray:
         return foreign[name].select(weights[foreign[name].name], slab.in_global)
@@ -138,9 +138,9 @@ def test_every_rank_has_megatrons_keys_shapes_and_order(golden: Path, case: str)
 def test_the_core_class_has_these_keys_shapes_and_order(golden: Path, case: str, spec: ModelSpec) -> None:
     told = json.loads((golden / "ckpt_keys" / "mcore_state_dicts.json").read_text("utf-8"))[case]
     rows = {row.name: row for row in table(spec)}
-    assert [(alias.foreign, alias.unsharded(rows[alias.ours]).shape) for alias in aliases(spec, CORE)] == [
-        (name, tuple(told[name][0])) for name in told if not name.endswith("_extra_state")
-    ]
+    assert [
+        (alias.foreign, alias.unsharded_tensor(rows[alias.ours]).shape) for alias in aliases(spec, CORE)
+    ] == [(name, tuple(told[name][0])) for name in told if not name.endswith("_extra_state")]
 
 
 def test_the_core_class_with_fused_norms_has_the_names_of_a_distributed_checkpoint(golden: Path) -> None:

@@ -133,12 +133,12 @@ def test_heads_of_a_checkpoint_of_megatrons_are_taken_apart(golden: Path, tmp_pa
     found = _converted(folder, tmp_path / "ours")
     stored = open_file(folder / "iter_0000005" / "mp_rank_00" / "model_optim_rng.pt")
     for layer in range(4):
-        theirs = stored.at(
+        theirs = stored.entry(
             f"model.language_model.encoder.layers.{layer}.self_attention.query_key_value.weight"
         )
         apart = theirs.values().reshape(4, 3, 6, 24).transpose(1, 0, 2, 3).reshape(72, 24)
         assert np.array_equal(_whole(found, f"layers.{layer}.qkv.weight"), apart)
-    head = stored.at("model.language_model.output_layer.weight").values()
+    head = stored.entry("model.language_model.output_layer.weight").values()
     assert np.array_equal(_whole(found, "head.weight"), head[:100])
 
 
@@ -246,7 +246,9 @@ def test_tp_and_pp_reshapes_of_megatrons_checkpoint_are_one_model(golden: Path, 
     assert result.exit_code == 0, result.exception
     for rank in ("mp_rank_00_000", "mp_rank_01_000", "mp_rank_00_001", "mp_rank_01_001"):
         file = Path("iter_0000005") / rank / "model_optim_rng.pt"
-        found, wanted = (open_file(run / file).at("model") for run in (tmp_path / "t", folder / "gpt-tp2pp2"))
+        found, wanted = (
+            open_file(run / file).entry("model") for run in (tmp_path / "t", folder / "gpt-tp2pp2")
+        )
         found, wanted = _flat(found), _flat(wanted)
         assert list(found) == list(wanted)
         for name in wanted:

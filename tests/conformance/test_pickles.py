@@ -105,24 +105,24 @@ def test_every_value_of_megatrons_own_files_is_what_torch_loads(golden: Path) ->
 def test_a_tensor_is_found_under_its_dotted_name(golden: Path) -> None:
     opened = open_file(golden / "legacy_ckpt/gpt-tp1pp1/iter_0000005/mp_rank_00/model_optim_rng.pt")
     name = "model.language_model.encoder.layers.3.mlp.dense_4h_to_h.weight"
-    assert opened.at(name) == opened.tensors()[name]
-    assert opened.at(name).shape == (24, 96)
-    assert opened.at("args.num_layers") == 4
-    assert opened.at("args.model_type").name == "encoder_or_decoder"
+    assert opened.entry(name) == opened.tensors()[name]
+    assert opened.entry(name).shape == (24, 96)
+    assert opened.entry("args.num_layers") == 4
+    assert opened.entry("args.model_type").name == "encoder_or_decoder"
 
 
 def test_the_tensors_of_a_torch_dist_folder_are_files_in_files(golden: Path) -> None:
     folder = golden / "torch_dist_sample"
     with Unpickler() as unpickler:
         metadata = unpickler.open(folder / ".metadata")
-        places, seen = metadata.at("storage_data").values(), 0
+        places, seen = metadata.entry("storage_data").values(), 0
         for place in places:
             begin, length = place.fields["offset"], place.fields["length"]
             file = folder / place.fields["relative_path"]
             opened = unpickler.open(file, begin, length)
             raw = io.BytesIO(file.read_bytes()[begin : begin + length])
             seen += same(opened.tree, torch.load(raw, weights_only=False))
-    told = metadata.at("state_dict_metadata").values()
+    told = metadata.entry("state_dict_metadata").values()
     assert seen == sum(len(tensor.fields.get("chunks", ())) for tensor in told) == 40
 
 
@@ -158,8 +158,8 @@ def test_what_torch_saves_is_what_is_read(tmp_path: Path, zipped: bool, protocol
 def test_tensors_that_share_numbers_share_them_in_the_file(tmp_path: Path) -> None:
     weight = torch.randn(4, 2)
     opened = saved(tmp_path, {"embed": weight, "head": weight, "row": weight[1]})
-    assert opened.at("embed") == opened.at("head")
-    assert opened.at("row").offset == opened.at("embed").offset + 8
+    assert opened.entry("embed") == opened.entry("head")
+    assert opened.entry("row").offset == opened.entry("embed").offset + 8
 
 
 @pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.float8_e5m2, torch.uint16, torch.uint32])

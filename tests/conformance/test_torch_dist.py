@@ -190,7 +190,7 @@ def test_what_torch_alone_wrote_is_read_under_the_names_of_the_local_modules(
 ) -> None:
     spec = gpt(layers=2, hidden=8, heads=2, vocab=9, context=4, activation="gelu_erf")
     rows = {row.name: row for row in table(spec)}
-    foreign = {alias.foreign: alias.unsharded(rows[alias.ours]) for alias in aliases(spec, CORE)}
+    foreign = {alias.foreign: alias.unsharded_tensor(rows[alias.ours]) for alias in aliases(spec, CORE)}
     rng = np.random.default_rng(3)
     state = {name: torch.from_numpy(rng.normal(size=f.shape).astype("f4")) for name, f in foreign.items()}
     dcp_save({"model": state, "step": 4}, storage_writer=FileSystemWriter(tmp_path / "flat"), no_dist=True)
@@ -225,7 +225,7 @@ def as_ranks_wrote(source: CheckpointSource, folder: Path, tp: int, dp: int) -> 
     truly = {}
     for chunk in chunks_to_write(source, namespaces_to_write(source.spaces), source.spec.vocab):
         dim = next((dim for end, dim in CUT.items() if chunk.key.endswith(end)), None)
-        halves = 2 if source.spec.gated and ".linear_fc1." in chunk.key else 1
+        halves = 2 if source.spec.is_gated and ".linear_fc1." in chunk.key else 1
         boxes = np.split(chunk.values().reshape(chunk.shape), 1 if dim is None else tp * halves, dim or 0)
         for number, box in enumerate(boxes):
             at = np.array(chunk.start)

@@ -109,12 +109,12 @@ def test_what_was_written_is_what_is_read_again(tmp_path: Path, tensors: list[Te
     zip_writer.write(tmp_path / "f.pt", tree, banded)
     opened = open_file(tmp_path / "f.pt")
     for number, tensor in enumerate(tensors):
-        stored = opened.at(f"tensors.{number}")
+        stored = opened.entry(f"tensors.{number}")
         assert (stored.dtype, stored.shape, stored.strides) == (tensor.dtype, tensor.shape, None)
         assert stored.values().tobytes() == numbers(tensor).tobytes()
         assert stored.offset % 64 == 0
-    np.testing.assert_array_equal(opened.at("order"), tree["order"])
-    np.testing.assert_array_equal(opened.at("rng.1"), rng[1])
+    np.testing.assert_array_equal(opened.entry("order"), tree["order"])
+    np.testing.assert_array_equal(opened.entry("rng.1"), rng[1])
     again = torch.load(tmp_path / "f.pt", weights_only=False)
     np.testing.assert_array_equal(again["order"], tree["order"])
 
@@ -140,8 +140,8 @@ def test_a_rebuilt_file_of_megatrons_is_the_file(golden: Path, tmp_path: Path) -
 
     zip_writer.write(tmp_path / "f.pt", replaced(opened.tree), lambda tensor: [stored[tensor.name].values()])
     again = open_file(tmp_path / "f.pt")
-    assert again.at("args").fields == opened.at("args").fields
-    assert again.at("args.model_type").name == "encoder_or_decoder"
+    assert again.entry("args").fields == opened.entry("args").fields
+    assert again.entry("args.model_type").name == "encoder_or_decoder"
     written = again.tensors()
     assert list(written) == list(stored)
     for name, tensor in stored.items():
@@ -182,4 +182,4 @@ def test_a_file_whose_checksums_torch_was_told_to_leave_out_is_read(tmp_path: Pa
         torch.save(tree, tmp_path / "f.pt")
     finally:
         torch.serialization.set_crc32_options(CRC32)
-    assert open_file(tmp_path / "f.pt").at("weight").values().tolist() == tree["weight"].tolist()
+    assert open_file(tmp_path / "f.pt").entry("weight").values().tolist() == tree["weight"].tolist()

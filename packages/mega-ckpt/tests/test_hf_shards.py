@@ -87,7 +87,7 @@ def test_memory_does_not_grow_with_the_model(
     monkeypatch.setattr("mega_ckpt.tensors.parallel_map._MAX_THREADS", 1)  # each has bands of its own
     spec = WIDE[kind]
     rows = {row.name: row for row in table(spec)}
-    foreign = [alias.unsharded(rows[alias.ours]) for alias in aliases(spec)]
+    foreign = [alias.unsharded_tensor(rows[alias.ours]) for alias in aliases(spec)]
     announced = [safetensors_io.TensorHeader(each.name, "F32", each.shape) for each in foreign]
     (tmp_path / "hf").mkdir()
     with (tmp_path / "hf" / "model.safetensors").open("wb") as file:

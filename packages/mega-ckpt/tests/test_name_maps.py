@@ -62,7 +62,7 @@ def test_what_is_assembled_is_gathered_again(name: str) -> None:
         ours = rng.integers(0, 1 << 30, row.shape)
         for known in _lists(SPECS[name]):
             back = np.zeros_like(ours)
-            for foreign in (alias.unsharded(row) for alias in known if alias.ours == row.name):
+            for foreign in (alias.unsharded_tensor(row) for alias in known if alias.ours == row.name):
                 stored = foreign.assemble(ours.dtype, lambda slab, ours=ours: ours[slab.in_global])
                 assert stored.shape == foreign.shape
                 for box in foreign.boxes:

@@ -20,7 +20,7 @@ from mega_data.cli import commands
 from mega_data.executors.local import run
 from mega_data.extract.formats import FileRange, find_inputs, read_pages, split_inputs
 from mega_data.extract.pipeline import Extraction
-from mega_data.extract.types import Page, Skipped
+from mega_data.extract.types import Page, SkippedPage
 from mega_data.readers.bzip2 import read_bzip2
 from mega_data.readers.compression import DamagedRange, TextPiece, read_pieces
 from mega_schema.errors import FormatError
@@ -54,7 +54,7 @@ def multistream(parts: list[str]) -> bytes:
     return b"".join(bz2.compress("".join(group).encode()) for group in groups)
 
 
-def found(path: Path, size: int = 1 << 60) -> list[Page | Skipped | DamagedRange]:
+def found(path: Path, size: int = 1 << 60) -> list[Page | SkippedPage | DamagedRange]:
     return [
         page for part in split_inputs([path], "wiki-dump", size) for page in read_pages(part, "wiki-dump")
     ]

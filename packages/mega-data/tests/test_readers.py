@@ -63,7 +63,7 @@ def test_lines_come_once_with_their_numbers_and_from_the_end_of_any_block(packin
     item, size = InputFile(path, "jsonl"), rng.randrange(1, 300)
     assert texts(item, size=size) == wanted
     all_blocks = list(read_blocks(item, keys=["text"], size=size))
-    assert sum(block.consumed for block in all_blocks) <= path.stat().st_size
+    assert sum(block.consumed_bytes for block in all_blocks) <= path.stat().st_size
     at = rng.randrange(len(all_blocks))
     passed = sum(block.rows(["text"]).count for block in all_blocks[: at + 1])
     assert texts(item, all_blocks[at].end, size=size) == [(i - passed, text) for i, text in wanted[passed:]]

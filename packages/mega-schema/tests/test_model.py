@@ -121,7 +121,7 @@ def _block(spec: ModelSpec, weights: dict[str, Tensor], x: Tensor) -> Tensor:
     entered, x = x, (y if spec.post_norm_residual else x) + _attention(spec, weights, y)
     y = _norm(spec, weights, "ffn_norm", entered if spec.parallel_residual else x)
     inner = _linear(weights, "gate_up" if spec.family == "llama" else "up", y)
-    if spec.gated:
+    if spec.is_gated:
         gate, up = inner[..., : spec.ffn], inner[..., spec.ffn :]
         inner = {
             "swiglu": gate * torch.sigmoid(gate),

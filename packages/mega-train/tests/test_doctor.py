@@ -51,7 +51,7 @@ def test_kernels_that_cannot_be_had_are_refused(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_gpu_without_fp8_is_told_and_is_no_illness(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "why_unsupported", lambda device: "a GPU of compute capability 8.0")
+    monkeypatch.setattr(doctor, "unsupported_reason", lambda device: "a GPU of compute capability 8.0")
     done = CliRunner().invoke(app, ["doctor", "--device", "cpu"], standalone_mode=False)
     assert done.return_value == 0
     assert "fp8              none         -      a GPU of compute capability 8.0 has no such" in done.stdout

@@ -171,10 +171,10 @@ def test_a_gpu_without_such_products_is_refused_before_ranks_meet(
     corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (8, 0))
-    assert fp8.why_unsupported(torch.device("cuda")) == "a GPU of compute capability 8.0"
+    assert fp8.unsupported_reason(torch.device("cuda")) == "a GPU of compute capability 8.0"
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (9, 0))
-    assert fp8.why_unsupported(torch.device("cuda")) == fp8.why_unsupported(torch.device("cpu")) == ""
-    monkeypatch.setattr(train, "why_unsupported", lambda device: "a GPU of compute capability 8.0")
+    assert fp8.unsupported_reason(torch.device("cuda")) == fp8.unsupported_reason(torch.device("cpu")) == ""
+    monkeypatch.setattr(train, "unsupported_reason", lambda device: "a GPU of compute capability 8.0")
     words = "gpt --num-layers 1 --hidden-size 16 --num-attention-heads 1 --seq-length 16 --train-iters 1"
     words += f" --lr 0.1 --bf16 --fp8-format hybrid --data-path {corpus}"
     line = "--fp8-format: no products in FP8 here: found a GPU of compute capability 8.0"

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from mega_schema.errors import ConfigError, MegaError
 from mega_train.cli import app
-from mega_train.config.refusals import Refusals, Refused, parts, show_table
+from mega_train.config.refusals import Refusals, RefusedRunError, parts, show_table
 from mega_train.resolve import ResolvedConfig
 
 SHAPE = "--num-layers 2 --hidden-size 16 --num-attention-heads 2 --seq-length 8"
@@ -28,7 +28,7 @@ def _refused(*args: str) -> tuple[list[str], str]:
 
 
 def _where(planned: Planned, **values: Any) -> list[str]:
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(RefusedRunError) as caught:
         planned(**values)
     return [str(error.where) for error in caught.value.errors]
 

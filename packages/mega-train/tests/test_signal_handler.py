@@ -40,7 +40,7 @@ def test_a_signal_saves_after_the_step_and_leaves(
 
     trainer.step = signalled  # type: ignore[method-assign]
     with SignalHandler() as handler:
-        leaving = ExitConditions(trainer.config, trainer.mesh, received_signal=handler.received)
+        leaving = ExitConditions(trainer.config, trainer.mesh, received_signal=handler.received_signal)
         reason = TrainLoop(trainer, Observers([EventLog(tmp_path)]), exit_conditions=leaving).run()
     assert reason is SIGNAL
     assert reason.code == 143
@@ -51,6 +51,6 @@ def test_a_signal_saves_after_the_step_and_leaves(
 def test_the_signals_are_given_back() -> None:
     before = {number: signal.getsignal(number) for number in EXIT_SIGNALS}
     with SignalHandler() as handler:
-        assert not handler.received()
+        assert not handler.received_signal()
         assert not [number for number in EXIT_SIGNALS if signal.getsignal(number) == before[number]]
     assert {number: signal.getsignal(number) for number in EXIT_SIGNALS} == before

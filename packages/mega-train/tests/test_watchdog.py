@@ -136,7 +136,7 @@ def test_who_is_told_to_end_may_go_on_while_it_gets_on() -> None:
         for _ in range(20):
             rank.beats += 1
             time.sleep(0.04)
-        assert handler.received()
+        assert handler.received_signal()
         assert rank.codes == []
         said = _said(rank)
     assert (

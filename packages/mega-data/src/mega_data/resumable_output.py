@@ -45,7 +45,7 @@ InputState = list[str | int] | None  # identifies an input and its version; None
 
 
 @dataclass(slots=True)
-class ResumePoint:
+class InputPosition:
     """How far a run has read its inputs.
 
     Attributes:
@@ -105,7 +105,7 @@ class ResumableOutput:
     dtype: np.dtype[Any]
     inputs: Sequence[InputState] = ()
     skip: bool = False
-    resume_point: ResumePoint = field(default_factory=ResumePoint)
+    resume_point: InputPosition = field(default_factory=InputPosition)
     is_resumed: bool = False
     _keys: list[_KeyFiles] = field(default_factory=list)
     _quarantine: IO[bytes] | None = None
@@ -143,7 +143,7 @@ class ResumableOutput:
         snapshot, output._inputs_started = output._last_usable(inputs)
         sizes = snapshot.get("sizes", {})
         if snapshot:
-            output.resume_point = ResumePoint(**snapshot["place"])
+            output.resume_point = InputPosition(**snapshot["place"])
             output.is_resumed = True
         for key in range(keys):
             names = ("ids", "lengths", "documents")
@@ -169,7 +169,7 @@ class ResumableOutput:
         """Record where an input begins, and those before it that had no rows; once per input."""
         assert self._inputs_file is not None
         for number in range(self._inputs_started, input + 1):
-            point = ResumePoint(
+            point = InputPosition(
                 number,
                 size=self.resume_point.size,
                 consumed=self.resume_point.consumed,
@@ -285,7 +285,7 @@ class ResumableOutput:
             if appended is not None:
                 yield name, appended
 
-    def _snapshot(self, point: ResumePoint) -> dict[str, Any]:
+    def _snapshot(self, point: InputPosition) -> dict[str, Any]:
         """Return a resume point with the counts and file sizes at it."""
         counts = [{n: getattr(p, n) for n in ("sequences", "tokens", "documents")} for p in self._keys]
         sizes = {name: file.tell() for name, file in self._named_files()}

@@ -111,14 +111,14 @@ def activation(rt: Runtime) -> Callable[..., Tensor]:
         "gelu_erf": lambda x, bias: rt.kernels.bias_gelu(x, bias, "none"),
         "squared_relu": lambda x: F.relu(x).square(),
         "swiglu": rt.kernels.swiglu,
-        "geglu": partial(_gated, F.gelu),
-        "reglu": partial(_gated, F.relu),
-        "liglu": partial(_gated, lambda gate: gate),
+        "geglu": partial(_multiply_by_gate, F.gelu),
+        "reglu": partial(_multiply_by_gate, F.relu),
+        "liglu": partial(_multiply_by_gate, lambda gate: gate),
     }
     return functions[rt.spec.activation]
 
 
-def _gated(act: Callable[[Tensor], Tensor], x_TF: Tensor) -> Tensor:
+def _multiply_by_gate(act: Callable[[Tensor], Tensor], x_TF: Tensor) -> Tensor:
     """Compute act(gate) · up of the two halves of the last dimension, gate and up (arXiv:2002.05202)."""
     gate, up = x_TF.chunk(2, -1)
     return act(gate) * up

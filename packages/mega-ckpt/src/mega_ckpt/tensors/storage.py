@@ -36,11 +36,11 @@ class Storage(Span):
 
 def read_blocks(file: BinaryIO, span: Span) -> Iterator[bytes]:
     """Yield the bytes of a span in blocks, up to the end of the file."""
-    at = span.begin
-    while at < span.end:
-        file.seek(at)
-        block = file.read(min(_BLOCK, span.end - at))
+    position = span.begin
+    while position < span.end:
+        file.seek(position)
+        block = file.read(min(_BLOCK, span.end - position))
         if not block:
             return
-        at += len(block)
+        position += len(block)
         yield block

@@ -257,7 +257,7 @@ class TaskProgress:
         return bool(is_every_task) or self.count == self.tasks or now - self.last_shown >= SECONDS_PER_LINE
 
 
-class MultiValueCommand(click.Command):
+class RepeatableOptionCommand(click.Command):
     """A command whose repeatable options take several words, as Megatron's: `--input a b`.
 
     It has no positional arguments, so a word after an option belongs to that option.

@@ -13,8 +13,8 @@ from mega_schema.spec import ModelSpec
 def rows(m: ModelSpec) -> Iterator[Param]:
     """Yield the row of every parameter, in the order of the forward pass."""
     d = m.hidden
-    inner = Split("tp", 0, (m.ffn, m.ffn) if m.gated else ())
-    inner_rows = 2 * m.ffn if m.gated else m.ffn
+    inner = Split("tp", 0, (m.ffn, m.ffn) if m.is_gated else ())
+    inner_rows = 2 * m.ffn if m.is_gated else m.ffn
 
     yield embedding(m)
     if m.embed_norm:

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from mega_model.distributed.mesh import Mesh, World
-from mega_model.fp8 import why_unsupported
+from mega_model.fp8 import unsupported_reason
 from mega_model.kernels.dispatch import KernelChoice, choose_kernels
 from mega_schema.checkpoint.checkpoint_dir import TOKENIZER
 from mega_schema.checkpoint.reader import Checkpoint
@@ -165,7 +165,7 @@ def _check_machine(config: ResolvedConfig, world: World) -> None:
         )
     if config.run.train.deterministic and config.device == "cuda" and world.size > 1:
         check_nccl_algorithm(os.environ)
-    if config.run.train.fp8 and (missing_feature := why_unsupported(torch.device(config.device))):
+    if config.run.train.fp8 and (missing_feature := unsupported_reason(torch.device(config.device))):
         raise ConfigError(
             "--fp8-format",
             "no products in FP8 here",
@@ -266,7 +266,7 @@ def _train(prepared: PreparedRun, world: World, observers: Observers, init_metho
                 exit_conditions=ExitConditions(
                     config,
                     mesh,
-                    received_signal=None if signal_handler is None else signal_handler.received,
+                    received_signal=None if signal_handler is None else signal_handler.received_signal,
                     start_time=start_time,
                 ),
             ).run()

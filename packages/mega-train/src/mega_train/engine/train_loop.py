@@ -17,7 +17,7 @@ from mega_train.fault_tolerance.exit_conditions import EVAL_ONLY, LAST_ITERATION
 from mega_train.planning.flops import flops_per_token
 from mega_train.planning.hardware import peak_flops
 from mega_train.telemetry.events import LogLine, Message, StepEnd, TrainExit, ValidationEnd
-from mega_train.telemetry.memory import memory_stats
+from mega_train.telemetry.memory_usage import memory_stats
 from mega_train.telemetry.observers import Observers
 from mega_train.telemetry.profiler import Profiler
 from mega_train.telemetry.timers import reduce_timers

@@ -11,7 +11,7 @@ EXIT_SIGNALS = frozenset({signal.SIGTERM, signal.SIGUSR1})
 
 
 class SignalHandler:
-    """Records SIGTERM and SIGUSR1: `with SignalHandler() as handler: ... handler.received()`.
+    """Records SIGTERM and SIGUSR1: `with SignalHandler() as handler: ... handler.received_signal()`.
 
     The signals do not end the process inside the block, however often they arrive.
     """
@@ -19,7 +19,7 @@ class SignalHandler:
     def __init__(self) -> None:
         self._received = False
 
-    def received(self) -> bool:
+    def received_signal(self) -> bool:
         """Whether one of the signals arrived."""
         return self._received
 

@@ -57,4 +57,4 @@ def _name(row: Param) -> str:
 def _halves(spec: ModelSpec, tp: int) -> tuple[int, ...] | None:
     """Return the row order of a gated feed-forward, stored with the up projection before the gate."""
     share = spec.ffn // tp
-    return (*range(share, 2 * share), *range(share)) if spec.gated else None
+    return (*range(share, 2 * share), *range(share)) if spec.is_gated else None

@@ -32,7 +32,7 @@ class Definition:
     scope: ast.AST | None = None
 
     @property
-    def where(self) -> str:
+    def place(self) -> str:
         return f"{self.path}:{self.line}"
 
 

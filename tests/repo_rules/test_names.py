@@ -1,7 +1,7 @@
 """Names are words of the field: nouns for modules and classes, verbs for functions, one name for one thing.
 
-CONTRIBUTING.md has the rule, `words.toml` the words by which a name is judged, and `names_baseline.txt` the number
-of refused names in files that are not mended yet: a number may only fall.
+CONTRIBUTING.md has the rule and `words.toml` the words by which a name is judged. `names_baseline.txt` has
+the number of refused names in files that are not mended yet: a number may only fall.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def refused_names(path: str, module: ast.Module) -> list[str]:
         if is_vague(definition) or (definition.kind in ("class", "function") and is_bare(definition.name)):
             refused += [] if is_test else [definition]
     return [
-        f"{d.where}: {d.kind} {d.name}: {HINTS[d.kind]}"
+        f"{d.place}: {d.kind} {d.name}: {HINTS[d.kind]}"
         for d in refused
         if d.name.lstrip("_") not in EXCEPTIONS
     ]
@@ -77,7 +77,7 @@ def repeated_classes(modules: Mapping[str, ast.Module]) -> list[str]:
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_") and node.name not in SAME_CLASS
     ]
     return [
-        f"{name}: {' and '.join(d.where for d in group)}: name each by what tells it from the others"
+        f"{name}: {' and '.join(d.place for d in group)}: name each by what tells it from the others"
         for name, group in sorted(repeated_names(classes).items())
     ]
 

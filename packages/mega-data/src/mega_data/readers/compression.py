@@ -23,7 +23,7 @@ from typing import IO, Any
 from mega_data.readers.magic import HEAD_BYTES, detect_compression, head_compression, name_compression
 from mega_data.readers.versions import check_version, version_of_stat
 from mega_schema.app.install_hint import install_hint
-from mega_schema.errors import ConfigError, DamageError
+from mega_schema.errors import ConfigError, CorruptFileError
 
 SPLITTABLE = ("", ".bz2")  # can be read from any offset
 _CHUNK = 1 << 20
@@ -71,7 +71,7 @@ def open_decompressed(path: Path) -> Iterator[IO[bytes]]:
 
     Raises:
         ConfigError: the library for it is not installed.
-        DamageError: the file is damaged.
+        CorruptFileError: the file is damaged.
     """
     with open_counted(path) as (file, _):
         yield file
@@ -93,7 +93,7 @@ def decompress(raw: IO[bytes], path: Path) -> Iterator[IO[bytes]]:
 
     Raises:
         ConfigError: the library for it is not installed.
-        DamageError: the file is damaged.
+        CorruptFileError: the file is damaged.
     """
     compression = name_compression(path) or head_compression(_peek(raw))
     damage_errors: tuple[type[Exception], ...] = (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error)
@@ -174,8 +174,10 @@ def import_for_file(path: Path, module: str, extra: str) -> Any:
         raise ConfigError(path, what, wanted=module.partition(".")[0], hint=hint) from None
 
 
-def _damage_error(path: Path, error: Exception) -> DamageError:
-    return DamageError(path, "damaged", found=str(error) or type(error).__name__, hint="copy the file again")
+def _damage_error(path: Path, error: Exception) -> CorruptFileError:
+    return CorruptFileError(
+        path, "damaged", found=str(error) or type(error).__name__, hint="copy the file again"
+    )
 
 
 def read_pieces(path: Path, start: int = 0, edge: int | None = None) -> Iterator[TextPiece | DamagedRange]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from mega_schema.app.config import Words, option, words
+from mega_schema.app.config import WordList, multi_option, option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +100,7 @@ class ProfileConfig:
     )
     start: int = option("--profile-step-start", 10, "number of steps before the first profiled one")
     end: int = option("--profile-step-end", 12, "last step to profile")
-    ranks: Words = words("--profile-ranks", "ranks to profile; rank 0 if not given")
+    ranks: WordList = multi_option("--profile-ranks", "ranks to profile; rank 0 if not given")
 
     @property
     def rank_numbers(self) -> tuple[int, ...]:

@@ -135,7 +135,7 @@ def _stage_kind(workload: Workload, pp_rank: int) -> tuple[int, int, bool, bool]
         workload.model.layers_per_rank[pp_rank],
         workload.recomputed_layers(stages),
         stages[0].is_first,
-        stages[-1].last,
+        stages[-1].is_last,
     )
 
 

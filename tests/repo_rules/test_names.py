@@ -176,9 +176,9 @@ def test_one_name_for_two_classes_or_two_modules_is_refused() -> None:
     first, second = ast.parse("class Piece: ..."), ast.parse("\nclass Piece: ...\nclass _Own: ...")
     (line,) = repeated_classes({"a.py": first, "b.py": second, "c.py": ast.parse("class _Own: ...")})
     assert line.startswith("Piece: a.py:1 and b.py:2: ")
-    paths = [f"packages/p/src/root/{file}.py" for file in ("data/memory", "plan/memory", "formats/a/names")]
-    (line,) = repeated_modules([*paths, "packages/p/src/root/formats/b/names.py"])
-    assert line.startswith("root.memory: packages/p/src/root/data/memory.py and ")
+    paths = [f"packages/p/src/top/{file}.py" for file in ("data/memory", "plan/memory", "formats/a/names")]
+    (line,) = repeated_modules([*paths, "packages/p/src/top/formats/b/names.py"])
+    assert line.startswith("top.memory: packages/p/src/top/data/memory.py and ")
 
 
 def test_no_name_is_a_bare_participle_or_an_everyday_word() -> None:

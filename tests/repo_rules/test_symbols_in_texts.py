@@ -15,7 +15,7 @@ from tests.repo_rules.symbols import Symbols, code_in_text, read_symbols
 # Names of other programs, and words of ours that are no Python names
 FOREIGN = frozenset(
     (
-        *("AutoModelForCausalLM.from_pretrained", "OrderedDict", "SummaryWriter"),
+        *("AutoModelForCausalLM.from_pretrained", "OrderedDict", "SummaryWriter", "argparse.Namespace"),
         *(
             "BertWordPieceCase",
             "BertWordPieceLowerCase",
@@ -77,7 +77,7 @@ def test_a_name_that_does_not_exist_is_explained(text: str, reason: str) -> None
 
 
 def codes_in_documents() -> list[tuple[str, str]]:
-    """Return each inline code of the documents, after its place. Results of benchmarks are dated: left out."""
+    """Return each inline code of the documents, after its place; dated benchmark results are left out."""
     return [
         (f"{named(file)}:{line}", code)
         for file in documents()

@@ -62,7 +62,9 @@ class BlockEncoder:
         except RequestError:
             self._set_errors_apart(rows)
             encoded = self._encode_rows(rows)
-        return EncodedBlock(number, block.end, rows.count, rows.size, block.consumed_bytes, encoded, rows.errors)
+        return EncodedBlock(
+            number, block.end, rows.count, rows.size, block.consumed_bytes, encoded, rows.errors
+        )
 
     def _encode_rows(self, rows: Rows) -> list[EncodedDocuments]:
         return [self._encode_key([row[key] for row in rows.texts]) for key in range(len(self.keys))]

@@ -33,23 +33,23 @@ MEMORY = 256 << 20  # bytes more than when the work begins
 NUMBERS = (0, 1, 2, 7, 255, 2**16, 2**31 - 1, 2**31, 2**32, 2**40, 2**60, 2**63 - 1, 2**63, 2**64 - 1)
 
 
-def mutated(whole: bytes, rng: random.Random) -> bytes:
+def mutate(whole: bytes, rng: random.Random) -> bytes:
     """The bytes with one to three things wrong: bits flipped, cut off, a count that lies, bytes put in."""
     data = bytearray(whole)
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
-        at, kind = rng.randrange(len(data) + 1), rng.randrange(6)
+        position, kind = rng.randrange(len(data) + 1), rng.randrange(6)
         if kind == 0 and data:
-            data[at % len(data)] ^= 1 << rng.randrange(8)
+            data[position % len(data)] ^= 1 << rng.randrange(8)
         elif kind == 1 and data:
-            data[at % len(data)] = rng.randrange(256)
+            data[position % len(data)] = rng.randrange(256)
         elif kind == 2:
-            del data[at:]
+            del data[position:]
         elif kind == 3:
-            data[at : at + 8] = rng.choice(NUMBERS).to_bytes(8, "little")
+            data[position : position + 8] = rng.choice(NUMBERS).to_bytes(8, "little")
         elif kind == 4:
-            data[at:at] = rng.randbytes(rng.randrange(1, 20))
+            data[position:position] = rng.randbytes(rng.randrange(1, 20))
         else:
-            del data[at : at + rng.randrange(1, 20)]
+            del data[position : position + rng.randrange(1, 20)]
     return bytes(data)
 
 
@@ -71,7 +71,7 @@ def datasets(folder: Path, rng: random.Random, count: int) -> tuple[int, int]:
     for _ in range(count):
         (form, suffix), whole = rng.choice([*wholes.items()])
         path = folder / f"{form}{suffix}"
-        path.write_bytes(mutated(whole, rng))
+        path.write_bytes(mutate(whole, rng))
         try:
             read_all(open_dataset(folder / form))
         except MegaError:
@@ -97,15 +97,15 @@ def lines(folder: Path, rng: random.Random, count: int) -> tuple[int, int]:
             text = json.dumps(
                 {"text": " ".join(str(rng.randrange(50)) for _ in range(9)), "n": [None, "é\n"]}
             )
-            line = mutated(text.encode(), rng).replace(b"\n", b"").replace(b"\r", b"")
+            line = mutate(text.encode(), rng).replace(b"\n", b"").replace(b"\r", b"")
             rows.append(line if line.strip() else b"{}")
         path.write_bytes(b"\n".join(rows) + b"\n")
-        done = preprocess([path], prefix, tokenizer, Options(skip=True))
-        data = open_dataset(done.prefixes[0])
+        result = preprocess([path], prefix, tokenizer, Options(skip=True))
+        data = open_dataset(result.prefixes[0])
         verify_dataset(data)
-        assert done.skipped + done.documents == 100
-        refused, kept_lines = refused + done.skipped, kept_lines + done.documents
-        if done.skipped:
+        assert result.skipped + result.documents == 100
+        refused, kept_lines = refused + result.skipped, kept_lines + result.documents
+        if result.skipped:
             with pytest.raises(MegaError, match=re.escape(f"{path}:")):
                 preprocess([path], folder / "strict", tokenizer)
             assert not list(folder.glob("strict*"))

@@ -53,10 +53,10 @@ class Rows:
 
     def iter(self, size: int) -> Iterator[Any]:
         pyarrow = pytest.importorskip("pyarrow")
-        for at in range(0, len(self.rows), size):
-            if self.broken and at:
+        for position in range(0, len(self.rows), size):
+            if self.broken and position:
                 raise TimeoutError("the network went away\nand more lines")
-            yield pyarrow.table({"text": self.rows[at : at + size]})
+            yield pyarrow.table({"text": self.rows[position : position + size]})
 
 
 class Builder:
@@ -189,11 +189,11 @@ def test_the_library_itself_builds_from_local_files_and_is_refused_a_name_withou
     words = ["hf:rows", "hf:rows:split=train[:10]", "rows/a.jsonl", "hf:rows:split=test", "hf:nobody/nothing"]
     calls = [["--input", word, "--output-prefix", f"out{n}", *flags] for n, word in enumerate(words)]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home")}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", OURS, json.dumps(calls)],
         env=environment, cwd=tmp_path, capture_output=True, text=True, check=True,
     )  # fmt: skip
-    reply = json.loads(done.stdout.splitlines()[-1])
+    reply = json.loads(process.stdout.splitlines()[-1])
     assert [code for code, _ in reply[:3]] == [0, 0, 0], reply
     streamed, part, plain = (open_dataset(tmp_path / f"out{n}_text_document") for n in range(3))
     assert all(np.array_equal(streamed[n], plain[n]) for n in range(len(ROWS)))

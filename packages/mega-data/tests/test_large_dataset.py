@@ -9,7 +9,7 @@ from pathlib import Path
 
 def test_a_dataset_may_be_larger_than_memory(tmp_path):
     words = [sys.executable, Path(__file__).with_name("large_dataset.py"), tmp_path]
-    done = subprocess.run([*map(str, words)], capture_output=True, text=True, check=False)
+    process = subprocess.run([*map(str, words)], capture_output=True, text=True, check=False)
     for path in tmp_path.iterdir():  # a gigabyte that pytest would keep
         path.unlink()
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert process.returncode == 0, process.stderr[-3000:]

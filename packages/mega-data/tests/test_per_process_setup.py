@@ -23,7 +23,7 @@ def forbid(patch: pytest.MonkeyPatch, owner: object, name: str) -> None:
     patch.setattr(owner, name, refuse)
 
 
-def started(flag: str) -> Callable[..., Verdict]:
+def start_step(flag: str) -> Callable[..., Verdict]:
     work = step_from_flag(flag).step.start()
     return lambda **values: work(Row({"text": "", **values}, "text", 0, 1))
 
@@ -38,10 +38,10 @@ def test_the_table_of_characters(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_model_of_languages(monkeypatch: pytest.MonkeyPatch) -> None:
-    started("language")
+    start_step("language")
     langid = import_module("py3langid.langid")
     forbid(monkeypatch, langid.LanguageIdentifier, "from_model_file")
-    assert started("language:keep=en")(text="The cat sat on the mat, as cats do.") != []
+    assert start_step("language:keep=en")(text="The cat sat on the mat, as cats do.") != []
 
 
 def test_the_rules_of_addresses_and_a_list_of_domains_that_did_not_change(
@@ -50,13 +50,13 @@ def test_the_rules_of_addresses_and_a_list_of_domains_that_did_not_change(
     listed = tmp_path / "domains"
     listed.write_text("bad.example.org\n")
     flag, url = f"urls:domains={listed}", "https://bad.example.org/page"
-    assert started(flag)(url=url) == "domain bad.example.org"
+    assert start_step(flag)(url=url) == "domain bad.example.org"
     with monkeypatch.context() as patch:
         forbid(patch, Path, "read_text")
         forbid(patch, import_module("tldextract"), "TLDExtract")
-        assert started(flag)(url=url) == "domain bad.example.org"
+        assert start_step(flag)(url=url) == "domain bad.example.org"
     listed.write_text("worse.example.org\n")
-    assert isinstance(started(flag)(url=url), list)
+    assert isinstance(start_step(flag)(url=url), list)
 
 
 def test_a_tokenizer_that_did_not_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,12 +67,12 @@ def test_a_tokenizer_that_did_not_change(tmp_path: Path, monkeypatch: pytest.Mon
     library.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     library.save(str(path))
     flag = f"tokens:minimum=3,tokenizer={path}"
-    assert started(flag)(text="a b") == "fewer than 3 tokens"
+    assert start_step(flag)(text="a b") == "fewer than 3 tokens"
     with monkeypatch.context() as patch:
         patch.setattr(tokenizers, "Tokenizer", None)
-        assert isinstance(started(flag)(text="a b c"), list)
+        assert isinstance(start_step(flag)(text="a b c"), list)
     path.write_text(json.dumps(json.loads(path.read_text()) | {"pre_tokenizer": None}))
-    assert started(flag)(text="a b c") == "fewer than 3 tokens"
+    assert start_step(flag)(text="a b c") == "fewer than 3 tokens"
 
 
 def test_a_fasttext_model_that_did_not_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,5 +93,5 @@ def test_a_fasttext_model_that_did_not_change(tmp_path: Path, monkeypatch: pytes
     for shard, text in enumerate((b"model", b"model", b"another")):
         if shard == 2:
             path.write_bytes(text)
-        assert isinstance(started(f"language:keep=en,model={path}")(text="words"), list)
+        assert isinstance(start_step(f"language:keep=en,model={path}")(text="words"), list)
     assert fasttext.loaded == 2

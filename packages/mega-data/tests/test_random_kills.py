@@ -14,8 +14,8 @@ import pytest
 def test_whenever_it_is_killed_the_dataset_is_the_old_the_new_or_absent(kind, tmp_path):
     program = Path(__file__).with_name("random_kills.py")
     words = [sys.executable, program, tmp_path, kind, "3", "50"]
-    done = subprocess.run([*map(str, words)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    seen = json.loads(done.stdout)
+    process = subprocess.run([*map(str, words)], capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr[-3000:]
+    seen = json.loads(process.stdout)
     assert seen["killed"] > 10, "most children were done before they were killed"
     assert seen.get("old", 0) + seen.get("new", 0) + seen.get("absent", 0) == 50

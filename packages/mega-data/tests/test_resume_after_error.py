@@ -52,8 +52,8 @@ def corpus(folder: Path, counts: tuple[int, ...] = (40, 0, 60, 50, 30)) -> list[
 def break_line(path: Path, line: int, wrong: str = "{oops") -> bytes:
     """Make a line wrong; what the file held before."""
     before = path.read_bytes()
-    held = (gzip.decompress(before) if path.suffix == ".gz" else before).decode().splitlines()
-    write(path, [*held[:line], wrong, *held[line:]])
+    lines_before = (gzip.decompress(before) if path.suffix == ".gz" else before).decode().splitlines()
+    write(path, [*lines_before[:line], wrong, *lines_before[line:]])
     return before
 
 
@@ -70,16 +70,16 @@ def files(folder: Path) -> dict[str, bytes]:
 
 def check_as_of_one_run(inputs: list[Path], folder: Path, options: Options) -> PreprocessResult:
     """Go on in `folder`; what is there then is what a run that never ended early writes."""
-    done = preprocess(inputs, folder / "p", null(), options, **SMALL)
+    result = preprocess(inputs, folder / "p", null(), options, **SMALL)
     whole = preprocess(inputs, folder.parent / "whole/p", null(), options)
     assert files(folder) == files(folder.parent / "whole")
-    assert (done.documents, done.tokens, done.size, done.skipped) == (
+    assert (result.documents, result.tokens, result.size, result.skipped) == (
         whole.documents,
         whole.tokens,
         whole.size,
         whole.skipped,
     )
-    return done
+    return result
 
 
 @pytest.mark.parametrize("wrong", range(5))
@@ -99,9 +99,9 @@ def test_wrong_lines_passed_over_at_the_second_start_are_not_read_twice(tmp_path
     break_line(inputs[1], line=190)
     with pytest.raises(FormatError, match=r"1\.jsonl:191"):
         preprocess(inputs, out / "p", null(), STRICT, **SMALL)
-    done = check_as_of_one_run(inputs, out, SKIP)
-    assert done.skipped == 1
-    assert done.fresh < size(inputs[1]) / 4
+    result = check_as_of_one_run(inputs, out, SKIP)
+    assert result.skipped == 1
+    assert result.fresh < size(inputs[1]) / 4
 
 
 def test_rows_passed_over_are_not_taken_over_by_a_run_that_passes_over_none(tmp_path: Path):
@@ -118,14 +118,14 @@ def test_rows_passed_over_are_not_taken_over_by_a_run_that_passes_over_none(tmp_
 
 def test_lines_mended_after_too_many_errors_leave_the_files_before_the_first_of_them(tmp_path: Path):
     inputs, out = corpus(tmp_path), tmp_path / "out"
-    before = {at: break_line(inputs[at], line=3) for at in (2, 3, 4)}
+    before = {index: break_line(inputs[index], line=3) for index in (2, 3, 4)}
     limited = Options(KEYS, append_eod=True, skip=True, max_errors=ErrorLimit(2))
     with pytest.raises(TooManyErrors):
         preprocess(inputs, out / "p", null(), limited, **SMALL)
-    for at in (3, 4):
-        inputs[at].write_bytes(before[at])
-    done = check_as_of_one_run(inputs, out, limited)
-    assert (done.skipped, done.fresh) == (1, size(*inputs[3:]))
+    for index in (3, 4):
+        inputs[index].write_bytes(before[index])
+    result = check_as_of_one_run(inputs, out, limited)
+    assert (result.skipped, result.fresh) == (1, size(*inputs[3:]))
 
 
 @pytest.mark.parametrize("change", ["the first changed", "another order", "other keys", "other options"])
@@ -185,8 +185,8 @@ def test_files_before_a_pipe_stay_done_and_the_pipe_is_read_from_its_beginning(t
     with pytest.raises(FormatError, match="-:31: not JSON"):
         preprocess(inputs, tmp_path / "out/p", null(), STRICT, **SMALL)
     Fake.buffer = io.BytesIO(line * 40)
-    done = preprocess(inputs, tmp_path / "out/p", null(), STRICT, **SMALL)
-    assert (done.documents, done.fresh) == (180 + 40, 40 * len(line))
+    result = preprocess(inputs, tmp_path / "out/p", null(), STRICT, **SMALL)
+    assert (result.documents, result.fresh) == (180 + 40, 40 * len(line))
 
 
 def test_a_disk_that_is_full_when_a_line_is_wrong_hides_no_error(tmp_path: Path, monkeypatch):
@@ -204,8 +204,8 @@ def test_a_disk_that_is_full_when_a_line_is_wrong_hides_no_error(tmp_path: Path,
         preprocess(inputs, tmp_path / "out/p", null(), STRICT, block=400, note=2000)
     assert len(failed) == 1
     monkeypatch.undo()
-    done = check_as_of_one_run(inputs, tmp_path / "out", SKIP)
-    assert done.fresh < done.size
+    result = check_as_of_one_run(inputs, tmp_path / "out", SKIP)
+    assert result.fresh < result.size
 
 
 class Stop(Exception):
@@ -218,13 +218,13 @@ def test_any_history_of_stops_wrong_lines_and_changes_ends_in_the_bytes_of_one_r
     inputs, out = corpus(tmp_path), tmp_path / "out"
     options = STRICT
     for _ in range(rng.randrange(2, 9)):
-        event, at = rng.choice(("break", "mend", "drop", "limit", "skip", "strict")), rng.randrange(5)
+        event, index = rng.choice(("break", "mend", "drop", "limit", "skip", "strict")), rng.randrange(5)
         if event == "break":
-            break_line(inputs[at % len(inputs)], line=rng.randrange(30))
+            break_line(inputs[index % len(inputs)], line=rng.randrange(30))
         elif event == "mend":
-            write(inputs[at % len(inputs)], rows(rng, rng.randrange(60)))
+            write(inputs[index % len(inputs)], rows(rng, rng.randrange(60)))
         elif event == "drop" and len(inputs) > 2:
-            inputs.pop(at % len(inputs))
+            inputs.pop(index % len(inputs))
         elif event == "limit":
             options = Options(KEYS, append_eod=True, skip=True, max_errors=ErrorLimit(rng.randrange(3)))
         else:

@@ -40,9 +40,9 @@ except FormatError as error:
 @pytest.mark.parametrize("kind", ["verify", "inspect", "merge", "convert"])
 def test_a_payload_cut_off_while_it_is_open_is_named(tmp_path: Path, kind: str) -> None:
     command = [sys.executable, "-c", CUT, str(tmp_path / "data"), kind]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, (done.returncode, done.stderr)  # -7 is SIGBUS
-    assert done.stdout.startswith(
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, (process.returncode, process.stderr)  # -7 is SIGBUS
+    assert process.stdout.startswith(
         f"{tmp_path}/data.bin: became shorter while it was read: found 4096, wanted "
     )
     assert {path.name for path in tmp_path.iterdir()} == {"data.bin", "data.idx"}

@@ -30,15 +30,15 @@ def rsqrt(x):
 
 
 @pytest.fixture(autouse=True)
-def as_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def compile_conversions(monkeypatch: pytest.MonkeyPatch) -> None:
     convert = interpreter._implicit_cvt
 
-    def converted(given: Any) -> Any:
-        if isinstance(given, float):
-            return tl.tensor(interpreter.TensorHandle(np.array([given], np.float32), tl.float32), tl.float32)
-        return convert(given)
+    def convert_value(value: Any) -> Any:
+        if isinstance(value, float):
+            return tl.tensor(interpreter.TensorHandle(np.array([value], np.float32), tl.float32), tl.float32)
+        return convert(value)
 
-    monkeypatch.setattr(interpreter, "_implicit_cvt", converted)
+    monkeypatch.setattr(interpreter, "_implicit_cvt", convert_value)
     monkeypatch.setattr(layer_norm, "rsqrt", rsqrt)
     monkeypatch.setattr(rms_norm, "rsqrt", rsqrt)
 
@@ -46,9 +46,9 @@ def as_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_ligers_kernels_are_the_definitions(dtype: torch.dtype) -> None:
     part = dict(third_party.liger())
-    results = [each for each in check_kernels(replace(REFERENCE, **part), CPU, dtype) if each.name in part]
-    assert {each.name: each.failure or each.error for each in results if not each.ok} == {}
-    assert {each.name for each in results} == set(part)
+    results = [check for check in check_kernels(replace(REFERENCE, **part), CPU, dtype) if check.name in part]
+    assert {check.name: check.failure or check.error for check in results if not check.ok} == {}
+    assert {check.name for check in results} == set(part)
 
 
 def test_ligers_swiglu_leaves_a_single_row_as_it_is() -> None:

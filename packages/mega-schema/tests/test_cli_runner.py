@@ -48,7 +48,7 @@ def system() -> None:
 
 
 @cli.command()
-def interrupted() -> None:
+def interrupt() -> None:
     raise KeyboardInterrupt
 
 
@@ -59,7 +59,7 @@ def midway() -> None:
 
 @cli.command()
 @click.option("--number", type=int)
-def typed(number: int) -> None:
+def print_number(number: int) -> None:
     click.echo(number)
 
 
@@ -97,9 +97,9 @@ def test_a_command_leaves_with_its_code_and_one_line(
     capsys: pytest.CaptureFixture[str], words: tuple[str, ...], code: int, out: str, err: str
 ) -> None:
     assert _leave(*words) == code
-    found = capsys.readouterr()
-    assert found.out == out
-    assert found.err == err
+    captured = capsys.readouterr()
+    assert captured.out == out
+    assert captured.err == err
 
 
 @pytest.mark.parametrize(("word", "kind"), [("bug", ValueError), ("system", OSError)])
@@ -120,19 +120,19 @@ def test_a_word_that_click_does_not_know_is_one_line(capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
-        (("typed", "--number"), "error: --number: needs a value\n"),
-        (("typed", "extra"), "error: Got unexpected extra argument (extra)\n"),
+        (("print_number", "--number"), "error: --number: needs a value\n"),
+        (("print_number", "extra"), "error: Got unexpected extra argument (extra)\n"),
         (("copy", "x"), "error: --to: missing; hint: add --to ...\n"),
         (("copy", "--to", "x"), "error: SOURCE: missing\n"),
     ],
 )
 def test_what_click_asks_for_begins_with_its_name(
-    words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+    words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert _leave(*words) == 2
-    assert capsys.readouterr().err == said
+    assert capsys.readouterr().err == message
 
 
 @pytest.mark.parametrize("lines", [1, 100_000], ids=["still buffered", "in the middle"])

@@ -32,7 +32,7 @@ GOLDEN = SHARED / "golden/indexed"
 IDENTITY = TokenizerIdentity("NullTokenizer", 11, 10, None, None, "0" * 64)
 
 
-def _anything(folder: Path) -> bool:
+def _accept_any(folder: Path) -> bool:
     return True
 
 
@@ -74,8 +74,8 @@ def test_any_documents_come_back_from_any_form(form, docs, tmp_path_factory):
         docs = [[[1]]]
     write(prefix, docs, form, info=DatasetInfo(IDENTITY))
     data = IndexedDataset(prefix)
-    kept = [[sequence] for doc in docs for sequence in doc] if form.startswith("fairseq") else docs
-    assert (data.index_format, back(data)) == (form, kept)
+    readable = [[sequence] for doc in docs for sequence in doc] if form.startswith("fairseq") else docs
+    assert (data.index_format, back(data)) == (form, readable)
     assert data.lengths.dtype == np.int32
     flat = [token for doc in docs for sequence in doc for token in sequence]
     assert data.view_range(0, data.tokens).tolist() == flat
@@ -229,9 +229,9 @@ def test_a_folder_is_replaced_whole_and_what_a_killed_writer_left_is_removed(tmp
     for name in (".t.1.mega-new", ".t.2.mega-old", ".tx.3.mega-new", "t.1.old", "t"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").write_text(name, "utf-8")
-    with atomic_folder(tmp_path / "t", _anything) as outer:
+    with atomic_folder(tmp_path / "t", _accept_any) as outer:
         (outer / "other").write_text("new", "utf-8")
-        with pytest.raises(FileExistsError), atomic_folder(tmp_path / "t", _anything):
+        with pytest.raises(FileExistsError), atomic_folder(tmp_path / "t", _accept_any):
             pass  # a second writer leaves the folder of the first, which lives, alone
         assert (tmp_path / "t/file").read_text("utf-8") == "t"
         assert sorted(path.name for path in tmp_path.iterdir()) == [
@@ -241,7 +241,7 @@ def test_a_folder_is_replaced_whole_and_what_a_killed_writer_left_is_removed(tmp
             "t.1.old",
         ]
     assert [path.name for path in (tmp_path / "t").iterdir()] == ["other"]
-    with pytest.raises(KeyboardInterrupt), atomic_folder(tmp_path / "t", _anything):
+    with pytest.raises(KeyboardInterrupt), atomic_folder(tmp_path / "t", _accept_any):
         raise KeyboardInterrupt
     assert sorted(path.name for path in tmp_path.iterdir()) == [".tx.3.mega-new", "t", "t.1.old"]
 
@@ -257,14 +257,14 @@ def test_a_folder_that_could_not_be_replaced_is_there_again(tmp_path, monkeypatc
         return real(path, target)
 
     monkeypatch.setattr(Path, "rename", ends)
-    with pytest.raises(KeyboardInterrupt), atomic_folder(folder, _anything):
+    with pytest.raises(KeyboardInterrupt), atomic_folder(folder, _accept_any):
         pass
     monkeypatch.undo()
     assert [path.name for path in tmp_path.iterdir()] == ["t"]
     assert (folder / "file").read_text("utf-8") == "years"
     folder.rename(tmp_path / ".t.99.mega-old")  # a process was killed between the renames
     (tmp_path / ".t.99.mega-new").mkdir()
-    with pytest.raises(KeyboardInterrupt), atomic_folder(folder, _anything):
+    with pytest.raises(KeyboardInterrupt), atomic_folder(folder, _accept_any):
         raise KeyboardInterrupt
     assert [path.name for path in tmp_path.iterdir()] == ["t"]
     assert (folder / "file").read_text("utf-8") == "years"
@@ -273,7 +273,7 @@ def test_a_folder_that_could_not_be_replaced_is_there_again(tmp_path, monkeypatc
 def test_the_folder_one_stands_in_can_be_replaced(tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    with atomic_folder(Path(), _anything) as new:
+    with atomic_folder(Path(), _accept_any) as new:
         (new / "file").write_text("x", "utf-8")
     assert (tmp_path / "here" / "file").read_text("utf-8") == "x"
 
@@ -293,8 +293,8 @@ def test_a_disk_that_is_full_is_one_line_and_leaves_nothing(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, (10_000_000, 10_000_000))
 
     words = [sys.executable, "-c", code, str(tmp_path / "p")]
-    done = subprocess.run(words, check=True, capture_output=True, text=True, preexec_fn=limit)
-    assert done.stdout == (
+    process = subprocess.run(words, check=True, capture_output=True, text=True, preexec_fn=limit)
+    assert process.stdout == (
         f"{tmp_path}/p: not written: found File too large; hint: make room there, or write to another disk\n"
     )
     assert list(tmp_path.iterdir()) == []

@@ -30,8 +30,8 @@ def test_names_are_unique_and_rows_are_consistent(name: str) -> None:
         if row.split is not None and row.split.blocks:
             assert sum(row.split.blocks) == row.shape[row.split.dim]
         if row.tied_to is not None:
-            (other,) = (r for r in rows if r.name == row.tied_to)
-            assert (other.shape, other.split, other.tied_to) == (row.shape, row.split, None)
+            (tied_row,) = (r for r in rows if r.name == row.tied_to)
+            assert (tied_row.shape, tied_row.split, tied_row.tied_to) == (row.shape, row.split, None)
 
 
 @pytest.mark.parametrize("name", SPECS)

@@ -38,31 +38,31 @@ def _randn(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
 
 
 def _agree(
-    ours: Callable[..., Any], definition: Callable[..., Any], given: Sequence[Tensor], *more: Any
+    ours: Callable[..., Any], definition: Callable[..., Any], arguments: Sequence[Tensor], *more: Any
 ) -> None:
     """Outputs and gradients, as near as roundings of the dtype let them be; the truth is float64's.
 
     An output's error is some roundings of the largest number there is; a gradient that is summed over rows
     has one for every row.
     """
-    exact = [x.double() if x.is_floating_point() else x for x in given]
+    exact = [x.double() if x.is_floating_point() else x for x in arguments]
     results = []
-    for function, inputs in ((ours, list(given)), (definition, exact)):
+    for function, inputs in ((ours, list(arguments)), (definition, exact)):
         leaves = [x.clone().requires_grad_(x.is_floating_point()) for x in inputs]
         # a kernel may overwrite what it is given, which a leaf forbids
         out = function(*(x * 1 if x.is_floating_point() else x for x in leaves), *more)
         outs = out if isinstance(out, tuple) else (out,)
-        weights = [_randn(*y.shape, dtype=given[0].dtype, seed=i + 5) for i, y in enumerate(outs)]
+        weights = [_randn(*y.shape, dtype=arguments[0].dtype, seed=i + 5) for i, y in enumerate(outs)]
         total = sum((y * w.to(y.dtype)).sum() for y, w in zip(outs, weights, strict=True))
         grads = torch.autograd.grad(total, [x for x in leaves if x.requires_grad])
         results.append([y.detach() for y in outs] + list(grads))
-    step = torch.finfo(given[0].dtype).eps
-    rows = given[0].shape[0]
-    for got, wanted in zip(*results, strict=True):
-        assert got.dtype == given[0].dtype
-        summed = rows if got.dim() == 1 else 1
+    step = torch.finfo(arguments[0].dtype).eps
+    rows = arguments[0].shape[0]
+    for actual, wanted in zip(*results, strict=True):
+        assert actual.dtype == arguments[0].dtype
+        summed = rows if actual.dim() == 1 else 1
         atol = 12 * step * summed * max(1.0, float(wanted.abs().max()))
-        torch.testing.assert_close(got.double(), wanted, rtol=0, atol=atol)
+        torch.testing.assert_close(actual.double(), wanted, rtol=0, atol=atol)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -95,8 +95,8 @@ def test_of_a_norms_two_outputs_one_may_go_unused() -> None:
         1e-5,
     )
     sums = [k.add_rms_norm(x.requires_grad_(), residual, scale, 1e-5)[0] for k in (TRITON, REFERENCE)]
-    got, wanted = (torch.autograd.grad((s * s).sum(), x)[0] for s in sums)
-    torch.testing.assert_close(got, wanted)
+    actual, wanted = (torch.autograd.grad((s * s).sum(), x)[0] for s in sums)
+    torch.testing.assert_close(actual, wanted)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -194,12 +194,12 @@ def test_ranks_with_a_slice_each_have_one_cross_entropy(axes: Callable[[int], Se
     """Of the last rank nothing but padding."""
     logits, target = 4 * _randn(5, 12, dtype=torch.float32), torch.tensor([0, 7, 11, IGNORED, 6])
     wanted, wanted_grad = _entropy(REFERENCE, logits, target, ALONE)
-    own = [torch.where(target == IGNORED, IGNORED, _mine(target, at)) for at in (0, 6, 12)]
+    own = [torch.where(target == IGNORED, IGNORED, _mine(target, first_id)) for first_id in (0, 6, 12)]
     one_at_a_time = threading.Lock()  # the interpreter knows one kernel
 
     def run(logits: Tensor, target: Tensor, tp: Any) -> Any:
         with one_at_a_time:
-            return _entropy(TRITON, logits, target, _Yielding(tp, one_at_a_time))
+            return _entropy(TRITON, logits, target, _YieldingAxis(tp, one_at_a_time))
 
     with ThreadPoolExecutor(3) as pool:
         found = list(pool.map(run, logits.tensor_split((6, 12), 1), own, axes(3)))
@@ -208,7 +208,7 @@ def test_ranks_with_a_slice_each_have_one_cross_entropy(axes: Callable[[int], Se
     torch.testing.assert_close(torch.cat([grad for _, grad in found], 1), wanted_grad)
 
 
-class _Yielding:
+class _YieldingAxis:
     """An axis that lets the others run while it waits for them."""
 
     def __init__(self, tp: Any, lock: threading.Lock) -> None:
@@ -242,10 +242,10 @@ def test_dropout_and_addition_drop_the_very_elements(
         results.append((out, alone, *torch.autograd.grad((out * 3 + alone).sum(), (a, b))))
     # the interpreter rounds to bfloat16 towards zero
     close = 0.0 if dtype != torch.bfloat16 else 4 * torch.finfo(dtype).eps / (1 - probability)
-    for got, wanted in zip(*results, strict=True):
-        torch.testing.assert_close(got, wanted, atol=4 * close, rtol=0)
-    for (_, got, *_), (_, wanted, *_) in [results]:
-        assert torch.equal(got == 0, wanted == 0)
+    for actual, wanted in zip(*results, strict=True):
+        torch.testing.assert_close(actual, wanted, atol=4 * close, rtol=0)
+    for (_, actual, *_), (_, wanted, *_) in [results]:
+        assert torch.equal(actual == 0, wanted == 0)
 
 
 SIZES: dict[str, Any] = {"layers": 2, "hidden": 16, "vocab": 50, "context": 8}
@@ -270,8 +270,8 @@ def test_a_model_of_them_trains_as_one_of_definitions(spec: ModelSpec, probabili
         loss = model(token, place.repeat(2), attend, dropout or no_dropout, token.roll(-1))
         loss.backward()
         results.append([loss.detach(), *(weight.grad for weight in model.parameters())])
-    for got, wanted in zip(*results, strict=True):
-        torch.testing.assert_close(got, wanted, atol=1e-4, rtol=1e-4)
+    for actual, wanted in zip(*results, strict=True):
+        torch.testing.assert_close(actual, wanted, atol=1e-4, rtol=1e-4)
 
 
 def test_the_interpreter_ran() -> None:

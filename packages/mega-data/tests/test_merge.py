@@ -134,7 +134,7 @@ def test_datasets_that_do_not_belong_together_are_refused_and_leave_nothing(tmp_
     bare = dataset(tmp_path / "bare", [[[1]]])
     wide = dataset(tmp_path / "wide", [[[1]]], "int32")
     modes = dataset(tmp_path / "modes", [[[1]]], multimodal=True)
-    high = dataset(tmp_path / "high", [[[1]]], "int32", form="fairseq-cached")
+    high = dataset(tmp_path / "high", [[[1]]], "int32", index_format="fairseq-cached")
     files_before = sorted(tmp_path.iterdir())
     for datasets, line in (
         (
@@ -235,9 +235,9 @@ def test_a_note_names_the_options_that_differ(tmp_path):
 
 def test_merging_to_another_form_keeps_documents_where_the_form_has_them(tmp_path):
     docs: Docs = [[[1, 2], [3]], [], [[4]]]
-    a, b = dataset(tmp_path / "a", docs), dataset(tmp_path / "b", docs, form="cached")
+    a, b = dataset(tmp_path / "a", docs), dataset(tmp_path / "b", docs, index_format="cached")
     merge_datasets([a, b], tmp_path / "m", form="cached")
-    dataset(tmp_path / "all", docs + docs, form="cached")
+    dataset(tmp_path / "all", docs + docs, index_format="cached")
     assert equal_files(tmp_path / "m", tmp_path / "all")
     merge_datasets([a, b], tmp_path / "f", form="fairseq-mmap")
     assert IndexedDataset(tmp_path / "f").documents.tolist() == np.arange(7).tolist()

@@ -83,10 +83,10 @@ def _leave(*words: str) -> int | str | None:
         (("five",), 5, "", ""),
         (("mistake",), 2, "", "error: key: is wrong; hint: mend it\n"),
         (("absent",), 2, "", "error: data.jsonl: No such file or directory\n"),
-        (("interrupted",), 130, "", "\ninterrupted\n"),
+        (("interrupt",), 130, "", "\ninterrupted\n"),
         (("midway",), 130, "", "\ninterrupted: after iteration 7\n"),
         (
-            ("typed", "--number", "x"),
+            ("print-number", "--number", "x"),
             2,
             "",
             "error: --number: 'x' is not a valid integer.\n",
@@ -114,7 +114,7 @@ def test_no_words_print_the_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_word_that_click_does_not_know_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert _leave("typed", "--numbr", "1") == 2
+    assert _leave("print-number", "--numbr", "1") == 2
     err = capsys.readouterr().err
     assert err == "error: --numbr: no such option; hint: did you mean --number?\n"
 
@@ -122,8 +122,8 @@ def test_a_word_that_click_does_not_know_is_one_line(capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("print_number", "--number"), "error: --number: needs a value\n"),
-        (("print_number", "extra"), "error: Got unexpected extra argument (extra)\n"),
+        (("print-number", "--number"), "error: --number: needs a value\n"),
+        (("print-number", "extra"), "error: Got unexpected extra argument (extra)\n"),
         (("copy", "x"), "error: --to: missing; hint: add --to ...\n"),
         (("copy", "--to", "x"), "error: SOURCE: missing\n"),
     ],

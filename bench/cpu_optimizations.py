@@ -79,7 +79,7 @@ def attention(ours: bool) -> float:
     q, k, v = (torch.randn(12 * 128, 6, 32, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
     packed = PackedAttention(12, 128)
 
-    def once() -> None:
+    def run_once() -> None:
         if ours:
             out = packed(0, q, k, v)
         else:
@@ -88,10 +88,10 @@ def attention(ours: bool) -> float:
         out.sum().backward()
 
     for _ in range(3):
-        once()
+        run_once()
     began = time.process_time()
     for _ in range(20):
-        once()
+        run_once()
     return (time.process_time() - began) / 20
 
 
@@ -116,25 +116,25 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--child", choices=["ours", "other"], help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.child:
-        print(steps(given.folder, keep=given.child == "ours"))
+    args = parser.parse_args()
+    if args.child:
+        print(steps(args.folder, keep=args.child == "ours"))
         return
-    print(f"{platform.machine()}, torch {torch.__version__}, {given.pairs} pairs, CPU seconds, one thread")
+    print(f"{platform.machine()}, torch {torch.__version__}, {args.pairs} pairs, CPU seconds, one thread")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_corpus(folder)
 
         def child(ours: bool) -> float:
             words = ["--child", "ours" if ours else "other", "--folder", str(folder)]
-            done = subprocess.run(
+            process = subprocess.run(
                 [sys.executable, __file__, *words], capture_output=True, text=True, check=True
             )
-            return float(done.stdout)
+            return float(process.stdout)
 
-        results = [compare("allocator", child, given.pairs), compare("attention", attention, given.pairs)]
-    if given.json:
-        given.json.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+        results = [compare("allocator", child, args.pairs), compare("attention", attention, args.pairs)]
+    if args.json:
+        args.json.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -49,25 +49,34 @@ FLAGS = {
 def corpus(folder: Path, text: Path) -> None:
     """A vocabulary of 8,192 and the dataset."""
     folder.mkdir(parents=True, exist_ok=True)
-    said = ("--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", folder / "tokenizer")
+    tokenizer_flags = ("--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", folder / "tokenizer")
     vocabulary = ("--vocab-size", 8192, "--output", folder / "tokenizer")
     _tool("mega_data", "train-tokenizer", "--input", text, *vocabulary)
-    _tool("mega_data", "preprocess", "--input", text, "--output-prefix", folder / "c", "--append-eod", *said)
+    _tool(
+        "mega_data",
+        "preprocess",
+        "--input",
+        text,
+        "--output-prefix",
+        folder / "c",
+        "--append-eod",
+        *tokenizer_flags,
+    )
 
 
-def ours(folder: Path) -> None:
+def train_mega(folder: Path) -> None:
     """Train, or go on."""
     flags = [word for pair in FLAGS.items() for word in pair]
     where = ("--data-path", folder / "c_text_document", "--save", folder / "ours", "--load", folder / "ours")
     _tool("mega_train", "gpt", *flags, *where)
 
 
-def theirs(folder: Path) -> None:
+def train_huggingface(folder: Path) -> None:
     """Train Hugging Face's model on what ours is trained on, or go on."""
     from transformers import GPT2LMHeadModel
 
     torch.set_num_threads(1)
-    trainer = _beginning(folder)
+    trainer = _start_trainer(folder)
     if not (folder / "start-hf").exists():
         trainer.save()
         trainer.saver.finish()
@@ -88,10 +97,10 @@ def theirs(folder: Path) -> None:
     state, record = folder / "theirs.pt", folder / "theirs.jsonl"
     begin = 0
     if state.exists():
-        kept = torch.load(state, weights_only=True)
-        begin = kept["step"]
-        model.load_state_dict(kept["model"])
-        optimizer.load_state_dict(kept["optimizer"])
+        saved = torch.load(state, weights_only=True)
+        begin = saved["step"]
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
     lines = record.read_text("utf-8").splitlines()[: begin // LOGGED] if begin else []
     record.write_text("".join(f"{line}\n" for line in lines), "utf-8")
     plan, losses, began = trainer.config, list[float](), time.monotonic()
@@ -106,18 +115,18 @@ def theirs(folder: Path) -> None:
         optimizer.zero_grad()
         losses.append(loss.item())
         if (step + 1) % LOGGED == 0:
-            told = {
+            step_record = {
                 "iteration": step + 1,
                 "loss": float(np.mean(losses)),
                 "seconds": time.monotonic() - began,
             }
             with record.open("a", encoding="utf-8") as out:
-                out.write(json.dumps(told) + "\n")
-            print(told, flush=True)
+                out.write(json.dumps(step_record) + "\n")
+            print(step_record, flush=True)
             losses = []
         if (step + 1) % SAVED == 0:
-            kept = {"step": step + 1, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
-            torch.save(kept, state)
+            saved = {"step": step + 1, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            torch.save(saved, state)
     model.eval()
     (valid,) = trainer.valid.values()
     with torch.no_grad():
@@ -128,11 +137,11 @@ def theirs(folder: Path) -> None:
 def compare(folder: Path, result: Path | None, picture: Path | None) -> int:
     """Print both, and say whether they are within 1 % of each other."""
     events = read_events(folder / "ours")
-    mine = {e["iteration"]: e["loss"] for e in events if e["event"] == "train"}
+    our_losses = {e["iteration"]: e["loss"] for e in events if e["event"] == "train"}
     rows = [json.loads(line) for line in (folder / "theirs.jsonl").read_text("utf-8").splitlines()]
-    other = {row["iteration"]: row["loss"] for row in rows}
-    at = range(COMPARED, STEPS + 1, COMPARED)
-    differences = {i: mine[i] / other[i] - 1 for i in at}
+    their_losses = {row["iteration"]: row["loss"] for row in rows}
+    iterations = range(COMPARED, STEPS + 1, COMPARED)
+    differences = {i: our_losses[i] / their_losses[i] - 1 for i in iterations}
     valid = [e for e in events if e["event"] == "validation"][-1]["loss"]
     theirs_valid = json.loads((folder / "theirs-valid.json").read_text("utf-8"))
     worst = max(differences.values(), key=abs)
@@ -140,9 +149,9 @@ def compare(folder: Path, result: Path | None, picture: Path | None) -> int:
         "date": time.strftime("%Y-%m-%d"),
         "torch": torch.__version__,
         "flags": {name.removeprefix("--"): value for name, value in FLAGS.items()},
-        "iteration": list(at),
-        "ours": [round(mine[i], 5) for i in at],
-        "hugging_face": [round(other[i], 5) for i in at],
+        "iteration": list(iterations),
+        "ours": [round(our_losses[i], 5) for i in iterations],
+        "hugging_face": [round(their_losses[i], 5) for i in iterations],
         "largest_difference_percent": round(100 * worst, 4),
         "validation_perplexity": {
             "ours": round(math.exp(valid), 4),
@@ -154,14 +163,14 @@ def compare(folder: Path, result: Path | None, picture: Path | None) -> int:
     if result:
         result.write_text(text + "\n", "utf-8")
     if picture:
-        _draw(picture, mine, other)
+        _draw(picture, our_losses, their_losses)
     return int(abs(worst) > 0.01 or abs(math.exp(valid - theirs_valid) - 1) > 0.01)
 
 
-def _beginning(folder: Path) -> Trainer:
-    given = {name.removeprefix("--").replace("-", "_"): value for name, value in FLAGS.items()}
+def _start_trainer(folder: Path) -> Trainer:
+    values = {name.removeprefix("--").replace("-", "_"): value for name, value in FLAGS.items()}
     where = {"data_path": (str(folder / "c_text_document"),), "save": folder / "start"}
-    ready = prepare(load_config(RunConfig, None, {**given, **where}), "gpt", World())
+    ready = prepare(load_config(RunConfig, None, {**values, **where}), "gpt", World())
     return Trainer(
         ready.config, Mesh.join(ready.config.layout, World()), ready.datasets, tokenizer=ready.tokenizer
     )
@@ -179,18 +188,20 @@ def _tool(module: str, *words: object) -> None:
     subprocess.run([sys.executable, "-m", module, *map(str, words)], check=True)
 
 
-def _draw(picture: Path, mine: dict[int, float], other: dict[int, float]) -> None:
+def _draw(picture: Path, our_losses: dict[int, float], their_losses: dict[int, float]) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 6), dpi=120, layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
-    above.plot(list(other), list(other.values()), label="Hugging Face GPT-2", linewidth=4, alpha=0.4)
-    above.plot(list(mine), list(mine.values()), label="mega-train gpt", linewidth=1)
+    above.plot(
+        list(their_losses), list(their_losses.values()), label="Hugging Face GPT-2", linewidth=4, alpha=0.4
+    )
+    above.plot(list(our_losses), list(our_losses.values()), label="mega-train gpt", linewidth=1)
     above.set(ylabel="loss (nats per token)", title="The same weights, batches and learning rates")
     above.legend()
-    both = sorted(mine.keys() & other.keys())
-    below.plot(both, [100 * (mine[i] / other[i] - 1) for i in both])
+    both = sorted(our_losses.keys() & their_losses.keys())
+    below.plot(both, [100 * (our_losses[i] / their_losses[i] - 1) for i in both])
     below.set(xlabel="iteration", ylabel="ours / theirs - 1 (%)")
     for axes in (above, below):
         axes.grid(alpha=0.3)
@@ -205,16 +216,16 @@ def main() -> int:
     parser.add_argument("--text", type=Path)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
-    given = parser.parse_args()
-    match given.what:
+    args = parser.parse_args()
+    match args.what:
         case "corpus":
-            corpus(given.folder, given.text)
+            corpus(args.folder, args.text)
         case "ours":
-            ours(given.folder)
+            train_mega(args.folder)
         case "theirs":
-            theirs(given.folder)
+            train_huggingface(args.folder)
         case _:
-            return compare(given.folder, given.json, given.plot)
+            return compare(args.folder, args.json, args.plot)
     return 0
 
 

@@ -40,11 +40,11 @@ def _config(names: list[str], length: int, cache: Path, threads: int) -> Any:
     )
 
 
-def opened(name: str) -> Any:
+def open_dataset(name: str) -> Any:
     return IndexedDataset(name)
 
 
-def made(corpus: Any, samples: int, length: int, cache: Path) -> Any:
+def build_index(corpus: Any, samples: int, length: int, cache: Path) -> Any:
     """One dataset's index: made and kept, or found again in the cache."""
     name = corpus.path_prefix
     numbers = np.arange(len(corpus), dtype=np.int32)
@@ -57,7 +57,7 @@ def sample(data: Any, i: int) -> np.ndarray:
     return data._query_document_sample_shuffle_indices(i)[0]
 
 
-def together(names: list[str], samples: int, length: int, cache: Path, threads: int) -> Any:
+def open_all(names: list[str], samples: int, length: int, cache: Path, threads: int) -> Any:
     """Many datasets by their sizes: all opened, and their indices made and kept."""
     if not dist.is_initialized():
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

@@ -61,7 +61,7 @@ LINE = LogLine(
 )
 
 
-def telling(run: RunConfig) -> float:
+def observer_seconds(run: RunConfig) -> float:
     """CPU seconds of a step, those that threads take up to the end included."""
     with open_observers(run, World(), io.StringIO()) as watch:
         started = time.process_time()
@@ -88,10 +88,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path)
-    said = parser.parse_args()
-    taken: dict[str, list[float]] = {"the record and a log": [], "all": [], "timing a phase": []}
+    args = parser.parse_args()
+    durations: dict[str, list[float]] = {"the record and a log": [], "all": [], "timing a phase": []}
     with TemporaryDirectory() as place:
-        for number in range(said.rounds):
+        for number in range(args.rounds):
             near = RunConfig(checkpoint=CheckpointConfig(save=Path(place) / f"near-{number}"))
             all_flags = LoggingConfig(
                 tensorboard_dir=Path(place) / f"all-{number}",
@@ -102,15 +102,15 @@ def main() -> None:
                 prometheus_port=0,
             )
             far = RunConfig(checkpoint=CheckpointConfig(save=Path(place) / f"far-{number}"), log=all_flags)
-            taken["the record and a log"].append(telling(near))
-            taken["all"].append(telling(far))
-            taken["timing a phase"].append(phase())
-    for name, of in taken.items():
-        spread = f"{1e6 * min(of):.2f} to {1e6 * max(of):.2f}"
-        print(f"{name:22} {1e6 * statistics.median(of):8.2f} us  ({spread})")
-    if said.json:
+            durations["the record and a log"].append(observer_seconds(near))
+            durations["all"].append(observer_seconds(far))
+            durations["timing a phase"].append(phase())
+    for name, values in durations.items():
+        spread = f"{1e6 * min(values):.2f} to {1e6 * max(values):.2f}"
+        print(f"{name:22} {1e6 * statistics.median(values):8.2f} us  ({spread})")
+    if args.json:
         machine = {"machine": platform.processor() or platform.machine(), "torch": torch.__version__}
-        said.json.write_text(json.dumps(machine | {"seconds": taken}, indent=1) + "\n", "utf-8")
+        args.json.write_text(json.dumps(machine | {"seconds": durations}, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ class Row:
         seconds: of a step, where those were published and the utilisation was not.
         software: the program that ran it.
         note: an assumption that the comparison makes.
-        told: whether micro-batch and chunks were published.
+        is_published_whole: whether micro-batch and chunks were published.
         fitted: whether a constant of the planner was fitted to it: every third run of a table.
     """
 
@@ -61,7 +61,7 @@ class Row:
     seconds: float | None = None
     software: str = "Megatron-LM"
     note: str = ""
-    told: bool = True
+    is_published_whole: bool = True
     fitted: bool = False
 
     @property
@@ -182,7 +182,7 @@ def _weak_2024() -> list[Row]:
                 implementation=MEGATRON_2024,
             ),
             tflops / 989,
-            told=False,
+            is_published_whole=False,
         )
         for name, heads, hidden, layers, tp, pp, dp, batch, tflops in lines
     ]

@@ -48,53 +48,55 @@ PLAIN = 300_000  # samples that the loop is run for
 
 THEIRS = "Megatron Core"
 
-Found = dict[str, dict[str, Any]]
+Results = dict[str, dict[str, Any]]
 Work = Callable[[], object]
 
 
 @contextmanager
-def timed(found: Found, name: str) -> Iterator[None]:
+def record_time(results: Results, name: str) -> Iterator[None]:
     """Seconds of what is inside."""
     used, began = time.process_time(), time.monotonic()
     yield
     wall, used = time.monotonic() - began, time.process_time() - used
-    found[name] = {"wall_seconds": round(wall, 4), "cpu_seconds": round(used, 4)}
+    results[name] = {"wall_seconds": round(wall, 4), "cpu_seconds": round(used, 4)}
     print(f"{used:8.3f} s of the processor {wall:8.3f} s  {name}")
 
 
 class Turns:
     """Ours and Megatron Core's, one after the other, some times over."""
 
-    def __init__(self, found: Found, rounds: int) -> None:
-        self.found, self.rounds = found, rounds
+    def __init__(self, results: Results, rounds: int) -> None:
+        self.results, self.rounds = results, rounds
         # asked before it is imported: it takes seconds, and warns
-        there = importlib.util.find_spec("megatron") and importlib.util.find_spec("megatron.core")
-        self.peer: ModuleType | None = importlib.import_module("megatron_sample_index") if there else None
+        is_installed = importlib.util.find_spec("megatron") and importlib.util.find_spec("megatron.core")
+        self.peer: ModuleType | None = (
+            importlib.import_module("megatron_sample_index") if is_installed else None
+        )
 
     def take(
-        self, name: str, ours: Work, theirs: Callable[[Any], object], clear: Work = lambda: None
+        self, name: str, build_ours: Work, build_theirs: Callable[[Any], object], clear: Work = lambda: None
     ) -> None:
         """Time both, and print what came out.
 
         Args:
-            theirs: is given the module `megatron_sample_index`.
+            build_theirs: is called with the module `megatron_sample_index`.
             clear: before each of them.
         """
-        works: dict[str, Work] = {"ours": ours}
+        works: dict[str, Work] = {"ours": build_ours}
         if (peer := self.peer) is not None:
-            works[THEIRS] = lambda: theirs(peer)
+            works[THEIRS] = lambda: build_theirs(peer)
         seconds: dict[str, list[tuple[float, float]]] = {who: [] for who in works}
         for _ in range(self.rounds):
             for who, work in works.items():
                 clear()
-                one: Found = {}
-                with timed(one, f"{who}: {name}"):
+                result: Results = {}
+                with record_time(result, f"{who}: {name}"):
                     work()
-                ((_, told),) = one.items()
-                seconds[who].append((told["cpu_seconds"], told["wall_seconds"]))
+                ((_, measured),) = result.items()
+                seconds[who].append((measured["cpu_seconds"], measured["wall_seconds"]))
         for who, all_seconds in seconds.items():
             cpu, wall = zip(*all_seconds, strict=True)
-            self.found[name if who == "ours" else f"{who}: {name}"] = {
+            self.results[name if who == "ours" else f"{who}: {name}"] = {
                 "wall_seconds": round(statistics.median(wall), 4),
                 "cpu_seconds": round(statistics.median(cpu), 4),
                 "all_cpu_seconds": cpu,
@@ -105,7 +107,7 @@ class Turns:
                 round(statistics.median(ours[k] / max(theirs[k], 1e-4) for ours, theirs in pairs), 3)
                 for k in (0, 1)
             )
-            self.found[name] |= {"cpu_ratio": cpu, "wall_ratio": wall}
+            self.results[name] |= {"cpu_ratio": cpu, "wall_ratio": wall}
             print(f"{cpu:8.2f} x               {wall:14.2f} x  ours to theirs: {name}\n")
 
 
@@ -123,12 +125,12 @@ def sparse(prefix: Path, documents: int) -> int:
     return tokens
 
 
-def written(prefix: Path, documents: int, rng: np.random.Generator) -> str:
+def write_dataset(prefix: Path, documents: int, rng: np.random.Generator) -> str:
     """A dataset with tokens in it."""
     ids = rng.integers(0, 50_000, 1 << 20, dtype=np.uint16)
     with IndexedWriter(prefix, np.uint16) as out:
-        for at in rng.integers(0, len(ids) - 2000, documents):
-            out.add(ids[at : at + 200 + at % 1600])
+        for begin in rng.integers(0, len(ids) - 2000, documents):
+            out.add(ids[begin : begin + 200 + begin % 1600])
             out.end_document()
     return str(prefix)
 
@@ -137,12 +139,12 @@ def indices(folder: Path, documents: int, turns: Turns) -> int:
     """Open, make, keep and find again the index of one large corpus."""
     tokens, name = sparse(folder / "large", documents), str(folder / "large")
 
-    def opened() -> Datasets:
+    def open_datasets() -> Datasets:
         return Datasets.open(DataConfig(path=(name,), split="1,0,0"))
 
-    turns.take("open a corpus", opened, lambda peer: peer.opened(name))
-    corpora, cache = opened(), folder / "kept"
-    their_corpus = turns.peer and turns.peer.opened(name)
+    turns.take("open a corpus", open_datasets, lambda peer: peer.open_dataset(name))
+    corpora, cache = open_datasets(), folder / "kept"
+    their_corpus = turns.peer and turns.peer.open_dataset(name)
     for epochs in (1, 3):
         samples = (epochs * tokens - LENGTH) // LENGTH
 
@@ -152,22 +154,22 @@ def indices(folder: Path, documents: int, turns: Turns) -> int:
             )
             return recipe.open_dataset(load_or_build([cache], "training", recipe.cache_key(), recipe.write))
 
-        def theirs(peer: Any, samples: int = samples) -> Any:
-            return peer.made(their_corpus, samples, LENGTH, folder / "theirs")
+        def build_theirs(peer: Any, samples: int = samples) -> Any:
+            return peer.build_index(their_corpus, samples, LENGTH, folder / "theirs")
 
         def clear() -> None:
             shutil.rmtree(cache, ignore_errors=True)
             shutil.rmtree(folder / "theirs", ignore_errors=True)
 
-        turns.take(f"make and keep its index, epochs {epochs}", stream, theirs, clear)
+        turns.take(f"make and keep its index, epochs {epochs}", stream, build_theirs, clear)
         stream()  # the last turn left theirs alone
-        turns.take(f"find it again, epochs {epochs}", stream, theirs)
-        made = stream()
+        turns.take(f"find it again, epochs {epochs}", stream, build_theirs)
+        stream_of_run = stream()
         if turns.peer is not None:
-            index, other = made.parts[0].index, theirs(turns.peer)
+            index, their_index = stream_of_run.parts[0].index, build_theirs(turns.peer)
             for array in ("document", "sample", "shuffle"):
-                np.testing.assert_array_equal(getattr(index, array), getattr(other, f"{array}_index"))
-        print(f"{len(made):,} samples of {tokens:,} tokens\n")
+                np.testing.assert_array_equal(getattr(index, array), getattr(their_index, f"{array}_index"))
+        print(f"{len(stream_of_run):,} samples of {tokens:,} tokens\n")
     return tokens
 
 
@@ -181,31 +183,31 @@ def blends(size: int, turns: Turns) -> None:
             for _ in blend_blocks(shares, size):
                 pass
 
-        def theirs(peer: Any, shares: Any = shares) -> None:
+        def build_theirs(peer: Any, shares: Any = shares) -> None:
             peer.choices(shares, size)
 
-        turns.take(f"blend {size:,} samples of {name}", choose, theirs)
+        turns.take(f"blend {size:,} samples of {name}", choose, build_theirs)
         if turns.peer is not None:
-            some = np.concatenate([corpus for corpus, _ in blend_blocks(shares, PLAIN)])
-            np.testing.assert_array_equal(some, turns.peer.choices(shares, PLAIN))
-    with timed(turns.found, f"the loop, {PLAIN:,} samples of 20 corpora"):
+            chosen = np.concatenate([corpus for corpus, _ in blend_blocks(shares, PLAIN)])
+            np.testing.assert_array_equal(chosen, turns.peer.choices(shares, PLAIN))
+    with record_time(turns.results, f"the loop, {PLAIN:,} samples of 20 corpora"):
         blend_reference(falling, 0, PLAIN, np.zeros(20))
 
 
 def many(folder: Path, datasets: int, turns: Turns) -> None:
     """Open many small datasets, on one thread and on eight, and index them."""
     rng = np.random.default_rng(7)
-    names = [written(folder / f"part-{number:05d}", 20, rng) for number in range(datasets)]
+    names = [write_dataset(folder / f"part-{number:05d}", 20, rng) for number in range(datasets)]
 
-    def opened(threads: int = 8) -> Datasets:
+    def open_datasets(threads: int = 8) -> Datasets:
         return Datasets.open(DataConfig(path=tuple(names), split="1,0,0", threads=threads))
 
     for threads in (1, 8, 1, 8):
-        with timed(turns.found, f"open {datasets:,} datasets, threads {threads}"):
-            opened(threads)
+        with record_time(turns.results, f"open {datasets:,} datasets, threads {threads}"):
+            open_datasets(threads)
 
-    def ours() -> BlendedDataset:
-        corpora = opened()
+    def build_ours() -> BlendedDataset:
+        corpora = open_datasets()
         recipe = SampleIndexSpec.from_source(
             corpora.spec.training, corpora, length=64, samples=10**6, seed=1234
         )
@@ -213,24 +215,24 @@ def many(folder: Path, datasets: int, turns: Turns) -> None:
             load_or_build([folder / "kept"], "training", recipe.cache_key(), recipe.write)
         )
 
-    def theirs(peer: Any) -> Any:
-        return peer.together(names, 10**6, 64, folder / "theirs", 8)
+    def build_theirs(peer: Any) -> Any:
+        return peer.open_all(names, 10**6, 64, folder / "theirs", 8)
 
     def clear() -> None:
         for left in ("kept", "theirs"):
             shutil.rmtree(folder / left, ignore_errors=True)
 
-    turns.take(f"open, index and keep {datasets:,} datasets, threads 8", ours, theirs, clear)
-    stream = ours()
-    turns.take("open them and find their index again, threads 8", ours, theirs)
+    turns.take(f"open, index and keep {datasets:,} datasets, threads 8", build_ours, build_theirs, clear)
+    stream = build_ours()
+    turns.take("open them and find their index again, threads 8", build_ours, build_theirs)
     if turns.peer is not None:
         assert stream.order is not None
-        np.testing.assert_array_equal(stream.order[0], theirs(turns.peer).dataset_index)
+        np.testing.assert_array_equal(stream.order[0], build_theirs(turns.peer).dataset_index)
 
 
-def reading(folder: Path, turns: Turns) -> dict[str, float]:
+def sample_rates(folder: Path, turns: Turns) -> dict[str, float]:
     """Samples a second by the index, from a corpus in the page cache."""
-    name, count = written(folder / "read", 50_000, np.random.default_rng(7)), 10_000
+    name, count = write_dataset(folder / "read", 50_000, np.random.default_rng(7)), 10_000
     corpora = Datasets.open(DataConfig(path=(name,), split="1,0,0"))
     recipe = SampleIndexSpec.from_source(
         corpora.spec.training, corpora, length=LENGTH, samples=20_000, seed=1234
@@ -238,23 +240,28 @@ def reading(folder: Path, turns: Turns) -> dict[str, float]:
     stream = recipe.open_dataset(
         load_or_build([folder / "kept"], "training", recipe.cache_key(), recipe.write)
     )
-    other = turns.peer and turns.peer.made(turns.peer.opened(name), 20_000, LENGTH, folder / "theirs")
+    their_dataset = turns.peer and turns.peer.build_index(
+        turns.peer.open_dataset(name), 20_000, LENGTH, folder / "theirs"
+    )
 
-    def ours() -> None:
+    def build_ours() -> None:
         for i in range(count):
             stream[i]
 
-    def theirs(peer: Any) -> None:
+    def build_theirs(peer: Any) -> None:
         for i in range(count):
-            peer.sample(other, i)
+            peer.sample(their_dataset, i)
 
-    ours()
+    build_ours()
     title = f"read {count:,} samples of {LENGTH} tokens"
-    turns.take(title, ours, theirs)
+    turns.take(title, build_ours, build_theirs)
     if turns.peer is not None:
-        np.testing.assert_array_equal(stream[7], turns.peer.sample(other, 7))
-    each = turns.found[title]["cpu_seconds"] / count
-    return {"microseconds": round(1e6 * each, 1), "tokens_per_second": round(LENGTH / each)}
+        np.testing.assert_array_equal(stream[7], turns.peer.sample(their_dataset, 7))
+    seconds_per_sample = turns.results[title]["cpu_seconds"] / count
+    return {
+        "microseconds": round(1e6 * seconds_per_sample, 1),
+        "tokens_per_second": round(LENGTH / seconds_per_sample),
+    }
 
 
 def main() -> None:
@@ -265,29 +272,29 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="turns of each")
     parser.add_argument("--note", default="", help="of the machine, for the result")
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
-    found: Found = {}
-    turns = Turns(found, given.rounds)
+    args = parser.parse_args()
+    results: Results = {}
+    turns = Turns(results, args.rounds)
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as name:
         folder = Path(name)
-        tokens = indices(folder, given.documents, turns)
-        each = reading(folder, turns)
-        many(folder, given.datasets, turns)
-    blends(given.blend, turns)
+        tokens = indices(folder, args.documents, turns)
+        rate = sample_rates(folder, turns)
+        many(folder, args.datasets, turns)
+    blends(args.blend, turns)
     machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
     result = {
         "date": datetime.now(UTC).date().isoformat(),
-        "machine": machine + (f", {given.note}" if given.note else ""),
+        "machine": machine + (f", {args.note}" if args.note else ""),
         "tokens": tokens,
-        "documents": given.documents,
+        "documents": args.documents,
         "peer": None if turns.peer is None else f"megatron-core {version('megatron-core')}",
-        "seconds": found,
-        "a_sample_is_read_in": each,
+        "seconds": results,
+        "a_sample_is_read_in": rate,
     }
     text = json.dumps(result, indent=1)
     print(text)
-    if given.json:
-        given.json.write_text(text + "\n")
+    if args.json:
+        args.json.write_text(text + "\n")
 
 
 if __name__ == "__main__":

@@ -45,5 +45,5 @@ def save_whole(
 
         for share in rank_shares(spec, layout, kinds):
             save.write(space, share.rank, share.boxes, values)
-    said = {"iteration": iteration, "consumed_samples": 8 * iteration, **(trainer or {})}
-    return save.commit(spec, layout=layout, trainer=said, tokenizer=tokenizer, run_config=run_config)
+    trainer_state = {"iteration": iteration, "consumed_samples": 8 * iteration, **(trainer or {})}
+    return save.commit(spec, layout=layout, trainer=trainer_state, tokenizer=tokenizer, run_config=run_config)

@@ -18,7 +18,7 @@ from mega_ckpt.formats.huggingface.config_json import from_spec
 from mega_schema.spec import ModelSpec
 
 
-def installed(module: str) -> bool:
+def is_installed(module: str) -> bool:
     """Whether there is such a module, of a package that may not be there either."""
     try:
         return importlib.util.find_spec(module) is not None
@@ -104,7 +104,7 @@ def megatron_core(
         bias_dropout_fusion=True, hidden_dropout=0.0, attention_dropout=0.0, bf16=half, params_dtype=dtype,
         use_cpu_initialization=not cuda,
     )  # fmt: skip
-    fused = cuda and installed("transformer_engine")
+    fused = cuda and is_installed("transformer_engine")
     layer = (
         gpt_layer_specs.get_gpt_layer_with_transformer_engine_spec()
         if fused
@@ -115,14 +115,14 @@ def megatron_core(
         position_embedding_type="rope" if spec.positions == "rope" else "learned_absolute",
         rotary_base=int(spec.rope_base),
     ).to(device)  # fmt: skip
-    said = OptimizerConfig(
+    optimizer_config = OptimizerConfig(
         optimizer="adam", lr=1e-4, weight_decay=0.01, clip_grad=1.0, bf16=half, params_dtype=dtype
     )
     reduced = DistributedDataParallelConfig(grad_reduce_in_fp32=True)
     wrapped = Float16Module(config, model) if half else model
     ddp = DistributedDataParallel(config, reduced, wrapped)
     with contextlib.nullcontext() if cuda else OnCPU():
-        optimizer = get_megatron_optimizer(said, [ddp])
+        optimizer = get_megatron_optimizer(optimizer_config, [ddp])
     hidden = None if fused else torch.ones(1, 1, spec.context, spec.context, device=device).triu(1).bool()
 
     def step(token_BS1: Tensor) -> Tensor:

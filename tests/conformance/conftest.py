@@ -57,10 +57,12 @@ def random_whole() -> RandomWhole:
 
         rows = [row for row in table(spec) if row.tied_to is None]
         spaces = {MODEL: dtype} | (dict.fromkeys(OPTIMIZER, "F32") if optimizer else {})
-        made = {space: {row.name: values(row.shape, kind) for row in rows} for space, kind in spaces.items()}
+        tensors = {
+            space: {row.name: values(row.shape, kind) for row in rows} for space, kind in spaces.items()
+        }
         if optimizer and dtype != "F32":  # narrow weights are the optimizer's, rounded
-            made[MODEL] = {name: dtypes.round_float32(main, dtype) for name, main in made[MAIN].items()}
-        return made
+            tensors[MODEL] = {name: dtypes.round_float32(main, dtype) for name, main in tensors[MAIN].items()}
+        return tensors
 
     return make
 

@@ -157,16 +157,16 @@ def spec_logits(source: CheckpointSource, token_BS: torch.Tensor) -> torch.Tenso
     return logits.unflatten(0, (rows, length))[..., : source.spec.vocab]
 
 
-def built(checkpoint: Checkpoint) -> Decoder:
+def build_for_inference(checkpoint: Checkpoint) -> Decoder:
     model = build_model(checkpoint.spec, Runtime.single_process(checkpoint.spec))
     fill_weights(model, checkpoint.model_slab)
     return model
 
 
-def ours(checkpoint: Checkpoint, token_BS: torch.Tensor) -> torch.Tensor:
+def mega_logits(checkpoint: Checkpoint, token_BS: torch.Tensor) -> torch.Tensor:
     rows, length = token_BS.shape
     with torch.no_grad():
-        logits = built(checkpoint)(
+        logits = build_for_inference(checkpoint)(
             token_BS.flatten(), torch.arange(length).repeat(rows), PackedAttention(rows, length)
         )
     return logits[:, : checkpoint.spec.vocab].unflatten(0, (rows, length))

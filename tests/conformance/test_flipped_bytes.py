@@ -30,7 +30,7 @@ def runs(tmp_path: Path, random_whole: Any, save_whole: Any) -> list[Path]:
     two = gpt(layers=2, hidden=8, heads=2, vocab=33, context=8)
     config = '[train]\nseed = 1234\n\n[data]\nsplit = "969, 30, 1"\n'
     state = {"optimizer_steps": 4, "loss_scale": {"value": 1.0, "good": 0, "patience": 2}}
-    made = [
+    folders = [
         save_whole(
             tmp_path / "bf16",
             small,
@@ -46,7 +46,7 @@ def runs(tmp_path: Path, random_whole: Any, save_whole: Any) -> list[Path]:
         ),
         save_whole(tmp_path / "weights", small, random_whole(small), iteration=0, tokenizer=tokenizer),
     ]
-    return [folder.parent for folder in made]
+    return [folder.parent for folder in folders]
 
 
 def _flips(run: Path, rng: random.Random, flips: int) -> Iterator[tuple[Path, int, int]]:
@@ -68,10 +68,14 @@ def _outcome(run: Path) -> str:
     return "sound"
 
 
-def _says_the_same(file: Path, before: bytes) -> bool:
+def _is_same_content(file: Path, before: bytes) -> bool:
     """White space in the place of white space: the tracker's line break, the padding of a header."""
     now = file.read_bytes()
-    place = next(at for at, (one, other) in enumerate(zip(before, now, strict=True)) if one != other)
+    place = next(
+        position
+        for position, (before_byte, after_byte) in enumerate(zip(before, now, strict=True))
+        if before_byte != after_byte
+    )
     both = before[place : place + 1] + now[place : place + 1]
     return both.isspace() and (file.name == LATEST or file.suffix == ".safetensors")
 
@@ -81,11 +85,11 @@ def _campaign(runs: list[Path], flips: int) -> Counter[tuple[str, str]]:
     rng, outcomes = random.Random(7), Counter[tuple[str, str]]()
     for run in runs:
         assert _outcome(run) == "sound"
-        for file, at, mask in _flips(run, rng, flips // len(runs)):
+        for file, offset, mask in _flips(run, rng, flips // len(runs)):
             before = file.read_bytes()
-            file.write_bytes(before[:at] + bytes([before[at] ^ mask]) + before[at + 1 :])
+            file.write_bytes(before[:offset] + bytes([before[offset] ^ mask]) + before[offset + 1 :])
             outcome = _outcome(run)
-            if outcome == "sound" and _says_the_same(file, before):
+            if outcome == "sound" and _is_same_content(file, before):
                 outcome = "harmless"
             file.write_bytes(before)
             kind = "*.safetensors" if file.suffix == ".safetensors" else file.name

@@ -47,7 +47,7 @@ def random_spec(seed: int) -> ModelSpec:
 def test_what_goes_through_two_formats_comes_back_bit_for_bit(
     random_whole: Any, save_whole: Any, tmp_path: Path, first: str, second: str
 ) -> None:
-    held = 0
+    tensor_count = 0
     for seed in SEEDS:
         spec, folder = random_spec(seed), tmp_path / str(seed)
         whole = random_whole(spec, "BF16" if seed == 2 else "F32", seed=seed)
@@ -61,14 +61,14 @@ def test_what_goes_through_two_formats_comes_back_bit_for_bit(
         except ConfigError:
             assert not (folder / str(number)).exists()
             continue
-        held += 1
+        tensor_count += 1
         back = Checkpoint.open(path)
         # how much a vocabulary is padded is no part of a model, and not every format says how it began
-        told = replace(back.spec, vocab_multiple=8, init_std=spec.init_std)
-        assert (replace(told, context=16) if "meta" in (first, second) else told) == spec
+        expected_spec = replace(back.spec, vocab_multiple=8, init_std=spec.init_std)
+        assert (replace(expected_spec, context=16) if "meta" in (first, second) else expected_spec) == spec
         tensors = back.tensors[MODEL]
         assert tensors.keys() == whole[MODEL].keys()
         for name, array in whole[MODEL].items():
             assert (DTYPES[tensors[name].dtype], tensors[name].shape) == (array.dtype, array.shape)
             assert back.read_raw(MODEL, name, whole_slab(array.shape)).tobytes() == array.tobytes(), name
-    assert held, "no model that both formats have: the pair was not tried"
+    assert tensor_count, "no model that both formats have: the pair was not tried"

@@ -90,9 +90,9 @@ def test_a_save_that_is_killed_leaves_the_earlier_checkpoint(
     save_whole(before, small_gpt, whole, iteration=4)
     open_tokenizer("NullTokenizer", vocab_size=20).save(before / "tokenizer")
     argv = [sys.executable, "-c", DRIVER, str(before), str(tmp_path / "runs"), str(iteration)]
-    done = subprocess.run(argv, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    results = json.loads(done.stdout)
+    process = subprocess.run(argv, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    results = json.loads(process.stdout)
     assert len(results) > 50, "moments at which it was killed"
     assert all(code == -9 for code, *_ in results[:-1])
     seen = [values for _, values, *_ in results]

@@ -47,7 +47,7 @@ def corpus(folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def ours(folder: Path, corpus: Path) -> Path:
+def trained_run(folder: Path, corpus: Path) -> Path:
     """A run of three steps, and what Hugging Face and Megatron would have made of it beside it."""
     _run(corpus, *MODEL_FLAGS, "--train-iters", "3", "--save", str(folder / "ours"))
     for form in ("hf", "megatron"):
@@ -62,8 +62,10 @@ def ours(folder: Path, corpus: Path) -> Path:
             "--save",
             folder / form,
         ]
-        done = CliRunner().invoke(mega_ckpt, [*map(str, words), "--no-check-logits"], catch_exceptions=False)
-        assert done.exit_code == 0, done.output
+        result = CliRunner().invoke(
+            mega_ckpt, [*map(str, words), "--no-check-logits"], catch_exceptions=False
+        )
+        assert result.exit_code == 0, result.output
     return folder / "ours"
 
 
@@ -88,8 +90,8 @@ def train(corpus: Path, caplog: pytest.LogCaptureFixture) -> Train:
     return lines
 
 
-def _check_same_weights(one: Path, other: Path) -> None:
-    first, second = Checkpoint.open(one), Checkpoint.open(other)
+def _check_same_weights(left: Path, right: Path) -> None:
+    first, second = Checkpoint.open(left), Checkpoint.open(right)
     assert first.tensors[MODEL].keys() == second.tensors[MODEL].keys()
     for name, tensor in first.tensors[MODEL].items():
         whole = whole_slab(tensor.shape)
@@ -97,57 +99,59 @@ def _check_same_weights(one: Path, other: Path) -> None:
 
 
 def test_a_hugging_face_folder_is_converted_in_a_line_and_its_weights_are_loaded(
-    ours: Path, train: Train, tmp_path: Path
+    trained_run: Path, train: Train, tmp_path: Path
 ) -> None:
-    hf, run = ours.parent / "hf", tmp_path / "run"
-    said = train("--load", str(hf), "--save", str(run), "--train-iters", "2")
+    hf, run = trained_run.parent / "hf", tmp_path / "run"
+    output = train("--load", str(hf), "--save", str(run), "--train-iters", "2")
     copy = tmp_path / "run.converted"
-    assert said == [
+    assert output == [
         f"{hf} is a Hugging Face folder: converting it to {copy}",
         f"{copy}: the run begins with its weights alone",
     ]
     start = next(event for event in read_events(run) if event["event"] == "start")
     assert (start["iteration"], Path(start["loaded"]).parent) == (0, copy)
-    _check_same_weights(ours, copy)
+    _check_same_weights(trained_run, copy)
     (*_, repeated) = train("--load", str(hf), "--save", str(run), "--train-iters", "2", code=2)
     assert "--save: holds checkpoints of a run that began with the same --load: found iteration 2" in repeated
     assert f"hint: --load {run} --save {run} resumes from them" in repeated
-    again = train("--load", str(hf), "--save", str(run), "--train-iters", "2", "--overwrite")
-    assert f"its converted copy {copy} is used again" in again[0]
-    assert not any("converting" in line for line in again)
+    second_output = train("--load", str(hf), "--save", str(run), "--train-iters", "2", "--overwrite")
+    assert f"its converted copy {copy} is used again" in second_output[0]
+    assert not any("converting" in line for line in second_output)
 
 
-def test_a_megatron_run_goes_on_with_its_optimizer_state(ours: Path, train: Train, tmp_path: Path) -> None:
+def test_a_megatron_run_goes_on_with_its_optimizer_state(
+    trained_run: Path, train: Train, tmp_path: Path
+) -> None:
     run, more = tmp_path / "run", ("--train-iters", "5", "--lr-decay-iters", "3")
-    said = train("--load", str(ours.parent / "megatron"), "--save", str(run), *more)
-    assert "is a Megatron-LM checkpoint: converting it to" in said[0]
-    assert said[1].endswith("the run begins with its weights and its optimizer's state")
+    output = train("--load", str(trained_run.parent / "megatron"), "--save", str(run), *more)
+    assert "is a Megatron-LM checkpoint: converting it to" in output[0]
+    assert output[1].endswith("the run begins with its weights and its optimizer's state")
     start = next(event for event in read_events(run) if event["event"] == "start")
     assert start["iteration"] == 3
 
 
 def test_validate_accepts_a_foreign_load_and_converts_nothing(
-    ours: Path, corpus: Path, tmp_path: Path
+    trained_run: Path, corpus: Path, tmp_path: Path
 ) -> None:
-    hf, run = ours.parent / "hf", tmp_path / "run"
+    hf, run = trained_run.parent / "hf", tmp_path / "run"
     argv = ["validate", "--data-path", str(corpus), "--train-iters", "2", "--lr", "0.01"]
     argv += ["--load", str(hf), "--save", str(run), "--json"]
 
-    def validated() -> dict[str, object]:
+    def run_validate() -> dict[str, object]:
         out = io.StringIO()
         with redirect_stdout(out), pytest.raises(SystemExit) as left:
             main(argv)
         assert left.value.code == 0
         return dict(json.loads(out.getvalue()))
 
-    told = validated()
+    report = run_validate()
     copy = tmp_path / "run.converted"
-    assert told["start"] == f"with {hf}, which mega-ckpt converts to {copy}"
-    assert (told["model.layers"], told["model.hidden"], told["model.vocab"]) == (2, 16, VOCABULARY)
+    assert report["start"] == f"with {hf}, which mega-ckpt converts to {copy}"
+    assert (report["model.layers"], report["model.hidden"], report["model.vocab"]) == (2, 16, VOCABULARY)
     assert list(tmp_path.iterdir()) == []
     _run(corpus, "--load", str(hf), "--save", str(run), "--train-iters", "1")
     shutil.rmtree(run)
-    assert validated()["start"] == f"with the weights of {copy / 'iter_0000000'}"
+    assert run_validate()["start"] == f"with the weights of {copy / 'iter_0000000'}"
     argv += ["--num-layers", "3", "--hidden-size", "16", "--num-attention-heads", "2", "--seq-length", "16"]
     err = io.StringIO()
     with redirect_stderr(err), pytest.raises(SystemExit):
@@ -156,10 +160,10 @@ def test_validate_accepts_a_foreign_load_and_converts_nothing(
 
 
 def test_a_changed_source_is_converted_anew_and_a_damaged_copy_too(
-    ours: Path, train: Train, tmp_path: Path
+    trained_run: Path, train: Train, tmp_path: Path
 ) -> None:
     hf, run = tmp_path / "hf", tmp_path / "run"
-    shutil.copytree(ours.parent / "hf", hf)
+    shutil.copytree(trained_run.parent / "hf", hf)
     words = ["--load", str(hf), "--save", str(run), "--train-iters", "1", "--overwrite"]
     assert "converting it to" in train(*words)[0]
     os.utime(hf / "config.json", ns=(1, 1))
@@ -170,29 +174,37 @@ def test_a_changed_source_is_converted_anew_and_a_damaged_copy_too(
 
 
 def test_a_source_that_cannot_be_converted_is_one_line_and_leaves_nothing(
-    ours: Path, train: Train, tmp_path: Path
+    trained_run: Path, train: Train, tmp_path: Path
 ) -> None:
     hf = tmp_path / "hf"
-    shutil.copytree(ours.parent / "hf", hf)
+    shutil.copytree(trained_run.parent / "hf", hf)
     (hf / "config.json").write_text('{"model_type": "mamba"}')
-    said = train("--load", str(hf), "--save", str(tmp_path / "run"), "--train-iters", "1", code=2)
-    assert said[-1].startswith(f"error: --load {hf}: cannot be converted: found ")
-    assert "model_type" in said[-1]
+    output = train("--load", str(hf), "--save", str(tmp_path / "run"), "--train-iters", "1", code=2)
+    assert output[-1].startswith(f"error: --load {hf}: cannot be converted: found ")
+    assert "model_type" in output[-1]
     assert not [path.name for path in tmp_path.iterdir() if path.name != "hf"]
 
 
 def test_two_ranks_load_a_hugging_face_folder_and_one_of_them_converts_it(
-    ours: Path, corpus: Path, tmp_path: Path
+    trained_run: Path, corpus: Path, tmp_path: Path
 ) -> None:
     words = ["--nproc-per-node", "2", "--standalone", "-m", "mega_train", "gpt", "--data-path", str(corpus)]
-    words += [*RUN, "--load", str(ours.parent / "hf"), "--save", str(tmp_path / "run"), "--train-iters", "2"]
+    words += [
+        *RUN,
+        "--load",
+        str(trained_run.parent / "hf"),
+        "--save",
+        str(tmp_path / "run"),
+        "--train-iters",
+        "2",
+    ]
     words += ["--tensor-model-parallel-size", "2"]
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
     }
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", *words],
         capture_output=True,
         text=True,
@@ -200,6 +212,6 @@ def test_two_ranks_load_a_hugging_face_folder_and_one_of_them_converts_it(
         timeout=300,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("converting it to") == 1
+    assert process.returncode == 0, process.stderr
+    assert process.stderr.count("converting it to") == 1
     assert Checkpoint.open(tmp_path / "run").iteration == 2

@@ -17,7 +17,7 @@ from mega_schema.checkpoint.reader import MODEL, Checkpoint
 from mega_schema.parallel_layout import Layout
 from mega_schema.spec import ModelSpec, llama
 from tests.checkpoint_fixture import save_whole
-from tests.conformance.hf_models import ours
+from tests.conformance.hf_models import mega_logits
 from tests.conformance.meta_model import logits
 
 TWO = llama(layers=2, hidden=64, heads=8, kv_heads=8, ffn=96, vocab=64, context=64, vocab_multiple=1)
@@ -58,8 +58,8 @@ def test_metas_own_llama_has_our_logits(parts: int, tmp_path: Path) -> None:
         convert(tmp_path / name, folders[name], "mega", "meta", target=target)
     theirs = logits(list(folders.values()), parts, TOKENS, tmp_path / "meet")
     for name, wanted in zip(folders, theirs, strict=True):
-        found = ours(Checkpoint.open(tmp_path / name), TOKENS)
+        found = mega_logits(Checkpoint.open(tmp_path / name), TOKENS)
         assert wanted.std() > 0.1
         torch.testing.assert_close(
-            found, wanted, atol=1e-5, rtol=1e-5, msg=lambda text, at=name: f"{at}: {text}"
+            found, wanted, atol=1e-5, rtol=1e-5, msg=lambda text, case=name: f"{case}: {text}"
         )

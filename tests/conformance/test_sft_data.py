@@ -23,8 +23,8 @@ def test_every_line_is_an_example_also_where_a_text_is_empty(tmp_path: Path, app
     preprocess([tmp_path / "lines.jsonl"], tmp_path / "sft", tokenizer, options)
     pairs = PromptResponsePairs(tmp_path / "sft", ("question", "reply"))
     assert (pairs.identity, pairs.eod) == (tokenizer.identity, 20)
-    found = [pairs.read(i) for i in range(len(pairs))]
-    assert [(ids.tolist(), prompt) for ids, prompt in found] == [
+    examples = [pairs.read(i) for i in range(len(pairs))]
+    assert [(ids.tolist(), prompt) for ids, prompt in examples] == [
         ([*map(int, prompt.split()), *map(int, answer.split()), 20], len(prompt.split()))
         for prompt, answer in EXAMPLES
     ]

@@ -26,8 +26,8 @@ def weights(folder: Path, token_BS: list[list[int]]) -> dict[str, Any]:
     llm = LLM(str(folder), skip_tokenizer_init=True, dtype="float32", max_logprobs=-1, **SMALL)
     every = SamplingParams(max_tokens=1, logprobs=-1, prompt_logprobs=-1, detokenize=False, ignore_eos=True)
     rows = []
-    for said in llm.generate([{"prompt_token_ids": row} for row in token_BS], every, use_tqdm=False):
-        places = [*said.prompt_logprobs[1:], said.outputs[0].logprobs[0]]
+    for output in llm.generate([{"prompt_token_ids": row} for row in token_BS], every, use_tqdm=False):
+        places = [*output.prompt_logprobs[1:], output.outputs[0].logprobs[0]]
         rows.append([[place[token].logprob for token in range(len(place))] for place in places])
     config = llm.llm_engine.model_config
     return {"class": config.architecture, "context": config.max_model_len, "logprobs": rows}
@@ -37,21 +37,21 @@ def words(folder: Path, text: str, ends: list[int]) -> dict[str, Any]:
     """What the tokenizer, its template of chats and the generation config mean there."""
     llm = LLM(str(folder), **SMALL)
     sure = [SamplingParams(max_tokens=3, logit_bias={end: 100.0}) for end in ends]
-    said = llm.generate([text] * len(ends), sure, use_tqdm=False)
+    outputs = llm.generate([text] * len(ends), sure, use_tqdm=False)
     chat = llm.chat([{"role": "user", "content": text}], SamplingParams(max_tokens=1), use_tqdm=False)
     return {
         "dtype": str(llm.llm_engine.model_config.dtype),
         "temperature": llm.get_default_sampling_params().temperature,
-        "text": said[0].prompt_token_ids,
+        "text": outputs[0].prompt_token_ids,
         "chat": chat[0].prompt_token_ids,
-        "ends": [list(each.outputs[0].token_ids) for each in said],
+        "ends": [list(output.outputs[0].token_ids) for output in outputs],
     }
 
 
-def answer(name: str, folder: str, *said: Any) -> None:
+def answer(name: str, folder: str, *arguments: Any) -> None:
     """Leave what a function says of a folder beside it."""
-    found = {"weights": weights, "words": words}[name](Path(folder), *said)
-    Path(f"{folder}.json").write_text(json.dumps(found), "utf-8")
+    value = {"weights": weights, "words": words}[name](Path(folder), *arguments)
+    Path(f"{folder}.json").write_text(json.dumps(value), "utf-8")
 
 
 def main() -> None:

@@ -30,9 +30,9 @@ def test_a_folder_that_no_demo_made_is_refused_and_kept(tmp_path: Path) -> None:
     letter = tmp_path / "letter.txt"
     letter.write_text("dear")
     command = [sys.executable, str(DEMO), "--output", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == (
+    process = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (process.returncode, process.stdout) == (1, "")
+    assert process.stderr == (
         f"error: --output: holds something that is not a demo's: found {tmp_path}; hint: name a new folder\n"
     )
     assert letter.read_text() == "dear"
@@ -53,10 +53,10 @@ class Torchrun:
 
     def wait(self, timeout: float | None = None) -> int:
         self.asked.append("wait" if timeout is None else "wait a while")
-        found = self.waits.pop(0)
-        if isinstance(found, BaseException):
-            raise found
-        return found
+        status = self.waits.pop(0)
+        if isinstance(status, BaseException):
+            raise status
+        return status
 
     def terminate(self) -> None:
         self.asked.append("terminate")

@@ -26,7 +26,7 @@ IMPORTS = (
 )
 
 
-def run(body: str, folder: Path, *, ranks: int = 1, **said: Any) -> None:
+def run(body: str, folder: Path, *, ranks: int = 1, **arguments: Any) -> None:
     """Run a function of these tests beside Megatron Core, a process per rank; raise what a lost one said.
 
     Args:
@@ -35,12 +35,12 @@ def run(body: str, folder: Path, *, ranks: int = 1, **said: Any) -> None:
         said: values of JSON.
     """
     (folder / "meet").unlink(missing_ok=True)
-    words = [body, str(folder), json.dumps(said)]
+    words = [body, str(folder), json.dumps(arguments)]
     on_ranks("tests.megatron_core.reference_process", words, ranks, folder, IMPORTS)
 
 
 def _rank() -> None:
-    body, folder, said = sys.argv[1:]
+    body, folder, arguments = sys.argv[1:]
     torch.set_num_threads(1)
     without_gpu()
     dist.init_process_group(
@@ -51,7 +51,7 @@ def _rank() -> None:
     )
     module, function = body.split(":")
     with OnCPU():
-        getattr(importlib.import_module(module), function)(Path(folder), **json.loads(said))
+        getattr(importlib.import_module(module), function)(Path(folder), **json.loads(arguments))
     dist.destroy_process_group()
 
 

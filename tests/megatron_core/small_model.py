@@ -74,15 +74,15 @@ def save_random(
     rng = np.random.default_rng(seed)
     rows = [row for row in table(spec) if row.tied_to is None]
     spaces = [MODEL, *(OPTIMIZER if dtype != "F32" else OPTIMIZER[1:])] if optimizer else [MODEL]
-    made = {
+    tensors = {
         space: {row.name: rng.normal(0.1, 0.2, row.shape).astype(np.float32) for row in rows}
         for space in spaces
     }
     if optimizer:
-        made[OPTIMIZER[2]] = {name: values**2 for name, values in made[OPTIMIZER[2]].items()}
+        tensors[OPTIMIZER[2]] = {name: values**2 for name, values in tensors[OPTIMIZER[2]].items()}
     if dtype != "F32":
-        made[MODEL] = {name: dtypes.round_float32(main, dtype) for name, main in made[MAIN].items()}
+        tensors[MODEL] = {name: dtypes.round_float32(main, dtype) for name, main in tensors[MAIN].items()}
     trained = {"optimizer_steps": 4, "learning_rate": 2e-3}
     config = "[optimizer]\nbeta1 = 0.8\nweight_decay = 0.25\n" if optimizer else ""
-    save_whole(run, spec, made, dtype=dtype, iteration=5, trainer=trained, run_config=config)
+    save_whole(run, spec, tensors, dtype=dtype, iteration=5, trainer=trained, run_config=config)
     return Checkpoint.open(run)

@@ -21,15 +21,15 @@ def one_rank_cannot_write(world: World, meet: str, folder: Path) -> None:
     last = world.rank == world.size - 1
     start = SubprocessWriter.__init__
 
-    def killed(writing: SubprocessWriter, *given: object) -> None:
-        start(writing, *given)  # type: ignore[arg-type]
+    def start_and_kill(writing: SubprocessWriter, *arguments: object) -> None:
+        start(writing, *arguments)  # type: ignore[arg-type]
         os.kill(writing._process.pid, signal.SIGKILL)
 
-    def refused(*_: object) -> None:
+    def refuse_fork(*_: object) -> None:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
     causes = ["the process that writes was ended by SIGKILL", "Resource temporarily unavailable", ""]
-    for fault, cause in zip((killed, refused, start), causes, strict=True):
+    for fault, cause in zip((start_and_kill, refuse_fork, start), causes, strict=True):
         if last:
             SubprocessWriter.__init__ = fault  # type: ignore[assignment,method-assign]
         steps(run, 1)

@@ -32,7 +32,8 @@ def on_ranks(ranks: int, cases: Mapping[str, Body], folder: Path) -> dict[str, s
     # as under torchrun, ranks do not agree on the order of a set
     words = [[str(rank), str(ranks), str(folder)] for rank in range(ranks)]
     running = {
-        fork_server.start("tests.parity.ranks:be_rank", each, hash_seed=int(each[0]) % 2) for each in words
+        fork_server.start("tests.parity.ranks:be_rank", arguments, hash_seed=int(arguments[0]) % 2)
+        for arguments in words
     }
     try:
         while running:
@@ -45,17 +46,17 @@ def on_ranks(ranks: int, cases: Mapping[str, Body], folder: Path) -> dict[str, s
             rank.kill()
         for rank in running:
             rank.wait()
-    found: dict[str, str] = {}
+    errors: dict[str, str] = {}
     failed = ""
     for name in cases:
         files = [folder / f"{name}-{rank}.txt" for rank in range(ranks)]
         texts = [file.read_text("utf-8") if file.exists() else None for file in files]
-        found[name] = next((text for text in texts if text), "a rank ended without a word" * (None in texts))
+        errors[name] = next((text for text in texts if text), "a rank ended without a word" * (None in texts))
         if failed:
-            found[name] = f"not run: {failed} failed"
-        elif found[name]:
+            errors[name] = f"not run: {failed} failed"
+        elif errors[name]:
             failed = name
-    return found
+    return errors
 
 
 class Outcomes:
@@ -77,7 +78,7 @@ class Outcomes:
         self.folders = folders
         self.known: dict[int, dict[str, str]] = {}
 
-    def of(self, ranks: int, case: str) -> str:
+    def outcome(self, ranks: int, case: str) -> str:
         if ranks not in self.known:
             folder = self.folders.mktemp(f"ranks{ranks}")
             self.known[ranks] = on_ranks(ranks, self.cases[ranks], folder)

@@ -15,31 +15,31 @@ from mega_train.fault_tolerance.exit_conditions import SIGNAL, ExitConditions
 from mega_train.telemetry.observers import Observers
 from tests.parity.ranks import Body, Outcomes
 from tests.parity.runs import resumes, same_as_one_process, trainer
-from tests.selection import every, requested
+from tests.selection import every_nth, requested_values
 
 
 def _leaves_together(world: World, meet: str, folder: Path) -> None:
     """One rank is told to end, after its second step; all leave after that step."""
     run = trainer("gpt", world, meet, folder, parallel__tp=2, parallel__pp=2)
     last = world.rank == world.size - 1
-    told = ExitConditions(run.config, run.mesh, received_signal=lambda: last and run.iteration >= 2)
-    assert TrainLoop(run, Observers(), exit_conditions=told).run() is SIGNAL
+    conditions = ExitConditions(run.config, run.mesh, received_signal=lambda: last and run.iteration >= 2)
+    assert TrainLoop(run, Observers(), exit_conditions=conditions).run() is SIGNAL
     assert run.iteration == 2
     run.mesh.destroy()
 
 
 def _repeats(world: World, meet: str, folder: Path) -> None:
     """Twice the same run in deterministic mode: losses, norms and weights to the last bit."""
-    found = []
+    results = []
     with deterministic_algorithms(True):
         for start in "ab":
             run = trainer("gpt", world, meet + start, folder, parallel__tp=2, train__deterministic=True)
-            done = [run.step(run.lr) for _ in range(4)]
+            losses = [run.step(run.lr) for _ in range(4)]
             run.sharding.wait_all_gather()
-            found.append((done, [main.clone() for main in run.sharding.main_params]))
+            results.append((losses, [main.clone() for main in run.sharding.main_params]))
             run.mesh.destroy()
-    (one, weights), (other, others) = found
-    assert one == other
+    (first, weights), (second, others) = results
+    assert first == second
     assert all(torch.equal(a, b) for a, b in zip(weights, others, strict=True))
 
 
@@ -84,9 +84,9 @@ ALL = [(ranks, case) for ranks in CASES for case in CASES[ranks]]
 
 @pytest.fixture(scope="module")
 def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
-    return Outcomes(CASES, tmp_path_factory, requested(request, "case"))
+    return Outcomes(CASES, tmp_path_factory, requested_values(request, "case"))
 
 
-@pytest.mark.parametrize(("ranks", "case"), every(2, ALL))
+@pytest.mark.parametrize(("ranks", "case"), every_nth(2, ALL))
 def test_the_course_of_a_run_is_one_for_all_ranks(outcomes: Outcomes, ranks: int, case: str) -> None:
-    assert not (text := outcomes.of(ranks, case)), text
+    assert not (text := outcomes.outcome(ranks, case)), text

@@ -26,7 +26,7 @@ RANKS = 2
 Read = Callable[[str], list[tuple[list[str], list[list[int]]]]]  # of each rank: what it made, what it read
 
 
-def _written(prefix: Path, documents: int) -> str:
+def _write_corpus(prefix: Path, documents: int) -> str:
     with IndexedWriter(prefix, np.uint16) as out:
         for begin in range(documents):
             out.add(np.arange(begin, begin + 3 + begin % 17))
@@ -36,44 +36,49 @@ def _written(prefix: Path, documents: int) -> str:
 
 def _reads(cache: Callable[[Path, int], Path], world: World, meet: str, folder: Path) -> None:
     """Leave what this rank read, and what it made for that."""
-    words = ["0.2", _written(folder / f"a{world.rank}", 50), "0.8", _written(folder / f"b{world.rank}", 70)]
+    words = [
+        "0.2",
+        _write_corpus(folder / f"a{world.rank}", 50),
+        "0.8",
+        _write_corpus(folder / f"b{world.rank}", 70),
+    ]
     data = [f"data.path={json.dumps(words)}", f"data.cache={cache(folder, world.rank)}"]
     run = load_config(RunConfig, None, {}, [*MODEL, *RUN, *data])
     plan = resolve(run, "gpt", world.size, corpus=None, loaded_spec=None, cuda=False)
     mesh = Mesh.join(plan.layout, world, init_method=meet)
-    made: list[str] = []
+    written_folders: list[str] = []
     write = SampleIndexSpec.write
 
-    def told(recipe: SampleIndexSpec, to: Path) -> None:
-        made.append(to.parent.name)
+    def write_and_note(recipe: SampleIndexSpec, to: Path) -> None:
+        written_folders.append(to.parent.name)
         write(recipe, to)
 
-    with patch.object(SampleIndexSpec, "write", told):
+    with patch.object(SampleIndexSpec, "write", write_and_note):
         fed = build_data_splits(plan, Datasets.open(run.data), mesh, iteration=0, consumed_samples=0)
     read = [fed.training[i].tolist() for i in range(len(fed.training))]
-    (folder / f"read-{world.rank}.json").write_text(json.dumps([made, read]))
+    (folder / f"read-{world.rank}.json").write_text(json.dumps([written_folders, read]))
     mesh.barrier()
     mesh.destroy()
 
 
-def _shared(world: World, meet: str, folder: Path) -> None:
+def _read_shared(world: World, meet: str, folder: Path) -> None:
     _reads(lambda folder, rank: folder / "cache", world, meet, folder)
 
 
-def _apart(world: World, meet: str, folder: Path) -> None:
+def _read_separate(world: World, meet: str, folder: Path) -> None:
     _reads(lambda folder, rank: folder / f"cache{rank}", world, meet, folder)
 
 
 @pytest.fixture(scope="module")
 def read(tmp_path_factory: pytest.TempPathFactory) -> Read:
     folder = tmp_path_factory.mktemp("feed")
-    failed = on_ranks(RANKS, {"shared": _shared, "apart": _apart}, folder)
+    failed = on_ranks(RANKS, {"shared": _read_shared, "apart": _read_separate}, folder)
 
-    def of(case: str) -> list[tuple[list[str], list[list[int]]]]:
+    def read_case(case: str) -> list[tuple[list[str], list[list[int]]]]:
         assert not failed[case], failed[case]
         return [json.loads((folder / case / f"read-{rank}.json").read_text()) for rank in range(RANKS)]
 
-    return of
+    return read_case
 
 
 def test_one_rank_makes_the_order_and_all_read_by_it(read: Read) -> None:

@@ -12,7 +12,7 @@ from mega_model.distributed.mesh import World
 from mega_train.telemetry.timers import LEVELS, reduce_timers
 from tests.parity.ranks import Body, Outcomes
 from tests.parity.runs import trainer
-from tests.selection import requested
+from tests.selection import requested_values
 
 COUNTED = {"log__params_norm": True, "log__zeros": True}
 WAITS = {"forward-recv", "backward-recv"}
@@ -22,8 +22,8 @@ def _counts_as_one_process(model: str, values: dict[str, Any], world: World, mee
     run = trainer(model, world, meet, folder, **COUNTED, **values)
     alone = trainer(model, World(), "", folder, **COUNTED)
     for _ in range(2):
-        for one in (run, alone):
-            one.step(one.lr)
+        for trained_run in (run, alone):
+            trained_run.step(trained_run.lr)
         assert run.grad_sync.num_elements == alone.grad_sync.num_elements
         assert 0 < run.extra["num-zeros"] == alone.extra["num-zeros"] < run.grad_sync.num_elements
         assert run.extra["params-norm"] == pytest.approx(alone.extra["params-norm"], rel=1e-6)
@@ -33,18 +33,18 @@ def _counts_as_one_process(model: str, values: dict[str, Any], world: World, mee
 def _knows_the_times_of_all(world: World, meet: str, folder: Path) -> None:
     run = trainer("gpt", world, meet, folder, parallel__tp=2, parallel__pp=2)
     run.step(run.lr)
-    mine = run.timers.pop()
+    own_times = run.timers.pop()
     for phase in set(LEVELS) - WAITS - {"optimizer-count-zeros"}:
-        assert mine[phase] > 0, phase
-    assert ("forward-recv" in mine) == (run.mesh.pp.rank == 1), "the second stage waits for the first"
-    assert ("backward-recv" in mine) == (run.mesh.pp.rank == 0)
-    told = reduce_timers(mine, 2, "all", run.mesh)
-    assert {name: told[name][world.rank] for name in mine} == mine
-    assert [seconds > 0 for seconds in told["forward-recv"]] == [False, False, True, True]
-    ends = reduce_timers(mine, 2, "minmax", run.mesh)
-    assert ends == {name: [min(all_of), max(all_of)] for name, all_of in told.items()}
-    most = reduce_timers(mine, 1, "max", run.mesh)
-    assert most == {name: [max(all_of)] for name, all_of in told.items() if LEVELS[name] == 1}
+        assert own_times[phase] > 0, phase
+    assert ("forward-recv" in own_times) == (run.mesh.pp.rank == 1), "the second stage waits for the first"
+    assert ("backward-recv" in own_times) == (run.mesh.pp.rank == 0)
+    reduced = reduce_timers(own_times, 2, "all", run.mesh)
+    assert {name: reduced[name][world.rank] for name in own_times} == own_times
+    assert [seconds > 0 for seconds in reduced["forward-recv"]] == [False, False, True, True]
+    ends = reduce_timers(own_times, 2, "minmax", run.mesh)
+    assert ends == {name: [min(all_of), max(all_of)] for name, all_of in reduced.items()}
+    most = reduce_timers(own_times, 1, "max", run.mesh)
+    assert most == {name: [max(all_of)] for name, all_of in reduced.items() if LEVELS[name] == 1}
     run.mesh.destroy()
 
 
@@ -67,9 +67,9 @@ CASES: dict[int, dict[str, Body]] = {
 
 @pytest.fixture(scope="module")
 def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
-    return Outcomes(CASES, tmp_path_factory, requested(request, "case"))
+    return Outcomes(CASES, tmp_path_factory, requested_values(request, "case"))
 
 
 @pytest.mark.parametrize(("ranks", "case"), [(ranks, case) for ranks in CASES for case in CASES[ranks]])
 def test_many_ranks_tell_what_one_does(outcomes: Outcomes, ranks: int, case: str) -> None:
-    assert not (text := outcomes.of(ranks, case)), text
+    assert not (text := outcomes.outcome(ranks, case)), text

@@ -71,7 +71,9 @@ def _checkpoint(run: Path, namespaces: tuple[str, ...], tokenizer: Path | None) 
     save = CheckpointWriter(run, 10)
     save.begin()
     for space in namespaces:
-        mine = [box for row in rows for box in boxes_to_write(row.name, row.shape, row.slabs(0, 1), "F32")]
-        save.write(space, 0, mine, lambda box: np.zeros(box.slab.shape, np.float32))
+        boxes_of_model = [
+            box for row in rows for box in boxes_to_write(row.name, row.shape, row.slabs(0, 1), "F32")
+        ]
+        save.write(space, 0, boxes_of_model, lambda box: np.zeros(box.slab.shape, np.float32))
     trainer = {"iteration": 10, "consumed_samples": 80, "optimizer_steps": 10}
     save.commit(SPEC, layout=WHOLE, trainer=trainer, tokenizer=tokenizer, run_config="")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from tests.repo_rules.repository import PROGRAMS, ROOT, named, tracked
+from tests.repo_rules.repository import PROGRAMS, ROOT, relative_name, tracked_files
 
 FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]\n]*\]\(([^)\s]+)\)")
@@ -30,18 +30,18 @@ class Block:
 
 def documents() -> list[Path]:
     """Every Markdown file of the repository."""
-    return [file for file in tracked() if file.suffix == ".md"]
+    return [file for file in tracked_files() if file.suffix == ".md"]
 
 
 def blocks() -> list[Block]:
     """Every fenced block of every document."""
-    found = []
+    result = []
     for file in documents():
         text = file.read_text("utf-8")
         for match in FENCE.finditer(text):
             line = text.count("\n", 0, match.start()) + 1
-            found.append(Block(f"{named(file)}:{line}", match[2], match[3]))
-    return found
+            result.append(Block(f"{relative_name(file)}:{line}", match[2], match[3]))
+    return result
 
 
 def broken_links(file: Path, text: str) -> list[str]:
@@ -93,9 +93,14 @@ def check_command(words: list[str]) -> None:
 def program(name: str) -> click.Command:
     """The click command behind a program's name: the one command of its cli.py that no other one holds."""
     module = importlib.import_module(f"{name.replace('-', '_')}.cli")
-    found = [value for value in vars(module).values() if isinstance(value, click.Command)]
-    inner = {id(sub) for group in found if isinstance(group, click.Group) for sub in group.commands.values()}
-    (outer,) = (command for command in found if id(command) not in inner)
+    commands_of_module = [value for value in vars(module).values() if isinstance(value, click.Command)]
+    inner = {
+        id(sub)
+        for group in commands_of_module
+        if isinstance(group, click.Group)
+        for sub in group.commands.values()
+    }
+    (outer,) = (command for command in commands_of_module if id(command) not in inner)
     return outer
 
 

@@ -40,7 +40,7 @@ PROGRAMS = sorted(name for package in PACKAGES for name in package.project.get("
 
 
 @cache
-def tracked() -> tuple[Path, ...]:
+def tracked_files() -> tuple[Path, ...]:
     """Every file of the repository, as git knows them."""
     # the setting lets git look at a clone that another user owns, as in a container
     git = ["git", "-c", "safe.directory=*", "ls-files", "-z"]
@@ -49,7 +49,7 @@ def tracked() -> tuple[Path, ...]:
     return tuple(file for file in files if file.is_file())  # one that is deleted but not yet committed is not
 
 
-def named(path: Path) -> str:
+def relative_name(path: Path) -> str:
     """A file as people name it: relative to the root of the repository."""
     return path.relative_to(ROOT).as_posix()
 
@@ -57,4 +57,4 @@ def named(path: Path) -> str:
 def sources() -> dict[str, ast.Module]:
     """Every module under packages/*/src, parsed, by its name."""
     files = [file for package in PACKAGES for root in package.roots for file in sorted(root.rglob("*.py"))]
-    return {named(file): ast.parse(file.read_text("utf-8")) for file in files}
+    return {relative_name(file): ast.parse(file.read_text("utf-8")) for file in files}

@@ -62,23 +62,23 @@ def test_the_search_for_changeable_names_finds_them_and_no_others(source: str, l
 
 
 def test_no_module_and_no_class_holds_something_that_can_change() -> None:
-    found = [f"{name}:{line}" for name, module in sources().items() for line in changeable(module)]
-    assert found == []
+    violations = [f"{name}:{line}" for name, module in sources().items() for line in changeable(module)]
+    assert violations == []
 
 
 def test_no_function_writes_a_global() -> None:
-    found = [
+    violations = [
         f"{name}:{node.lineno}"
         for name, module in sources().items()
         for node in ast.walk(module)
         if isinstance(node, ast.Global)
     ]
-    assert found == []
+    assert violations == []
 
 
 def test_every_module_says_what_it_is_for() -> None:
-    found = [name for name, m in sources().items() if not ast.get_docstring(m)]
-    assert found == []
+    violations = [name for name, m in sources().items() if not ast.get_docstring(m)]
+    assert violations == []
 
 
 def test_no_file_and_no_function_is_too_long_to_read_at_once() -> None:
@@ -97,7 +97,7 @@ def test_no_file_and_no_function_is_too_long_to_read_at_once() -> None:
 def test_packages_import_only_what_the_contracts_allow() -> None:
     # in a process of its own: it would switch off the loggers of ours
     check = "import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports(no_cache=True))"
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", check], cwd=ROOT, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert process.returncode == 0, process.stdout + process.stderr

@@ -23,7 +23,7 @@ from tests.repo_rules.markdown import (
     documents,
     make_targets,
 )
-from tests.repo_rules.repository import ROOT, named
+from tests.repo_rules.repository import ROOT, relative_name
 
 SHELL = ("", "sh", "bash", "console")  # a block without a language may hold a command line
 README = ROOT / "README.md"
@@ -63,12 +63,12 @@ def test_a_command_line_with_a_mistake_would_be_found(line: str) -> None:
 
 
 def test_how_to_convert_has_one_line_for_each_pair_of_formats() -> None:
-    found = Counter()
+    counts = Counter()
     for words in commands((ROOT / "docs/howto/convert.md").read_text("utf-8").partition("for each pair")[2]):
         if words[:2] == ["mega-ckpt", "convert"] and "--check-logits" not in words:
-            found[words[words.index("--from") + 1], words[words.index("--to") + 1]] += 1
+            counts[words[words.index("--from") + 1], words[words.index("--to") + 1]] += 1
     written = [name for name in NAMES if format_of(name).write is not None]
-    assert found == dict.fromkeys({*product(NAMES, written)} - {("mega", "mega")}, 1)
+    assert counts == dict.fromkeys({*product(NAMES, written)} - {("mega", "mega")}, 1)
 
 
 def test_a_command_line_is_read_to_its_end_and_no_further() -> None:
@@ -76,7 +76,7 @@ def test_a_command_line_is_read_to_its_end_and_no_further() -> None:
     assert list(commands(block)) == [["mega-data", "inspect", "P"], ["mega-serve", "--load", "R S"]]
 
 
-@pytest.mark.parametrize("file", documents(), ids=named)
+@pytest.mark.parametrize("file", documents(), ids=relative_name)
 def test_every_link_leads_to_a_file(file: Path) -> None:
     assert broken_links(file, file.read_text("utf-8")) == []
 
@@ -97,13 +97,13 @@ def test_every_block_of_python_json_and_toml_can_be_read() -> None:
 
 
 def test_every_make_target_a_document_names_exists() -> None:
-    found = {
+    targets = {
         target
         for file in documents()
         for code in re.findall(r"`(make [^`\n]+)`|^(make .+)$", file.read_text("utf-8"), re.MULTILINE)
         for target in re.findall(r"(?<!\S)[a-z]+(?!\S)", "".join(code).partition("#")[0])[1:]
     }
-    assert {"demo", "test"} <= found <= make_targets()
+    assert {"demo", "test"} <= targets <= make_targets()
 
 
 @pytest.mark.parametrize("page", ["docs/tour.md", "docs/glossary.md", "docs/log.md", "CONTRIBUTING.md"])
@@ -117,8 +117,8 @@ def test_every_how_to_and_format_and_decision_is_linked_from_somewhere() -> None
         for file in documents()
         for match in LINK.finditer(file.read_text("utf-8"))
     }
-    pages = [file for file in documents() if named(file).startswith("docs/")]
-    assert [named(page) for page in pages if page not in linked] == []
+    pages = [file for file in documents() if relative_name(file).startswith("docs/")]
+    assert [relative_name(page) for page in pages if page not in linked] == []
 
 
 def test_a_decision_answers_the_same_four_questions() -> None:

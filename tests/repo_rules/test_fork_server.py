@@ -20,8 +20,8 @@ MODULES = ("json",)
 
 def tell() -> None:
     """Write what this program was given."""
-    told = [sys.argv[1:], os.environ.get("TOLD"), os.environ.get("PATH"), str(Path.cwd()), random.random()]
-    sys.stdout.write(json.dumps(told))
+    report = [sys.argv[1:], os.environ.get("TOLD"), os.environ.get("PATH"), str(Path.cwd()), random.random()]
+    sys.stdout.write(json.dumps(report))
     sys.stderr.write("noise")
 
 
@@ -40,11 +40,13 @@ def leave() -> None:
 
 def test_a_program_has_its_arguments_environment_folder_and_streams(tmp_path: Path) -> None:
     target, env = "tests.repo_rules.test_fork_server:tell", {"TOLD": "one"}
-    done = [fork_server.run(target, ["a", "b c"], imports=MODULES, cwd=tmp_path, env=env) for _ in range(2)]
-    assert [(each.returncode, each.stderr) for each in done] == [(0, "noise")] * 2
-    (*first, drawn), (*second, other) = (json.loads(each.stdout) for each in done)
+    processes = [
+        fork_server.run(target, ["a", "b c"], imports=MODULES, cwd=tmp_path, env=env) for _ in range(2)
+    ]
+    assert [(process.returncode, process.stderr) for process in processes] == [(0, "noise")] * 2
+    (*first, drawn), (*second, second_draw) = (json.loads(process.stdout) for process in processes)
     assert first == second == [["a", "b c"], "one", None, str(tmp_path)]
-    assert drawn != other
+    assert drawn != second_draw
 
 
 @pytest.mark.parametrize(
@@ -52,13 +54,13 @@ def test_a_program_has_its_arguments_environment_folder_and_streams(tmp_path: Pa
     [("0", 0, ""), ("7", 7, ""), ("text", 1, "a reason"), ("exception", 1, "ValueError: a reason")],
 )
 def test_a_program_ends_with_the_code_of_an_interpreter(word: str, code: int, last: str) -> None:
-    done = fork_server.run("tests.repo_rules.test_fork_server:leave", [word], imports=MODULES)
-    assert (done.returncode, done.stderr.strip().rpartition("\n")[2]) == (code, last)
+    process = fork_server.run("tests.repo_rules.test_fork_server:leave", [word], imports=MODULES)
+    assert (process.returncode, process.stderr.strip().rpartition("\n")[2]) == (code, last)
 
 
 def test_a_module_runs_as_the_main_one() -> None:
-    done = fork_server.run("mega_data", ["--version"], imports=MODULES)
-    assert (done.returncode, done.stdout.split()[0]) == (0, "mega-data,"), done
+    process = fork_server.run("mega_data", ["--version"], imports=MODULES)
+    assert (process.returncode, process.stdout.split()[0]) == (0, "mega-data,"), process
 
 
 def test_a_program_is_ended_by_a_signal_or_at_its_time() -> None:

@@ -24,9 +24,9 @@ MESSAGES = dict(block.removeprefix("$ ").split("\n") for block in BLOCKS if not 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("mistakes")
-    faulty_inputs.make(made)
-    return made
+    path = tmp_path_factory.mktemp("mistakes")
+    faulty_inputs.make(path)
+    return path
 
 
 def run(
@@ -35,29 +35,29 @@ def run(
     """Exit code, stdout and stderr of a command line, in this process, where torch is imported once."""
     module = words[0].replace("-", "_")
     if words[0] == "mega-serve":  # opens its port first and answers signals: a process of its own can
-        done = fork_server.run(module, words[1:], imports=fork_server.SERVER, cwd=folder)
-        return done.returncode, done.stdout, done.stderr
+        process = fork_server.run(module, words[1:], imports=fork_server.SERVER, cwd=folder)
+        return process.returncode, process.stdout, process.stderr
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "argv", words)
     with pytest.raises(SystemExit) as left:
         importlib.import_module(f"{module}.cli").main()
-    said = capfd.readouterr()
+    captured = capfd.readouterr()
     assert isinstance(left.value.code, int)
-    return left.value.code, said.out, said.err
+    return left.value.code, captured.out, captured.err
 
 
 @pytest.mark.parametrize("line", MESSAGES)
 def test_a_mistake_is_answered_by_this_line_and_exit_code_2(
     line: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    before = everything(folder)
+    before = all_files(folder)
     code, out, err = run(shlex.split(line), folder, monkeypatch, capfd)
     assert (code, out, err.count("\n"), err[-1:]) == (2, "", 1, "\n"), err
     if "…" in MESSAGES[line]:
         assert re.fullmatch(re.escape(MESSAGES[line]).replace("…", ".*"), err.rstrip("\n")), err
     else:
         assert err == MESSAGES[line] + "\n"
-    assert everything(folder) == before  # a mistake leaves nothing behind
+    assert all_files(folder) == before  # a mistake leaves nothing behind
 
 
 def test_every_program_has_mistakes_in_the_list() -> None:
@@ -72,5 +72,5 @@ def test_messages_stand_once_and_never_blame() -> None:
         assert not {"invalid", "bad", "illegal", "please", "sorry", "oops"} & set(message.lower().split())
 
 
-def everything(folder: Path) -> list[str]:
+def all_files(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))

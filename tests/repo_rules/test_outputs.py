@@ -125,9 +125,13 @@ def options() -> Iterator[tuple[str, click.Option]]:
         module = vars(importlib.import_module(f"{program.replace('-', '_')}.cli"))
         groups = [value for value in module.values() if isinstance(value, click.Group)]
         alone = [(program, value) for value in module.values() if isinstance(value, click.Command)]
-        inner = [(f"{program} {name}", each) for group in groups for name, each in group.commands.items()]
-        for command, each in inner or alone:
-            for option in each.params:
+        inner = [
+            (f"{program} {name}", subcommand)
+            for group in groups
+            for name, subcommand in group.commands.items()
+        ]
+        for command, subcommand in inner or alone:
+            for option in subcommand.params:
                 if isinstance(option, click.Option) and isinstance(option.type, click.Path):
                     yield command, option
 
@@ -142,12 +146,12 @@ def test_every_option_that_names_a_path_is_read_or_listed_as_an_output() -> None
 
 
 def test_every_listed_output_is_an_option() -> None:
-    there = {f"{command} {name}" for command, option in options() for name in option.opts}
-    assert {name.removesuffix(" FILE") for name in OUTPUTS} <= there
+    existing = {f"{command} {name}" for command, option in options() for name in option.opts}
+    assert {name.removesuffix(" FILE") for name in OUTPUTS} <= existing
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def faulty_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("outputs")
     faulty_inputs.make(folder)
     (folder / "in").mkdir()
@@ -160,8 +164,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    shutil.copytree(made, tmp_path / "w", symlinks=True)
+def folder(faulty_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    shutil.copytree(faulty_folder, tmp_path / "w", symlinks=True)
     monkeypatch.chdir(tmp_path / "w")
     return tmp_path / "w"
 
@@ -198,8 +202,8 @@ def test_an_output_is_no_input_whatever_it_is_called(
     name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     output = OUTPUTS[name]
-    for given in output.inputs:
-        path = Path(given)
+    for flag in output.inputs:
+        path = Path(flag)
         if output.kind == "folder" and path.is_file():
             path = path.parent
         Path("link").unlink(missing_ok=True)

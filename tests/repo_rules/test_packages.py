@@ -57,17 +57,17 @@ def test_a_changelog_says_something_of_every_version(package: Package) -> None:
 @each_program
 def test_the_installed_program_tells_its_version(program: str) -> None:
     stated = next(package for package in PACKAGES if package.name == program).project["version"]
-    done = run(str(Path(sys.executable).parent / program), "--version")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.split()[-1] == stated
+    result = run(str(Path(sys.executable).parent / program), "--version")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.split()[-1] == stated
 
 
 @each_program
 def test_help_answers_without_importing_anything_heavy(program: str) -> None:
-    done = run(sys.executable, "-X", "importtime", "-m", program.replace("-", "_"), "--help")
-    assert done.returncode == 0
-    assert done.stdout.startswith("Usage: ")
-    imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
+    result = run(sys.executable, "-X", "importtime", "-m", program.replace("-", "_"), "--help")
+    assert result.returncode == 0
+    assert result.stdout.startswith("Usage: ")
+    imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in result.stderr.splitlines()}
     assert "click" in imported  # the list is one of modules
     assert imported & HEAVY == set()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.repo_rules.repository import ROOT, named, tracked
+from tests.repo_rules.repository import ROOT, relative_name, tracked_files
 
 # a letter in brackets, so that this file does not hold what it looks for
 NOT_OURS = re.compile(
@@ -20,13 +20,13 @@ CONTAINER = "infra/"  # paths inside an image are the image's
 
 
 def texts() -> dict[str, str]:
-    found = {}
-    for file in tracked():
+    contents = {}
+    for file in tracked_files():
         try:
-            found[named(file)] = file.read_text("utf-8")
+            contents[relative_name(file)] = file.read_text("utf-8")
         except UnicodeDecodeError:
             continue  # a picture
-    return found
+    return contents
 
 
 @pytest.mark.parametrize(
@@ -37,14 +37,14 @@ def test_a_machine_path_or_a_registry_would_be_found(words: tuple[str, ...]) -> 
 
 
 def test_no_file_names_a_place_on_a_machine_or_a_registry() -> None:
-    found = [
+    violations = [
         f"{name}:{number}: {line.strip()}"
         for name, text in texts().items()
         if not name.startswith(CONTAINER)
         for number, line in enumerate(text.splitlines(), 1)
         if NOT_OURS.search(line)
     ]
-    assert found == []
+    assert violations == []
 
 
 def test_files_end_with_one_line_break_and_their_lines_without_spaces() -> None:
@@ -73,14 +73,14 @@ def test_every_test_file_gave_tests(request: pytest.FixtureRequest) -> None:
     if not default or options.keyword or options.deselect or any("::" in argument for argument in asked):
         pytest.skip("only some tests of a file were asked for, so files without tests mean nothing")
     folders = [(request.config.invocation_params.dir / argument).resolve() for argument in asked]
-    there = {
+    files_of_tests = {
         file
         for pattern in ("packages/*/tests/**/test_*.py", "tests/**/test_*.py")
         for file in ROOT.glob(pattern)
         if any(file.is_relative_to(folder) for folder in folders)
     }
-    assert Path(__file__) in there
-    assert there - {item.path for item in request.session.items} == set()
+    assert Path(__file__) in files_of_tests
+    assert files_of_tests - {item.path for item in request.session.items} == set()
 
 
 def test_every_package_has_tests() -> None:
@@ -129,4 +129,4 @@ def test_the_tests_with_lowest_versions_name_files_that_exist() -> None:
     groups = re.findall(r"(packages/\S+/test_)\{([\w,]+)\}(\.py)", script)
     files = [ROOT / f"{begin}{name}{end}" for begin, names, end in groups for name in names.split(",")]
     assert len(files) > 20
-    assert [named(file) for file in files if not file.is_file()] == []
+    assert [relative_name(file) for file in files if not file.is_file()] == []

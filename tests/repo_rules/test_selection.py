@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.selection import every, one_of_each, without_digits
+from tests.selection import every_nth, one_of_each_kind, without_digits
 
 CASES = [(ranks, f"stage_{stage}_{kind}") for ranks in (2, 4) for kind in "ab" for stage in range(4)]
 
@@ -14,13 +14,13 @@ def _short(parameters: list[object]) -> list[object]:
 
 
 def test_every_case_is_a_parameter_and_one_of_each_three_is_short() -> None:
-    parameters = every(3, CASES)
+    parameters = every_nth(3, CASES)
     assert [parameter.values for parameter in parameters] == CASES
     assert _short(parameters) == CASES[::3]
 
 
 def test_one_of_each_kind_is_short_and_kinds_keep_different_ones() -> None:
-    parameters = one_of_each(without_digits, CASES)
+    parameters = one_of_each_kind(without_digits, CASES)
     assert [parameter.values for parameter in parameters] == CASES
     assert _short(parameters) == [(2, "stage_0_a"), (2, "stage_1_b"), (4, "stage_2_a"), (4, "stage_3_b")]
 

@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 
 from tests.repo_rules.markdown import documents
-from tests.repo_rules.repository import named, sources
+from tests.repo_rules.repository import relative_name, sources
 from tests.repo_rules.symbols import Symbols, code_in_text, read_symbols
 
 # Names of other programs, and words of ours that are no Python names
@@ -79,9 +79,9 @@ def test_a_name_that_does_not_exist_is_explained(text: str, reason: str) -> None
 def codes_in_documents() -> list[tuple[str, str]]:
     """Return each inline code of the documents, after its place; dated benchmark results are left out."""
     return [
-        (f"{named(file)}:{line}", code)
+        (f"{relative_name(file)}:{line}", code)
         for file in documents()
-        if not named(file).startswith("bench/results/")
+        if not relative_name(file).startswith("bench/results/")
         for line, code in code_in_text(file.read_text("utf-8"))
     ]
 

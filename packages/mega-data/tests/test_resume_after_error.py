@@ -18,7 +18,7 @@ from mega_data.readers.inputs import InputFile, format_of_name
 from mega_data.resumable_output import ResumableOutput
 from mega_schema.errors import FormatError, MegaError
 from mega_schema.tokenizer.tokenizer import Tokenizer, open_tokenizer
-from tests.selection import every
+from tests.selection import every_nth
 
 SMALL = {"block": 400, "note": 1000}
 KEYS = ("text", "title")
@@ -212,7 +212,7 @@ class Stop(Exception):
     pass
 
 
-@pytest.mark.parametrize("seed", every(10, range(60)))
+@pytest.mark.parametrize("seed", every_nth(10, range(60)))
 def test_any_history_of_stops_wrong_lines_and_changes_ends_in_the_bytes_of_one_run(seed: int, tmp_path: Path):
     rng = random.Random(seed)
     inputs, out = corpus(tmp_path), tmp_path / "out"

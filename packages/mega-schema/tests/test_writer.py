@@ -187,17 +187,17 @@ def test_a_file_that_is_shorter_than_it_was_written_is_not_committed(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("last", "every", "remaining"),
+    ("last", "every_nth", "remaining"),
     [(1, None, [7, 9]), (2, None, [6, 7, 9]), (9, None, [2, 3, 4, 6, 7, 9]), (1, 3, [3, 6, 7, 9])],
 )
 def test_older_checkpoints_go_but_for_those_to_keep(
-    tmp_path: Path, spec: ModelSpec, last: int, every: int | None, remaining: list[int]
+    tmp_path: Path, spec: ModelSpec, last: int, every_nth: int | None, remaining: list[int]
 ) -> None:
     for iteration in (2, 3, 4, 6, 9, 7):  # 9 is of a course that was left
         _save(tmp_path, iteration, spec)
     foreign = tmp_path / "iter_0000001" / "mp_rank_00"
     foreign.mkdir(parents=True)
-    removed = prune(tmp_path, 7, last=last, every=every)
+    removed = prune(tmp_path, 7, last=last, every=every_nth)
     assert iterations(tmp_path) == remaining
     assert removed == [i for i in (2, 3, 4, 6) if i not in remaining]
     assert Checkpoint.open(tmp_path).iteration == 7

@@ -49,8 +49,8 @@ def blend(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def _trainer(blend: list[str], **values: Any) -> Trainer:
-    said = {key.replace("__", "."): value for key, value in values.items()}
-    sets = [f"{key}={str(v).lower() if isinstance(v, bool) else v}" for key, v in (SMALL | said).items()]
+    settings = {key.replace("__", "."): value for key, value in values.items()}
+    sets = [f"{key}={str(v).lower() if isinstance(v, bool) else v}" for key, v in (SMALL | settings).items()]
     ready = prepare(load_config(RunConfig, None, {"data_path": tuple(blend)}, sets), "gpt", World())
     return Trainer(ready.config, Mesh(), ready.datasets, checkpoint=ready.checkpoint)
 
@@ -60,19 +60,19 @@ def _read(run: Trainer, steps: int, monkeypatch: pytest.MonkeyPatch) -> list[lis
     seen: list[list[int]] = []
     read = BlendedDataset.__getitem__
 
-    def told(stream: BlendedDataset, i: int) -> np.ndarray:
+    def record_sample(stream: BlendedDataset, i: int) -> np.ndarray:
         sample = read(stream, i)
         seen.append(sample.tolist())
         return sample
 
-    taken = []
+    read_losses = []
     with monkeypatch.context() as patched:
-        patched.setattr(BlendedDataset, "__getitem__", told)
+        patched.setattr(BlendedDataset, "__getitem__", record_sample)
         for _ in range(steps):
             run.step(0.01)
-            taken.append(sorted(seen))
+            read_losses.append(sorted(seen))
             seen.clear()
-    return taken
+    return read_losses
 
 
 @pytest.mark.parametrize("order", ["single", "cyclic"])
@@ -114,16 +114,16 @@ def test_groups_are_validated_by_name_and_the_test_comes_last(blend: list[str], 
     scored = [(e["iteration"], e["of"]) for e in read_events(tmp_path / "run") if e["event"] == "validation"]
     assert scored == [(3, "A"), (3, "B"), (6, "A"), (6, "B"), (6, "LAST")]
     assert "LAST at iteration 6" in shown
-    kept = sorted(path.name.partition("-")[0] for path in (tmp_path / "cache").glob("*-*"))
-    assert kept == ["test", "training", "validation"], "A and B have documents as long, so one order"
+    caches = sorted(path.name.partition("-")[0] for path in (tmp_path / "cache").glob("*-*"))
+    assert caches == ["test", "training", "validation"], "A and B have documents as long, so one order"
 
 
 def test_a_checkpoints_configuration_opens_the_same_blend(blend: list[str], tmp_path: Path) -> None:
     _gpt("--data-path", *blend, "--split", "90,10,0", "--save", tmp_path / "run")
-    (told,) = tmp_path.glob("run/iter_*/run.toml")
-    again = load_config(RunConfig, told, {})
-    assert again.data.path == tuple(blend)
-    assert Datasets.open(again.data).spec.training.weights == (0.3, 0.7)
+    (run_toml,) = tmp_path.glob("run/iter_*/run.toml")
+    reloaded = load_config(RunConfig, run_toml, {})
+    assert reloaded.data.path == tuple(blend)
+    assert Datasets.open(reloaded.data).spec.training.weights == (0.3, 0.7)
 
 
 def test_a_mistake_in_what_is_read_is_one_line_before_anything_is_written(

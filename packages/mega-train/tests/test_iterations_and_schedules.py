@@ -25,20 +25,22 @@ SAMPLED: dict[str, Any] = {"train__iterations": None, "train__samples": 100}
 RAMP: dict[str, Any] = SAMPLED | {"batch__global_samples": 8, "batch__rampup": "[2, 2, 24]"}
 
 
-class Planned(Protocol):
+class ResolveConfig(Protocol):
     def __call__(self, **values: Any) -> ResolvedConfig: ...
 
 
-def test_a_run_counted_in_samples_has_its_courses_in_samples(planned: Planned) -> None:
-    plan = planned(**SAMPLED, optimizer__warmup_samples=7, optimizer__decay_samples=60)
+def test_a_run_counted_in_samples_has_its_courses_in_samples(resolve_config: ResolveConfig) -> None:
+    plan = resolve_config(**SAMPLED, optimizer__warmup_samples=7, optimizer__decay_samples=60)
     assert (plan.iterations, plan.train_samples) == (25, 100)
     assert (plan.lr_schedule.warmup, plan.lr_schedule.decay) == (7.0, 60)
-    assert planned(**SAMPLED).lr_schedule.decay == 100
-    assert planned(optimizer__wsd_iterations=3, optimizer__decay_style="WSD").lr_schedule.anneal == 12
+    assert resolve_config(**SAMPLED).lr_schedule.decay == 100
+    assert resolve_config(optimizer__wsd_iterations=3, optimizer__decay_style="WSD").lr_schedule.anneal == 12
 
 
-def test_a_ramp_changes_the_micro_batches_of_a_step_and_the_steps_of_a_run(planned: Planned) -> None:
-    plan = planned(**RAMP, world=2)
+def test_a_ramp_changes_the_micro_batches_of_a_step_and_the_steps_of_a_run(
+    resolve_config: ResolveConfig,
+) -> None:
+    plan = resolve_config(**RAMP, world=2)
     assert [plan.batch_size_schedule.size_at(consumed) for consumed in (0, 8, 16, 24, 25)] == [2, 4, 6, 8, 8]
     assert (plan.global_batch_size, plan.accumulation_steps, plan.num_micro_batches(2)) == (8, 4, 1)
     assert plan.iterations == 4 + 2 + 2 + 9, "4 x 2 + 2 x 4 + 2 x 6 samples on the ramp, then whole steps"
@@ -142,22 +144,26 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("values", "line"), REFUSED)
 def test_a_course_that_cannot_be_is_refused_by_name(
-    planned: Planned, values: dict[str, Any], line: str
+    resolve_config: ResolveConfig, values: dict[str, Any], line: str
 ) -> None:
     with pytest.raises(ConfigError) as refused:
-        planned(**values)
+        resolve_config(**values)
     assert str(refused.value).startswith(line)
 
 
-def test_sizes_that_replicas_cannot_share_are_rounded_down_where_that_is_asked_for(planned: Planned) -> None:
-    plan = planned(**RAMP | {"batch__rampup": "[2, 3, 24]"}, world=2, batch__decrease=True)
+def test_sizes_that_replicas_cannot_share_are_rounded_down_where_that_is_asked_for(
+    resolve_config: ResolveConfig,
+) -> None:
+    plan = resolve_config(**RAMP | {"batch__rampup": "[2, 3, 24]"}, world=2, batch__decrease=True)
     assert [plan.batch_size_schedule.size_at(consumed) for consumed in (0, 12, 25)] == [2, 4, 8]
-    assert planned(batch__global_samples=11, world=2, batch__decrease=True).global_batch_size == 10
+    assert resolve_config(batch__global_samples=11, world=2, batch__decrease=True).global_batch_size == 10
 
 
-def _trainer(planned: Planned, corpus: IndexedDataset, resume: Path | None = None, **values: Any) -> Trainer:
+def _trainer(
+    resolve_config: ResolveConfig, corpus: IndexedDataset, resume: Path | None = None, **values: Any
+) -> Trainer:
     checkpoint = Checkpoint.open(resume) if resume else None
-    return Trainer(planned(**values), Mesh(), corpus, checkpoint=checkpoint)
+    return Trainer(resolve_config(**values), Mesh(), corpus, checkpoint=checkpoint)
 
 
 def _steps(trainer: Trainer, count: int) -> list[tuple[float, float]]:
@@ -165,10 +171,10 @@ def _steps(trainer: Trainer, count: int) -> list[tuple[float, float]]:
 
 
 def test_a_step_of_a_ramp_is_the_step_of_a_run_whose_batches_have_that_size(
-    planned: Planned, open_corpus: IndexedDataset
+    resolve_config: ResolveConfig, open_corpus: IndexedDataset
 ) -> None:
-    ramp = _trainer(planned, open_corpus, **RAMP)
-    plain = _trainer(planned, open_corpus, **SAMPLED, batch__global_samples=2)
+    ramp = _trainer(resolve_config, open_corpus, **RAMP)
+    plain = _trainer(resolve_config, open_corpus, **SAMPLED, batch__global_samples=2)
     assert _steps(ramp, 4) == _steps(plain, 4)
     assert (ramp.iteration, ramp.consumed_samples, ramp.global_batch_size, plain.global_batch_size) == (
         4,
@@ -181,7 +187,7 @@ def test_a_step_of_a_ramp_is_the_step_of_a_run_whose_batches_have_that_size(
 
 
 def test_a_run_that_goes_on_in_the_middle_of_its_ramp_does_so_bitwise(
-    planned: Planned, open_corpus: IndexedDataset, tmp_path: Path
+    resolve_config: ResolveConfig, open_corpus: IndexedDataset, tmp_path: Path
 ) -> None:
     values = RAMP | {
         "checkpoint__save": str(tmp_path),
@@ -192,43 +198,45 @@ def test_a_run_that_goes_on_in_the_middle_of_its_ramp_does_so_bitwise(
         "optimizer__wsd_samples": 80,
         "optimizer__warmup_samples": 10,
     }
-    run = _trainer(planned, open_corpus, **values)
+    run = _trainer(resolve_config, open_corpus, **values)
     _steps(run, 5)
     run.save()
     run.saver.finish()
     after = _steps(run, 6)
-    again = _trainer(planned, open_corpus, tmp_path, **values)
-    assert (again.iteration, again.consumed_samples, again.global_batch_size) == (5, 12, 4)
-    assert len(again.train) == len(run.train)
-    assert _steps(again, 6) == after
-    for (row, one), (_, other) in zip(run.params, again.params, strict=True):
-        assert torch.equal(one, other), row.name
+    resumed = _trainer(resolve_config, open_corpus, tmp_path, **values)
+    assert (resumed.iteration, resumed.consumed_samples, resumed.global_batch_size) == (5, 12, 4)
+    assert len(resumed.train) == len(run.train)
+    assert _steps(resumed, 6) == after
+    for (row, first), (_, second) in zip(run.params, resumed.params, strict=True):
+        assert torch.equal(first, second), row.name
 
 
 def test_a_run_that_goes_on_in_the_middle_of_an_epoch_does_so_bitwise(
-    planned: Planned, open_corpus: IndexedDataset, tmp_path: Path
+    resolve_config: ResolveConfig, open_corpus: IndexedDataset, tmp_path: Path
 ) -> None:
     values: dict[str, Any] = {"batch__global_samples": 64, "batch__micro": 64}
     values |= {"train__iterations": 12, "checkpoint__save": str(tmp_path)}
-    run = _trainer(planned, open_corpus, **values)
+    run = _trainer(resolve_config, open_corpus, **values)
     assert run.train.parts[0].index.epochs == 3
     _steps(run, 7)
     run.save()
     run.saver.finish()
     after = _steps(run, 2)
-    again = _trainer(planned, open_corpus, tmp_path, **values)
-    assert len(again.train) // 3 < again.consumed_samples < len(again.train) // 3 * 2
-    assert _steps(again, 2) == after
+    resumed = _trainer(resolve_config, open_corpus, tmp_path, **values)
+    assert len(resumed.train) // 3 < resumed.consumed_samples < len(resumed.train) // 3 * 2
+    assert _steps(resumed, 2) == after
 
 
-def test_weight_decay_that_grows_changes_the_update(planned: Planned, open_corpus: IndexedDataset) -> None:
+def test_weight_decay_that_grows_changes_the_update(
+    resolve_config: ResolveConfig, open_corpus: IndexedDataset
+) -> None:
     grows: dict[str, Any] = {
         "optimizer__weight_decay_style": "linear",
         "optimizer__start_weight_decay": 0.0,
         "optimizer__end_weight_decay": 50.0,
     }
     none, more = (
-        _trainer(planned, open_corpus, **kind) for kind in ({"optimizer__weight_decay": 0.0}, grows)
+        _trainer(resolve_config, open_corpus, **kind) for kind in ({"optimizer__weight_decay": 0.0}, grows)
     )
     assert _steps(none, 2) == _steps(more, 2), "the first step has the decay of 0 samples"
     assert _steps(none, 1) != _steps(more, 1)
@@ -236,12 +244,14 @@ def test_weight_decay_that_grows_changes_the_update(planned: Planned, open_corpu
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd", "muon"])
 def test_embedding_and_output_may_have_a_rate_of_their_own(
-    planned: Planned, open_corpus: IndexedDataset, optimizer: str
+    resolve_config: ResolveConfig, open_corpus: IndexedDataset, optimizer: str
 ) -> None:
     values: dict[str, Any] = {"optimizer__name": optimizer, "model__untied": True}
     values |= {"optimizer__decay_style": "constant", "optimizer__weight_decay": 0.0}
-    plain = _trainer(planned, open_corpus, **values)
-    still = _trainer(planned, open_corpus, **values, optimizer__ends_lr=1e-30, optimizer__ends_min_lr=0.0)
+    plain = _trainer(resolve_config, open_corpus, **values)
+    still = _trainer(
+        resolve_config, open_corpus, **values, optimizer__ends_lr=1e-30, optimizer__ends_min_lr=0.0
+    )
     before = {row.name: weight.detach().clone() for row, weight in plain.params}
     _steps(plain, 1)
     _steps(still, 1)
@@ -249,7 +259,7 @@ def test_embedding_and_output_may_have_a_rate_of_their_own(
         end = row.name in ("embed.weight", "head.weight")
         assert torch.equal(weight, before[row.name] if end else moved), row.name
         assert not torch.equal(moved, before[row.name]), row.name
-    courses = planned(optimizer__ends_lr=0.002, optimizer__min_lr=0.001).schedules
+    courses = resolve_config(optimizer__ends_lr=0.002, optimizer__min_lr=0.001).schedules
     assert courses.decoupled_lr is not None
     assert [courses.decoupled_lr.lr_at(samples) for samples in (0, 20, 40)] == pytest.approx(
         [0.002, 0.0015, 0.001]
@@ -257,12 +267,14 @@ def test_embedding_and_output_may_have_a_rate_of_their_own(
     assert ParamSchedules.from_state_dict(courses.state_dict()) == courses
 
 
-def test_a_run_goes_on_with_the_courses_it_began_with_or_says_that_it_does_not(planned: Planned) -> None:
-    def goes_on(loaded: ParamSchedules, **values: Any) -> ParamSchedules:
-        return planned(loaded_courses=loaded, **values).schedules
+def test_a_run_goes_on_with_the_courses_it_began_with_or_says_that_it_does_not(
+    resolve_config: ResolveConfig,
+) -> None:
+    def resume_schedules(loaded: ParamSchedules, **values: Any) -> ParamSchedules:
+        return resolve_config(loaded_courses=loaded, **values).schedules
 
-    begun = planned(optimizer__warmup_iterations=2).schedules
-    assert goes_on(begun, optimizer__warmup_iterations=2) == begun
+    begun = resolve_config(optimizer__warmup_iterations=2).schedules
+    assert resume_schedules(begun, optimizer__warmup_iterations=2) == begun
     ends = "ends the decay of the learning rate elsewhere than in the run that goes on, without"
     hint = (
         "the checkpoint's; hint: --use-checkpoint-opt_param-scheduler keeps the checkpoint's courses of "
@@ -301,19 +313,26 @@ def test_a_run_goes_on_with_the_courses_it_began_with_or_says_that_it_does_not(p
         ),
     ):
         with pytest.raises(ConfigError) as refused:
-            goes_on(begun, **changed)
+            resume_schedules(begun, **changed)
         assert str(refused.value) == f"{line}, {hint}"
     with pytest.raises(ConfigError, match=r"^--lr: is not that of the run that goes on: found 0\.02, wanted"):
-        goes_on(begun, optimizer__warmup_iterations=2, optimizer__lr=0.02)
+        resume_schedules(begun, optimizer__warmup_iterations=2, optimizer__lr=0.02)
     longer = {"train__iterations": 20}
-    assert goes_on(begun, **longer, optimizer__checkpoint_schedule=True) == begun
-    assert goes_on(begun, **longer, optimizer__override_schedule=True) == planned(**longer).schedules
-    flat = planned(optimizer__decay_style="constant").schedules
-    assert goes_on(flat, optimizer__decay_style="constant", **longer).lr.decay == 80, "nothing depends on it"
+    assert resume_schedules(begun, **longer, optimizer__checkpoint_schedule=True) == begun
+    assert (
+        resume_schedules(begun, **longer, optimizer__override_schedule=True)
+        == resolve_config(**longer).schedules
+    )
+    flat = resolve_config(optimizer__decay_style="constant").schedules
+    assert resume_schedules(flat, optimizer__decay_style="constant", **longer).lr.decay == 80, (
+        "nothing depends on it"
+    )
 
 
-def test_a_checkpoint_says_the_courses(planned: Planned, open_corpus: IndexedDataset, tmp_path: Path) -> None:
-    run = _trainer(planned, open_corpus, checkpoint__save=str(tmp_path))
+def test_a_checkpoint_says_the_courses(
+    resolve_config: ResolveConfig, open_corpus: IndexedDataset, tmp_path: Path
+) -> None:
+    run = _trainer(resolve_config, open_corpus, checkpoint__save=str(tmp_path))
     _steps(run, 1)
     run.save()
     run.saver.finish()
@@ -325,19 +344,19 @@ def test_a_checkpoint_says_the_courses(planned: Planned, open_corpus: IndexedDat
 CURRICULUM: dict[str, Any] = {"curriculum__start": 2, "curriculum__steps": 8, "curriculum__multiple": 2}
 
 
-def test_a_curriculum_is_deepspeeds_fixed_linear_and_fixed_root(planned: Planned) -> None:
+def test_a_curriculum_is_deepspeeds_fixed_linear_and_fixed_root(resolve_config: ResolveConfig) -> None:
     """floor((step / total) ^ (1 / root) * (max - min) + min), less what is left of it by the multiple."""
-    even = planned(batch__length=16, **CURRICULUM).seq_length_schedule
+    even = resolve_config(batch__length=16, **CURRICULUM).seq_length_schedule
     assert [even.length_at(step) for step in range(1, 12)] == [2, 4, 6, 8, 10, 12, 14, 16, 16, 16, 16]
-    root = planned(batch__length=16, **CURRICULUM | {"curriculum__root": 2.0}).seq_length_schedule
+    root = resolve_config(batch__length=16, **CURRICULUM | {"curriculum__root": 2.0}).seq_length_schedule
     assert [root.length_at(step) for step in range(1, 9)] == [6, 8, 10, 10, 12, 14, 14, 16]
-    odd = planned(
+    odd = resolve_config(
         batch__length=16, **CURRICULUM | {"curriculum__start": 5, "curriculum__multiple": 4}
     ).seq_length_schedule
     assert odd.all_lengths == [5, 8, 12, 16]
     assert [odd.length_at(step) for step in range(1, 9)] == [5, 5, 8, 8, 8, 12, 12, 16]
     assert {odd.length_at(step) for step in range(1, 100)} <= set(odd.all_lengths)
-    assert planned().seq_length_schedule.length_at(1) == 8
+    assert resolve_config().seq_length_schedule.length_at(1) == 8
 
 
 SHORT: list[tuple[dict[str, Any], str]] = [
@@ -374,10 +393,10 @@ SHORT: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("values", "line"), SHORT)
 def test_a_curriculum_that_cannot_be_is_refused_by_name(
-    planned: Planned, values: dict[str, Any], line: str
+    resolve_config: ResolveConfig, values: dict[str, Any], line: str
 ) -> None:
     with pytest.raises(ConfigError) as refused:
-        planned(**values)
+        resolve_config(**values)
     assert str(refused.value).startswith(line)
 
 
@@ -389,13 +408,13 @@ class Beginnings(GPTDataset):
 
 
 def test_a_curriculum_reads_the_beginning_of_the_same_samples_and_goes_on_bitwise(
-    planned: Planned, open_corpus: IndexedDataset, tmp_path: Path
+    resolve_config: ResolveConfig, open_corpus: IndexedDataset, tmp_path: Path
 ) -> None:
     plain: dict[str, Any] = {"evaluation__iterations": 1, "data__split": "80,20,0"}
     values = plain | CURRICULUM | {"checkpoint__save": str(tmp_path)}
-    run = _trainer(planned, open_corpus, **values)
-    whole, short = (_trainer(planned, open_corpus, **plain) for _ in range(2))
-    scores = [it.evaluate(it.valid["validation"]) for it in (run, whole)]
+    run = _trainer(resolve_config, open_corpus, **values)
+    whole, short = (_trainer(resolve_config, open_corpus, **plain) for _ in range(2))
+    scores = [scored.evaluate(scored.valid["validation"]) for scored in (run, whole)]
     assert scores[0] == scores[1], "a validation is of whole samples"
     first = run.step(0.0)
     assert first != whole.step(0.0)
@@ -407,12 +426,12 @@ def test_a_curriculum_reads_the_beginning_of_the_same_samples_and_goes_on_bitwis
     run.save()
     run.saver.finish()
     after = _steps(run, 4)
-    again = _trainer(planned, open_corpus, tmp_path, **values)
-    assert (again.iteration, again.consumed_tokens, again.seq_length) == (4, 48, 4)
-    assert _steps(again, 4) == after
-    assert (run.seq_length, run.consumed_tokens) == (8, again.consumed_tokens)
-    for (row, one), (_, other) in zip(run.params, again.params, strict=True):
-        assert torch.equal(one, other), row.name
+    resumed = _trainer(resolve_config, open_corpus, tmp_path, **values)
+    assert (resumed.iteration, resumed.consumed_tokens, resumed.seq_length) == (4, 48, 4)
+    assert _steps(resumed, 4) == after
+    assert (run.seq_length, run.consumed_tokens) == (8, resumed.consumed_tokens)
+    for (row, weight), (_, second) in zip(run.params, resumed.params, strict=True):
+        assert torch.equal(weight, second), row.name
 
 
 def test_arithmetic_that_repeats_is_asked_for_and_put_back() -> None:
@@ -425,28 +444,28 @@ def test_arithmetic_that_repeats_is_asked_for_and_put_back() -> None:
 
 
 def test_in_deterministic_mode_a_run_repeats_bit_for_bit(
-    planned: Planned, open_corpus: IndexedDataset, tmp_path: Path
+    resolve_config: ResolveConfig, open_corpus: IndexedDataset, tmp_path: Path
 ) -> None:
     for name in ("one", "other"):
-        run = planned(
+        run = resolve_config(
             train__deterministic=True,
             train__hidden_dropout=0.1,
             checkpoint__save=str(tmp_path / name),
             data__path=f'["{open_corpus.prefix}"]',
         ).run
         assert train(prepare(run, "gpt", World()), World(), io.StringIO()) == 0
-    one, other = (
+    first, second = (
         (tmp_path / name / "iter_0000010/model-00000.safetensors").read_bytes() for name in ("one", "other")
     )
-    assert one == other
+    assert first == second
 
 
 def test_nccl_is_to_add_up_in_one_order() -> None:
     check_nccl_algorithm({"NCCL_ALGO": "Ring"})
-    for environment, found in (({}, "no NCCL_ALGO"), ({"NCCL_ALGO": "NVLS"}, "NCCL_ALGO=NVLS")):
+    for environment, wording in (({}, "no NCCL_ALGO"), ({"NCCL_ALGO": "NVLS"}, "NCCL_ALGO=NVLS")):
         with pytest.raises(ConfigError) as refused:
             check_nccl_algorithm(environment)
         assert str(refused.value) == (
-            f"--deterministic-mode: NCCL may choose how it adds up: found {found}, wanted Tree | Ring | "
+            f"--deterministic-mode: NCCL may choose how it adds up: found {wording}, wanted Tree | Ring | "
             "CollnetDirect | CollnetChain | ^NVLS; hint: NCCL_ALGO=Ring before torchrun"
         )

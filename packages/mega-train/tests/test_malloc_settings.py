@@ -30,9 +30,9 @@ def test_what_large_tensors_of_a_run_free_serves_again(corpus: Path) -> None:
     model = ["--num-layers", "1", "--hidden-size", "16", "--num-attention-heads", "2", "--seq-length", "16"]
     course = ["--train-iters", "1", "--lr", "0.02", "--eval-iters", "0", "--global-batch-size", "1"]
     command = [sys.executable, "-c", RUN, "gpt", "--data-path", str(corpus), *model, *course]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    _, *again = map(int, done.stdout.splitlines()[-32:])
+    process = subprocess.run(command, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    _, *later_faults = map(int, process.stdout.splitlines()[-32:])
     # The first few may take new memory: glibc 2.36 keeps what aligning a tensor cut off, seven small blocks
     # of a size at most, and without it the tensor's own block is too short for the next one.
-    assert statistics.median(again) < 32, "128 MiB that were given back are 32,768 faults"
+    assert statistics.median(later_faults) < 32, "128 MiB that were given back are 32,768 faults"

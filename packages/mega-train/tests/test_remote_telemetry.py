@@ -113,9 +113,9 @@ def test_a_scrape_finds_where_the_run_stands_and_nothing_that_is_not_known_yet()
     assert page[METRIC_PREFIX + "memory_bytes", "reserved"] == 7000
     assert page[METRIC_PREFIX + "phase_seconds", "optimizer"] == 0.125
     assert (METRIC_PREFIX + "memory_bytes", "allocated_count") not in page
-    with socket.socket() as again:
-        again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        again.bind(("127.0.0.1", seen.port))  # it has been given back
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(("127.0.0.1", seen.port))  # it has been given back
 
 
 def test_a_save_that_failed_leaves_the_newest_checkpoint_where_it_was() -> None:
@@ -141,10 +141,10 @@ def test_a_loss_that_is_no_number_leaves_the_gauge_as_it_was() -> None:
 
 
 def test_a_port_that_somebody_has_is_refused_in_one_line_before_anything_begins(tmp_path: Path) -> None:
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        port = other.getsockname()[1]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
         run = RunConfig(
             log=LoggingConfig(prometheus_port=port), checkpoint=CheckpointConfig(save=tmp_path / "run")
         )
@@ -165,11 +165,11 @@ def test_an_address_of_another_machine_is_refused() -> None:
 @contextmanager
 def _collector() -> Iterator[tuple[str, list[tuple[str, bytes]]]]:
     """An OTLP collector on this machine: its address, and path and body of what it was sent."""
-    taken: list[tuple[str, bytes]] = []
+    requests: list[tuple[str, bytes]] = []
 
     class Take(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            taken.append((self.path, self.rfile.read(int(self.headers["Content-Length"]))))
+            requests.append((self.path, self.rfile.read(int(self.headers["Content-Length"]))))
             self.send_response(200)
             self.end_headers()
 
@@ -180,7 +180,7 @@ def _collector() -> Iterator[tuple[str, list[tuple[str, bytes]]]]:
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}", taken
+        yield f"http://127.0.0.1:{server.server_port}", requests
     finally:
         server.shutdown()
         server.server_close()
@@ -190,12 +190,12 @@ def _collector() -> Iterator[tuple[str, list[tuple[str, bytes]]]]:
 def test_a_collector_is_sent_the_gauges_over_otlp() -> None:
     from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-    with _collector() as (address, taken):
+    with _collector() as (address, requests):
         run = RunConfig(log=LoggingConfig(opentelemetry_endpoint=address + "/"))
         with open_observers(run, World(), io.StringIO()) as watch:
             for event in EVENTS:
                 watch.on_event(event)
-    ((path, body),) = taken
+    ((path, body),) = requests
     assert path == "/v1/metrics"
     (resource,) = ExportMetricsServiceRequest.FromString(body).resource_metrics
     assert ("service.name", "mega-train") in {
@@ -223,8 +223,8 @@ class StandIn(ModuleType):
         if name.startswith("__"):
             raise AttributeError(name)
 
-        def call(*args: Any, **given: Any) -> StandIn:
-            self.calls.append((name, args, given))
+        def call(*args: Any, **options: Any) -> StandIn:
+            self.calls.append((name, args, options))
             return self
 
         return call
@@ -296,9 +296,9 @@ def test_codecarbon_measures_from_the_beginning_and_leaves_what_it_has_at_every_
         seen.on_event(event)
     seen.close()
     assert [name for name, _, _ in module.calls] == ["OfflineEmissionsTracker", "start", "flush", "stop"]
-    told = module.calls[0][2]
-    assert (told["country_iso_code"], told["output_dir"]) == ("DEU", str(tmp_path / "e"))
-    assert told["output_file"] == "emissions-008.csv"
+    settings = module.calls[0][2]
+    assert (settings["country_iso_code"], settings["output_dir"]) == ("DEU", str(tmp_path / "e"))
+    assert settings["output_file"] == "emissions-008.csv"
 
 
 def test_one_rank_of_a_machine_measures_it(stand_in: Any, tmp_path: Path) -> None:

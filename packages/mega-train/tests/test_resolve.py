@@ -23,18 +23,18 @@ NO_MODEL: dict[str, Any] = dict.fromkeys(
 )
 
 
-class Planned(Protocol):
+class ResolveConfig(Protocol):
     def __call__(self, **values: Any) -> ResolvedConfig: ...
 
 
-def _refused(planned: Planned, kind: type[MegaError] = ConfigError, **values: Any) -> str:
+def _refusal(resolve_config: ResolveConfig, kind: type[MegaError] = ConfigError, **values: Any) -> str:
     with pytest.raises(kind) as caught:
-        planned(**values)
+        resolve_config(**values)
     return str(caught.value)
 
 
-def test_defaults_follow_from_the_five_numbers_of_a_model(planned: Planned) -> None:
-    plan = planned(batch__global_samples=None)
+def test_defaults_follow_from_the_five_numbers_of_a_model(resolve_config: ResolveConfig) -> None:
+    plan = resolve_config(batch__global_samples=None)
     assert plan.spec == gpt(layers=2, hidden=16, heads=2, vocab=33, context=8, vocab_multiple=8)
     assert (plan.seq_length, plan.micro_batch_size, plan.global_batch_size, plan.accumulation_steps) == (
         8,
@@ -47,8 +47,8 @@ def test_defaults_follow_from_the_five_numbers_of_a_model(planned: Planned) -> N
     assert plan.lr_schedule.lr_at(0) == 0.01
 
 
-def test_accumulation_and_samples_are_counted_over_all_ranks(planned: Planned) -> None:
-    plan = planned(
+def test_accumulation_and_samples_are_counted_over_all_ranks(resolve_config: ResolveConfig) -> None:
+    plan = resolve_config(
         world=8, parallel__tp=2, batch__micro=2, batch__global_samples=32, evaluation__iterations=3
     )
     assert (plan.layout.tp, plan.layout.pp, plan.layout.dp) == (2, 1, 4)
@@ -59,38 +59,38 @@ def test_accumulation_and_samples_are_counted_over_all_ranks(planned: Planned) -
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_preset_is_the_model_and_flags_change_it(planned: Planned, name: str) -> None:
+def test_a_preset_is_the_model_and_flags_change_it(resolve_config: ResolveConfig, name: str) -> None:
     family = preset(name).family
-    plan = planned(family=family, model__preset=name, **NO_MODEL)
+    plan = resolve_config(family=family, model__preset=name, **NO_MODEL)
     assert plan.spec == preset(name)
-    changed = planned(family=family, **(NO_MODEL | {"model__preset": name, "model__layers": 3}))
+    changed = resolve_config(family=family, **(NO_MODEL | {"model__preset": name, "model__layers": 3}))
     assert changed.spec.layers == 3
     assert changed.spec.hidden == plan.spec.hidden
 
 
-def test_the_vocabulary_is_the_corpuss_where_nothing_is_said(planned: Planned) -> None:
-    assert planned(model__vocab=None, corpus=CORPUS).spec.vocab == 33
+def test_the_vocabulary_is_the_corpuss_where_nothing_is_said(resolve_config: ResolveConfig) -> None:
+    assert resolve_config(model__vocab=None, corpus=CORPUS).spec.vocab == 33
 
 
-def test_the_context_is_the_sequence_length_where_nothing_is_said(planned: Planned) -> None:
-    assert planned(batch__length=24).spec.context == 24
-    assert planned(batch__length=None, model__context=40).seq_length == 40
+def test_the_context_is_the_sequence_length_where_nothing_is_said(resolve_config: ResolveConfig) -> None:
+    assert resolve_config(batch__length=24).spec.context == 24
+    assert resolve_config(batch__length=None, model__context=40).seq_length == 40
 
 
-def test_a_llamas_feed_forward_is_eight_thirds_to_a_multiple_of_64(planned: Planned) -> None:
-    assert planned(family="llama", model__hidden=512, model__heads=8).spec.ffn == 1344
-    assert planned(family="llama").spec.ffn == 64
-    assert planned(model__swiglu=True, model__hidden=512, model__heads=8).spec.ffn == 1344
-    assert planned(family="llama", model__ffn=100).spec.ffn == 100
+def test_a_llamas_feed_forward_is_eight_thirds_to_a_multiple_of_64(resolve_config: ResolveConfig) -> None:
+    assert resolve_config(family="llama", model__hidden=512, model__heads=8).spec.ffn == 1344
+    assert resolve_config(family="llama").spec.ffn == 64
+    assert resolve_config(model__swiglu=True, model__hidden=512, model__heads=8).spec.ffn == 1344
+    assert resolve_config(family="llama", model__ffn=100).spec.ffn == 100
 
 
-def test_heads_may_have_a_width_of_their_own(planned: Planned) -> None:
-    spec = planned(model__heads=3, model__head_width=10).spec
+def test_heads_may_have_a_width_of_their_own(resolve_config: ResolveConfig) -> None:
+    spec = resolve_config(model__heads=3, model__head_width=10).spec
     assert (spec.q_rows, spec.hidden) == (30, 16)
 
 
-def test_megatrons_words_become_the_specs(planned: Planned) -> None:
-    spec = planned(
+def test_megatrons_words_become_the_specs(resolve_config: ResolveConfig) -> None:
+    spec = resolve_config(
         model__norm="RMSNorm",
         model__positions="rope",
         model__untied=True,
@@ -109,31 +109,35 @@ def test_megatrons_words_become_the_specs(planned: Planned) -> None:
     assert (spec.rope_base, spec.init_std, spec.norm_eps) == (5e5, 0.01, 1e-6)
 
 
-def test_a_checkpoint_is_the_model_where_nothing_is_said(planned: Planned) -> None:
+def test_a_checkpoint_is_the_model_where_nothing_is_said(resolve_config: ResolveConfig) -> None:
     loaded = gpt(layers=3, hidden=24, heads=3, vocab=40, context=16)
-    assert planned(loaded=loaded, corpus=CORPUS, **NO_MODEL).spec == loaded
+    assert resolve_config(loaded=loaded, corpus=CORPUS, **NO_MODEL).spec == loaded
     # with flags its vocabulary is still taken from it, and padding and initial values may differ
-    said = {"model__layers": 3, "model__hidden": 24, "model__heads": 3, "model__context": 16}
-    again = planned(loaded=loaded, corpus=CORPUS, **(NO_MODEL | said | {"model__vocab_multiple": 4}))
-    assert again.spec.vocab == 40
-    assert again.spec.vocab_multiple == 4
+    flags = {"model__layers": 3, "model__hidden": 24, "model__heads": 3, "model__context": 16}
+    resumed = resolve_config(
+        loaded=loaded, corpus=CORPUS, **(NO_MODEL | flags | {"model__vocab_multiple": 4})
+    )
+    assert resumed.spec.vocab == 40
+    assert resumed.spec.vocab_multiple == 4
 
 
-def test_the_device_is_a_gpu_where_there_is_one_and_nothing_else_is_said(planned: Planned) -> None:
-    assert planned(cuda=True).device == "cuda"
-    assert planned(cuda=True, train__device="cpu").device == "cpu"
-    assert planned(cuda=False).device == "cpu"
+def test_the_device_is_a_gpu_where_there_is_one_and_nothing_else_is_said(
+    resolve_config: ResolveConfig,
+) -> None:
+    assert resolve_config(cuda=True).device == "cuda"
+    assert resolve_config(cuda=True, train__device="cpu").device == "cpu"
+    assert resolve_config(cuda=False).device == "cpu"
 
 
 @pytest.mark.parametrize("flag", ["reset_positions", "reset_attention", "eod_mask_loss"])
-def test_the_end_of_a_document_is_known_where_it_is_needed(planned: Planned, flag: str) -> None:
-    assert planned(corpus=CORPUS, **{f"data__{flag}": True}).eod == 32
-    assert planned(corpus=CORPUS).eod is None
+def test_the_end_of_a_document_is_known_where_it_is_needed(resolve_config: ResolveConfig, flag: str) -> None:
+    assert resolve_config(corpus=CORPUS, **{f"data__{flag}": True}).eod == 32
+    assert resolve_config(corpus=CORPUS).eod is None
 
 
-def test_warm_up_is_counted_in_samples_or_as_a_share(planned: Planned) -> None:
-    assert planned(optimizer__warmup_iterations=3).lr_schedule.warmup == 12
-    share = planned(optimizer__warmup_fraction=0.25, optimizer__decay_iterations=8).lr_schedule
+def test_warm_up_is_counted_in_samples_or_as_a_share(resolve_config: ResolveConfig) -> None:
+    assert resolve_config(optimizer__warmup_iterations=3).lr_schedule.warmup == 12
+    share = resolve_config(optimizer__warmup_fraction=0.25, optimizer__decay_iterations=8).lr_schedule
     assert (share.warmup, share.decay) == (8.0, 32)
 
 
@@ -239,9 +243,9 @@ CASES: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("values", "line"), CASES)
 def test_a_run_that_cannot_begin_is_refused_by_name(
-    planned: Planned, values: dict[str, Any], line: str
+    resolve_config: ResolveConfig, values: dict[str, Any], line: str
 ) -> None:
-    assert _refused(planned, **values).startswith(line)
+    assert _refusal(resolve_config, **values).startswith(line)
 
 
 PIPELINES: list[tuple[dict[str, Any], str]] = [
@@ -277,27 +281,33 @@ PIPELINES: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("values", "line"), PIPELINES)
 def test_pipeline_flags_that_disagree_are_refused(
-    planned: Planned, values: dict[str, Any], line: str
+    resolve_config: ResolveConfig, values: dict[str, Any], line: str
 ) -> None:
-    assert _refused(planned, **values).startswith(line)
+    assert _refusal(resolve_config, **values).startswith(line)
 
 
-def test_layers_are_dealt_as_the_flags_say(planned: Planned) -> None:
-    def dealt(**values: Any) -> tuple[int, tuple[int, ...]]:
-        layout = planned(world=4, parallel__pp=4, batch__global_samples=None, **values).layout
+def test_layers_are_dealt_as_the_flags_say(resolve_config: ResolveConfig) -> None:
+    def assigned_layers(**values: Any) -> tuple[int, tuple[int, ...]]:
+        layout = resolve_config(world=4, parallel__pp=4, batch__global_samples=None, **values).layout
         return layout.vp, layout.layers_per_stage
 
-    assert dealt(model__layers=8) == (1, ())
-    assert dealt(model__layers=8, parallel__layers_per_virtual=1) == (2, ())
-    assert dealt(model__layers=9, parallel__virtual=2) == (2, ())
-    assert dealt(model__layers=14, parallel__count_embedding=True, parallel__count_head=True) == (1, ())
-    assert dealt(model__layers=2, parallel__count_embedding=True, parallel__count_head=True) == (
+    assert assigned_layers(model__layers=8) == (1, ())
+    assert assigned_layers(model__layers=8, parallel__layers_per_virtual=1) == (2, ())
+    assert assigned_layers(model__layers=9, parallel__virtual=2) == (2, ())
+    assert assigned_layers(model__layers=14, parallel__count_embedding=True, parallel__count_head=True) == (
+        1,
+        (),
+    )
+    assert assigned_layers(model__layers=2, parallel__count_embedding=True, parallel__count_head=True) == (
         1,
         (0, 1, 1, 0),
     )
     ends = {"parallel__count_embedding": True, "parallel__count_head": True}
-    assert dealt(model__layers=14, parallel__layers_per_virtual=2, **ends) == (2, ())
-    assert dealt(model__layers=8, parallel__first_layers=1, parallel__last_layers=3) == (1, (1, 2, 2, 3))
+    assert assigned_layers(model__layers=14, parallel__layers_per_virtual=2, **ends) == (2, ())
+    assert assigned_layers(model__layers=8, parallel__first_layers=1, parallel__last_layers=3) == (
+        1,
+        (1, 2, 2, 3),
+    )
 
 
 LAYOUTS: list[tuple[dict[str, Any], str]] = [
@@ -362,25 +372,29 @@ LAYOUTS: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("values", "line"), LAYOUTS)
 def test_a_layout_that_does_not_divide_is_refused_by_name(
-    planned: Planned, values: dict[str, Any], line: str
+    resolve_config: ResolveConfig, values: dict[str, Any], line: str
 ) -> None:
-    assert _refused(planned, LayoutError, **values).startswith(line)
+    assert _refusal(resolve_config, LayoutError, **values).startswith(line)
 
 
 @pytest.mark.parametrize("flag", ["--hidden-dropout", "--attention-dropout"])
 @pytest.mark.parametrize("value", [-0.1, 1.0, 1.5])
-def test_a_dropout_that_leaves_nothing_is_refused(planned: Planned, flag: str, value: float) -> None:
-    said = _refused(planned, **{"train__" + flag[2:].replace("-", "_"): value})
-    assert said == f"{flag}: not a probability to drop with: found {value}, wanted 0 or more, and less than 1"
+def test_a_dropout_that_leaves_nothing_is_refused(
+    resolve_config: ResolveConfig, flag: str, value: float
+) -> None:
+    refusal = _refusal(resolve_config, **{"train__" + flag[2:].replace("-", "_"): value})
+    assert (
+        refusal == f"{flag}: not a probability to drop with: found {value}, wanted 0 or more, and less than 1"
+    )
 
 
-def test_flags_that_differ_from_the_checkpoint_are_refused(planned: Planned) -> None:
+def test_flags_that_differ_from_the_checkpoint_are_refused(resolve_config: ResolveConfig) -> None:
     loaded = gpt(layers=2, hidden=16, heads=2, vocab=33, context=8)
-    assert _refused(planned, loaded=loaded, model__heads=4) == (
+    assert _refusal(resolve_config, loaded=loaded, model__heads=4) == (
         "--num-attention-heads: differs from the checkpoint's: found 4, wanted 2; "
         "hint: leave the model's flags out to take the checkpoint's model"
     )
-    assert _refused(planned, family="llama", loaded=loaded, **NO_MODEL).startswith(
+    assert _refusal(resolve_config, family="llama", loaded=loaded, **NO_MODEL).startswith(
         "command: trains another family: found llama, wanted gpt"
     )
 
@@ -410,10 +424,10 @@ def test_padded_vocabularies_are_megatrons(oracle: Callable[[str], Any]) -> None
     ],
 )
 def test_flags_of_recomputation_say_one_thing(
-    planned: Planned, values: dict[str, Any], recompute: RecomputePolicy
+    resolve_config: ResolveConfig, values: dict[str, Any], recompute: RecomputePolicy
 ) -> None:
-    said = {f"recompute__{name}": value for name, value in values.items()}
-    assert planned(world=2, parallel__tp=2, **said).recompute == recompute
+    flags = {f"recompute__{name}": value for name, value in values.items()}
+    assert resolve_config(world=2, parallel__tp=2, **flags).recompute == recompute
 
 
 @pytest.mark.parametrize(
@@ -467,19 +481,21 @@ def test_flags_of_recomputation_say_one_thing(
     ],
 )
 def test_flags_of_recomputation_that_disagree_are_refused(
-    planned: Planned, values: dict[str, Any], line: str
+    resolve_config: ResolveConfig, values: dict[str, Any], line: str
 ) -> None:
-    assert _refused(planned, MegaError, **values) == line
+    assert _refusal(resolve_config, MegaError, **values) == line
 
 
-def test_the_overlap_of_tensor_parallel_exchanges_is_for_shared_tokens_on_gpus(planned: Planned) -> None:
+def test_the_overlap_of_tensor_parallel_exchanges_is_for_shared_tokens_on_gpus(
+    resolve_config: ResolveConfig,
+) -> None:
     two: dict[str, Any] = {"world": 2, "parallel__tp": 2, "parallel__tp_overlap": True}
-    assert _refused(planned, **two) == (
+    assert _refusal(resolve_config, **two) == (
         "--tp-comm-overlap: has no tokens to exchange: wanted --sequence-parallel, whose exchanges "
         "it overlaps"
     )
     two["parallel__sequence"] = True
     line = "--tp-comm-overlap: needs GPUs: found cpu; hint: leave it out on a CPU"
-    assert _refused(planned, **two) == line
-    assert _refused(planned, cuda=True, train__device="cpu", **two) == line
-    assert planned(cuda=True, **two).run.parallel.tp_overlap
+    assert _refusal(resolve_config, **two) == line
+    assert _refusal(resolve_config, cuda=True, train__device="cpu", **two) == line
+    assert resolve_config(cuda=True, **two).run.parallel.tp_overlap

@@ -15,12 +15,12 @@ NO_MODEL: dict[str, Any] = dict.fromkeys(
 )
 
 
-class Planned(Protocol):
+class ResolveConfig(Protocol):
     def __call__(self, **values: Any) -> ResolvedConfig: ...
 
 
 @pytest.mark.parametrize(
-    ("said", "model"),
+    ("flags", "model"),
     [
         ({"norm_1p": True}, {"norm_1p": True}),
         ({"embed_norm": True}, {"embed_norm": True}),
@@ -28,7 +28,7 @@ class Planned(Protocol):
         ({"post_norm_residual": True}, {"post_norm_residual": True}),
         ({"parallel_residual": True}, {"parallel_residual": True}),
         ({"positions": "alibi"}, {"positions": "alibi"}),
-        ({"rope_share": 0.25, "positions": "rope"}, {"rope_share": 0.25, "turning": 2}),
+        ({"rope_share": 0.25, "positions": "rope"}, {"rope_share": 0.25, "rotary_dim": 2}),
         ({"rope_interleaved": True}, {"rope_interleaved": True}),
         ({"rope_interpolation": 4.0}, {"rope_interpolation": 4.0}),
         ({"rope_scaled": True}, {"rope_scaling": 8.0, "rope_scaling_context": 8192}),
@@ -51,27 +51,27 @@ class Planned(Protocol):
     ids=str,
 )
 def test_an_option_of_the_model_is_in_its_spec(
-    planned: Planned, said: dict[str, Any], model: dict[str, Any]
+    resolve_config: ResolveConfig, flags: dict[str, Any], model: dict[str, Any]
 ) -> None:
-    values = {f"model__{key}": value for key, value in {"hidden": 64, "heads": 8, **said}.items()}
-    if "window" in said:
-        values["model__window"] = f'"{said["window"]}"'
-    spec = planned(**values).spec
+    values = {f"model__{key}": value for key, value in {"hidden": 64, "heads": 8, **flags}.items()}
+    if "window" in flags:
+        values["model__window"] = f'"{flags["window"]}"'
+    spec = resolve_config(**values).spec
     assert {key: getattr(spec, key) for key in model} == model
 
 
-def test_a_preset_keeps_what_is_not_said(planned: Planned) -> None:
+def test_a_preset_keeps_what_is_not_said(resolve_config: ResolveConfig) -> None:
     named = NO_MODEL | {"model__preset": "gpt2-124m"}
-    assert planned(**named, model__unfused_gelu=True).spec.activation == "gelu_erf"
+    assert resolve_config(**named, model__unfused_gelu=True).spec.activation == "gelu_erf"
     named["model__preset"] = "llama3-8b"
-    scaled = planned(family="llama", **named, model__rope_scaled=True).spec
+    scaled = resolve_config(family="llama", **named, model__rope_scaled=True).spec
     wanted = preset("llama3-8b").to_dict() | {"rope_scaling": 8.0}
     assert scaled.to_dict() == wanted
-    assert planned(family="llama", **named, model__unfused_gelu=True).spec == preset("llama3-8b")
+    assert resolve_config(family="llama", **named, model__unfused_gelu=True).spec == preset("llama3-8b")
 
 
 @pytest.mark.parametrize(
-    ("said", "line"),
+    ("flags", "line"),
     [
         (
             {"glu": "geglu", "swiglu": True},
@@ -94,14 +94,16 @@ def test_a_preset_keeps_what_is_not_said(planned: Planned) -> None:
     ],
     ids=str,
 )
-def test_options_that_disagree_are_told(planned: Planned, said: dict[str, Any], line: str) -> None:
+def test_options_that_disagree_are_told(
+    resolve_config: ResolveConfig, flags: dict[str, Any], line: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
-        planned(**{f"model__{key}": value for key, value in said.items()})
+        resolve_config(**{f"model__{key}": value for key, value in flags.items()})
     assert line in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("said", "line"),
+    ("flags", "line"),
     [
         ({"embed_norm": True}, "--embed-layernorm: {one}: found given, wanted not given"),
         ({"norm": "LayerNorm"}, "--normalization: {one}: found LayerNorm, wanted RMSNorm"),
@@ -114,30 +116,30 @@ def test_options_that_disagree_are_told(planned: Planned, said: dict[str, Any], 
     ],
 )
 def test_a_llama_is_told_what_it_has_one_of_by_the_flag(
-    planned: Planned, said: dict[str, Any], line: str
+    resolve_config: ResolveConfig, flags: dict[str, Any], line: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        planned(family="llama", **{f"model__{key}": value for key, value in said.items()})
+        resolve_config(family="llama", **{f"model__{key}": value for key, value in flags.items()})
     says = line.format(one="the llama family has one choice")
     assert str(caught.value) == f"{says}; hint: mega-train gpt has the others"
 
 
-def test_fields_of_a_model_are_flags_wherever_an_error_names_them(planned: Planned) -> None:
+def test_fields_of_a_model_are_flags_wherever_an_error_names_them(resolve_config: ResolveConfig) -> None:
     with pytest.raises(ConfigError) as caught:
-        planned(model__parallel_residual=True, model__post_norm_residual=True)
+        resolve_config(model__parallel_residual=True, model__post_norm_residual=True)
     assert str(caught.value).startswith("--parallel-residual: ")
     assert "found --apply-residual-connection-post-layernorm too" in str(caught.value)
-    loaded = planned(model__window="3,0", model__untied=True).spec
+    loaded = resolve_config(model__window="3,0", model__untied=True).spec
     with pytest.raises(
         ConfigError, match=r"^--untie-embeddings-and-output-weights: .* not given, wanted given"
     ):
-        planned(loaded=loaded, model__window="3,0")
+        resolve_config(loaded=loaded, model__window="3,0")
     with pytest.raises(ConfigError, match=r"^--window-size: differs .* found 7,0, wanted 3,0;"):
-        planned(loaded=loaded, model__window="7,0", model__untied=True)
+        resolve_config(loaded=loaded, model__window="7,0", model__untied=True)
 
 
-def test_a_checkpoints_model_is_compared_without_what_it_began_with(planned: Planned) -> None:
-    loaded: ModelSpec = planned().spec
-    assert planned(loaded=loaded, model__xavier=True).spec.init == "xavier_uniform"
+def test_a_checkpoints_model_is_compared_without_what_it_began_with(resolve_config: ResolveConfig) -> None:
+    loaded: ModelSpec = resolve_config().spec
+    assert resolve_config(loaded=loaded, model__xavier=True).spec.init == "xavier_uniform"
     with pytest.raises(ConfigError, match="^--qk-layernorm: differs from the checkpoint's"):
-        planned(loaded=loaded, model__qk_norm=True)
+        resolve_config(loaded=loaded, model__qk_norm=True)

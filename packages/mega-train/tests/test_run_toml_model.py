@@ -45,9 +45,9 @@ LOADED = {
 }
 
 
-def _recorded(spec: ModelSpec, said: ModelConfig) -> ModelConfig:
+def _recorded_model(spec: ModelSpec, model_config: ModelConfig) -> ModelConfig:
     run = RunConfig(
-        model=said,
+        model=model_config,
         batch=BatchConfig(length=8),
         train=TrainConfig(iterations=2, device="cpu"),
         optimizer=OptimizerConfig(lr=0.1),
@@ -58,29 +58,29 @@ def _recorded(spec: ModelSpec, said: ModelConfig) -> ModelConfig:
 @pytest.mark.parametrize("name", LOADED)
 def test_the_recorded_model_is_the_loaded_one(name: str) -> None:
     spec = LOADED[name]
-    recorded = _recorded(spec, ModelConfig())
+    recorded = _recorded_model(spec, ModelConfig())
     assert model_spec(RunConfig(model=recorded), spec.family, vocab=None, loaded_spec=None) == spec
     # and goes with the checkpoint that it was recorded of
     assert model_spec(RunConfig(model=recorded), spec.family, vocab=None, loaded_spec=spec) == spec
 
 
 def test_what_a_person_said_is_recorded_as_it_was_said() -> None:
-    assert _recorded(preset("gpt2-124m"), ModelConfig(preset="gpt2-124m")) == ModelConfig(
+    assert _recorded_model(preset("gpt2-124m"), ModelConfig(preset="gpt2-124m")) == ModelConfig(
         family="gpt", preset="gpt2-124m"
     )
-    said = ModelConfig(layers=2, hidden=16, heads=2, vocab=33, context=16)
-    assert _recorded(LOADED["gpt"], said) == replace(said, family="gpt")
+    model_config = ModelConfig(layers=2, hidden=16, heads=2, vocab=33, context=16)
+    assert _recorded_model(LOADED["gpt"], model_config) == replace(model_config, family="gpt")
 
 
 def test_a_model_that_no_keys_describe_is_recorded_by_its_family() -> None:
     spec = gpt(layers=2, hidden=16, heads=2, vocab=33, context=16, rope_scaling_low=2.0)
-    assert _recorded(spec, ModelConfig()) == ModelConfig(family="gpt")
+    assert _recorded_model(spec, ModelConfig()) == ModelConfig(family="gpt")
 
 
 def _do(*args: str, code: int = 0) -> Result:
-    done = CliRunner().invoke(app, args)
-    assert done.exit_code == code, done.output
-    return done
+    result = CliRunner().invoke(app, args)
+    assert result.exit_code == code, result.output
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +127,7 @@ def test_the_page_of_two_families_says_that_they_differ(runs: Path, tmp_path: Pa
 
 def test_the_file_of_another_family_is_refused_with_its_command(runs: Path) -> None:
     words = ["gpt", "--config", str(runs / "llama/iter_0000001/run.toml"), "--set", "checkpoint.save=none"]
-    done = CliRunner().invoke(app, words)
+    result = CliRunner().invoke(app, words)
     assert "is not that of the command: found llama, wanted gpt; hint: mega-train llama" in str(
-        done.exception
+        result.exception
     )

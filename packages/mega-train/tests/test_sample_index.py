@@ -26,11 +26,11 @@ from mega_train.data.sample_index import BlendedDataset, SampleIndexSpec
 from mega_train.resolve import ResolvedConfig
 
 
-class Planned(Protocol):
+class ResolveConfig(Protocol):
     def __call__(self, **values: Any) -> ResolvedConfig: ...
 
 
-def _described(prefix: Path, vocabulary: int = 33) -> str:
+def _described_corpus(prefix: Path, vocabulary: int = 33) -> str:
     """A corpus of 120 documents that says its tokenizer."""
     tokenizer = open_tokenizer("NullTokenizer", vocab_size=vocabulary - 1)
     with IndexedWriter(prefix, np.int32, info=DatasetInfo(tokenizer=tokenizer.identity)) as out:
@@ -74,7 +74,7 @@ def test_blends_are_megatrons_to_the_token(
                 assert number.tolist() == out["sample_index"]
 
 
-def _written(prefix: Path, lengths: list[int], first: int = 0) -> str:
+def _write_corpus(prefix: Path, lengths: list[int], first: int = 0) -> str:
     with IndexedWriter(prefix, np.int32) as out:
         for length in lengths:
             out.add(np.arange(first, first + length))
@@ -86,7 +86,7 @@ def _written(prefix: Path, lengths: list[int], first: int = 0) -> str:
 def _corpora(folder: Path, *words: str) -> Datasets:
     for name, lengths in (("a", [9, 4, 12]), ("b", [30, 8, 5]), ("none", [0])):
         if not (folder / f"{name}.idx").exists():
-            _written(folder / name, lengths)
+            _write_corpus(folder / name, lengths)
     return Datasets.open(DataConfig(path=words, split="1,0,0"))
 
 
@@ -98,8 +98,8 @@ def _recipe(corpora: Datasets, **values: Any) -> SampleIndexSpec:
 
 def test_a_blend_may_want_more_of_a_part_than_was_made(tmp_path: Path) -> None:
     """Rounded up a part at a time, the counts add up to more than their shares of the sum."""
-    words = [f"0.01 {_written(tmp_path / f'small{i}', [40], 1000 * i)}" for i in range(1, 60)]
-    words.append(f"0.41 {_written(tmp_path / 'large', [41])}")
+    words = [f"0.01 {_write_corpus(tmp_path / f'small{i}', [40], 1000 * i)}" for i in range(1, 60)]
+    words.append(f"0.41 {_write_corpus(tmp_path / 'large', [41])}")
     corpora = Datasets.open(DataConfig(path=tuple(" ".join(words).split()), split="1,0,0"))
     stream = _stream(_recipe(corpora, samples=10), tmp_path)
     assert stream.order is not None
@@ -183,7 +183,7 @@ def test_the_key_covers_whatever_changes_an_index(tmp_path: Path) -> None:
     texts = {json.dumps(recipe.cache_key()) for recipe in different}
     assert len(texts) == len(different)
     assert _recipe(_corpora(tmp_path, "1", a, "1", b)).cache_key() == base.cache_key()
-    _written(tmp_path / "a", [9, 5, 11])  # as many tokens, otherwise cut
+    _write_corpus(tmp_path / "a", [9, 5, 11])  # as many tokens, otherwise cut
     assert _recipe(_corpora(tmp_path, "1", a, "1", b)).cache_key() != base.cache_key()
 
 
@@ -198,8 +198,8 @@ def _never(folder: Path) -> None:
 
 def test_what_was_made_is_found_and_is_mapped(tmp_path: Path) -> None:
     first = load_or_build([tmp_path], "x", {"a": 1}, _make)
-    again = load_or_build([tmp_path], "x", {"a": 1}, _never)
-    for arrays in (first, again):
+    repeat = load_or_build([tmp_path], "x", {"a": 1}, _never)
+    for arrays in (first, repeat):
         assert arrays["numbers"].tolist() == [0, 1, 2, 3, 4]
         assert arrays["none"].tolist() == []
         assert isinstance(arrays["numbers"].base, np.memmap)
@@ -234,19 +234,19 @@ def test_what_is_damaged_is_made_again(tmp_path: Path, size: int, caplog: pytest
 
 
 def test_of_many_that_want_it_one_makes_it(tmp_path: Path) -> None:
-    made: list[Path] = []
+    built_paths: list[Path] = []
 
     def make(folder: Path) -> None:
-        made.append(folder)
+        built_paths.append(folder)
         _make(folder)
 
     def want(_: int) -> Arrays:
         return load_or_build([tmp_path], "x", {}, make)
 
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(want, range(8)))
-    assert len(made) == 1
-    assert all(arrays["numbers"].tolist() == [0, 1, 2, 3, 4] for arrays in found)
+        results = list(pool.map(want, range(8)))
+    assert len(built_paths) == 1
+    assert all(arrays["numbers"].tolist() == [0, 1, 2, 3, 4] for arrays in results)
 
 
 def test_it_goes_where_it_can_be_written_and_is_found_anywhere(tmp_path: Path) -> None:
@@ -289,10 +289,10 @@ def test_a_folder_of_another_user_is_shared_as_far_as_it_lets_us(
 
 
 def test_a_dataset_may_stand_in_a_blend_more_than_once_but_not_more_often_than_there_are_numbers(
-    planned: Planned, tmp_path: Path
+    resolve_config: ResolveConfig, tmp_path: Path
 ) -> None:
-    name = _described(tmp_path / "one")
-    plan = planned(evaluation__iterations=0)
+    name = _described_corpus(tmp_path / "one")
+    plan = resolve_config(evaluation__iterations=0)
     twice = Datasets.open(DataConfig(path=(name, name)))
     assert (
         len(build_data_splits(plan, twice, Mesh(), iteration=0, consumed_samples=0).training)
@@ -306,10 +306,10 @@ def test_a_dataset_may_stand_in_a_blend_more_than_once_but_not_more_often_than_t
 
 
 def test_datasets_that_cannot_be_opened_are_counted_and_the_first_is_named(tmp_path: Path) -> None:
-    names = [_written(tmp_path / f"c{i}", [9]) for i in range(20)]
+    names = [_write_corpus(tmp_path / f"c{i}", [9]) for i in range(20)]
     with pytest.raises(FormatError) as caught:
         Datasets.open(DataConfig(path=(*names, str(tmp_path / "gone"))))
-    near = ", ".join(names[at] for at in (0, 1, 10))
+    near = ", ".join(names[number] for number in (0, 1, 10))
     hint = f"datasets in {tmp_path}: {near} and 17 more"
     assert str(caught.value) == f"{tmp_path / 'gone.idx'}: no such file; hint: {hint}"
     sibling(tmp_path / "c3", ".bin").unlink()
@@ -324,32 +324,32 @@ def test_datasets_that_cannot_be_opened_are_counted_and_the_first_is_named(tmp_p
 
 
 def test_datasets_of_two_tokenizers_are_refused(tmp_path: Path) -> None:
-    one, other = _described(tmp_path / "one"), _described(tmp_path / "other", 50)
+    first, second = _described_corpus(tmp_path / "one"), _described_corpus(tmp_path / "other", 50)
     with pytest.raises(FormatError) as caught:
-        Datasets.open(DataConfig(path=(one, other)))
-    assert str(caught.value).startswith(f"{other}: was made with another tokenizer than {one}: found ")
-    alike = Datasets.open(DataConfig(path=(_written(tmp_path / "undescribed", [9]), one)))
+        Datasets.open(DataConfig(path=(first, second)))
+    assert str(caught.value).startswith(f"{second}: was made with another tokenizer than {first}: found ")
+    alike = Datasets.open(DataConfig(path=(_write_corpus(tmp_path / "undescribed", [9]), first)))
     assert alike.identity is not None
     assert alike.tokenizer == tmp_path / "one.tokenizer"
 
 
 def test_a_run_keeps_its_order_beside_the_data_and_later_runs_find_it(
-    planned: Planned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    resolve_config: ResolveConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    corpora = Datasets.open(DataConfig(path=(_described(tmp_path / "one"),)))
-    plan = planned(evaluation__iterations=1)
-    made = build_data_splits(plan, corpora, Mesh(), iteration=0, consumed_samples=0)
+    corpora = Datasets.open(DataConfig(path=(_described_corpus(tmp_path / "one"),)))
+    plan = resolve_config(evaluation__iterations=1)
+    splits = build_data_splits(plan, corpora, Mesh(), iteration=0, consumed_samples=0)
     names = sorted(path.name.partition("-")[0] for path in (tmp_path / CACHE_FOLDER).glob("*-*"))
     assert names == ["training", "validation"], "of 120 documents 0.1 percent are none to test on"
-    assert (list(made.validation), made.test) == (["validation"], {})
+    assert (list(splits.validation), splits.test) == (["validation"], {})
     monkeypatch.setattr(SampleIndexSpec, "write", lambda self, folder: _never(folder))
-    again = build_data_splits(plan, corpora, Mesh(), iteration=0, consumed_samples=0)
-    assert again.training[3].tolist() == made.training[3].tolist()
+    repeat = build_data_splits(plan, corpora, Mesh(), iteration=0, consumed_samples=0)
+    assert repeat.training[3].tolist() == splits.training[3].tolist()
 
 
-def test_where_an_order_is_kept(planned: Planned, tmp_path: Path) -> None:
-    corpora = Datasets.open(DataConfig(path=(_described(tmp_path / "one"),)))
-    beside_data, run, temporary = cache_folders(planned(checkpoint__save="runs/x"), corpora)
+def test_where_an_order_is_kept(resolve_config: ResolveConfig, tmp_path: Path) -> None:
+    corpora = Datasets.open(DataConfig(path=(_described_corpus(tmp_path / "one"),)))
+    beside_data, run, temporary = cache_folders(resolve_config(checkpoint__save="runs/x"), corpora)
     assert (beside_data, run) == (tmp_path / CACHE_FOLDER, Path("runs/x") / CACHE_FOLDER)
     assert str(os.getuid()) in temporary.name
-    assert cache_folders(planned(data__cache="elsewhere"), corpora) == [Path("elsewhere")]
+    assert cache_folders(resolve_config(data__cache="elsewhere"), corpora) == [Path("elsewhere")]

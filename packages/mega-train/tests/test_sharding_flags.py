@@ -11,7 +11,7 @@ from mega_train.distributed.bucket_layout import ShardingConfig
 from mega_train.resolve import ResolvedConfig
 
 
-class Planned(Protocol):
+class ResolveConfig(Protocol):
     def __call__(self, **values: Any) -> ResolvedConfig: ...
 
 
@@ -27,16 +27,17 @@ class Planned(Protocol):
     ],
 )
 def test_flags_say_what_replicas_share(
-    planned: Planned, values: dict[str, Any], expected: ShardingConfig
+    resolve_config: ResolveConfig, values: dict[str, Any], expected: ShardingConfig
 ) -> None:
     assert (
-        planned(**{f"parallel__{name}": value for name, value in values.items()}).sharding_config == expected
+        resolve_config(**{f"parallel__{name}": value for name, value in values.items()}).sharding_config
+        == expected
     )
 
 
-def test_buckets_grow_with_the_replicas_as_megatrons(planned: Planned) -> None:
-    assert planned(world=64, batch__global_samples=64).sharding_config.bucket_elements == 64_000_000
-    assert planned(world=16, batch__global_samples=16).sharding_config.bucket_elements == 40_000_000
+def test_buckets_grow_with_the_replicas_as_megatrons(resolve_config: ResolveConfig) -> None:
+    assert resolve_config(world=64, batch__global_samples=64).sharding_config.bucket_elements == 64_000_000
+    assert resolve_config(world=16, batch__global_samples=16).sharding_config.bucket_elements == 40_000_000
 
 
 @pytest.mark.parametrize(
@@ -56,7 +57,9 @@ def test_buckets_grow_with_the_replicas_as_megatrons(planned: Planned) -> None:
         ({"bucket": 0}, "--ddp-bucket-size: not a size: found 0, wanted 1 or more"),
     ],
 )
-def test_what_cannot_be_shared_is_refused(planned: Planned, values: dict[str, Any], line: str) -> None:
+def test_what_cannot_be_shared_is_refused(
+    resolve_config: ResolveConfig, values: dict[str, Any], line: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
-        planned(**{f"parallel__{name}": value for name, value in values.items()})
+        resolve_config(**{f"parallel__{name}": value for name, value in values.items()})
     assert str(caught.value) == line

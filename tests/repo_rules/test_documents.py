@@ -129,3 +129,10 @@ def test_a_decision_answers_the_same_four_questions() -> None:
         headings = re.findall(r"^## (.*)$", file.read_text("utf-8"), re.MULTILINE)
         wanted = ["The question", "What we decided", "What we gave up", "What would make us reopen it"]
         assert headings == wanted, file.name
+
+
+def test_the_glossary_gives_each_word_one_meaning() -> None:
+    text = (ROOT / "docs/glossary.md").read_text("utf-8")
+    words = re.findall(r"^\| (?!word \||---)(.+?) \|", text, re.MULTILINE)
+    assert len(words) > 25  # the search itself works
+    assert [word for word, count in Counter(words).items() if count > 1] == []

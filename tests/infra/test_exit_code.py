@@ -17,11 +17,11 @@ from tests.repo_rules.repository import ROOT
 MEGA_TORCHRUN = ROOT / "infra/docker/mega-torchrun"
 RANKS = ("--standalone", "--nproc-per-node=2")
 LEAVE = """import os, sys, time
-from mega_train.fault_tolerance.error_reporting import tell_torchrun
+from mega_train.fault_tolerance.error_reporting import write_error_file
 if os.environ["RANK"] == "1":
     time.sleep(60)
 if sys.argv[1]:
-    tell_torchrun(sys.argv[1])
+    write_error_file(sys.argv[1])
 sys.exit(int(sys.argv[2]))"""
 
 

@@ -34,15 +34,15 @@ def one_rank_cannot_write(world: World, meet: str, folder: Path) -> None:
             SubprocessWriter.__init__ = fault  # type: ignore[assignment,method-assign]
         steps(run, 1)
         run.save()
-        while run.saves.busy:
+        while run.saver.is_saving:
             steps(run, 1)
-            run.saves.advance()
+            run.saver.poll()
         run.mesh.barrier()
-        ended = run.saves.ended.pop()
-        assert not run.saves.ended
+        ended = run.saver.finished.pop()
+        assert not run.saver.finished
         assert ended.problem == (f"{cause}, on rank {world.size - 1}" if cause else "")
         assert iterations(save) == ([] if cause else [ended.iteration])
         assert not list(save.glob(".*"))
     verify(Checkpoint.open(save))
-    assert run.saves.saved_at == ended.iteration
+    assert run.saver.saved_at == ended.iteration
     run.mesh.destroy()

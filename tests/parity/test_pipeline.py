@@ -66,7 +66,7 @@ def _validates(values: Values, world: World, meet: str, folder: Path) -> None:
     run = trainer("gpt", world, meet, folder, **evaluation, **values)
     alone = trainer("gpt", World(), meet, folder, **evaluation)
     for _ in range(2):
-        actual, expected = (scored.score(scored.valid["validation"]) for scored in (run, alone))
+        actual, expected = (instance.evaluate(instance.valid["validation"]) for instance in (run, alone))
         assert actual == pytest.approx(expected, abs=1e-5)
         assert steps(run, 1) == pytest.approx(steps(alone, 1), abs=1e-5)
     run.mesh.destroy()
@@ -77,7 +77,7 @@ def _resumes(before: Values, after: Values, world: World, meet: str, folder: Pat
     run = trainer("gpt", world, meet + "a", folder, checkpoint__save=str(folder / "run"), **before)
     steps(run, 2)
     run.save()
-    run.saves.finish()
+    run.saver.finish()
     on = steps(run, 2)
     run.mesh.destroy()
     resumed = trainer("gpt", world, meet + "b", folder, load_from=folder / "run", **after)
@@ -96,7 +96,7 @@ def _frees_what_was_sent(world: World, meet: str, folder: Path) -> None:
     for model in run.models:
         model.register_forward_hook(watch)
     steps(run, 1)
-    sent = sum(not model.stage.is_last for model in run.models) * run.plan.accumulation
+    sent = sum(not model.stage.is_last for model in run.models) * run.config.accumulation_steps
     assert sum(storage.nbytes() == 0 for storage in storages) == sent
     run.mesh.destroy()
 

@@ -21,8 +21,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 PACKAGES := packages/mega-schema[model] packages/mega-data packages/mega-train[plot] packages/mega-ckpt \
             packages/mega-serve packages/mega-eval
 
-# Meta's own model, for the tests: what it lists it needs for other things, and a build of its own would bring CUDA
-JUDGES := fairscale==0.4.13 llama-models==0.3.0
+# Meta's own model, with which the tests compare. Installed without its dependencies, which would bring CUDA
+REFERENCES := fairscale==0.4.13 llama-models==0.3.0
 
 .PHONY: demo test test-long test-lowest check clean
 
@@ -58,6 +58,6 @@ clean:  ## what these commands made, apart from OUT
 
 .venv/test.stamp: .venv/demo.stamp requirements-test.txt
 	$(PIP) -r requirements-test.txt
-	$(PIP) --no-build-isolation --no-deps $(JUDGES)
+	$(PIP) --no-build-isolation --no-deps $(REFERENCES)
 	$(PIP) --no-build-isolation -e packages/mega-schema -e "packages/mega-data[all]"
 	@touch $@

@@ -85,13 +85,13 @@ class Sleeper:
 class _Pass(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: nn.Parameter, work: Sleeper, chunk: int, micro: int) -> Tensor:
-        ctx.given = weight, work, chunk, micro
+        ctx.inputs = weight, work, chunk, micro
         work.sleep("forward", chunk, micro)
         return x.clone()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        weight, work, chunk, micro = ctx.given
+        weight, work, chunk, micro = ctx.inputs
         work.sleep("input", chunk, micro)
 
         def product_input() -> Tensor:
@@ -119,7 +119,7 @@ def _rank(rank: int, ranks: int, micros: int, unit: float, folder: Path) -> None
     mesh = Mesh.join(
         Layout(pp=ranks, vp=2), World(ranks, rank, rank), init_method=f"file://{folder / 'meet'}"
     )
-    found = {}
+    times = {}
     for case in cases(ranks, micros):
         table = SCHEDULES[case.schedule](case.pipe, rank)
         steps = []
@@ -129,8 +129,8 @@ def _rank(rank: int, ranks: int, micros: int, unit: float, folder: Path) -> None
             mesh.barrier()
             execute(table, work, mesh.channels, weights, dtype=torch.float32, device=mesh.device)
             steps.append(work.spans)
-        found[case.name] = steps
-    (folder / f"{rank}.json").write_text(json.dumps(found), "utf-8")
+        times[case.name] = steps
+    (folder / f"{rank}.json").write_text(json.dumps(times), "utf-8")
     mesh.destroy()
 
 
@@ -161,7 +161,7 @@ def measure(ranks: int, micros: int, unit: float) -> dict[str, Timeline]:
         by_rank = [json.loads((folder / f"{rank}.json").read_text("utf-8")) for rank in range(ranks)]
     return {
         case.name: min(
-            (timeline([of[case.name][step] for of in by_rank]) for step in range(1, STEPS)),
+            (timeline([case_times[case.name][step] for case_times in by_rank]) for step in range(1, STEPS)),
             key=lambda line: line.makespan,
         )
         for case in cases(ranks, micros)
@@ -170,8 +170,8 @@ def measure(ranks: int, micros: int, unit: float) -> dict[str, Timeline]:
 
 def theory(case: Case) -> Timeline:
     tables = [SCHEDULES[case.schedule](case.pipe, rank) for rank in range(case.pipe.ranks)]
-    each = 1 / case.pipe.chunks
-    return simulate(tables, case.pipe, PassCosts(forward=each, input=each, weight=each))
+    chunk_share = 1 / case.pipe.chunks
+    return simulate(tables, case.pipe, PassCosts(forward=chunk_share, input=chunk_share, weight=chunk_share))
 
 
 def idle(line: Timeline, work: float) -> float:
@@ -204,9 +204,9 @@ def draw(measured: dict[str, Timeline], results: list[dict[str, Any]], unit: flo
                 )  # fmt: skip
         axis.set(yticks=range(len(line.passes)), ylabel="rank", xlim=(0, longest))
         axis.invert_yaxis()
-        told = f"{name}: measured {row['measured']:.1%} idle, simulated {row['simulated']:.1%}"
-        told += f", paper {row['paper']:.1%}" if row["paper"] is not None else ""
-        axis.set_title(told, fontsize=9, loc="left")
+        content = f"{name}: measured {row['measured']:.1%} idle, simulated {row['simulated']:.1%}"
+        content += f", paper {row['paper']:.1%}" if row["paper"] is not None else ""
+        axis.set_title(content, fontsize=9, loc="left")
         axis.spines[["top", "right"]].set_visible(False)
     axes[-1].set_xlabel(
         "units: one pass of a rank's layers; numbers are micro-batches, pale is the second chunk"
@@ -254,9 +254,9 @@ def main() -> None:
     if asked.png:
         draw(measured, results, asked.unit, asked.png)
     if asked.json:
-        told = {"machine": platform.processor() or platform.machine(), "torch": torch.__version__}
-        told |= {"ranks": asked.ranks, "micros": asked.micros, "unit_seconds": asked.unit}
-        asked.json.write_text(json.dumps(told | {"schedules": results}, indent=1) + "\n", "utf-8")
+        report = {"machine": platform.processor() or platform.machine(), "torch": torch.__version__}
+        report |= {"ranks": asked.ranks, "micros": asked.micros, "unit_seconds": asked.unit}
+        asked.json.write_text(json.dumps(report | {"schedules": results}, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -93,7 +93,7 @@ LAYOUTS: Mapping[int, tuple[tuple[str, ...], ...]] = MappingProxyType(
 )
 
 
-class Counted(TorchDispatchMode):
+class CallCounter(TorchDispatchMode):
     """Counts what goes over each axis while it is on."""
 
     def __init__(self, mesh: Mesh) -> None:
@@ -115,7 +115,7 @@ class Counted(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     @property
-    def found(self) -> Count:
+    def counts(self) -> Count:
         return {key: (self.calls[key], self.bytes[key]) for key in self.calls}
 
 
@@ -125,7 +125,7 @@ def _is_group(box: torch.ScriptObject) -> bool:
 
 def formulas(run: Trainer) -> Count:
     """What this rank's step exchanges by the papers, and what the loss and the optimizer ask about."""
-    plan, mesh, found = run.config, run.mesh, Counted(run.mesh)
+    plan, mesh, counter = run.config, run.mesh, CallCounter(run.mesh)
     t, spec, micros = mesh.tp.size, plan.spec, plan.accumulation_steps
     stages = [model.stage for model in run.sharding.models]
     layers = sum(len(stage.layers) for stage in stages)
@@ -136,8 +136,8 @@ def formulas(run: Trainer) -> Count:
 
     def add(key: str, calls: int, size: int) -> None:
         if calls:
-            found.calls[key] += calls
-            found.bytes[key] += calls * size
+            counter.calls[key] += calls
+            counter.bytes[key] += calls * size
 
     if t > 1:
         if mesh.tp.sequence:
@@ -172,7 +172,7 @@ def formulas(run: Trainer) -> Count:
         add("cp reduce-scatter", micros * layers, keys)
     if mesh.replicas.size > 1:
         _add_replicas(add, run, activation)
-    return found.found
+    return counter.counts
 
 
 def _add_replicas(add: Callable[[str, int, int], None], run: Trainer, weight: int) -> None:
@@ -198,7 +198,7 @@ def _rank(rank: int, ranks: int, cases: Sequence[tuple[str, ...]], folder: Path)
     torch.set_num_threads(1)
     corpus = IndexedDataset(folder / "data")
     assert corpus.info is not None
-    found = []
+    counts = []
     for number, values in enumerate(cases):
         run = load_config(RunConfig, None, {}, [*COMMON, f"data.data_path={folder / 'data'}", *values])
         plan = resolve(run, "gpt", ranks, corpus=corpus.info.tokenizer, loaded_spec=None, cuda=False)
@@ -207,11 +207,11 @@ def _rank(rank: int, ranks: int, cases: Sequence[tuple[str, ...]], folder: Path)
             plan.layout, World(ranks, rank, rank), sequence=run.parallel.sequence, init_method=meet
         )
         trainer = Trainer(plan, mesh, corpus)
-        with Counted(mesh) as counted:
+        with CallCounter(mesh) as counted:
             trainer.step(0.01)
-        found.append({"counted": counted.found, "formula": formulas(trainer)})
+        counts.append({"counted": counted.counts, "formula": formulas(trainer)})
         mesh.destroy()
-    (folder / f"{rank}.json").write_text(json.dumps(found))
+    (folder / f"{rank}.json").write_text(json.dumps(counts))
 
 
 def _measure(ranks: int, cases: Sequence[tuple[str, ...]]) -> list[list[dict[str, Count]]]:
@@ -228,24 +228,24 @@ def _measure(ranks: int, cases: Sequence[tuple[str, ...]]) -> list[list[dict[str
             _rank, (ranks, cases, folder), nprocs=ranks, start_method="spawn"
         )
         by_rank = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
-        return [[found[number] for found in by_rank] for number in range(len(cases))]
+        return [[counts[number] for counts in by_rank] for number in range(len(cases))]
 
 
 def _name(ranks: int, values: Sequence[str]) -> str:
     return f"{ranks}: " + (" ".join(value.partition(".")[2] for value in values) or "dp=2")
 
 
-def _show(name: str, each: Sequence[dict[str, Count]]) -> int:
+def _show(name: str, rank_counts: Sequence[dict[str, Count]]) -> int:
     """Print a row for every axis and operation; ranks that are alike are shown once.
 
     Returns:
         how many of all ranks' counts are not the formula's.
     """
     wrong, seen = 0, set()
-    for rank, one in enumerate(each):
+    for rank, counts in enumerate(rank_counts):
         rows = []
-        for key in sorted(one["counted"] | one["formula"]):
-            (calls, size), (wanted, bytes_) = (one[k].get(key, (0, 0)) for k in ("counted", "formula"))
+        for key in sorted(counts["counted"] | counts["formula"]):
+            (calls, size), (wanted, bytes_) = (counts[k].get(key, (0, 0)) for k in ("counted", "formula"))
             wrong += (calls, size) != (wanted, bytes_)
             rows.append(f"{key} | {calls} | {wanted} | {size:,} | {bytes_:,} |")
         if (text := "\n".join(rows)) not in seen:
@@ -259,17 +259,17 @@ def main() -> int:
     """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
+    args = parser.parse_args()
     results, wrong = [], 0
     print("| layout | rank | axis and operation | calls | by the formula | bytes | by the formula |")
     print("|---|---|---|---|---|---|---|")
     for ranks, cases in LAYOUTS.items():
-        for values, each in zip(cases, _measure(ranks, cases), strict=True):
-            wrong += _show(_name(ranks, values), each)
-            results.append({"ranks": ranks, "values": values, "each": each})
+        for values, rank_counts in zip(cases, _measure(ranks, cases), strict=True):
+            wrong += _show(_name(ranks, values), rank_counts)
+            results.append({"ranks": ranks, "values": values, "each": rank_counts})
     print(f"\n{wrong} of the counts differ from the formulas")
-    if given.json:
-        given.json.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+    if args.json:
+        args.json.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
     return int(wrong > 0)
 
 

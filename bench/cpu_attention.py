@@ -63,11 +63,11 @@ def child(way: str, shape: tuple[int, ...], dtype: torch.dtype) -> dict[str, flo
     packed = torch.randn(rows, tokens, heads + 2 * key_heads, width).to(dtype).requires_grad_()
     q, k, v = (x.transpose(1, 2) for x in packed.split([heads, key_heads, key_heads], 2))
     grad = torch.randn(rows, tokens, heads, width).to(dtype).transpose(1, 2)
-    kept: dict[int, int] = {}
+    saved: dict[int, int] = {}
 
     def keep(x: Tensor) -> Tensor:
         if x.untyped_storage().data_ptr() != packed.untyped_storage().data_ptr():
-            kept[x.data_ptr()] = x.untyped_storage().nbytes()
+            saved[x.data_ptr()] = x.untyped_storage().nbytes()
         return x
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
@@ -77,13 +77,13 @@ def child(way: str, shape: tuple[int, ...], dtype: torch.dtype) -> dict[str, flo
         with torch.no_grad():
             WAYS[way](q, k, v, "before")
 
-    def both() -> None:
+    def run_both() -> None:
         torch.autograd.grad(WAYS[way](q, k, v, "before"), packed, grad)
 
     return {
         "forward_ms": _quickest(forward),
-        "forward_backward_ms": _quickest(both),
-        "kept_mb": round(sum(kept.values()) / 1e6, 1),
+        "forward_backward_ms": _quickest(run_both),
+        "kept_mb": round(sum(saved.values()) / 1e6, 1),
     }
 
 
@@ -105,10 +105,10 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    if given.child:
-        print(json.dumps(child(given.child[0], SHAPES[int(given.child[1])], DTYPES[given.dtype])))
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    if args.child:
+        print(json.dumps(child(args.child[0], SHAPES[int(args.child[1])], DTYPES[args.dtype])))
         return
 
     ways = list(WAYS)
@@ -119,27 +119,27 @@ def main() -> None:
         ways.remove("c++")
 
     def run(way: str, number: int) -> dict[str, float]:
-        words = ["--dtype", given.dtype, "--threads", str(given.threads), "--child", way, str(number)]
+        words = ["--dtype", args.dtype, "--threads", str(args.threads), "--child", way, str(number)]
         command = [sys.executable, __file__, *words]
         return dict(json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout))
 
     table: dict[str, Any] = {
         "date": time.strftime("%Y-%m-%d"),
-        "machine": f"{platform.machine()}, {given.threads} threads",
+        "machine": f"{platform.machine()}, {args.threads} threads",
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "bfloat16_instructions": torch.ops.mkldnn._is_mkldnn_bf16_supported(),
         "torch": torch.__version__,
-        "dtype": given.dtype,
+        "dtype": args.dtype,
         "load_before": list(os.getloadavg()),
     }
     for number, shape in enumerate(SHAPES):
-        rounds = [{way: run(way, number) for way in ways} for _ in range(given.rounds)]
+        rounds = [{way: run(way, number) for way in ways} for _ in range(args.rounds)]
         name = "{} x {}/{} heads x {} x {}".format(*shape)
         table[name] = {way: {key: min(r[way][key] for r in rounds) for key in rounds[0][way]} for way in ways}
     text = json.dumps(table, indent=1)
     print(text)
-    if given.json:
-        given.json.write_text(text + "\n", "utf-8")
+    if args.json:
+        args.json.write_text(text + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -35,26 +35,26 @@ REPEATS = 3
 ALIKE = (0.7, 0.8, 0.9)
 
 
-def spent() -> float:
+def cpu_seconds() -> float:
     """Seconds of the processor of this process and its finished children."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
 
 
-def timed(work: Callable[[Path], int]) -> tuple[float, int]:
+def run_timed(work: Callable[[Path], int]) -> tuple[float, int]:
     """Seconds and documents kept."""
     with tempfile.TemporaryDirectory() as folder:
-        began = spent()
-        kept = work(Path(folder))
-        return spent() - began, kept
+        began = cpu_seconds()
+        documents = work(Path(folder))
+        return cpu_seconds() - began, documents
 
 
-def ours(corpus: Path, name: str) -> Callable[[Path], int]:
+def run_mega(corpus: Path, name: str) -> Callable[[Path], int]:
     def work(folder: Path) -> int:
         job = Deduplication((corpus,), folder / "out", folder / "work", PRESETS[name])
         job.begin()
-        (found,) = run(job.stages(), job.work, workers=1)[-1]
-        return int(found["kept"])
+        (result,) = run(job.stages(), job.work, workers=1)[-1]
+        return int(result["kept"])
 
     return work
 
@@ -92,13 +92,13 @@ def datatrove(corpus: Path) -> Callable[[Path], int] | None:
             buckets = MinhashDedupBuckets(place["sigs"], place["buckets"], config=config)
             buckets(None, band, config.num_buckets)
         MinhashDedupCluster(place["buckets"], place["remove"], config=config)(None, 0, 1)
-        kept = MinhashDedupFilter(place["remove"])(read(), 0, 1)
-        return sum(1 for _ in JsonlWriter(place["out"], compression=None)(kept, 0, 1))
+        documents = MinhashDedupFilter(place["remove"])(read(), 0, 1)
+        return sum(1 for _ in JsonlWriter(place["out"], compression=None)(documents, 0, 1))
 
     return work
 
 
-def planted(corpus: Path, documents: int, seed: int) -> list[str]:
+def plant_duplicates(corpus: Path, documents: int, seed: int) -> list[str]:
     """First documents of the corpus, cut to 300 words; after every third a copy with words exchanged."""
     rng, texts = random.Random(seed), list[str]()
     for line in read_lines(corpus):
@@ -115,7 +115,7 @@ def planted(corpus: Path, documents: int, seed: int) -> list[str]:
     return texts
 
 
-def near(path: Path, megabytes: int) -> None:
+def make_near_corpus(path: Path, megabytes: int) -> None:
     """Documents of words drawn by chance; seven of ten are earlier ones, up to 30 % of words exchanged."""
     rng, originals, size = random.Random(5), list[list[str]](), 0
     letters = "abcdefghijklmnopqrstuvwxyz"
@@ -135,16 +135,16 @@ def near(path: Path, megabytes: int) -> None:
 def near_rates(folder: Path, megabytes: int) -> dict[str, Any]:
     """Seconds of the processor and megabytes a second of each preset, once."""
     corpus = folder / "near.jsonl"
-    near(corpus, megabytes)
-    size, found = corpus.stat().st_size / 1e6, {}
+    make_near_corpus(corpus, megabytes)
+    size, rates = corpus.stat().st_size / 1e6, {}
     for name in ("megatron", "datatrove"):
-        took, kept = timed(ours(corpus, name))
-        found[name] = {
+        took, documents = run_timed(run_mega(corpus, name))
+        rates[name] = {
             "cpu_seconds": round(took, 2),
             "MB_per_cpu_second": round(size / took, 2),
-            "kept": kept,
+            "kept": documents,
         }
-    return {"corpus_MB": round(size, 2), **found}
+    return {"corpus_MB": round(size, 2), **rates}
 
 
 def quality(texts: list[str], name: str) -> dict[str, Any]:
@@ -155,8 +155,8 @@ def quality(texts: list[str], name: str) -> dict[str, Any]:
         sets = [{tuple(u[i : i + 5]) for i in range(len(u) - 4)} for u in units]
     else:
         sets = [{text[i : i + 5] for i in range(len(text) - 5)} for text in texts]
-    with tempfile.TemporaryDirectory() as made:
-        folder = Path(made)
+    with tempfile.TemporaryDirectory() as work_folder:
+        folder = Path(work_folder)
         corpus = folder / "texts.jsonl"
         corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
         job = Deduplication((corpus,), folder / "out", folder / "work", preset)
@@ -165,7 +165,7 @@ def quality(texts: list[str], name: str) -> dict[str, Any]:
         root = memoryview((folder / "work/roots").read_bytes()).cast("Q").tolist()
     met = dict.fromkeys(ALIKE, 0)
     all_of = dict.fromkeys(ALIKE, 0)
-    found = right = 0
+    true_pairs = right = 0
     for a, b in combinations(range(len(texts)), 2):
         # sizes alone bound the similarity, which spares most of the work
         small, large = sorted((len(sets[a]), len(sets[b])))
@@ -174,7 +174,7 @@ def quality(texts: list[str], name: str) -> dict[str, Any]:
             continue
         shared = len(sets[a] & sets[b])
         similar = shared / max(1, small + large - shared)
-        found, right = found + together, right + (together and similar >= 0.5)
+        true_pairs, right = true_pairs + together, right + (together and similar >= 0.5)
         for least in ALIKE:
             all_of[least] += similar >= least
             met[least] += together and similar >= least
@@ -183,8 +183,8 @@ def quality(texts: list[str], name: str) -> dict[str, Any]:
         "documents": len(texts),
         "pairs_alike": {f"{least:g}": all_of[least] for least in ALIKE},
         "recall_from_similarity": recall,
-        "pairs_found": found,
-        "precision_at_similarity_0.5": right / max(1, found),
+        "pairs_found": true_pairs,
+        "precision_at_similarity_0.5": right / max(1, true_pairs),
     }
 
 
@@ -194,23 +194,23 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--planted", type=int, default=2000)
     parser.add_argument("--near", type=int, default=0)
-    given = parser.parse_args()
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         corpus = Path(folder) / "corpus.jsonl"
         with corpus.open("wb") as out:
-            out.writelines(read_lines(given.corpus))
+            out.writelines(read_lines(args.corpus))
         size = corpus.stat().st_size / 1e6
         sides: dict[str, Callable[[Path], int] | None] = {
-            "mega-data, datatrove preset": ours(corpus, "datatrove"),
+            "mega-data, datatrove preset": run_mega(corpus, "datatrove"),
             "datatrove": datatrove(corpus),
-            "mega-data, megatron preset": ours(corpus, "megatron"),
+            "mega-data, megatron preset": run_mega(corpus, "megatron"),
         }
         seconds: dict[str, list[float]] = {name: [] for name, side in sides.items() if side}
-        kept = {}
+        documents = {}
         for repeat in range(REPEATS):
             for name, side in sides.items():
                 if side and not (name == "datatrove" and repeat):  # a minute each: once tells enough
-                    took, kept[name] = timed(side)
+                    took, documents[name] = run_timed(side)
                     seconds[name].append(took)
         rates = {name: size / statistics.median(took) for name, took in seconds.items()}
         result = {
@@ -219,17 +219,19 @@ def main() -> None:
             "corpus_MB": round(size, 2),
             "cpu_seconds": {name: [round(s, 2) for s in took] for name, took in seconds.items()},
             "MB_per_cpu_second": {name: round(rate, 2) for name, rate in rates.items()},
-            "kept": kept,
-            "quality": {n: quality(planted(corpus, given.planted, 7), n) for n in ("datatrove", "megatron")},
+            "kept": documents,
+            "quality": {
+                n: quality(plant_duplicates(corpus, args.planted, 7), n) for n in ("datatrove", "megatron")
+            },
         }
-        if given.near:
-            result["near"] = near_rates(Path(folder), given.near)
+        if args.near:
+            result["near"] = near_rates(Path(folder), args.near)
         if "datatrove" in rates:
             result["ratio"] = round(rates["mega-data, datatrove preset"] / rates["datatrove"], 1)
     text = json.dumps(result, indent=1)
     print(text)
-    if given.json:
-        given.json.write_text(text + "\n")
+    if args.json:
+        args.json.write_text(text + "\n")
     shutil.rmtree(Path("logs/datatrove"), ignore_errors=True)
 
 

@@ -60,13 +60,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(1)
     tune_malloc()
-    print(f"{platform.machine()}, torch {torch.__version__}, {given.pairs} pairs, CPU seconds, one thread")
-    results = [compare(*shape, given.pairs) for shape in SHAPES]
-    if given.json:
-        given.json.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+    print(f"{platform.machine()}, torch {torch.__version__}, {args.pairs} pairs, CPU seconds, one thread")
+    results = [compare(*shape, args.pairs) for shape in SHAPES]
+    if args.json:
+        args.json.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

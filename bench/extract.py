@@ -40,26 +40,26 @@ MARKS = ("[[", "]]", "{|", "<ref", "'''", "thumb|")
 def rate(work: Callable[[str], str], texts: Sequence[str]) -> tuple[float, list[str]]:
     """MB/s over the texts, and what came out."""
     began = time.process_time()
-    found = [work(text) for text in texts]
-    return sum(len(text.encode()) for text in texts) / 1e6 / (time.process_time() - began), found
+    outputs = [work(text) for text in texts]
+    return sum(len(text.encode()) for text in texts) / 1e6 / (time.process_time() - began), outputs
 
 
 def markup(file: Path) -> list[str]:
     """The wikitext of a dump's articles."""
-    found = list[str]()
+    texts = list[str]()
 
     class Gather(Wikitext):
         def plain(self, text: str) -> str:
-            found.append(text)
+            texts.append(text)
             return "text"
 
     with patch.object(mediawiki, "Wikitext", Gather):
         for _ in mediawiki.read_dump(file):
             pass
-    return found
+    return texts
 
 
-def reading(file: Path) -> dict[str, float]:
+def read_rates(file: Path) -> dict[str, float]:
     """MB/s of XML to documents, by how it is packed and cut."""
     packed = file.read_bytes()
     text = bz2.decompress(packed) if file.suffix == ".bz2" else packed
@@ -85,7 +85,7 @@ def reading(file: Path) -> dict[str, float]:
                 began = time.process_time()
                 work()
                 rates.setdefault(name, []).append(len(text) / 1e6 / (time.process_time() - began))
-    return {"XML MB": len(text) / 1e6} | {name: statistics.median(found) for name, found in rates.items()}
+    return {"XML MB": len(text) / 1e6} | {name: statistics.median(seconds) for name, seconds in rates.items()}
 
 
 def archives(files: Sequence[Path]) -> dict[str, float]:
@@ -110,8 +110,8 @@ def main() -> None:
     parser.add_argument("dump", type=Path)
     parser.add_argument("--warc", type=Path, nargs="*", default=[])
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
-    pages, small = markup(given.dump), list[str]()
+    args = parser.parse_args()
+    pages, small = markup(args.dump), list[str]()
     while pages[len(small) :] and sum(map(len, small)) < 1e6:
         small.append(pages[len(small)])
     rates: dict[str, list[float]] = {"ours": [], "mwparserfromhell": []}
@@ -121,9 +121,9 @@ def main() -> None:
             ("ours", Wikitext().to_text),
             ("mwparserfromhell", lambda text: str(mwparserfromhell.parse(text).strip_code())),
         ):
-            speed, found = rate(work, small)
+            speed, output = rate(work, small)
             rates[name].append(speed)
-            left[name] = {mark: sum(text.count(mark) for text in found) for mark in MARKS}
+            left[name] = {mark: sum(text.count(mark) for text in output) for mark in MARKS}
     medians = {name: statistics.median(speeds) for name, speeds in rates.items()}
     result = {
         "date": datetime.now(UTC).date().isoformat(),
@@ -134,12 +134,12 @@ def main() -> None:
         "ratio": medians["ours"] / medians["mwparserfromhell"],
         "marks left in the text": left,
         "whole dump, ours, MB/s": rate(Wikitext().to_text, pages)[0],
-        "whole dump to documents, MB/s": reading(given.dump),
-        "html": archives(given.warc) if given.warc else None,
+        "whole dump to documents, MB/s": read_rates(args.dump),
+        "html": archives(args.warc) if args.warc else None,
     }
     print(json.dumps(result, indent=1))
-    if given.json:
-        given.json.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

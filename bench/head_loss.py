@@ -54,7 +54,7 @@ def child(ours: bool, dtype: torch.dtype) -> tuple[float, float]:
             return head_loss(x, weight, target, vocab=VOCAB, tp=Axis("tp"), gradients=gradients) / TOKENS
         return F.cross_entropy(F.linear(x, weight).float(), target)
 
-    def once() -> None:
+    def run_once() -> None:
         loss().backward()
         if not ours:  # what micro-batches are added up in
             assert weight.grad is not None
@@ -62,34 +62,36 @@ def child(ours: bool, dtype: torch.dtype) -> tuple[float, float]:
         x.grad = weight.grad = None
 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    once()
+    run_once()
     began = time.process_time()
     for _ in range(PASSES):
-        once()
+        run_once()
     seconds = (time.process_time() - began) / PASSES
     return seconds, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
 
 
 def compare(dtype: str, pairs: int, threads: int) -> dict[str, object]:
     """Ours and torch's in turn."""
-    found: dict[str, list[tuple[float, float]]] = {"ours": [], "torch": []}
+    measurements: dict[str, list[tuple[float, float]]] = {"ours": [], "torch": []}
     for _ in range(pairs):
-        for name, measured in found.items():
+        for name, measured in measurements.items():
             theirs = dtype if name == "ours" or OWN else "float32"
             words = ["--child", name, "--dtype", theirs, "--threads", str(threads)]
-            done = subprocess.run(
+            process = subprocess.run(
                 [sys.executable, __file__, *words], capture_output=True, text=True, check=True
             )
-            seconds, mebibytes = map(float, done.stdout.split())
+            seconds, mebibytes = map(float, process.stdout.split())
             measured.append((seconds, mebibytes))
-    for name, measured in found.items():
-        seconds = [one for one, _ in measured]
-        memory = statistics.median(one for _, one in measured)
+    for name, measured in measurements.items():
+        seconds = [seconds_of_run for seconds_of_run, _ in measured]
+        memory = statistics.median(seconds_of_run for _, seconds_of_run in measured)
         spread = f"{min(seconds):.2f} to {max(seconds):.2f}"
         print(f"{dtype:9} {name:6} {statistics.median(seconds):6.2f} s ({spread})  {memory:6.0f} MiB")
-    ratio = statistics.median(a / b for (a, _), (b, _) in zip(found["ours"], found["torch"], strict=True))
+    ratio = statistics.median(
+        a / b for (a, _), (b, _) in zip(measurements["ours"], measurements["torch"], strict=True)
+    )
     print(f"{dtype:9} ratio  {ratio:6.2f}")
-    return {"dtype": dtype, "threads": threads, **found, "ratio": ratio}
+    return {"dtype": dtype, "threads": threads, **measurements, "ratio": ratio}
 
 
 def main() -> None:
@@ -100,15 +102,15 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--child", choices=["ours", "torch"], help=argparse.SUPPRESS)
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    if given.child:
-        print(*child(given.child == "ours", getattr(torch, given.dtype)))
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    if args.child:
+        print(*child(args.child == "ours", getattr(torch, args.dtype)))
         return
     print(f"{platform.machine()}, torch {torch.__version__}, bfloat16 instructions: {'yes' if OWN else 'no'}")
-    results = [compare(dtype, given.pairs, given.threads) for dtype in ("float32", "bfloat16")]
-    if given.json:
-        given.json.write_text(json.dumps({"bfloat16": OWN, "results": results}, indent=1) + "\n", "utf-8")
+    results = [compare(dtype, args.pairs, args.threads) for dtype in ("float32", "bfloat16")]
+    if args.json:
+        args.json.write_text(json.dumps({"bfloat16": OWN, "results": results}, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -32,13 +32,13 @@ REPEATS = 7
 SEQUENCE = 700  # tokens of a document, about a page
 
 
-def spent() -> float:
+def cpu_seconds() -> float:
     """Seconds of the processor of this process and its finished children."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
 
 
-def made(folder: Path, megabytes: int, datasets: int) -> list[Path]:
+def make_datasets(folder: Path, megabytes: int, datasets: int) -> list[Path]:
     """Prefixes of datasets of about so many megabytes together."""
     rng, prefixes = np.random.default_rng(7), []
     documents = megabytes * 1_000_000 // (2 * SEQUENCE * datasets)
@@ -47,14 +47,14 @@ def made(folder: Path, megabytes: int, datasets: int) -> list[Path]:
         prefix = folder / f"part-{number}"
         with IndexedWriter(prefix, np.uint16) as writer:
             for document in range(documents):
-                at = document % 999 * SEQUENCE
-                writer.add(ids[at : at + SEQUENCE])
+                begin = document % 999 * SEQUENCE
+                writer.add(ids[begin : begin + SEQUENCE])
                 writer.end_document()
         prefixes.append(prefix)
     return prefixes
 
 
-def measured(
+def measure(
     variants: dict[str, Callable[[], object]], clear: Callable[[], None]
 ) -> dict[str, dict[str, object]]:
     """Seconds of the wall and of the processor of each variant, taking turns."""
@@ -64,11 +64,11 @@ def measured(
         for name, work in variants.items():
             clear()
             os.sync()
-            began, used = time.monotonic(), spent()
+            began, used = time.monotonic(), cpu_seconds()
             work()
             os.sync()
             wall[name].append(time.monotonic() - began)
-            processor[name].append(spent() - used)
+            processor[name].append(cpu_seconds() - used)
     return {
         name: {
             "wall_seconds": [round(second, 3) for second in wall[name]],
@@ -86,10 +86,10 @@ def main() -> None:
     parser.add_argument("--datasets", type=int, default=8)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as name:
         folder = Path(name)
-        prefixes = made(folder, given.megabytes, given.datasets)
+        prefixes = make_datasets(folder, args.megabytes, args.datasets)
         out, payload = folder / "out", sum(Path(f"{p}.bin").stat().st_size for p in prefixes)
         parts = [f"{prefix}{suffix}" for suffix in (".bin", ".idx") for prefix in prefixes]
         merge_datasets([IndexedDataset(prefix) for prefix in prefixes], folder / "whole")
@@ -104,29 +104,29 @@ def main() -> None:
         quoted = shlex.quote(str(out))
         variants: dict[str, Callable[[], object]] = {
             "mega-data merge": lambda: merge_datasets(
-                [IndexedDataset(prefix) for prefix in prefixes], out, workers=given.workers
+                [IndexedDataset(prefix) for prefix in prefixes], out, workers=args.workers
             ),
             "cat": shell(f"cat {' '.join(map(shlex.quote, parts))} > {quoted}"),
             "cp": shell(f"cp {shlex.quote(str(folder / 'whole.bin'))} {quoted}"),
         }
-        found = measured(variants, clear)
-    ours = found["mega-data merge"]
+        results = measure(variants, clear)
+    ours = results["mega-data merge"]
     result = {
         "date": datetime.now(UTC).date().isoformat(),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
         "payload_MB": round(payload / 1e6, 1),
-        "datasets": given.datasets,
-        "workers": given.workers,
-        **found,
+        "datasets": args.datasets,
+        "workers": args.workers,
+        **results,
         "ratio_to_cat": {
-            kind: round(float(str(ours[kind])) / float(str(found["cat"][kind])), 2)
+            kind: round(float(str(ours[kind])) / float(str(results["cat"][kind])), 2)
             for kind in ("wall_median", "cpu_median")
         },
     }
     text = json.dumps(result, indent=1)
     print(text)
-    if given.json:
-        given.json.write_text(text + "\n")
+    if args.json:
+        args.json.write_text(text + "\n")
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.published import PUBLISHED, Row
-from bench.published_others import OTHERS
+from bench.published_other_runs import OTHERS
+from bench.published_runs import PUBLISHED, Row
 from mega_train.planning.estimate import Estimate, estimate
 from mega_train.planning.hardware import GIB, HARDWARE, Hardware
 from mega_train.planning.search import variants
@@ -67,7 +67,7 @@ class Prediction:
 
 def predict(row: Row, hardware: Hardware) -> Prediction:
     """Where micro-batch and chunks were not published, of the fastest that fit."""
-    if row.told:
+    if row.is_published_whole:
         return Prediction(row, estimate(row.job, hardware))
     return Prediction(row, min(variants(row.job, hardware), key=lambda e: e.seconds.step))
 
@@ -76,7 +76,7 @@ def predictions(rows: Sequence[Row] = PUBLISHED) -> list[Prediction]:
     return [predict(row, row.hardware) for row in rows]
 
 
-def fitted(name: str) -> float:
+def fit_peak_share(name: str) -> float:
     """The share of peak at which the squares of the fitted rows' errors are least."""
     rows = [row for row in PUBLISHED if row.fitted and row.machine == name]
 
@@ -91,13 +91,13 @@ def median(errors: list[float]) -> float:
     return statistics.median(abs(error) for error in errors)
 
 
-def table(done: list[Prediction]) -> str:
+def table(rows: list[Prediction]) -> str:
     """Markdown: a line for each run."""
     lines = [
         "| table | run | software | tp·pp·vp·cp·dp | micro | published s | predicted s | error % | |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    for p in done:
+    for p in rows:
         layout = p.estimate.workload.layout
         degrees = f"{layout.tp}·{layout.pp}·{layout.vp}·{layout.cp}·{layout.dp}"
         numbers = f"{p.seconds:.2f} | {p.estimate.seconds.step:.2f} | {100 * p.error:+.1f}"
@@ -107,11 +107,11 @@ def table(done: list[Prediction]) -> str:
 
 
 def summary(nvidia: list[Prediction], others: list[Prediction]) -> str:
-    held = [p.error for p in nvidia if not p.row.fitted]
+    held_out = [p.error for p in nvidia if not p.row.fitted]
     rest = [p.error for p in others]
     parts = {
         "NVIDIA's tables": [p.error for p in nvidia],
-        "of these, held out of the fit": held,
+        "of these, held out of the fit": held_out,
         "runs of others, and FP8": rest,
     }
     return "\n".join(
@@ -128,12 +128,12 @@ def main() -> None:
     options = parser.parse_args()
     if options.fit:
         for name in ("a100", "h100"):
-            print(f"{name}: gemm {fitted(name):.2f}, in use {HARDWARE[name].gemm:.2f}")
+            print(f"{name}: gemm {fit_peak_share(name):.2f}, in use {HARDWARE[name].gemm:.2f}")
     nvidia, others = predictions(), predictions(OTHERS)
     print(table(nvidia), table(others), summary(nvidia, others), sep="\n\n")
     if options.json:
-        done = {"nvidia": [p.as_json() for p in nvidia], "others": [p.as_json() for p in others]}
-        options.json.write_text(json.dumps(done, indent=1) + "\n", "utf-8")
+        report = {"nvidia": [p.as_json() for p in nvidia], "others": [p.as_json() for p in others]}
+        options.json.write_text(json.dumps(report, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

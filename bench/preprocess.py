@@ -61,17 +61,17 @@ def make(corpus: Path, size: int, prose: Path | None) -> None:
     roots = sorted({paths["stdlib"], paths["platlib"], paths["purelib"]})
     files = sorted({p for root in roots for p in Path(root).rglob("*") if p.suffix in KINDS and p.is_file()})
     random.Random(1).shuffle(files)
-    given = [orjson.loads(line)["text"] for line in prose.open("rb")] if prose else []
-    seen, kept, held = set[bytes](), list[bytes](), 0
-    for text in (*given, *(p.read_bytes().decode("utf-8", "ignore") for p in files)):
+    texts = [orjson.loads(line)["text"] for line in prose.open("rb")] if prose else []
+    seen, lines, held_bytes = set[bytes](), list[bytes](), 0
+    for text in (*texts, *(p.read_bytes().decode("utf-8", "ignore") for p in files)):
         digest = hashlib.sha256(text.encode()).digest()
-        if held < size and text.strip() and digest not in seen:
+        if held_bytes < size and text.strip() and digest not in seen:
             seen.add(digest)
-            kept.append(orjson.dumps({"text": text, "id": len(kept)}) + b"\n")
-            held += len(kept[-1])
-    random.Random(2).shuffle(kept)
-    corpus.write_bytes(b"".join(kept))
-    print(f"{len(kept):,} distinct documents, {held:,} bytes")
+            lines.append(orjson.dumps({"text": text, "id": len(lines)}) + b"\n")
+            held_bytes += len(lines[-1])
+    random.Random(2).shuffle(lines)
+    corpus.write_bytes(b"".join(lines))
+    print(f"{len(lines):,} distinct documents, {held_bytes:,} bytes")
 
 
 def batches(corpus: Path) -> Iterator[list[str]]:
@@ -123,7 +123,7 @@ def command(name: str, corpus: Path, prefix: Path, gpt2: Path) -> list[str]:
     return [sys.executable, "-m", "mega_data", "preprocess", *map(str, words)]
 
 
-def spent(words: list[str]) -> tuple[float, float]:
+def cpu_seconds(words: list[str]) -> tuple[float, float]:
     """Seconds of the processor and of the wall that a command takes with all its processes."""
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     env = {**os.environ, "RAYON_NUM_THREADS": str(CORES), "TOKENIZERS_PARALLELISM": "true"}
@@ -132,22 +132,22 @@ def spent(words: list[str]) -> tuple[float, float]:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, wall
 
 
-def beginning(corpus: Path, size: int, path: Path) -> Path:
+def copy_head(corpus: Path, size: int, path: Path) -> Path:
     with corpus.open("rb") as file, path.open("wb") as out:
         while out.tell() < size and (line := file.readline()):
             out.write(line)
     return path
 
 
-def measured(
+def measure(
     corpora: dict[str, Path], line: Path, folder: Path, gpt2: Path, repeat: int
 ) -> dict[str, dict[str, Any]]:
     """Each pipeline on its corpus and on one line, least of `repeat` rounds; the pipelines take turns."""
     runs: dict[str, list[tuple[float, float, float, float]]] = {name: [] for name in corpora}
     for turn, name in itertools.product(range(repeat), corpora):
         prefix = folder / f"{name}-{turn}"
-        start = spent(command(name, line, prefix / "line", gpt2))
-        runs[name].append((*start, *spent(command(name, corpora[name], prefix / "p", gpt2))))
+        start = cpu_seconds(command(name, line, prefix / "line", gpt2))
+        runs[name].append((*start, *cpu_seconds(command(name, corpora[name], prefix / "p", gpt2))))
     return {name: figures(corpora[name], runs[name]) for name in corpora}
 
 
@@ -174,24 +174,24 @@ def stages(corpus: Path, gpt2: Path) -> dict[str, Any]:
     tokenizer: Any = open_tokenizer("GPT2BPETokenizer", vocab_file=vocab, merge_file=merges)
     gigatoken = GigatokenEncoder.from_content(tokenizer, orjson.loads(tokenizer.source))
     took = dict.fromkeys(("reading and parsing", "gigatoken", "fastokens", "uint16"), 0.0)
-    at, now, equal = "", time.process_time(), True
+    current_stage, now, equal = "", time.process_time(), True
 
-    def then(stage: str) -> None:
-        nonlocal at, now
+    def record_stage(stage: str) -> None:
+        nonlocal current_stage, now
         before, now = now, time.process_time()
-        if at:
-            took[at] += now - before
-        at = stage
+        if current_stage:
+            took[current_stage] += now - before
+        current_stage = stage
 
     for encode in (gigatoken, FastokensEncoder(tokenizer)):
         for number, block in enumerate(read_blocks(InputFile(corpus, "jsonl"), keys=["text"])):
-            then("reading and parsing" if encode is gigatoken else "")
+            record_stage("reading and parsing" if encode is gigatoken else "")
             texts: list[Any] = [text for (text,) in block.rows(["text"]).texts]
-            then(encode.name)
+            record_stage(encode.name)
             ids, _ = encode(texts, EOD)
-            then("uint16" if encode is gigatoken else "")
+            record_stage("uint16" if encode is gigatoken else "")
             ids.astype(np.uint16)
-            then("")
+            record_stage("")
             if encode is not gigatoken and number % 10 == 0:
                 equal = equal and (gigatoken(texts, EOD)[0] == ids).all()
     size = corpus.stat().st_size / 1e6
@@ -224,7 +224,7 @@ def main() -> None:
     if args.pipeline:
         dict(PIPELINES)[args.pipeline[0]](args.corpus, Path(args.pipeline[1]), args.gpt2)
         return
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         "date": time.strftime("%Y-%m-%d"),
         "machine": f"{platform.machine()}, {CORES} of {os.cpu_count()} cores",
         "python": platform.python_version(),
@@ -233,24 +233,24 @@ def main() -> None:
     }
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        line = beginning(args.corpus, 1, folder / "line.jsonl")
-        part = beginning(args.corpus, int(args.slow_megabytes * 1e6), folder / "part.jsonl")
+        line = copy_head(args.corpus, 1, folder / "line.jsonl")
+        part = copy_head(args.corpus, int(args.slow_megabytes * 1e6), folder / "part.jsonl")
         peers = {name: part for name, _ in PIPELINES if importlib.util.find_spec(name) is not None}
-        found |= measured({"mega-data": args.corpus, **peers}, line, folder, args.gpt2, args.repeat)
-        found["stages of one core"] = stages(args.corpus, args.gpt2)
-        ours = found["mega-data"]
+        results |= measure({"mega-data": args.corpus, **peers}, line, folder, args.gpt2, args.repeat)
+        results["stages of one core"] = stages(args.corpus, args.gpt2)
+        ours = results["mega-data"]
         for name, _ in PIPELINES:
             if name not in peers:
-                found[name] = "not installed"
+                results[name] = "not installed"
                 continue
-            theirs = found[name]
+            theirs = results[name]
             theirs["ids_equal"] = same_ids(folder / "mega-data-0/p_text_document", folder / f"{name}-0/p")
             theirs["ours_is_faster"] = round(ours["MB_per_cpu_s"] / theirs["MB_per_cpu_s"], 1)
             if theirs["megabytes"] == ours["megabytes"]:
                 for clock in ("cpu", "wall"):
                     ratio = theirs[f"whole_{clock}_s"] / ours[f"whole_{clock}_s"]
                     theirs[f"whole_process_ratio_by_{clock}"] = round(ratio, 1)
-    text = json.dumps(found, indent=1)
+    text = json.dumps(results, indent=1)
     print(text)
     if args.json:
         args.json.write_text(text + "\n", "utf-8")

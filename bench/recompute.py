@@ -61,7 +61,7 @@ class Training:
         scores: Tensor = self.model(self.token_T, self.place_T, self.attend, self.drop)
         return scores.square().mean()
 
-    def kept(self) -> int:
+    def saved_bytes(self) -> int:
         """Bytes, each storage once, weights not."""
         weights = {weight.untyped_storage().data_ptr() for weight in self.model.parameters()}
         storages = {}
@@ -86,25 +86,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(1)
     tune_malloc()
-    print(f"{platform.machine()}, torch {torch.__version__}, {given.pairs} pairs, CPU seconds, one thread")
+    print(f"{platform.machine()}, torch {torch.__version__}, {args.pairs} pairs, CPU seconds, one thread")
     results = []
     for dropout in (0.0, 0.1):
-        everything = Training(KEEP_ALL, dropout)
-        print(f"dropout {dropout}   {'keeps all':10} {everything.kept() / 1e6:7.1f} MB")
+        baseline = Training(KEEP_ALL, dropout)
+        print(f"dropout {dropout}   {'keeps all':10} {baseline.saved_bytes() / 1e6:7.1f} MB")
         for name, recompute in WAYS:
             way = Training(recompute, dropout)
-            for each in (everything, way):
-                each.seconds()
-            pairs = [(way.seconds(), everything.seconds()) for _ in range(given.pairs)]
+            for training in (baseline, way):
+                training.seconds()
+            pairs = [(way.seconds(), baseline.seconds()) for _ in range(args.pairs)]
             ratio = statistics.median(a / b for a, b in pairs)
-            print(f"dropout {dropout}   {name:10} {way.kept() / 1e6:7.1f} MB   {ratio:5.2f} times the time")
-            bytes_kept = {"kept": way.kept(), "kept_of_all": everything.kept()}
+            print(
+                f"dropout {dropout}   {name:10} {way.saved_bytes() / 1e6:7.1f} MB"
+                f"   {ratio:5.2f} times the time"
+            )
+            bytes_kept = {"kept": way.saved_bytes(), "kept_of_all": baseline.saved_bytes()}
             results.append({"dropout": dropout, "name": name, "pairs": pairs, "ratio": ratio, **bytes_kept})
-    if given.json:
-        given.json.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+    if args.json:
+        args.json.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

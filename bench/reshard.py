@@ -65,7 +65,7 @@ PAIRS = (
 WEIGHTS = ("mega to hf", "hf to mega", "mega to meta")  # alone are converted
 
 
-def made(run: Path, layers: int) -> Checkpoint:
+def make_checkpoint(run: Path, layers: int) -> Checkpoint:
     """A checkpoint of random numbers."""
     shape = {"hidden": 1024, "heads": 16, "kv_heads": 8, "ffn": 2816, "vocab": 16_000, "max_seq_len": 1024}
     spec, rng = llama(layers=layers, **shape), np.random.default_rng(1)
@@ -82,7 +82,7 @@ def made(run: Path, layers: int) -> Checkpoint:
         return Checkpoint(save.commit(spec, layout=CUT, trainer={"iteration": 1, "consumed_samples": 0}))
 
 
-def copied(files: list[Path], folder: Path) -> None:
+def copy_files(files: list[Path], folder: Path) -> None:
     """`cp`, and a flush of every copy."""
     folder.mkdir()
     subprocess.run(["cp", *map(str, files), str(folder)], check=True)
@@ -99,8 +99,8 @@ def by_dcp(tensors: dict[str, dict[str, torch.Tensor]], folder: Path) -> None:
 def by_safetensors(tensors: dict[str, dict[str, torch.Tensor]], folder: Path) -> None:
     """The library's own writer, and a flush."""
     folder.mkdir()
-    for space, of in tensors.items():
-        save_file(of, folder / f"{space}.safetensors")
+    for space, values in tensors.items():
+        save_file(values, folder / f"{space}.safetensors")
         _flush(folder / f"{space}.safetensors")
 
 
@@ -109,7 +109,7 @@ def _flush(file: Path) -> None:
         os.fsync(written.fileno())
 
 
-def measured(ways: dict[str, Callable[[Path], object]], folder: Path, rounds: int) -> dict[str, list[float]]:
+def measure(ways: dict[str, Callable[[Path], object]], folder: Path, rounds: int) -> dict[str, list[float]]:
     """Seconds of each way in every round but one before them."""
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     order = random.Random(1)
@@ -134,21 +134,21 @@ def main() -> None:
     )
     parser.add_argument("--note", default="", help="of the machine, for the result")
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
+    args = parser.parse_args()
     warnings.filterwarnings("ignore", module="torch.distributed")  # that there is one process
     load = [os.getloadavg()[0]]
-    folder = Path(tempfile.mkdtemp(dir=given.folder))
+    folder = Path(tempfile.mkdtemp(dir=args.folder))
     try:
-        run = made(folder / "run", given.layers)
+        run = make_checkpoint(folder / "run", args.layers)
         convert(run.folder, folder / "hf", "mega", "hf")
         theirs = WriteOptions(layout=CUT)
         convert(run.folder, folder / "megatron", "mega", "megatron", target=theirs)
         tensors = {
             space: {
                 name: torch.from_numpy(run.read_raw(space, name, whole_slab(t.shape)))
-                for name, t in of.items()
+                for name, t in values.items()
             }
-            for space, of in run.tensors.items()
+            for space, values in run.tensors.items()
         }
         files = [run.folder / name for name in run.files]
         weights = [file for file in files if file.name.startswith(MODEL)]
@@ -156,7 +156,7 @@ def main() -> None:
             "reshard to tp 1": lambda new: reshard(run, new, Layout()),
             "reshard to tp 4": lambda new: reshard(run, new, Layout(tp=4)),
             "verify": lambda _: verify(run),
-            "cp -r": lambda new: copied(files, new),
+            "cp -r": lambda new: copy_files(files, new),
             "torch.distributed.checkpoint.save": lambda new: by_dcp(tensors, new),
             "safetensors save_file": lambda new: by_safetensors(tensors, new),
             "mega to hf": lambda new: convert(run.folder, new, "mega", "hf"),
@@ -164,34 +164,37 @@ def main() -> None:
             "mega to meta": lambda new: convert(run.folder, new, "mega", "meta"),
             "mega to megatron": lambda new: convert(run.folder, new, "mega", "megatron", target=theirs),
             "megatron to mega": lambda new: convert(folder / "megatron", new, "megatron", "mega"),
-            "cp of the weights": lambda new: copied(weights, new),
+            "cp of the weights": lambda new: copy_files(weights, new),
             "safetensors save_file of the weights": lambda new: by_safetensors({MODEL: tensors[MODEL]}, new),
         }
         sizes = {"all": sum(run.files.values()), "weights": sum(file.stat().st_size for file in weights)}
-        seconds = measured(ways, folder, given.rounds)
+        seconds = measure(ways, folder, args.rounds)
     finally:
         shutil.rmtree(folder)
     load.append(os.getloadavg()[0])
     ratios = {}
-    for name, of in seconds.items():
+    for name, values in seconds.items():
         size = sizes["weights" if name in WEIGHTS or "weights" in name else "all"]
-        middle = statistics.median(of)
-        print(f"{name:38} {middle:6.2f} s ({min(of):.2f} to {max(of):.2f})  {size / middle / 1e6:6.0f} MB/s")
+        middle = statistics.median(values)
+        print(
+            f"{name:38} {middle:6.2f} s ({min(values):.2f} to {max(values):.2f})"
+            f"  {size / middle / 1e6:6.0f} MB/s"
+        )
     for ours, theirs in PAIRS:
-        each = [b / a for a, b in zip(seconds[ours], seconds[theirs], strict=True)]
-        ratios[f"{ours} over {theirs}"] = ratio = statistics.median(each)
-        print(f"{ours} over {theirs}: {ratio:.2f} ({min(each):.2f} to {max(each):.2f})")
-    if given.json:
+        ratios_of_round = [b / a for a, b in zip(seconds[ours], seconds[theirs], strict=True)]
+        ratios[f"{ours} over {theirs}"] = ratio = statistics.median(ratios_of_round)
+        print(f"{ours} over {theirs}: {ratio:.2f} ({min(ratios_of_round):.2f} to {max(ratios_of_round):.2f})")
+    if args.json:
         machine = f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}"
-        told = {
+        report = {
             "date": datetime.now(UTC).date().isoformat(),
-            "machine": machine + (f", {given.note}" if given.note else ""),
+            "machine": machine + (f", {args.note}" if args.note else ""),
             "load": load,
             "bytes": sizes,
             "seconds": seconds,
             "ratios": ratios,
         }
-        given.json.write_text(json.dumps(told, indent=1) + "\n", "utf-8")
+        args.json.write_text(json.dumps(report, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

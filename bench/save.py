@@ -67,14 +67,14 @@ class Cost:
         stall: until the next step could begin.
         beside: median of the steps while it was written; None if there was none.
         idle: of the steps before it.
-        done: until it was on the disk.
+        written: until it was on the disk.
         lost: the stall, and what those steps took longer.
     """
 
     stall: float
     beside: float | None
     idle: float
-    done: float
+    written: float
     lost: float
 
 
@@ -95,21 +95,21 @@ def trainer(folder: Path) -> Trainer:
 def tensors(run: Trainer) -> dict[str, Tensor]:
     """What a checkpoint holds, by name."""
     main = zip(run.sharding.shard_ranges, run.sharding.main_params, strict=True)
-    found = {f"model.{stretch.row.name}": values for stretch, values in main}
-    return found | {
+    values_by_name = {f"model.{stretch.row.name}": values for stretch, values in main}
+    return values_by_name | {
         f"{space}.{stretch.row.name}": values for space, stretch, values in run.optimizer.state_shards()
     }
 
 
-def ours(run: Trainer) -> Wait:
+def begin_mega_save(run: Trainer) -> Wait:
     """Begin a checkpoint of ours."""
     run.save()
 
-    def done() -> bool:
+    def is_done() -> bool:
         run.saver.poll()
         return not run.saver.is_saving
 
-    return done
+    return is_done
 
 
 def torch_save(run: Trainer, folder: Path) -> Wait:
@@ -127,12 +127,12 @@ def dcp_async(run: Trainer, folder: Path) -> Wait:
     pending: Any = dcp.async_save(tensors(run), checkpoint_id=where, no_dist=True)
     assert isinstance(pending, Future)
 
-    def done() -> bool:
+    def is_done() -> bool:
         if pending.done():
             pending.result()
         return pending.done()
 
-    return done
+    return is_done
 
 
 def cost(run: Trainer, begin: Callable[[], Wait]) -> Cost:
@@ -145,10 +145,10 @@ def cost(run: Trainer, begin: Callable[[], Wait]) -> Cost:
 
     idle = statistics.median(step() for _ in range(IDLE))
     began = time.perf_counter()
-    done = begin()
+    is_done = begin()
     stall = time.perf_counter() - began
     beside = []
-    while not done():
+    while not is_done():
         beside.append(step())
     written = time.perf_counter() - began
     lost = stall + sum(seconds - idle for seconds in beside)
@@ -163,23 +163,23 @@ def main() -> None:
         "--folder", type=Path, help="on the disk to be measured; a temporary one if not given"
     )
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
+    args = parser.parse_args()
     tune_malloc()
     load = [os.getloadavg()[0]]  # of everything on the machine, before and after
     warnings.filterwarnings("ignore", module="torch.distributed.checkpoint")  # that there is one process
-    folder = Path(tempfile.mkdtemp(dir=given.folder))
+    folder = Path(tempfile.mkdtemp(dir=args.folder))
     try:
         run = trainer(folder)
-        kept = run.config.run.checkpoint
+        checkpoint_options = run.config.run.checkpoint
         background, in_place = (
-            CheckpointSaver(replace(kept, background=on), run.mesh) for on in (True, False)
+            CheckpointSaver(replace(checkpoint_options, background=on), run.mesh) for on in (True, False)
         )
         size = sum(values.nbytes for values in tensors(run).values())
         print(f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, {size / 1e9:.2f} GB")
 
         def with_saves(saves: CheckpointSaver) -> Wait:
             run.saver = saves
-            return ours(run)
+            return begin_mega_save(run)
 
         ways: dict[str, Callable[[], Wait]] = {
             "ours, background": lambda: with_saves(background),
@@ -188,32 +188,39 @@ def main() -> None:
             "dcp.async_save": lambda: dcp_async(run, folder),
         }
         costs: dict[str, list[Cost]] = {name: [] for name in ways}
-        for _ in range(1 + given.rounds):
+        for _ in range(1 + args.rounds):
             for name, begin in ways.items():
                 costs[name].append(cost(run, begin))
     finally:
         shutil.rmtree(folder)
     load.append(os.getloadavg()[0])
-    results = [summary(name, found) for name, found in costs.items()]
-    if given.json:
+    results = [summary(name, costs_of_way) for name, costs_of_way in costs.items()]
+    if args.json:
         machine = {"machine": platform.machine(), "cores": os.cpu_count(), "torch": torch.__version__}
-        told = machine | {"load": load, "gigabytes": size / 1e9, "rounds": given.rounds, "ways": results}
-        given.json.write_text(json.dumps(told, indent=1) + "\n", "utf-8")
+        report = machine | {"load": load, "gigabytes": size / 1e9, "rounds": args.rounds, "ways": results}
+        args.json.write_text(json.dumps(report, indent=1) + "\n", "utf-8")
 
 
 def summary(name: str, costs: list[Cost]) -> dict[str, object]:
     """Medians over the rounds after the first, and the stall of the first; printed."""
     first, *rest = costs
-    stall, done, lost = (
-        statistics.median(getattr(cost, key) for cost in rest) for key in ("stall", "done", "lost")
+    stall, written, lost = (
+        statistics.median(getattr(cost, key) for cost in rest) for key in ("stall", "written", "lost")
     )
     slower = [cost.beside / cost.idle - 1 for cost in rest if cost.beside is not None]
     slowdown = statistics.median(slower) if slower else None
     beside = f"steps {slowdown:+4.0%}" if slowdown is not None else "          "
     still = f"stall {stall:6.3f} s (first {first.stall:6.3f})"
-    print(f"{name:17} {still}  {beside}  lost {lost:6.3f} s  done {done:6.2f} s")
-    each = [{key: getattr(cost, key) for key in Cost.__slots__} for cost in costs]
-    return {"name": name, "stall": stall, "slowdown": slowdown, "lost": lost, "done": done, "rounds": each}
+    print(f"{name:17} {still}  {beside}  lost {lost:6.3f} s  done {written:6.2f} s")
+    rows = [{key: getattr(cost, key) for key in Cost.__slots__} for cost in costs]
+    return {
+        "name": name,
+        "stall": stall,
+        "slowdown": slowdown,
+        "lost": lost,
+        "written": written,
+        "rounds": rows,
+    }
 
 
 if __name__ == "__main__":

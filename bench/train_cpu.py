@@ -27,7 +27,7 @@ Each way is a process of its own, started in turn, `rounds` times for each numbe
 time (user and system, all threads) and the least wall-clock time of a step count, as other work on the
 machine only adds to both. Memory is the peak of the process, the least of the rounds: whole, and with what
 its imports took taken off. All begin near ln 50,304 = 10.83, each from random weights of its own
-(`beside_gpt2.py` and `tests/megatron_core` hold the losses of equal weights against each other).
+(`gpt2_comparison.py` and `tests/megatron_core` hold the losses of equal weights against each other).
 
 `products` is the time of the step's matrix products alone at the best rate torch reaches for this model's
 shapes, measured in the same run: 6 FLOPs per parameter of a matrix and token, and attention's.
@@ -52,7 +52,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from gpu.peers import installed, megatron_core
+from gpu.peers import is_installed, megatron_core
 from torch import Tensor, nn
 
 from mega_train.engine.train import tune_malloc
@@ -87,7 +87,7 @@ def batches() -> np.ndarray:
     return rng.zipf(1.3, (64, MICRO, LENGTH + 1)).clip(1, VOCAB).astype(np.int64) - 1
 
 
-def ours(dtype: str, *, rounded: bool, recompute: bool = False) -> tuple[Step, float]:
+def mega_step(dtype: str, *, rounded: bool, recompute: bool = False) -> tuple[Step, float]:
     """One step of ours, which returns its loss; and the peak of memory before the model was built."""
     from mega_model.distributed.mesh import Mesh, World
     from mega_schema.app.config import load_config
@@ -223,12 +223,12 @@ def products(dtype: str) -> float:
     for inner, outer in ((HIDDEN, 3 * HIDDEN), (HIDDEN, 4 * HIDDEN), (4 * HIDDEN, HIDDEN), (HIDDEN, VOCAB)):
         x, w = torch.randn(TOKENS, inner, dtype=kind), torch.randn(outer, inner, dtype=kind)
         y = torch.empty(TOKENS, outer, dtype=kind)
-        least = min(_timed(lambda x=x, w=w, y=y: torch.mm(x, w.t(), out=y))[0] for _ in range(5))
+        least = min(_run_timed(lambda x=x, w=w, y=y: torch.mm(x, w.t(), out=y))[0] for _ in range(5))
         best = max(best, 2 * TOKENS * inner * outer / least)
     return flops() / best
 
 
-def _timed(work: Callable[[], Any]) -> tuple[float, float]:
+def _run_timed(work: Callable[[], Any]) -> tuple[float, float]:
     """CPU seconds of all threads, and seconds of the clock."""
     cpu, wall = time.process_time(), time.perf_counter()
     work()
@@ -244,14 +244,14 @@ def child(way: str, dtype: str, steps: int) -> dict[str, float]:
         HF: hugging_face,
         PLAIN: plain,
         MEGATRON: megatron,
-        "ours": lambda kind: ours(kind, rounded=False),
-        "ours-rounded": lambda kind: ours(kind, rounded=True),
-        "ours-recompute": lambda kind: ours(kind, rounded=False, recompute=True),
+        "ours": lambda kind: mega_step(kind, rounded=False),
+        "ours-rounded": lambda kind: mega_step(kind, rounded=True),
+        "ours-recompute": lambda kind: mega_step(kind, rounded=False, recompute=True),
     }
     step, before = build[way](dtype)
     first = step()
     step()
-    times = [_timed(step) for _ in range(steps)]
+    times = [_run_timed(step) for _ in range(steps)]
     return {
         "first_loss": first,
         "cpu_s": min(cpu for cpu, _ in times),
@@ -266,8 +266,8 @@ def start(way: str, dtype: str, steps: int, threads: int) -> dict[str, float]:
     words = ["--child", way, "--dtype", dtype, "--steps", steps, "--threads", threads]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     command = [sys.executable, __file__, *map(str, words)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+    process = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
+    return dict(json.loads(process.stdout.splitlines()[-1]))
 
 
 def weight_gradients(way: str, dtype: str) -> str:
@@ -277,7 +277,10 @@ def weight_gradients(way: str, dtype: str) -> str:
 
 def summary(rounds: list[dict[str, dict[str, float]]], dtype: str) -> dict[str, Any]:
     """The best of every way over the rounds, and ours against the fastest compiled peer."""
-    best = {way: {key: min(each[way][key] for each in rounds) for key in rounds[0][way]} for way in rounds[0]}
+    best = {
+        way: {key: min(round_times[way][key] for round_times in rounds) for key in rounds[0][way]}
+        for way in rounds[0]
+    }
     floor = best.pop("products")["cpu_s"]
     fastest = min(COMPILED, key=lambda way: best[way]["cpu_s"])
     table: dict[str, Any] = {"products_cpu_s": round(floor, 3), "fastest_compiled": fastest}
@@ -312,17 +315,17 @@ def main() -> None:
     parser.add_argument("--ways", choices=[*OURS, *PEERS], nargs="+", default=[*OURS, *PEERS])
     parser.add_argument("--json", type=Path)
     parser.add_argument("--child", choices=[*OURS, *PEERS, "products"], help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.child:
-        torch.set_num_threads(given.threads[0])
-        print(json.dumps(child(given.child, given.dtype, given.steps)))
+    args = parser.parse_args()
+    if args.child:
+        torch.set_num_threads(args.threads[0])
+        print(json.dumps(child(args.child, args.dtype, args.steps)))
         return
     native = bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    if given.dtype == "bf16" and not native:
+    if args.dtype == "bf16" and not native:
         parser.error("--dtype bf16: this CPU has no bfloat16 instructions, so the peers would emulate them")
-    left_out = {"ours-rounded"} if given.dtype == "fp32" else set()
-    left_out |= set() if installed("megatron.core") else {MEGATRON}
-    ways = [way for way in dict.fromkeys([*given.ways, *COMPILED]) if way not in left_out]
+    left_out = {"ours-rounded"} if args.dtype == "fp32" else set()
+    left_out |= set() if is_installed("megatron.core") else {MEGATRON}
+    ways = [way for way in dict.fromkeys([*args.ways, *COMPILED]) if way not in left_out]
     table: dict[str, Any] = {
         "date": time.strftime("%Y-%m-%d"),
         "command": "python bench/train_cpu.py " + " ".join(sys.argv[1:]),
@@ -330,28 +333,27 @@ def main() -> None:
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "bfloat16_instructions": native,
         "torch": torch.__version__,
-        "dtype": given.dtype,
+        "dtype": args.dtype,
         "load_before": list(os.getloadavg()),
     }
-    for threads in given.threads:
+    for threads in args.threads:
         rounds = [
-            {way: start(way, given.dtype, given.steps, threads) for way in (*ways, "products")}
-            for _ in range(given.rounds)
+            {way: start(way, args.dtype, args.steps, threads) for way in (*ways, "products")}
+            for _ in range(args.rounds)
         ]
-        table[f"threads_{threads}"] = summary(rounds, given.dtype)
+        table[f"threads_{threads}"] = summary(rounds, args.dtype)
     text = json.dumps(table, indent=1)
     print(text)
-    if given.json:
-        given.json.write_text(text + "\n", "utf-8")
+    if args.json:
+        args.json.write_text(text + "\n", "utf-8")
 
 
 def _processor() -> str:
     """Model, family and number of the processors, as Linux names them."""
-    said = [line.partition(":") for line in Path("/proc/cpuinfo").read_text("utf-8").splitlines()]
-    of = {key.strip(): value.strip() for key, _, value in reversed(said)}
-    names = (
-        f"{of.get('model name', platform.machine())}, family {of.get('cpu family')} model {of.get('model')}"
-    )
+    lines = [line.partition(":") for line in Path("/proc/cpuinfo").read_text("utf-8").splitlines()]
+    fields = {key.strip(): value.strip() for key, _, value in reversed(lines)}
+    names = f"{fields.get('model name', platform.machine())}, family {fields.get('cpu family')}"
+    names += f" model {fields.get('model')}"
     return f"{names}, {os.cpu_count()} processors"
 
 

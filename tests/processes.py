@@ -7,13 +7,17 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests import warm
+from tests import fork_server
 
 SECONDS = 300.0  # a rank that waits for one that failed
 
 
 def on_ranks(
-    module: str, words: Sequence[str], ranks: int, folder: Path, imports: tuple[str, ...] = warm.TRAINER
+    module: str,
+    words: Sequence[str],
+    ranks: int,
+    folder: Path,
+    imports: tuple[str, ...] = fork_server.TRAINER,
 ) -> None:
     """Run `python -m module words` on every rank, with RANK and WORLD_SIZE set, and wait for all.
 
@@ -30,7 +34,7 @@ def on_ranks(
             for rank in range(ranks)
         ]
         programs = [
-            warm.start(
+            fork_server.start(
                 module,
                 words,
                 imports=imports,

@@ -11,12 +11,12 @@ import pytest
 long = pytest.mark.long
 
 
-def every(step: int, cases: Iterable[Any]) -> list[Any]:
+def every_nth(step: int, cases: Iterable[Any]) -> list[Any]:
     """Return the cases as parameters: the first of each `step` is for `make test`, the others are long."""
     return [_parameter(case, is_long=i % step > 0) for i, case in enumerate(cases)]
 
 
-def one_of_each(kind: Callable[[Any], Hashable], cases: Iterable[Any]) -> list[Any]:
+def one_of_each_kind(kind: Callable[[Any], Hashable], cases: Iterable[Any]) -> list[Any]:
     """Return the cases as parameters: one of each kind is for `make test`, the others are long.
 
     The one is the first of the first kind, the second of the second and so on: kinds whose cases count
@@ -35,7 +35,7 @@ def without_digits(case: tuple[int, str]) -> tuple[int, str]:
     return case[0], re.sub(r"\d+", "", case[1])
 
 
-def requested(request: pytest.FixtureRequest, parameter: str) -> set[Any]:
+def requested_values(request: pytest.FixtureRequest, parameter: str) -> set[Any]:
     """Return the values of a parameter that the selected tests of the requesting module have."""
     specs = [
         item.callspec

@@ -34,7 +34,7 @@ def cases(
     """Of each entry what is called of a record, and with what."""
     head, dtype = 128 if width >= 128 else width, torch.bfloat16
 
-    def made(*shapes: tuple[int, ...]) -> list[Tensor]:
+    def make_inputs(*shapes: tuple[int, ...]) -> list[Tensor]:
         return [torch.randn(shape, device=device, dtype=dtype, requires_grad=True) for shape in shapes]
 
     cos, sin = (torch.rand(rows, head // 2, device=device) for _ in range(2))
@@ -50,37 +50,43 @@ def cases(
         return lambda logits: kernels.cross_entropy(logits.detach().clone(), target, Axis("tp"), 1.0)
 
     return {
-        "rms_norm": (lambda k: lambda x, w: k.rms_norm(x, w, 1e-5), made(x, (width,))),
-        "layer_norm": (lambda k: lambda x, w, b: k.layer_norm(x, w, b, 1e-5), made(x, (width,), (width,))),
-        "add_rms_norm": (lambda k: lambda x, r, w: k.add_rms_norm(x, r, w, 1e-5), made(x, x, (width,))),
-        "bias_gelu": (lambda k: lambda x, b: k.bias_gelu(x, b, "tanh"), made(wide, (4 * width,))),
-        "swiglu": (lambda k: k.swiglu, made((rows, 7 * width))),
-        "apply_rotary_packed": (rotation, made((rows, 3 * width))),
-        "masked_softmax": (lambda k: lambda x: k.masked_softmax(x, seen, 0.1), made(scores)),
-        "cross_entropy": (entropy, made((rows // 4, 8 * width))),
-        "dropout_add": (lambda k: lambda x, r: k.dropout_add(x, r, key, 0.1), made(x, x)),
+        "rms_norm": (lambda k: lambda x, w: k.rms_norm(x, w, 1e-5), make_inputs(x, (width,))),
+        "layer_norm": (
+            lambda k: lambda x, w, b: k.layer_norm(x, w, b, 1e-5),
+            make_inputs(x, (width,), (width,)),
+        ),
+        "add_rms_norm": (
+            lambda k: lambda x, r, w: k.add_rms_norm(x, r, w, 1e-5),
+            make_inputs(x, x, (width,)),
+        ),
+        "bias_gelu": (lambda k: lambda x, b: k.bias_gelu(x, b, "tanh"), make_inputs(wide, (4 * width,))),
+        "swiglu": (lambda k: k.swiglu, make_inputs((rows, 7 * width))),
+        "apply_rotary_packed": (rotation, make_inputs((rows, 3 * width))),
+        "masked_softmax": (lambda k: lambda x: k.masked_softmax(x, seen, 0.1), make_inputs(scores)),
+        "cross_entropy": (entropy, make_inputs((rows // 4, 8 * width))),
+        "dropout_add": (lambda k: lambda x, r: k.dropout_add(x, r, key, 0.1), make_inputs(x, x)),
     }  # fmt: skip
 
 
-def once(function: Callable[..., Any], given: Sequence[Tensor]) -> None:
+def run_once(function: Callable[..., Any], inputs: Sequence[Tensor]) -> None:
     """Forward and backward."""
-    out = function(*given)
+    out = function(*inputs)
     outs = [y for y in (out if isinstance(out, tuple) else (out,)) if y.requires_grad]
     if outs:
-        torch.autograd.grad(outs, given, [torch.ones_like(y) for y in outs], allow_unused=True)
+        torch.autograd.grad(outs, inputs, [torch.ones_like(y) for y in outs], allow_unused=True)
 
 
-def milliseconds(function: Callable[..., Any], given: Sequence[Tensor], times: int) -> float:
+def milliseconds(function: Callable[..., Any], inputs: Sequence[Tensor], times: int) -> float:
     """The median of some calls, after three that are not counted."""
-    taken = []
-    for at in range(times + 3):
+    times_taken = []
+    for number in range(times + 3):
         _wait()
         began = time.perf_counter()
-        once(function, given)
+        run_once(function, inputs)
         _wait()
-        if at >= 3:
-            taken.append(time.perf_counter() - began)
-    return 1e3 * statistics.median(taken)
+        if number >= 3:
+            times_taken.append(time.perf_counter() - began)
+    return 1e3 * statistics.median(times_taken)
 
 
 def _wait() -> None:
@@ -95,12 +101,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--width", type=int, default=4096)
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args(argv)
-    if not given.smoke and not torch.cuda.is_available():
+    args = parser.parse_args(argv)
+    if not args.smoke and not torch.cuda.is_available():
         raise SystemExit("no GPU here: --smoke shows on a CPU that this runs")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    rows, width, times = (128, 32, 1) if given.smoke else (given.rows, given.width, TIMES)
-    backend = "aot_eager" if given.smoke else "inductor"
+    rows, width, times = (128, 32, 1) if args.smoke else (args.rows, args.width, TIMES)
+    backend = "aot_eager" if args.smoke else "inductor"
     versions = {
         "ours": choose_kernels("auto", device).kernels,
         "eager": REFERENCE,
@@ -115,9 +121,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         ratio = min(value for version, value in its.items() if version != "ours") / its["ours"]
         results.append({"kernel": name, "milliseconds": its, "ratio": ratio})
         print(f"{name:15}" + "".join(f"{value:10.3f}" for value in its.values()) + f"{ratio:10.2f}")
-    if given.json:
-        told = {"rows": rows, "width": width, "torch": torch.__version__, "results": results}
-        given.json.write_text(json.dumps(told, indent=1) + "\n", "utf-8")
+    if args.json:
+        report = {"rows": rows, "width": width, "torch": torch.__version__, "results": results}
+        args.json.write_text(json.dumps(report, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from mega_ckpt.formats.huggingface.config_json import from_spec
 from mega_schema.spec import ModelSpec
 
 
-def installed(module: str) -> bool:
+def is_installed(module: str) -> bool:
     """Whether there is such a module, of a package that may not be there either."""
     try:
         return importlib.util.find_spec(module) is not None
@@ -99,12 +99,12 @@ def megatron_core(
     config = TransformerConfig(
         num_layers=spec.layers, hidden_size=spec.hidden, num_attention_heads=spec.heads,
         num_query_groups=spec.kv_heads, kv_channels=spec.head_dim, ffn_hidden_size=spec.ffn,
-        normalization=norm, add_bias_linear=spec.bias, gated_linear_unit=spec.gated,
-        activation_func=F.silu if spec.gated else F.gelu, bias_activation_fusion=True,
+        normalization=norm, add_bias_linear=spec.bias, gated_linear_unit=spec.is_gated,
+        activation_func=F.silu if spec.is_gated else F.gelu, bias_activation_fusion=True,
         bias_dropout_fusion=True, hidden_dropout=0.0, attention_dropout=0.0, bf16=half, params_dtype=dtype,
         use_cpu_initialization=not cuda,
     )  # fmt: skip
-    fused = cuda and installed("transformer_engine")
+    fused = cuda and is_installed("transformer_engine")
     layer = (
         gpt_layer_specs.get_gpt_layer_with_transformer_engine_spec()
         if fused
@@ -115,14 +115,14 @@ def megatron_core(
         position_embedding_type="rope" if spec.positions == "rope" else "learned_absolute",
         rotary_base=int(spec.rope_theta),
     ).to(device)  # fmt: skip
-    said = OptimizerConfig(
+    optimizer_config = OptimizerConfig(
         optimizer="adam", lr=1e-4, weight_decay=0.01, clip_grad=1.0, bf16=half, params_dtype=dtype
     )
     reduced = DistributedDataParallelConfig(grad_reduce_in_fp32=True)
     wrapped = Float16Module(config, model) if half else model
     ddp = DistributedDataParallel(config, reduced, wrapped)
     with contextlib.nullcontext() if cuda else OnCPU():
-        optimizer = get_megatron_optimizer(said, [ddp])
+        optimizer = get_megatron_optimizer(optimizer_config, [ddp])
     hidden = (
         None if fused else torch.ones(1, 1, spec.max_seq_len, spec.max_seq_len, device=device).triu(1).bool()
     )

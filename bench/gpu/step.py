@@ -34,7 +34,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from peers import hugging_face, installed, megatron_core
+from peers import hugging_face, is_installed, megatron_core
 from torch.profiler import ProfilerActivity, profile
 
 from mega_model.distributed.mesh import Mesh, World
@@ -93,13 +93,13 @@ KINDS = (
 )
 
 
-def configured(name: str, kernels: str, data: Path, memory: float, *, fp8: bool) -> tuple[RunConfig, Family]:
+def configure(name: str, kernels: str, data: Path, memory: float, *, fp8: bool) -> tuple[RunConfig, Family]:
     """The run of a case, of as many layers as `memory` bytes hold where it does not say how many."""
     family, own = CASES[name]
     sets = [*own, *COMMON, f"train.kernels={kernels}", f"data.data_path={data}"]
     if fp8:
         sets.append('train.fp8_format="hybrid"')
-    if any(one.startswith("model.num_layers") for one in own):
+    if any(parameter_name.startswith("model.num_layers") for parameter_name in own):
         return load_config(RunConfig, None, {}, sets), family
     for layers in range(32, 0, -1):
         run = load_config(RunConfig, None, {}, [*sets, f"model.num_layers={layers}"])
@@ -120,14 +120,14 @@ def write_corpus(prefix: Path, vocab: int) -> None:
 
 def seconds(function: Callable[[], object], times: int) -> list[float]:
     """Of each call, with the device idle before and after."""
-    taken = []
+    durations = []
     for _ in range(times):
         _wait()
         began = time.perf_counter()
         function()
         _wait()
-        taken.append(time.perf_counter() - began)
-    return taken
+        durations.append(time.perf_counter() - began)
+    return durations
 
 
 def _wait() -> None:
@@ -166,51 +166,51 @@ def split(step: Callable[[], object]) -> dict[str, float]:
 
 def peer(name: str, plan: ResolvedConfig, device: torch.device, steps: int) -> dict[str, Any]:
     """Tokens a second of another's model, with the largest micro-batch up to ours that fits."""
-    module, made = PEERS[name]
-    if not installed(module):
+    module, build = PEERS[name]
+    if not is_installed(module):
         return {"missing": module}
     micro = plan.micro_batch_size
     while micro:
         gc.collect()
         try:
-            step = made(plan.spec, device, compiled=device.type == "cuda")
+            step = build(plan.spec, device, compiled=device.type == "cuda")
             tokens = torch.randint(plan.spec.vocab, (micro, plan.seq_length + 1), device=device)
             seconds(lambda step=step, tokens=tokens: step(tokens), 3)
-            taken = seconds(lambda step=step, tokens=tokens: step(tokens), steps)
+            durations = seconds(lambda step=step, tokens=tokens: step(tokens), steps)
         except torch.cuda.OutOfMemoryError:
             micro //= 2
             step = tokens = None
             continue
-        return {"micro": micro, "tokens_per_second": micro * plan.seq_length / statistics.median(taken)}
+        return {"micro": micro, "tokens_per_second": micro * plan.seq_length / statistics.median(durations)}
     return {"missing": "memory for one sample"}
 
 
-def measured(name: str, kernels: str, steps: int, *, peers: bool, fp8: bool = False) -> dict[str, Any]:
+def measure(name: str, kernels: str, steps: int, *, peers: bool, fp8: bool = False) -> dict[str, Any]:
     """One case, in this process."""
     cuda = torch.cuda.is_available()
     memory = 0.92 * torch.cuda.get_device_properties(0).total_memory if cuda else math.inf
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "data"
-        run, family = configured(name, kernels, data, memory, fp8=fp8)
+        run, family = configure(name, kernels, data, memory, fp8=fp8)
         assert run.model.vocab is not None
         write_corpus(data, run.model.vocab)
         ready = prepare(run, family, World())
         mesh = Mesh.join(ready.config.layout, World(), device=ready.config.device)
         trainer = Trainer(ready.config, mesh, IndexedDataset(data))
         seconds(lambda: trainer.step(1e-4), 3)  # compiles, and finds its memory
-        taken = seconds(lambda: trainer.step(1e-4), steps)
+        durations = seconds(lambda: trainer.step(1e-4), steps)
         kinds = split(lambda: trainer.step(1e-4))
         peak = torch.cuda.max_memory_allocated() if cuda else 0
         rate = product_rate(trainer, steps)
-    needed, median = model_flops(build_workload(run, family, 1)), statistics.median(taken)
+    needed, median = model_flops(build_workload(run, family, 1)), statistics.median(durations)
     tokens = ready.config.global_batch_size * ready.config.seq_length
-    found = {
+    result = {
         "case": name,
         "fp8": run.train.fp8,
         "kernels": trainer.kernel_choice.summary,
         "layers": ready.config.spec.layers,
         "tokens_per_second": tokens / median,
-        "step_seconds": [min(taken), median, max(taken)],
+        "step_seconds": [min(durations), median, max(durations)],
         "tflops": needed / median / 1e12,
         "mfu": needed / median / PEAK,
         "product_tflops": rate / 1e12,
@@ -232,9 +232,9 @@ def measured(name: str, kernels: str, steps: int, *, peers: bool, fp8: bool = Fa
         plan, device = ready.config, trainer.mesh.device
         del trainer  # its memory is for the other
         for name in PEERS:
-            found[name] = peer(name, plan, device, steps)
-            print(f"  {name}: {found[name]}")
-    return found
+            result[name] = peer(name, plan, device, steps)
+            print(f"  {name}: {result[name]}")
+    return result
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -247,17 +247,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--no-peers", action="store_true")
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args(argv)
-    if not given.smoke and not torch.cuda.is_available():
+    args = parser.parse_args(argv)
+    if not args.smoke and not torch.cuda.is_available():
         raise SystemExit("no GPU here: --smoke shows on a CPU that this runs")
     real = [name for name in CASES if name != "smoke"]
-    names = ["smoke"] if given.smoke else given.cases or real
-    steps, peers = 2 if given.smoke else given.steps, not given.no_peers
-    results = [measured(name, given.kernels, steps, peers=peers, fp8=given.fp8) for name in names]
-    if given.json:
+    names = ["smoke"] if args.smoke else args.cases or real
+    steps, peers = 2 if args.smoke else args.steps, not args.no_peers
+    results = [measure(name, args.kernels, steps, peers=peers, fp8=args.fp8) for name in names]
+    if args.json:
         device = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "cpu"
-        told = {"device": device, "torch": torch.__version__, "results": results}
-        given.json.write_text(json.dumps(told, indent=1) + "\n", "utf-8")
+        report = {"device": device, "torch": torch.__version__, "results": results}
+        args.json.write_text(json.dumps(report, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ from mega_schema.arch import table
 from mega_schema.checkpoint.reader import DTYPES, MAIN, MODEL, OPTIMIZER
 from mega_schema.parallel_layout import WHOLE, Layout
 from mega_schema.spec import ModelSpec, gpt, llama
-from tests import saved
-from tests.saved import Whole
+from tests import checkpoint_fixture
+from tests.checkpoint_fixture import Whole
 
 RandomWhole = Callable[..., Whole]
 
@@ -57,10 +57,12 @@ def random_whole() -> RandomWhole:
 
         rows = [row for row in table(spec) if row.tied_to is None]
         spaces = {MODEL: dtype} | (dict.fromkeys(OPTIMIZER, "F32") if optimizer else {})
-        made = {space: {row.name: values(row.shape, kind) for row in rows} for space, kind in spaces.items()}
+        tensors = {
+            space: {row.name: values(row.shape, kind) for row in rows} for space, kind in spaces.items()
+        }
         if optimizer and dtype != "F32":  # narrow weights are the optimizer's, rounded
-            made[MODEL] = {name: dtypes.round_float32(main, dtype) for name, main in made[MAIN].items()}
-        return made
+            tensors[MODEL] = {name: dtypes.round_float32(main, dtype) for name, main in tensors[MAIN].items()}
+        return tensors
 
     return make
 
@@ -68,4 +70,4 @@ def random_whole() -> RandomWhole:
 @pytest.fixture(scope="session")
 def save_whole() -> SaveWhole:
     """Save whole tensors as the ranks of a layout would."""
-    return saved.save_whole
+    return checkpoint_fixture.save_whole

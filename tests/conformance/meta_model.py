@@ -41,9 +41,9 @@ def _rank(meet: str, tokens: str, folders: Sequence[Path]) -> None:
         model = Transformer(ModelArgs(max_batch_size=len(token_BS), max_seq_len=token_BS.shape[1], **params))
         model.load_state_dict(torch.load(sorted(folder.glob("*.pth"))[rank], weights_only=True))
         with torch.no_grad():
-            found = model(token_BS, 0)
+            logits_BSV = model(token_BS, 0)
         if rank == 0:
-            torch.save(found.clone(), folder / "logits.pt")
+            torch.save(logits_BSV.clone(), folder / "logits.pt")
     dist.destroy_process_group()
 
 

@@ -22,7 +22,7 @@ ROWS = ("word_embeddings.weight", "query_key_value.weight", "query_key_value.bia
 COLUMNS = ("self_attention.dense.weight", "mlp.dense_4h_to_h.weight")
 
 
-def _theirs(heads: int) -> BloomForCausalLM:
+def _transformers_model(heads: int) -> BloomForCausalLM:
     torch.manual_seed(3)
     config = BloomConfig(
         vocab_size=VOCAB,
@@ -82,7 +82,7 @@ def _save(model: BloomForCausalLM, heads: int, tp: int, folder: Path) -> None:
 
 @pytest.mark.parametrize(("heads", "tp"), [(4, 1), (4, 2), (6, 2)])
 def test_logits_are_those_of_transformers(heads: int, tp: int, tmp_path: Path) -> None:
-    theirs = _theirs(heads)
+    theirs = _transformers_model(heads)
     _save(theirs, heads, tp, tmp_path / "global_step5")
     convert(tmp_path / "global_step5", tmp_path / "run", "bigscience", "mega")
     checkpoint = Checkpoint.open(tmp_path / "run")

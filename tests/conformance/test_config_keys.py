@@ -18,8 +18,8 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 from mega_ckpt.formats.interface import ReadOptions
 from mega_ckpt.formats.registry import format_of
 from mega_schema.errors import MegaError
-from tests.conformance.theirs import CASES, logits, save, spec_logits
-from tests.selection import every
+from tests.conformance.hf_models import CASES, logits, save, spec_logits
+from tests.selection import every_nth
 
 TOKENS_BS = torch.randint(0, 61, (2, 12), generator=torch.Generator().manual_seed(4))
 KERNELS = """
@@ -100,9 +100,9 @@ def test_a_config_that_names_a_kernel_never_reaches_the_kernel_loader(
         config[key] = "evil-user/evil-kernel"
     (tmp_path / "hf/config.json").write_text(json.dumps(config), "utf-8")
     words = ("-m", "mega_ckpt", "convert", "--from", "hf", "--to", "hf", "--load", tmp_path / "hf")
-    done = run_python(*words, "--save", tmp_path / "out", "--check-logits", "8")
-    assert done.returncode == 0, done.stderr
-    assert "both by transformers" in done.stdout
+    result = run_python(*words, "--save", tmp_path / "out", "--check-logits", "8")
+    assert result.returncode == 0, result.stderr
+    assert "both by transformers" in result.stdout
     assert not kernel_calls.exists()
     # transformers itself goes to the loader: this config would have downloaded code
     load = "import sys, transformers; transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1])"
@@ -121,7 +121,7 @@ def their_logits(folder: Path) -> torch.Tensor | None:
 
 
 @pytest.mark.parametrize(
-    "case", every(4, ["llama", "mistral", "qwen 2", "qwen 3", "gpt2", "pythia", "bloom"])
+    "case", every_nth(4, ["llama", "mistral", "qwen 2", "qwen 3", "gpt2", "pythia", "bloom"])
 )
 def test_every_key_that_transformers_reads_is_refused_or_changes_both_models_alike(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

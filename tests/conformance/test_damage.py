@@ -31,8 +31,8 @@ Json = dict[str, Any]
 def folder(tmp_path: Path, small_gpt: ModelSpec, random_whole: Any, save_whole: Any) -> Path:
     """A checkpoint of a 2 x 2 layout with optimizer state."""
     whole = random_whole(small_gpt, optimizer=True)
-    made: Path = save_whole(tmp_path, small_gpt, whole, layout=Layout(tp=2, pp=2), iteration=4)
-    return made
+    run: Path = save_whole(tmp_path, small_gpt, whole, layout=Layout(tp=2, pp=2), iteration=4)
+    return run
 
 
 def _edit(folder: Path, change: Callable[[Json], object]) -> None:
@@ -51,10 +51,10 @@ def test_the_safetensors_library_reads_our_files(folder: Path) -> None:
     seen = 0
     for name in checkpoint.files:
         theirs = safetensors.numpy.load_file(folder / name)
-        mine = ours.read_header(folder / name).entries
-        assert theirs.keys() == mine.keys()
+        own_entries = ours.read_header(folder / name).entries
+        assert theirs.keys() == own_entries.keys()
         for key, array in theirs.items():
-            assert array.tobytes() == mine[key].values().tobytes()
+            assert array.tobytes() == own_entries[key].values().tobytes()
             seen += array.nbytes
     assert seen == sum(piece.bytes for *_, piece in checkpoint.pieces())
 
@@ -70,9 +70,9 @@ def test_we_read_what_the_safetensors_library_writes(tmp_path: Path) -> None:
 
 
 def test_a_sound_checkpoint_is_found_sound(folder: Path) -> None:
-    found = verify(Checkpoint.open(folder.parent))
-    assert found.bytes == sum(p.bytes for *_, p in Checkpoint(folder).pieces())
-    assert found.tensors == 4 * 40
+    result = verify(Checkpoint.open(folder.parent))
+    assert result.bytes == sum(p.bytes for *_, p in Checkpoint(folder).pieces())
+    assert result.tensors == 4 * 40
 
 
 ON_OPEN: dict[str, tuple[Callable[[Json], object], str]] = {
@@ -117,11 +117,11 @@ ON_OPEN: dict[str, tuple[Callable[[Json], object], str]] = {
 
 @pytest.mark.parametrize("what", ON_OPEN)
 def test_a_manifest_that_was_tampered_with_is_refused_on_open(folder: Path, what: str) -> None:
-    change, said = ON_OPEN[what]
+    change, message = ON_OPEN[what]
     _edit(folder, change)
     with pytest.raises(FormatError) as caught:
         Checkpoint.open(folder.parent)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert str(folder) in str(caught.value)
 
 
@@ -181,11 +181,11 @@ ON_VERIFY: dict[str, tuple[Callable[[Json], object], str]] = {
 
 @pytest.mark.parametrize("what", ON_VERIFY)
 def test_a_manifest_that_lies_is_found_out_by_verify(folder: Path, what: str) -> None:
-    change, said = ON_VERIFY[what]
+    change, message = ON_VERIFY[what]
     _edit(folder, change)
     with pytest.raises(FormatError) as caught:
         verify(Checkpoint.open(folder.parent))
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 ODD = [None, True, -1, 0, 1, 2**70, 1e308, float("nan"), "x", "", [], {}, [1], {"a": 1}, "../x", [None], -0.5]
@@ -198,8 +198,8 @@ MUTATIONS = 5000  # of manifests and headers, half of each
 def smallest(tmp_path: Path, random_whole: Any, save_whole: Any) -> Path:
     """A checkpoint of one layer and its weights, which is quickly verified."""
     spec = gpt(layers=1, hidden=8, heads=2, vocab=11, max_seq_len=4)
-    made: Path = save_whole(tmp_path / "run", spec, random_whole(spec), layout=Layout(tp=2), iteration=4)
-    return made
+    run: Path = save_whole(tmp_path / "run", spec, random_whole(spec), layout=Layout(tp=2), iteration=4)
+    return run
 
 
 def test_no_manifest_makes_a_traceback_or_takes_memory(smallest: Path) -> None:
@@ -210,13 +210,13 @@ def test_no_manifest_makes_a_traceback_or_takes_memory(smallest: Path) -> None:
     with _little_memory():
         for turn in range(MUTATIONS // 2):
             if turn % 5 == 4:
-                changed = _garbled(text.encode(), rng)
+                changed = _garble(text.encode(), rng)
             else:
-                manifest = at = json.loads(text)
+                manifest = node = json.loads(text)
                 *way, last = rng.choice(short if turn % 2 else places)
                 for key in way:
-                    at = at[key]
-                at[last] = rng.choice(ODD)
+                    node = node[key]
+                node[last] = rng.choice(ODD)
                 changed = json.dumps(manifest).encode()
             file.write_bytes(changed)
             refused += _fault(smallest) is not None  # anything but a MegaError is a traceback, and fails here
@@ -233,13 +233,13 @@ def test_no_header_makes_a_traceback_or_takes_memory(smallest: Path) -> None:
     with _little_memory():
         for turn in range(MUTATIONS // 2):
             if turn % 2:
-                header = _garbled(before[:length], rng)
+                header = _garble(before[:length], rng)
             else:
-                changed = at = json.loads(json.dumps(entries))
+                changed = node = json.loads(json.dumps(entries))
                 *way, last = rng.choice(places)
                 for key in way:
-                    at = at[key]
-                at[last] = rng.choice(ODD)
+                    node = node[key]
+                node[last] = rng.choice(ODD)
                 text = json.dumps(changed).encode()
                 header = len(text).to_bytes(8, "little") + text
             file.write_bytes(header + before[length:])
@@ -250,18 +250,18 @@ def test_no_header_makes_a_traceback_or_takes_memory(smallest: Path) -> None:
     assert refused > MUTATIONS * 0.35
 
 
-def _garbled(data: bytes, rng: random.Random) -> bytes:
+def _garble(data: bytes, rng: random.Random) -> bytes:
     """Bytes changed, left out, doubled, or cut off."""
-    at, length = rng.randrange(len(data)), rng.randrange(1, 9)
+    begin, length = rng.randrange(len(data)), rng.randrange(1, 9)
     match rng.randrange(4):
         case 0:
-            return data[:at] + rng.randbytes(length) + data[at + length :]
+            return data[:begin] + rng.randbytes(length) + data[begin + length :]
         case 1:
-            return data[:at] + data[at + length :]
+            return data[:begin] + data[begin + length :]
         case 2:
-            return data[: at + length] + data[at:]
+            return data[: begin + length] + data[begin:]
         case _:
-            return data[:at]
+            return data[:begin]
 
 
 @contextlib.contextmanager
@@ -269,8 +269,8 @@ def _little_memory() -> Iterator[None]:
     """The block may take 100 MB more than there is taken now."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     yield
-    taken = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    assert taken < 100_000, f"{taken} KiB more"
+    bytes_taken = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert bytes_taken < 100_000, f"{bytes_taken} KiB more"
 
 
 def _places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -308,7 +308,7 @@ def test_any_flipped_byte_of_the_values_is_found(folder: Path) -> None:
     pieces = list(checkpoint.pieces())
     for number in rng.choice(len(pieces), 40):
         _, name, _, piece = pieces[number]
-        with _flipped(
+        with _FlippedByte(
             folder / piece.file, piece.offset + int(rng.integers(piece.bytes)), int(rng.integers(1, 256))
         ):
             with pytest.raises(FormatError) as caught:
@@ -322,20 +322,20 @@ def test_a_flipped_byte_of_a_header_is_found_unless_it_says_the_same(folder: Pat
     file, rng = folder / "model-00003.safetensors", np.random.default_rng(4)
     before = ours.read_header(file)
     length = 8 + int.from_bytes(file.read_bytes()[:8], "little")
-    found = 0
-    for at in (*range(8), *rng.integers(8, length, 60).tolist()):
-        with _flipped(file, at, int(rng.integers(1, 256))):
+    found_count = 0
+    for offset in (*range(8), *rng.integers(8, length, 60).tolist()):
+        with _FlippedByte(file, offset, int(rng.integers(1, 256))):
             fault = _fault(folder)
             if fault is None:  # white space for white space
                 assert ours.read_header(file) == before
             else:
                 assert file.name in fault
-                found += 1
-    assert found > 50
+                found_count += 1
+    assert found_count > 50
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "content"),
         ("release", "content"),
@@ -345,11 +345,11 @@ def test_a_flipped_byte_of_a_header_is_found_unless_it_says_the_same(folder: Pat
         ("5", "iter_0000005"),
     ],
 )
-def test_a_tracker_that_names_no_checkpoint_is_refused(folder: Path, text: str, said: str) -> None:
+def test_a_tracker_that_names_no_checkpoint_is_refused(folder: Path, text: str, message: str) -> None:
     (folder.parent / LATEST).write_text(text, "utf-8")
     with pytest.raises(FormatError) as caught:
         latest_checkpoint(folder.parent)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def _fault(folder: Path) -> str | None:
@@ -360,11 +360,11 @@ def _fault(folder: Path) -> str | None:
     return None
 
 
-class _flipped:
+class _FlippedByte:
     """One byte of a file is another while the block runs."""
 
-    def __init__(self, path: Path, at: int, mask: int) -> None:
-        self.path, self.at, self.mask = path, at, mask
+    def __init__(self, path: Path, offset: int, mask: int) -> None:
+        self.path, self.offset, self.mask = path, offset, mask
 
     def __enter__(self) -> None:
         self._flip()
@@ -374,7 +374,7 @@ class _flipped:
 
     def _flip(self) -> None:
         with self.path.open("r+b") as file:
-            file.seek(self.at)
+            file.seek(self.offset)
             old = file.read(1)[0]
-            file.seek(self.at)
+            file.seek(self.offset)
             file.write(bytes([old ^ self.mask]))

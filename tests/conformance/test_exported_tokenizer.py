@@ -20,11 +20,11 @@ from mega_schema.tokenizer.tokenizer import Tokenizer, open_tokenizer, open_toke
 TEXTS = ["the quick fox 12", "  two  spaces\nand a line", "naïve é 漢字 🙂", "", "a </s> in a text"]
 
 
-def _exported(tokenizer: Tokenizer, folder: Path, random_whole: Any, save_whole: Any) -> Any:
+def _export(tokenizer: Tokenizer, folder: Path, random_whole: Any, save_whole: Any) -> Any:
     spec = gpt(layers=1, hidden=8, heads=2, vocab=tokenizer.identity.vocab_size, max_seq_len=64)
     tokenizer.save(folder / "tokenizer")
-    made = save_whole(folder / "run", spec, random_whole(spec), tokenizer=folder / "tokenizer")
-    export_tokenizer(Checkpoint(made), folder / "out")
+    run = save_whole(folder / "run", spec, random_whole(spec), tokenizer=folder / "tokenizer")
+    export_tokenizer(Checkpoint(run), folder / "out")
     return transformers.AutoTokenizer.from_pretrained(folder / "out")
 
 
@@ -51,7 +51,7 @@ def test_llamas_sentencepiece_model_is_llamas_tokenizer_there(
     llamas: Path, tmp_path: Path, random_whole: Any, save_whole: Any
 ) -> None:
     ours = open_tokenizer("Llama2Tokenizer", model=llamas)
-    theirs = _exported(ours, tmp_path, random_whole, save_whole)
+    theirs = _export(ours, tmp_path, random_whole, save_whole)
     for text in [text.lstrip() for text in TEXTS[:-1]]:  # the last has </s>, which is a token there
         assert theirs.encode(text) == ours.encode(text), text
     assert (theirs.bos_token_id, theirs.eos_token_id) == (ours.identity.bos, ours.identity.eod) == (1, 2)
@@ -64,7 +64,7 @@ def test_other_sentencepiece_models_are_refused_with_the_place_of_the_model(
 ) -> None:
     ours = open_tokenizer("GPTSentencePieceTokenizer", model=llamas)
     with pytest.raises(FormatError, match=r"found GPTSentencePieceTokenizer, .*tokenizer.model is the model"):
-        _exported(ours, tmp_path, random_whole, save_whole)
+        _export(ours, tmp_path, random_whole, save_whole)
     assert not (tmp_path / "out").exists()
 
 
@@ -80,7 +80,7 @@ def test_byte_pairs_of_gpt2_have_the_same_ids_there(
     ours = open_tokenizer(
         "GPT2BPETokenizer", vocab_file=tmp_path / "vocab.json", merge_file=tmp_path / "merges.txt"
     )
-    theirs = _exported(ours, tmp_path, random_whole, save_whole)
+    theirs = _export(ours, tmp_path, random_whole, save_whole)
     for text in TEXTS:
         assert theirs.encode(text) == ours.encode(text), text
         assert theirs.decode(theirs.encode(text)) == text

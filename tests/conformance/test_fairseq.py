@@ -39,18 +39,18 @@ ARGS = {
 Whole = dict[str, np.ndarray]
 
 
-def _whole() -> Whole:
+def _whole_tensors() -> Whole:
     rng = np.random.default_rng(7)
     shapes: dict[str, tuple[int, ...]] = {"embed_tokens.weight": (ROWS, WIDTH)}
     for i in range(LAYERS):
-        at = f"layers.{i}."
+        prefix = f"layers.{i}."
         for part in ("q_proj", "k_proj", "v_proj", "out_proj"):
-            shapes[f"{at}self_attn.{part}.weight"] = (WIDTH, WIDTH)
-            shapes[f"{at}self_attn.{part}.bias"] = (WIDTH,)
-        shapes |= {at + "fc1.weight": (FFN, WIDTH), at + "fc1.bias": (FFN,)}
-        shapes |= {at + "fc2.weight": (WIDTH, FFN), at + "fc2.bias": (WIDTH,)}
+            shapes[f"{prefix}self_attn.{part}.weight"] = (WIDTH, WIDTH)
+            shapes[f"{prefix}self_attn.{part}.bias"] = (WIDTH,)
+        shapes |= {prefix + "fc1.weight": (FFN, WIDTH), prefix + "fc1.bias": (FFN,)}
+        shapes |= {prefix + "fc2.weight": (WIDTH, FFN), prefix + "fc2.bias": (WIDTH,)}
         for norm in ("self_attn_layer_norm", "final_layer_norm"):
-            shapes |= {f"{at}{norm}.weight": (WIDTH,), f"{at}{norm}.bias": (WIDTH,)}
+            shapes |= {f"{prefix}{norm}.weight": (WIDTH,), f"{prefix}{norm}.bias": (WIDTH,)}
     shapes |= {"layer_norm.weight": (WIDTH,), "layer_norm.bias": (WIDTH,)}
     return {n: rng.normal(0.1, 0.2, s).astype(np.float32) for n, s in shapes.items()}
 
@@ -119,21 +119,21 @@ def _forward(whole: Whole, ids: np.ndarray) -> np.ndarray:
     x = whole["embed_tokens.weight"][ids] * math.sqrt(WIDTH)
     x = x + np.concatenate((np.sin(angle), np.cos(angle)), 1)
     for i in range(LAYERS):
-        at = f"layers.{i}."
-        h = _norm(x, whole, at + "self_attn_layer_norm")
-        q, k, v = (linear(h, f"{at}self_attn.{part}_proj").reshape(length, HEADS, -1) for part in "qkv")
+        prefix = f"layers.{i}."
+        h = _norm(x, whole, prefix + "self_attn_layer_norm")
+        q, k, v = (linear(h, f"{prefix}self_attn.{part}_proj").reshape(length, HEADS, -1) for part in "qkv")
         scores = np.einsum("shw,thw->hst", q * (WIDTH // HEADS) ** -0.5, k)
         scores[:, np.triu(np.ones((length, length), bool), 1)] = -np.inf
         weights = np.exp(scores - scores.max(-1, keepdims=True))
         weights /= weights.sum(-1, keepdims=True)
         mixed = np.einsum("hst,thw->shw", weights, v).reshape(length, WIDTH)
-        x = x + linear(mixed, at + "self_attn.out_proj")
-        h = linear(_norm(x, whole, at + "final_layer_norm"), at + "fc1")
-        x = x + linear(h * 0.5 * (1 + _erf(h / math.sqrt(2))), at + "fc2")
+        x = x + linear(mixed, prefix + "self_attn.out_proj")
+        h = linear(_norm(x, whole, prefix + "final_layer_norm"), prefix + "fc1")
+        x = x + linear(h * 0.5 * (1 + _erf(h / math.sqrt(2))), prefix + "fc2")
     return _norm(x, whole, "layer_norm") @ whole["embed_tokens.weight"].T
 
 
-def _ours(run: Path, ids: np.ndarray) -> Any:
+def _mega_logits(run: Path, ids: np.ndarray) -> Any:
     checkpoint = Checkpoint.open(run)
     model = build_model(Runtime.single_process(checkpoint.spec))
     fill_weights(model, checkpoint.model_slab)
@@ -144,10 +144,10 @@ def _ours(run: Path, ids: np.ndarray) -> Any:
 
 @pytest.mark.parametrize("load", ["model", "model/model.pt"])
 def test_logits_are_fairseqs_with_gpt2s_ids_in_their_places(load: str, tmp_path: Path) -> None:
-    whole = _whole()
+    whole = _whole_tensors()
     theirs_of = _save(whole, tmp_path / "model")
-    done = convert(tmp_path / load, tmp_path / "run", "fairseq", "mega")
-    assert done.dropped == ("the optimizer's state", "the schedule")
+    result = convert(tmp_path / load, tmp_path / "run", "fairseq", "mega")
+    assert result.dropped == ("the optimizer's state", "the schedule")
     # the last of GPT-2's ids ends a document, as </s> (2) does there; what is no id of GPT-2's follows
     theirs_of, unused = [*theirs_of[:-1], 2], theirs_of[-1]
     theirs_of += [0, 1, unused, 3, *(i for i in range(4, ROWS) if i not in {*theirs_of, unused})]
@@ -155,4 +155,6 @@ def test_logits_are_fairseqs_with_gpt2s_ids_in_their_places(load: str, tmp_path:
     ids = np.random.default_rng(1).integers(0, GPT2, CONTEXT)
     wanted = _forward({n: a.astype(np.float64) for n, a in whole.items()}, np.array(theirs_of)[ids])
     assert wanted.std() > 0.1
-    np.testing.assert_allclose(_ours(tmp_path / "run", ids), wanted[:, theirs_of], atol=2e-5, rtol=1e-5)
+    np.testing.assert_allclose(
+        _mega_logits(tmp_path / "run", ids), wanted[:, theirs_of], atol=2e-5, rtol=1e-5
+    )

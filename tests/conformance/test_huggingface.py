@@ -11,12 +11,12 @@ from transformers import AutoModelForCausalLM
 
 from mega_model.generate import generate
 from mega_schema.checkpoint.reader import Checkpoint
-from tests.conformance.theirs import (
+from tests.conformance.hf_models import (
     CASES,
-    built,
+    build_for_inference,
     from_hugging_face,
     logits,
-    ours,
+    mega_logits,
     save,
     tensors,
     to_hugging_face,
@@ -32,14 +32,14 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_logits_are_hugging_faces_and_every_tensor_comes_back(case: str, tmp_path: Path) -> None:
     theirs = save(CASES[case](), tmp_path / "hf")
-    there = from_hugging_face(tmp_path / "hf", tmp_path / "run")
+    converted = from_hugging_face(tmp_path / "hf", tmp_path / "run")
     token_BS = torch.randint(0, 61, (3, 24), generator=torch.Generator().manual_seed(2))
     wanted = logits(theirs, token_BS)
     assert wanted.std() > 0.1
     torch.testing.assert_close(
-        ours(Checkpoint.open(tmp_path / "run"), token_BS), wanted, atol=1e-5, rtol=1e-5
+        mega_logits(Checkpoint.open(tmp_path / "run"), token_BS), wanted, atol=1e-5, rtol=1e-5
     )
-    assert there.parameters == theirs.num_parameters()
+    assert converted.parameters == theirs.num_parameters()
     to_hugging_face(tmp_path / "run", tmp_path / "back")
     assert tensors(tmp_path / "back") == tensors(tmp_path / "hf")
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "back", local_files_only=True)
@@ -55,7 +55,7 @@ def test_greedy_tokens_are_those_that_transformers_generates(case: str, tmp_path
     wanted = theirs.generate(
         token_BS, attention_mask=torch.ones_like(token_BS), max_new_tokens=18, do_sample=False
     )
-    model = built(Checkpoint.open(tmp_path / "run"))
+    model = build_for_inference(Checkpoint.open(tmp_path / "run"))
     assert generate(model, token_BS.tolist(), new_tokens=18, top_k=1).rows == wanted.tolist()
 
 

@@ -18,12 +18,12 @@ from transformers import AutoModelForCausalLM
 
 from mega_ckpt.tensors import safetensors_io
 from mega_schema.checkpoint.reader import Checkpoint
-from tests.conformance.theirs import (
+from tests.conformance.hf_models import (
     CASES,
     byte_level,
     from_hugging_face,
     logits,
-    ours,
+    mega_logits,
     save,
     to_hugging_face,
 )
@@ -55,8 +55,8 @@ def test_a_folder_of_pickles_reads_as_one_of_safetensors(case: str, zipped: bool
         from_hugging_face(tmp_path / name, tmp_path / f"{name}-run").folder
         for name in ("one", "pickled", "cut")
     ]
-    one, *others = [(run / "model-00000.safetensors").read_bytes() for run in runs]
-    assert others == [one, one]
+    first, *others = [(run / "model-00000.safetensors").read_bytes() for run in runs]
+    assert others == [first, first]
 
 
 def test_a_folder_of_several_files_is_loaded_by_transformers(tmp_path: Path) -> None:
@@ -113,7 +113,10 @@ def test_other_forms_of_a_folder_are_read_too(form: str, tmp_path: Path) -> None
     from_hugging_face(tmp_path / "hf", tmp_path / "run")
     token_BS = torch.arange(20)[None]
     torch.testing.assert_close(
-        ours(Checkpoint.open(tmp_path / "run"), token_BS), logits(theirs, token_BS), atol=1e-5, rtol=1e-5
+        mega_logits(Checkpoint.open(tmp_path / "run"), token_BS),
+        logits(theirs, token_BS),
+        atol=1e-5,
+        rtol=1e-5,
     )
 
 
@@ -145,18 +148,18 @@ def test_the_command_converts_and_transformers_loads_the_tokenizer(tmp_path: Pat
     library.add_special_tokens(["<|endoftext|>"])
     library.save(str(tmp_path / "hf" / "tokenizer.json"))
     left = "left behind: attn_pdrop 0.1, embd_pdrop 0.1, resid_pdrop 0.1\n"
-    for words, said in (
+    for words, message in (
         (("--from", "hf", "--to", "mega", "--load", "hf", "--save", "run"), left),
         (("--from", "mega", "--to", "hf", "--load", "run", "--save", "back"), ""),
     ):
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-m", "mega_ckpt", "convert", *words],
             cwd=tmp_path,
             capture_output=True,
             text=True,
         )
-        assert (done.returncode, done.stderr) == (0, said)
-        assert "with a tokenizer" in done.stdout
+        assert (process.returncode, process.stderr) == (0, message)
+        assert "with a tokenizer" in process.stdout
     assert (tmp_path / "back" / "tokenizer.json").read_bytes() == (
         tmp_path / "hf" / "tokenizer.json"
     ).read_bytes()
@@ -188,8 +191,8 @@ def test_chats_and_what_ends_an_answer_come_back(own_file: bool, tmp_path: Path)
     for name, text in files.items():
         assert (tmp_path / "back" / name).read_text("utf-8") == text, name
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "back", local_files_only=True)
-    said = tokenizer.apply_chat_template([{"role": "user", "content": "fade"}], return_dict=False)
-    assert said == [9, 5, 0, 3, 4, 10]
+    chat = tokenizer.apply_chat_template([{"role": "user", "content": "fade"}], return_dict=False)
+    assert chat == [9, 5, 0, 3, 4, 10]
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "back", local_files_only=True)
     assert model.generation_config.eos_token_id == [10, 8]
     assert model.config.eos_token_id == 10

@@ -48,15 +48,15 @@ def specs(draw: st.DrawFn) -> ModelSpec:
     return gpt(**shape, bias=draw(st.booleans()), activation=draw(st.sampled_from(("gelu_tanh", "swiglu"))))
 
 
-def _whole(checkpoint: Checkpoint) -> dict[tuple[str, str], tuple[str, bytes]]:
+def _stored_bits(checkpoint: Checkpoint) -> dict[tuple[str, str], tuple[str, bytes]]:
     """Every tensor's stored bits, read as one box."""
-    found = {}
+    bits = {}
     for space, entries in checkpoint.tensors.items():
         for name, tensor in entries.items():
             zero = (0,) * len(tensor.shape)
             raw = checkpoint.read_raw(space, name, Slab(zero, tensor.shape, zero))
-            found[space, name] = (tensor.dtype, raw.tobytes())
-    return found
+            bits[space, name] = (tensor.dtype, raw.tobytes())
+    return bits
 
 
 @settings(max_examples=12, deadline=None)
@@ -73,14 +73,14 @@ def test_resharding_there_and_back_changes_no_bit(
 ) -> None:
     whole = random_whole(spec, dtype, optimizer=optimizer)
     with tempfile.TemporaryDirectory() as scratch, patch.object(row_stream, "CHUNK_BYTES", band):
-        one, two, three = (Path(scratch, name) for name in ("one", "two", "three"))
-        first = Checkpoint(save_whole(one, spec, whole, dtype=dtype, layout=a, iteration=7))
+        step_one, two, three = (Path(scratch, name) for name in ("one", "two", "three"))
+        first = Checkpoint(save_whole(step_one, spec, whole, dtype=dtype, layout=a, iteration=7))
         second = Checkpoint(reshard(first, two, b))
         third = Checkpoint(reshard(second, three, a))
         verify(third)
         wanted = {(s, n): values.tobytes() for s, tensors in whole.items() for n, values in tensors.items()}
         for checkpoint in (first, second, third):
-            assert {key: bits for key, (_, bits) in _whole(checkpoint).items()} == wanted
+            assert {key: bits for key, (_, bits) in _stored_bits(checkpoint).items()} == wanted
         assert second.written_by == {"tp": b.tp, "pp": b.pp, "cp": 1, "dp": 1}
         assert second.trainer == first.trainer
         for file in first.files:
@@ -98,7 +98,7 @@ def test_what_ranks_wrote_that_share_the_optimizer_becomes_any_layout(
         save = CheckpointWriter(Path(scratch, "one"), 1)
         save.begin()
         for rank in range(ranks):
-            held = [
+            shares = [
                 BoxToWrite(name, values.shape, part.slab, "F32")
                 for name, values in whole.items()
                 for part in fragments(
@@ -108,11 +108,11 @@ def test_what_ranks_wrote_that_share_the_optimizer_becomes_any_layout(
                     values.size * (rank + 1) // ranks,
                 )
             ]
-            save.write(MODEL, rank, held, lambda box: whole[box.name][box.slab.in_global])
+            save.write(MODEL, rank, shares, lambda box: whole[box.name][box.slab.in_global])
         first = Checkpoint(save.commit(spec, layout=Layout(), trainer={"iteration": 1}))
         second = Checkpoint(reshard(first, Path(scratch, "two"), layout))
         verify(second)
-        assert {name: bits for (_, name), (_, bits) in _whole(second).items()} == {
+        assert {name: bits for (_, name), (_, bits) in _stored_bits(second).items()} == {
             name: values.tobytes() for name, values in whole.items()
         }
 

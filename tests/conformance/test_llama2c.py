@@ -31,15 +31,15 @@ def stories(golden: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def expected(stories: Path) -> Any:
+def expected_outputs(stories: Path) -> Any:
     return json.loads((stories / "expected.json").read_text("utf-8"))
 
 
 @pytest.fixture(scope="module", params=["stories260K.bin", "stories260K.v1.bin"])
 def run(request: pytest.FixtureRequest, stories: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("stories") / "run"
-    convert(stories / request.param, made, "llama2c", "mega")
-    return made
+    folder = tmp_path_factory.mktemp("stories") / "run"
+    convert(stories / request.param, folder, "llama2c", "mega")
+    return folder
 
 
 def _model(run: Path) -> Any:
@@ -49,9 +49,9 @@ def _model(run: Path) -> Any:
     return model
 
 
-def test_greedy_tokens_and_text_are_those_of_the_float64_forward(run: Path, expected: Any) -> None:
+def test_greedy_tokens_and_text_are_those_of_the_float64_forward(run: Path, expected_outputs: Any) -> None:
     model, tokenizer = _model(run), open_tokenizer_folder(Checkpoint.open(run).folder / "tokenizer")
-    for case in expected["greedy"]:
+    for case in expected_outputs["greedy"]:
         prompt = [BOS, *tokenizer.encode(case["prompt"])]
         assert prompt == case["prompt_ids"]
         new = len(case["ids"]) - len(prompt)
@@ -60,9 +60,9 @@ def test_greedy_tokens_and_text_are_those_of_the_float64_forward(run: Path, expe
         assert tokenizer.decode(row[1:]) == case["text"]
 
 
-def test_scores_are_those_of_the_float64_forward(run: Path, expected: Any) -> None:
+def test_scores_are_those_of_the_float64_forward(run: Path, expected_outputs: Any) -> None:
     model, tokenizer = _model(run), open_tokenizer_folder(Checkpoint.open(run).folder / "tokenizer")
-    wanted = expected["scored"]
+    wanted = expected_outputs["scored"]
     ids = [BOS, *tokenizer.encode(wanted["text"])]
     assert ids == wanted["ids"]
     logprobs = score(model, [ids]).logprobs
@@ -75,12 +75,12 @@ def test_scores_are_those_of_the_float64_forward(run: Path, expected: Any) -> No
     )
 
 
-def test_transformers_says_the_same_of_the_folder_it_becomes(run: Path, expected: Any) -> None:
+def test_transformers_says_the_same_of_the_folder_it_becomes(run: Path, expected_outputs: Any) -> None:
     folder = run.parent / "hf"
     convert(run, folder, "mega", "hf")
     model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    for case in expected["greedy"]:
+    for case in expected_outputs["greedy"]:
         prompt = tokenizer(case["prompt"], return_tensors="pt")["input_ids"]
         assert prompt[0].tolist() == case["prompt_ids"]
         row = model.generate(prompt, max_length=len(case["ids"]), do_sample=False)[0]
@@ -90,11 +90,11 @@ def test_transformers_says_the_same_of_the_folder_it_becomes(run: Path, expected
 
 def test_ids_are_those_of_llama2cs_own_way_to_join_pieces(stories: Path) -> None:
     """Of all neighbours the pair whose union scores best, the first of equal ones, until none is known."""
-    data, at, pieces = (stories / "tok512.bin").read_bytes(), 4, list[tuple[bytes, float]]()
+    data, offset, pieces = (stories / "tok512.bin").read_bytes(), 4, list[tuple[bytes, float]]()
     for _ in range(512):
-        best, length = struct.unpack_from("<fi", data, at)
-        pieces.append((data[at + 8 : at + 8 + length], best))
-        at += 8 + length
+        best, length = struct.unpack_from("<fi", data, offset)
+        pieces.append((data[offset + 8 : offset + 8 + length], best))
+        offset += 8 + length
     number = {piece: i for i, (piece, _) in enumerate(pieces)}
 
     def encode(text: str) -> list[int]:

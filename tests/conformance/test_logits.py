@@ -28,7 +28,7 @@ Trained = Callable[..., Path]
 
 
 @pytest.fixture
-def trained(save_whole: Any, tmp_path: Path) -> Trained:
+def save_trained(save_whole: Any, tmp_path: Path) -> Trained:
     """A run whose weights are of the size that training leaves them at."""
 
     def make(spec: ModelSpec, name: str = "run", seed: int = 5) -> Path:
@@ -52,43 +52,43 @@ def convert(load: Path, want: str, save: Path, *more: str) -> Result:
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("family", ["gpt", "llama", "deep"])
 def test_transformers_computes_what_the_reference_forward_does(
-    trained: Trained, tmp_path: Path, family: str, dtype: str
+    save_trained: Trained, tmp_path: Path, family: str, dtype: str
 ) -> None:
     spec = {
         "gpt": gpt(layers=3, hidden=16, heads=4, vocab=37, max_seq_len=9),
         "llama": llama(layers=3, hidden=16, heads=4, kv_heads=2, ffn=12, vocab=37, max_seq_len=9),
         "deep": llama(layers=24, hidden=32, heads=4, ffn=48, vocab=50, max_seq_len=32),
     }[family]
-    done = convert(trained(spec), "hf", tmp_path / "hf", "--dtype", dtype, "--json")
-    assert done.exit_code == 0, done.output
-    told = json.loads(done.stdout)["logits"]
-    assert told["by"] == ["the reference forward", "transformers"]
-    assert told["tokens"] == 64
-    assert told["alike"] is True
-    assert 0 < 2 * told["relative"] <= told["tolerance"] == 1e-4
+    result = convert(save_trained(spec), "hf", tmp_path / "hf", "--dtype", dtype, "--json")
+    assert result.exit_code == 0, result.output
+    logits_report = json.loads(result.stdout)["logits"]
+    assert logits_report["by"] == ["the reference forward", "transformers"]
+    assert logits_report["tokens"] == 64
+    assert logits_report["alike"] is True
+    assert 0 < 2 * logits_report["relative"] <= logits_report["tolerance"] == 1e-4
 
 
 def test_a_wrong_conversion_is_one_line_and_exit_code_1(
-    trained: Trained, small_llama: ModelSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    save_trained: Trained, small_llama: ModelSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def swapped(spec: ModelSpec) -> Any:
-        other = {"gate_proj": "up_proj", "up_proj": "gate_proj"}
+    def swapped_aliases(spec: ModelSpec) -> Any:
+        partner = {"gate_proj": "up_proj", "up_proj": "gate_proj"}
         for alias in aliases(spec):
             part = alias.foreign.split(".")[-2]
-            yield type(alias)(alias.foreign.replace(part, other.get(part, part)), alias.ours, alias.block)
+            yield type(alias)(alias.foreign.replace(part, partner.get(part, part)), alias.ours, alias.block)
 
-    monkeypatch.setattr(hf_format, "aliases", swapped)
-    done = convert(trained(small_llama), "hf", tmp_path / "hf", "--check-logits", "5")
-    assert done.exit_code == 1
-    *_, said = done.stderr.splitlines()
-    assert said.startswith(f"error: {tmp_path / 'hf'}: logits are not those of what was read: found ")
-    assert "logits: of 5 tokens " in done.stdout
+    monkeypatch.setattr(hf_format, "aliases", swapped_aliases)
+    result = convert(save_trained(small_llama), "hf", tmp_path / "hf", "--check-logits", "5")
+    assert result.exit_code == 1
+    *_, message = result.stderr.splitlines()
+    assert message.startswith(f"error: {tmp_path / 'hf'}: logits are not those of what was read: found ")
+    assert "logits: of 5 tokens " in result.stdout
 
 
 def test_small_models_are_checked_on_their_way_to_hugging_face_and_others_when_asked(
-    trained: Trained, small_gpt: ModelSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    save_trained: Trained, small_gpt: ModelSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = trained(small_gpt)
+    run = save_trained(small_gpt)
     assert "logits: of 64 tokens" in convert(run, "hf", tmp_path / "1").stdout
     assert "logits" not in convert(run, "hf", tmp_path / "2", "--no-check-logits").stdout
     assert "logits" not in convert(run, "torch_dist", tmp_path / "3").stdout
@@ -101,14 +101,14 @@ def test_small_models_are_checked_on_their_way_to_hugging_face_and_others_when_a
 
 
 def test_without_torch_nothing_is_run_and_asking_is_a_mistake_before_anything_is_written(
-    trained: Trained, small_gpt: ModelSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    save_trained: Trained, small_gpt: ModelSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    run = trained(small_gpt)
+    run = save_trained(small_gpt)
     assert "logits" not in convert(run, "hf", tmp_path / "1").stdout
-    done = convert(run, "hf", tmp_path / "2", "--check-logits", "5")
-    assert isinstance(done.exception, ConfigError)
-    assert str(done.exception) == (
+    result = convert(run, "hf", tmp_path / "2", "--check-logits", "5")
+    assert isinstance(result.exception, ConfigError)
+    assert str(result.exception) == (
         "--check-logits: runs the model, and torch is not installed; "
         'hint: pip install -e "packages/mega-ckpt[torch]", or --no-check-logits'
     )
@@ -116,18 +116,18 @@ def test_without_torch_nothing_is_run_and_asking_is_a_mistake_before_anything_is
 
 
 def test_other_weights_another_vocabulary_and_nan_are_not_alike(
-    trained: Trained, small_gpt: ModelSpec, tmp_path: Path
+    save_trained: Trained, small_gpt: ModelSpec, tmp_path: Path
 ) -> None:
     def side(spec: ModelSpec, name: str, seed: int) -> compare_logits.LoadedSide:
-        path = trained(spec, name, seed)
+        path = save_trained(spec, name, seed)
         return compare_logits.LoadedSide("mega", path, format_of("mega").read(path, ReadOptions()))
 
-    one, other = side(small_gpt, "a", 1), side(small_gpt, "b", 2)
-    assert compare_logits.compare_logits(one, one, 7).absolute == 0
-    assert not compare_logits.compare_logits(one, other, 7).is_close
+    first, second = side(small_gpt, "a", 1), side(small_gpt, "b", 2)
+    assert compare_logits.compare_logits(first, first, 7).absolute == 0
+    assert not compare_logits.compare_logits(first, second, 7).is_close
     larger = side(gpt(layers=3, hidden=16, heads=4, vocab=38, max_seq_len=8), "c", 1)
     with pytest.raises(FormatError, match="c: vocabulary: is another: found 38, wanted 37"):
-        compare_logits.compare_logits(one, larger, 7)
+        compare_logits.compare_logits(first, larger, 7)
     assert not compare_logits.LogitsDifference(1, float("nan"), float("nan"), 1e-4, ("a", "b")).is_close
 
 
@@ -136,7 +136,7 @@ def test_weights_are_rounded_from_the_ones_that_the_optimizer_keeps(
 ) -> None:
     whole = random_whole(small_gpt, "BF16", optimizer=True)
     save_whole(tmp_path / "run", small_gpt, whole, dtype="BF16")
-    done = convert(tmp_path / "run", "hf", tmp_path / "hf", "--dtype", "fp32", "--no-check-logits")
-    assert done.exit_code == 0, done.output
+    result = convert(tmp_path / "run", "hf", tmp_path / "hf", "--dtype", "fp32", "--no-check-logits")
+    assert result.exit_code == 0, result.output
     stored = safetensors.numpy.load_file(tmp_path / "hf" / "model.safetensors")
     assert stored["transformer.wte.weight"].tobytes() == whole["optim.main"]["embed.weight"].tobytes()

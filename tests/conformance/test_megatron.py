@@ -53,7 +53,7 @@ def test_logits_are_megatrons(golden: Path, case: str) -> None:
     known = list(aliases(spec, names))
     assert {alias.foreign for alias in known} == weights.keys()
     rows = {row.name: row for row in table(spec)}
-    foreign = {alias.ours: alias.unsharded(rows[alias.ours]) for alias in known}
+    foreign = {alias.ours: alias.unsharded_tensor(rows[alias.ours]) for alias in known}
 
     def read(name: str, slab: Slab) -> np.ndarray:
         return foreign[name].select(weights[foreign[name].name], slab.in_global)
@@ -80,15 +80,15 @@ def test_logits_are_megatrons(golden: Path, case: str) -> None:
 def test_documents_end_where_megatrons_do(
     golden: Path, reset_positions: bool, reset_attention: bool, mask_eod: bool
 ) -> None:
-    told = json.loads((golden / "gpt_masks.json").read_text("utf-8"))
+    expected = json.loads((golden / "gpt_masks.json").read_text("utf-8"))
     key = f"reset_pos={reset_positions:d},reset_attn={reset_attention:d},eod_mask_loss={mask_eod:d}"
-    wanted = told["out"][key]
+    wanted = expected["out"][key]
     data = DataConfig(
         reset_positions=reset_positions, reset_attention=reset_attention, eod_mask_loss=mask_eod
     )
-    batch = torch.tensor([[*told["tokens"], 11]])
-    token_BS, target_BS, position_BS, apart_BS = split_batch(batch, data, told["eod"])
-    assert token_BS[0].tolist() == told["tokens"]
+    batch = torch.tensor([[*expected["tokens"], 11]])
+    token_BS, target_BS, position_BS, apart_BS = split_batch(batch, data, expected["eod"])
+    assert token_BS[0].tolist() == expected["tokens"]
     assert position_BS[0].tolist() == wanted["position_ids"]
     length = token_BS.shape[1]
     seen = _seen_by_each_token(PackedAttention(1, length, apart_BS), length)
@@ -115,9 +115,9 @@ KEYS: dict[str, ModelSpec] = {
 
 @pytest.mark.parametrize("case", KEYS)
 def test_every_rank_has_megatrons_keys_shapes_and_order(golden: Path, case: str) -> None:
-    told = json.loads((golden / "ckpt_keys" / f"{case}.json").read_text("utf-8"))
+    expected = json.loads((golden / "ckpt_keys" / f"{case}.json").read_text("utf-8"))
     layout = Layout(tp=2, pp=2) if case.endswith("tp2_pp2") else Layout()
-    for rank, wanted in told.items():
+    for rank, wanted in expected.items():
         tp, pp = (int(place) for place in [*rank.split("_")[2:], 0][:2])
         found = chunk_tensors(KEYS[case], LEGACY, layout, tp=tp, pp=pp)
         assert [(foreign.name, foreign.shape) for foreign in found] == [
@@ -136,15 +136,15 @@ def test_every_rank_has_megatrons_keys_shapes_and_order(golden: Path, case: str)
     ],
 )
 def test_the_core_class_has_these_keys_shapes_and_order(golden: Path, case: str, spec: ModelSpec) -> None:
-    told = json.loads((golden / "ckpt_keys" / "mcore_state_dicts.json").read_text("utf-8"))[case]
+    expected = json.loads((golden / "ckpt_keys" / "mcore_state_dicts.json").read_text("utf-8"))[case]
     rows = {row.name: row for row in table(spec)}
-    assert [(alias.foreign, alias.unsharded(rows[alias.ours]).shape) for alias in aliases(spec, CORE)] == [
-        (name, tuple(told[name][0])) for name in told if not name.endswith("_extra_state")
-    ]
+    assert [
+        (alias.foreign, alias.unsharded_tensor(rows[alias.ours]).shape) for alias in aliases(spec, CORE)
+    ] == [(name, tuple(expected[name][0])) for name in expected if not name.endswith("_extra_state")]
 
 
 def test_the_core_class_with_fused_norms_has_the_names_of_a_distributed_checkpoint(golden: Path) -> None:
-    told = json.loads((golden / "ckpt_keys" / "torch_dist_layout.json").read_text("utf-8"))["tensors"]
+    expected = json.loads((golden / "ckpt_keys" / "torch_dist_layout.json").read_text("utf-8"))["tensors"]
     spec = gpt(**KEYED_WIDE, kv_heads=2, tied=False, bias=False, qkv_bias=False)
     names = {re.sub(r"layers\.\d+", "layers", alias.foreign) for alias in aliases(spec, CORE_FUSED)}
-    assert names == {name for name, shape in told.items() if isinstance(shape, list)}
+    assert names == {name for name, shape in expected.items() if isinstance(shape, list)}

@@ -66,7 +66,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def _converted(load: Path, save: Path, *words: str) -> Checkpoint:
+def _convert(load: Path, save: Path, *words: str) -> Checkpoint:
     result = CliRunner().invoke(
         cli,
         ["convert", "--from", "megatron", "--to", "mega", "--load", str(load), "--save", str(save), *words],
@@ -75,7 +75,7 @@ def _converted(load: Path, save: Path, *words: str) -> Checkpoint:
     return Checkpoint.open(save)
 
 
-def _whole(checkpoint: Checkpoint, name: str) -> np.ndarray:
+def _read_tensor(checkpoint: Checkpoint, name: str) -> np.ndarray:
     return checkpoint.read(MODEL, name, whole_slab(checkpoint.tensors[MODEL][name].shape))
 
 
@@ -103,7 +103,7 @@ def test_numerics_in_a_file_of_megatrons_have_its_logits(golden: Path, tmp_path:
     }
     torch.save(tree, rank / "model_optim_rng.pt")
     (tmp_path / "run" / "latest_checkpointed_iteration.txt").write_text("release", "utf-8")
-    found = _converted(tmp_path / "run", tmp_path / "ours")
+    found = _convert(tmp_path / "run", tmp_path / "ours")
     ours = build_model(Runtime.single_process(found.spec))
     fill_weights(ours, lambda name, slab: found.read(MODEL, name, slab))
     token_BS = torch.from_numpy(io["tokens"])
@@ -117,34 +117,34 @@ def test_numerics_in_a_file_of_megatrons_have_its_logits(golden: Path, tmp_path:
 
 
 def test_a_checkpoint_of_megatrons_and_what_its_tool_made_of_it_are_one(golden: Path, tmp_path: Path) -> None:
-    one, other = (
-        _converted(golden / "legacy_ckpt" / name, tmp_path / name) for name in ("gpt-tp1pp1", "gpt-tp2pp2")
+    first, second = (
+        _convert(golden / "legacy_ckpt" / name, tmp_path / name) for name in ("gpt-tp1pp1", "gpt-tp2pp2")
     )
-    assert one.spec == other.spec
-    assert (one.spec.vocab, one.spec.activation, one.iteration) == (100, "gelu_erf", 5)
-    assert one.trainer["consumed_samples"] == 80
-    for row in (row for row in table(one.spec) if row.tied_to is None):
-        assert np.array_equal(_whole(one, row.name), _whole(other, row.name)), row.name
+    assert first.spec == second.spec
+    assert (first.spec.vocab, first.spec.activation, first.iteration) == (100, "gelu_erf", 5)
+    assert first.trainer["consumed_samples"] == 80
+    for row in (row for row in table(first.spec) if row.tied_to is None):
+        assert np.array_equal(_read_tensor(first, row.name), _read_tensor(second, row.name)), row.name
 
 
 def test_heads_of_a_checkpoint_of_megatrons_are_taken_apart(golden: Path, tmp_path: Path) -> None:
     """Against views of the stored rows, [heads, 3, width]."""
     folder = golden / "legacy_ckpt" / "gptsw-tp1pp1"
-    found = _converted(folder, tmp_path / "ours")
+    converted = _convert(folder, tmp_path / "ours")
     stored = open_file(folder / "iter_0000005" / "mp_rank_00" / "model_optim_rng.pt")
     for layer in range(4):
-        theirs = stored.at(
+        theirs = stored.entry(
             f"model.language_model.encoder.layers.{layer}.self_attention.query_key_value.weight"
         )
         apart = theirs.values().reshape(4, 3, 6, 24).transpose(1, 0, 2, 3).reshape(72, 24)
-        assert np.array_equal(_whole(found, f"layers.{layer}.qkv.weight"), apart)
-    head = stored.at("model.language_model.output_layer.weight").values()
-    assert np.array_equal(_whole(found, "head.weight"), head[:100])
+        assert np.array_equal(_read_tensor(converted, f"layers.{layer}.qkv.weight"), apart)
+    head = stored.entry("model.language_model.output_layer.weight").values()
+    assert np.array_equal(_read_tensor(converted, "head.weight"), head[:100])
 
 
 def test_the_true_vocabulary_is_what_a_person_says(golden: Path, tmp_path: Path) -> None:
-    found = _converted(golden / "legacy_ckpt" / "gpt-tp2pp2", tmp_path / "ours", "--true-vocab-size", "99")
-    assert found.spec.vocab == 99
+    converted = _convert(golden / "legacy_ckpt" / "gpt-tp2pp2", tmp_path / "ours", "--true-vocab-size", "99")
+    assert converted.spec.vocab == 99
 
 
 @pytest.mark.parametrize("name", ["bert-tp1pp1", "bert-tp2pp2"])
@@ -183,13 +183,13 @@ KEYS: dict[str, ModelSpec] = {
 def test_torch_finds_every_key_of_megatrons_own_files_in_ours(
     golden: Path, tmp_path: Path, case: str
 ) -> None:
-    told = json.loads((golden / "ckpt_keys" / f"{case}.json").read_text("utf-8"))
+    expected = json.loads((golden / "ckpt_keys" / f"{case}.json").read_text("utf-8"))
     layout = Layout(tp=2, pp=2) if case.endswith("tp2_pp2") else Layout()
     source = CheckpointSource(tmp_path / "none", KEYS[case], *_zeros(KEYS[case]))
     free, write = writer_of("megatron")
     free(source, tmp_path / "theirs", WriteOptions(layout=layout))
     write(source, tmp_path / "theirs", WriteOptions(layout=layout))
-    for rank, wanted in told.items():
+    for rank, wanted in expected.items():
         tree = torch.load(tmp_path / "theirs" / "release" / rank / "model_optim_rng.pt", weights_only=False)
         assert list(_flat(tree["model"])) == list(wanted)
         for name, tensor in _flat(tree["model"]).items():
@@ -197,22 +197,24 @@ def test_torch_finds_every_key_of_megatrons_own_files_in_ours(
 
 
 def test_torch_finds_the_extra_states_that_the_core_class_asks_for(golden: Path, tmp_path: Path) -> None:
-    told = json.loads((golden / "ckpt_keys" / "mcore_state_dicts.json").read_text("utf-8"))["mcore_gpt_local"]
+    expected = json.loads((golden / "ckpt_keys" / "mcore_state_dicts.json").read_text("utf-8"))[
+        "mcore_gpt_local"
+    ]
     source = CheckpointSource(
         tmp_path / "none", KEYS["legacy_gpt_tp1_pp1"], *_zeros(KEYS["legacy_gpt_tp1_pp1"])
     )
     writer_of("megatron-core")[1](source, tmp_path / "theirs", WriteOptions())
     file = tmp_path / "theirs" / "release" / "mp_rank_00" / "model_optim_rng.pt"
-    found = torch.load(file, weights_only=False)["model"]
+    keys = torch.load(file, weights_only=False)["model"]
     renamed = {
         name.replace("input_layernorm.", "self_attention.linear_qkv.layer_norm_").replace(
             "pre_mlp_layernorm.", "mlp.linear_fc1.layer_norm_"
         )
-        for name in told
+        for name in expected
     }
-    assert found.keys() == renamed
-    assert {name for name, value in found.items() if value is None} == {
-        name for name in told if name.endswith("_extra_state")
+    assert keys.keys() == renamed
+    assert {name for name, value in keys.items() if value is None} == {
+        name for name in expected if name.endswith("_extra_state")
     }
 
 
@@ -222,16 +224,16 @@ def _zeros(spec: ModelSpec) -> tuple[dict[str, dict[str, str]], ReadBox]:
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, torch.Tensor]:
-    found = {}
+    tensors = {}
     for key, value in tree.items():
-        found |= _flat(value, f"{prefix}{key} > ") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return found
+        tensors |= _flat(value, f"{prefix}{key} > ") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return tensors
 
 
 def test_tp_and_pp_reshapes_of_megatrons_checkpoint_are_one_model(golden: Path, tmp_path: Path) -> None:
     """Megatron's own tool cut the one checkpoint as tp=2 pp=2: ours cuts it into the same tensors."""
     folder = golden / "legacy_ckpt"
-    _converted(folder / "gpt-tp1pp1", tmp_path / "ours")
+    _convert(folder / "gpt-tp1pp1", tmp_path / "ours")
     words = [
         "--from",
         "mega",
@@ -246,7 +248,9 @@ def test_tp_and_pp_reshapes_of_megatrons_checkpoint_are_one_model(golden: Path, 
     assert result.exit_code == 0, result.exception
     for rank in ("mp_rank_00_000", "mp_rank_01_000", "mp_rank_00_001", "mp_rank_01_001"):
         file = Path("iter_0000005") / rank / "model_optim_rng.pt"
-        found, wanted = (open_file(run / file).at("model") for run in (tmp_path / "t", folder / "gpt-tp2pp2"))
+        found, wanted = (
+            open_file(run / file).entry("model") for run in (tmp_path / "t", folder / "gpt-tp2pp2")
+        )
         found, wanted = _flat(found), _flat(wanted)
         assert list(found) == list(wanted)
         for name in wanted:
@@ -289,11 +293,13 @@ def test_a_training_goes_on_through_files_of_megatrons_as_if_it_had_not_stopped(
     ]
     result = CliRunner().invoke(cli, [*words_of, "--save", str(tmp_path / "theirs")])
     assert result.exit_code == 0, result.exception
-    _converted(tmp_path / "theirs", tmp_path / "again")
+    _convert(tmp_path / "theirs", tmp_path / "again")
     train("again", "--load", "again")
-    one, other = (Checkpoint.open(tmp_path / run / "iter_0000004") for run in ("whole", "again"))
-    assert one.tensors.keys() == other.tensors.keys() == {MODEL, *OPTIMIZER}
-    for space, tensors in one.tensors.items():
+    first, second = (Checkpoint.open(tmp_path / run / "iter_0000004") for run in ("whole", "again"))
+    assert first.tensors.keys() == second.tensors.keys() == {MODEL, *OPTIMIZER}
+    for space, tensors in first.tensors.items():
         for name, tensor in tensors.items():
             whole = whole_slab(tensor.shape)
-            assert np.array_equal(one.read_raw(space, name, whole), other.read_raw(space, name, whole)), name
+            assert np.array_equal(first.read_raw(space, name, whole), second.read_raw(space, name, whole)), (
+                name
+            )

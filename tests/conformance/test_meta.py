@@ -14,7 +14,7 @@ from mega_ckpt.formats.interface import WriteOptions
 from mega_ckpt.operations.convert import convert
 from mega_schema.checkpoint.reader import Checkpoint
 from mega_schema.parallel_layout import Layout
-from tests.conformance.theirs import ours
+from tests.conformance.hf_models import mega_logits
 
 VOCAB, DIM, HEADS, FFN, LAYERS = 64, 64, 8, 96, 2
 PARAMS = {
@@ -59,7 +59,7 @@ CASES: dict[str, tuple[int, bool, dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def _theirs(config: dict[str, Any]) -> LlamaForCausalLM:
+def _transformers_model(config: dict[str, Any]) -> LlamaForCausalLM:
     torch.manual_seed(6)
     model = LlamaForCausalLM(
         LlamaConfig(
@@ -93,18 +93,18 @@ def _write(model: LlamaForCausalLM, folder: Path, params: dict[str, Any], parts:
         "output.weight": (theirs["lm_head.weight"], 0),
     }
     for i in range(LAYERS):
-        at, there = f"layers.{i}.", f"model.layers.{i}."
-        q, k = (_pairs_side_by_side(theirs[f"{there}self_attn.{x}_proj.weight"]) for x in "qk")
+        prefix, foreign_prefix = f"layers.{i}.", f"model.layers.{i}."
+        q, k = (_pairs_side_by_side(theirs[f"{foreign_prefix}self_attn.{x}_proj.weight"]) for x in "qk")
         whole |= {
-            at + "attention.wq.weight": (q, 0),
-            at + "attention.wk.weight": (k, 0),
-            at + "attention.wv.weight": (theirs[there + "self_attn.v_proj.weight"], 0),
-            at + "attention.wo.weight": (theirs[there + "self_attn.o_proj.weight"], 1),
-            at + "feed_forward.w1.weight": (theirs[there + "mlp.gate_proj.weight"], 0),
-            at + "feed_forward.w2.weight": (theirs[there + "mlp.down_proj.weight"], 1),
-            at + "feed_forward.w3.weight": (theirs[there + "mlp.up_proj.weight"], 0),
-            at + "attention_norm.weight": (theirs[there + "input_layernorm.weight"], None),
-            at + "ffn_norm.weight": (theirs[there + "post_attention_layernorm.weight"], None),
+            prefix + "attention.wq.weight": (q, 0),
+            prefix + "attention.wk.weight": (k, 0),
+            prefix + "attention.wv.weight": (theirs[foreign_prefix + "self_attn.v_proj.weight"], 0),
+            prefix + "attention.wo.weight": (theirs[foreign_prefix + "self_attn.o_proj.weight"], 1),
+            prefix + "feed_forward.w1.weight": (theirs[foreign_prefix + "mlp.gate_proj.weight"], 0),
+            prefix + "feed_forward.w2.weight": (theirs[foreign_prefix + "mlp.down_proj.weight"], 1),
+            prefix + "feed_forward.w3.weight": (theirs[foreign_prefix + "mlp.up_proj.weight"], 0),
+            prefix + "attention_norm.weight": (theirs[foreign_prefix + "input_layernorm.weight"], None),
+            prefix + "ffn_norm.weight": (theirs[foreign_prefix + "post_attention_layernorm.weight"], None),
         }
     folder.mkdir()
     (folder / "params.json").write_text(json.dumps({**PARAMS, **params}), "utf-8")
@@ -125,37 +125,39 @@ def _write(model: LlamaForCausalLM, folder: Path, params: dict[str, Any], parts:
 @pytest.mark.parametrize("case", CASES)
 def test_logits_are_those_of_transformers_and_every_tensor_comes_back(case: str, tmp_path: Path) -> None:
     parts, by_rows, params, config = CASES[case]
-    theirs = _theirs(config)
+    theirs = _transformers_model(config)
     _write(theirs, tmp_path / "meta", params, parts, by_rows)
-    done = convert(tmp_path / "meta", tmp_path / "run", "meta", "mega")
-    assert (done.written.parameters, done.dropped) == (theirs.num_parameters(), ())
+    result = convert(tmp_path / "meta", tmp_path / "run", "meta", "mega")
+    assert (result.written.parameters, result.dropped) == (theirs.num_parameters(), ())
     token_BS = torch.randint(0, VOCAB, (2, 40), generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
         wanted = theirs(token_BS).logits
     assert wanted.std() > 0.1
     torch.testing.assert_close(
-        ours(Checkpoint.open(tmp_path / "run"), token_BS), wanted, atol=1e-5, rtol=1e-5
+        mega_logits(Checkpoint.open(tmp_path / "run"), token_BS), wanted, atol=1e-5, rtol=1e-5
     )
     layout = WriteOptions(layout=Layout(tp=parts))
     convert(tmp_path / "run", tmp_path / "back", "mega", "meta", target=layout)
     _write(theirs, tmp_path / "rows", params, parts, True)
     for rank in range(parts):
         name = f"consolidated.{rank:02d}.pth"
-        back, there = (torch.load(tmp_path / folder / name, weights_only=True) for folder in ("back", "rows"))
-        del there["rope.freqs"]
-        assert back.keys() == there.keys()
-        assert all(torch.equal(back[key], there[key]) for key in there)
+        back, written = (
+            torch.load(tmp_path / folder / name, weights_only=True) for folder in ("back", "rows")
+        )
+        del written["rope.freqs"]
+        assert back.keys() == written.keys()
+        assert all(torch.equal(back[key], written[key]) for key in written)
     convert(tmp_path / "back", tmp_path / "again", "meta", "mega")
     torch.testing.assert_close(
-        ours(Checkpoint.open(tmp_path / "again"), token_BS), wanted, atol=1e-5, rtol=1e-5
+        mega_logits(Checkpoint.open(tmp_path / "again"), token_BS), wanted, atol=1e-5, rtol=1e-5
     )
-    again, first = (Checkpoint.open(tmp_path / name) for name in ("again", "run"))
-    assert again.spec == first.spec
+    repeated, first = (Checkpoint.open(tmp_path / name) for name in ("again", "run"))
+    assert repeated.spec == first.spec
 
 
 def test_hugging_faces_folder_of_it_has_transformers_own_weights(tmp_path: Path) -> None:
     parts, by_rows, params, config = CASES["llama 2, grouped"]
-    theirs = _theirs(config).to(torch.bfloat16)
+    theirs = _transformers_model(config).to(torch.bfloat16)
     _write(theirs, tmp_path / "meta", params, parts, by_rows)
     convert(tmp_path / "meta", tmp_path / "hf", "meta", "hf")
     back = LlamaForCausalLM.from_pretrained(tmp_path / "hf", local_files_only=True).state_dict()
@@ -165,7 +167,7 @@ def test_hugging_faces_folder_of_it_has_transformers_own_weights(tmp_path: Path)
 
 def test_a_tied_head_is_stored_once(tmp_path: Path) -> None:
     parts, by_rows, params, config = CASES["llama 3.2"]
-    _write(_theirs(config), tmp_path / "meta", params, parts, by_rows)
+    _write(_transformers_model(config), tmp_path / "meta", params, parts, by_rows)
     convert(tmp_path / "meta", tmp_path / "run", "meta", "mega")
     assert Checkpoint.open(tmp_path / "run").spec.tied
     convert(tmp_path / "run", tmp_path / "back", "mega", "meta")

@@ -44,7 +44,7 @@ def stored_bits(stored: MappedTensor) -> bytes:
     return np.lib.stride_tricks.as_strided(raw, (*stored.shape, width), steps).tobytes()
 
 
-def same(ours: Any, theirs: Any) -> int:
+def count_equal(ours: Any, theirs: Any) -> int:
     """Compare two trees; the count of tensors."""
     if isinstance(theirs, torch.Tensor):
         assert isinstance(ours, MappedTensor)
@@ -54,15 +54,15 @@ def same(ours: Any, theirs: Any) -> int:
     if isinstance(theirs, argparse.Namespace):
         assert isinstance(ours, Record)
         assert ours.kind == "argparse.Namespace"
-        return same(ours.fields, vars(theirs))
+        return count_equal(ours.fields, vars(theirs))
     if isinstance(theirs, Mapping):
         assert isinstance(ours, dict)
         assert list(ours) == list(theirs)
-        return sum(same(ours[key], value) for key, value in theirs.items())
+        return sum(count_equal(ours[key], value) for key, value in theirs.items())
     if isinstance(theirs, list | tuple):
         assert type(ours) is (tuple if isinstance(theirs, tuple) else list)
         assert len(ours) == len(theirs)
-        return sum(same(mine, value) for mine, value in zip(ours, theirs, strict=True))
+        return sum(count_equal(item, value) for item, value in zip(ours, theirs, strict=True))
     if isinstance(theirs, enum.Enum):
         assert isinstance(ours, EnumMember)
         assert (ours.value, ours.name) == (theirs.value, theirs.name)
@@ -98,35 +98,35 @@ def test_every_value_of_megatrons_own_files_is_what_torch_loads(golden: Path) ->
     seen = 0
     with Unpickler() as unpickler:
         for file in files:
-            seen += same(unpickler.open(file).tree, torch.load(file, "cpu", weights_only=False))
+            seen += count_equal(unpickler.open(file).tree, torch.load(file, "cpu", weights_only=False))
     assert seen > 300
 
 
 def test_a_tensor_is_found_under_its_dotted_name(golden: Path) -> None:
     opened = open_file(golden / "legacy_ckpt/gpt-tp1pp1/iter_0000005/mp_rank_00/model_optim_rng.pt")
     name = "model.language_model.encoder.layers.3.mlp.dense_4h_to_h.weight"
-    assert opened.at(name) == opened.tensors()[name]
-    assert opened.at(name).shape == (24, 96)
-    assert opened.at("args.num_layers") == 4
-    assert opened.at("args.model_type").name == "encoder_or_decoder"
+    assert opened.entry(name) == opened.tensors()[name]
+    assert opened.entry(name).shape == (24, 96)
+    assert opened.entry("args.num_layers") == 4
+    assert opened.entry("args.model_type").name == "encoder_or_decoder"
 
 
 def test_the_tensors_of_a_torch_dist_folder_are_files_in_files(golden: Path) -> None:
     folder = golden / "torch_dist_sample"
     with Unpickler() as unpickler:
         metadata = unpickler.open(folder / ".metadata")
-        places, seen = metadata.at("storage_data").values(), 0
+        places, seen = metadata.entry("storage_data").values(), 0
         for place in places:
             begin, length = place.fields["offset"], place.fields["length"]
             file = folder / place.fields["relative_path"]
             opened = unpickler.open(file, begin, length)
             raw = io.BytesIO(file.read_bytes()[begin : begin + length])
-            seen += same(opened.tree, torch.load(raw, weights_only=False))
-    told = metadata.at("state_dict_metadata").values()
-    assert seen == sum(len(tensor.fields.get("chunks", ())) for tensor in told) == 40
+            seen += count_equal(opened.tree, torch.load(raw, weights_only=False))
+    entries = metadata.entry("state_dict_metadata").values()
+    assert seen == sum(len(tensor.fields.get("chunks", ())) for tensor in entries) == 40
 
 
-def saved(folder: Path, value: Any, **how: Any) -> PickleFile:
+def save_and_open(folder: Path, value: Any, **how: Any) -> PickleFile:
     torch.save(value, folder / "file.pt", **how)
     return open_file(folder / "file.pt")
 
@@ -151,29 +151,29 @@ def test_what_torch_saves_is_what_is_read(tmp_path: Path, zipped: bool, protocol
         "args": argparse.Namespace(num_layers=2, params_dtype=torch.float16, name="x"),
         "rng": np.random.RandomState(1).get_state(),
     }  # fmt: skip
-    opened = saved(tmp_path, tree, _use_new_zipfile_serialization=zipped, pickle_protocol=protocol)
-    assert same(opened.tree, tree) == 21
+    opened = save_and_open(tmp_path, tree, _use_new_zipfile_serialization=zipped, pickle_protocol=protocol)
+    assert count_equal(opened.tree, tree) == 21
 
 
 def test_tensors_that_share_numbers_share_them_in_the_file(tmp_path: Path) -> None:
     weight = torch.randn(4, 2)
-    opened = saved(tmp_path, {"embed": weight, "head": weight, "row": weight[1]})
-    assert opened.at("embed") == opened.at("head")
-    assert opened.at("row").offset == opened.at("embed").offset + 8
+    opened = save_and_open(tmp_path, {"embed": weight, "head": weight, "row": weight[1]})
+    assert opened.entry("embed") == opened.entry("head")
+    assert opened.entry("row").offset == opened.entry("embed").offset + 8
 
 
 @pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.float8_e5m2, torch.uint16, torch.uint32])
 def test_numbers_of_newer_types_are_read(tmp_path: Path, kind: torch.dtype) -> None:
     tree = [torch.arange(8).to(kind)[2:6]]
-    assert same(saved(tmp_path, tree).tree, tree) == 1
+    assert count_equal(save_and_open(tmp_path, tree).tree, tree) == 1
 
 
 def test_a_number_of_numpy_is_a_number(tmp_path: Path) -> None:
-    assert saved(tmp_path, [np.float64(1.5), np.int64(-3), np.bool_(True)]).tree == [1.5, -3, True]
+    assert save_and_open(tmp_path, [np.float64(1.5), np.int64(-3), np.bool_(True)]).tree == [1.5, -3, True]
 
 
 def test_a_set_is_a_set(tmp_path: Path) -> None:
-    assert saved(tmp_path, [{1, 2}, frozenset({"a"})]).tree == [{1, 2}, {"a"}]
+    assert save_and_open(tmp_path, [{1, 2}, frozenset({"a"})]).tree == [{1, 2}, {"a"}]
 
 
 def test_a_file_from_before_1_6_that_was_written_to_is_refused_or_read(tmp_path: Path) -> None:

@@ -75,12 +75,12 @@ def test_the_gate_sees_what_it_looks_for(code: str) -> None:
 
 def test_no_source_file_can_run_what_it_reads() -> None:
     assert len(SOURCES) > 30
-    found = {
+    calls = {
         str(path.relative_to(path.parents[3])): dangers
         for path in SOURCES
         if (dangers := list(_dangers(ast.parse(path.read_text("utf-8")))))
     }
-    assert found == {**MESSAGES, **SUBCLASS}
+    assert calls == {**MESSAGES, **SUBCLASS}
 
 
 def test_what_reads_pickles_can_look_nothing_up() -> None:

@@ -74,7 +74,7 @@ def shapes(folder: Path) -> dict[str, Any]:
     }
 
 
-def whole(checkpoint: Checkpoint, space: str, name: str) -> np.ndarray:
+def read_tensor(checkpoint: Checkpoint, space: str, name: str) -> np.ndarray:
     shape = checkpoint.tensors[space][name].shape
     zero = (0,) * len(shape)
     return checkpoint.read_raw(space, name, Slab(zero, shape, zero))
@@ -82,21 +82,23 @@ def whole(checkpoint: Checkpoint, space: str, name: str) -> np.ndarray:
 
 def test_megatrons_sample_has_the_values_that_torch_reads(golden: Path, tmp_path: Path) -> None:
     reading = ReadOptions(model=SAMPLE)
-    done = convert(golden / "torch_dist_sample", tmp_path / "run", "torch_dist", "mega", reading=reading)
+    result = convert(golden / "torch_dist_sample", tmp_path / "run", "torch_dist", "mega", reading=reading)
     theirs, ours = through_torch(golden / "torch_dist_sample"), Checkpoint.open(tmp_path / "run")
-    assert done.dropped == ()
+    assert result.dropped == ()
     assert ours.iteration == 7
-    assert np.array_equal(whole(ours, MODEL, "embed.weight"), theirs["embedding.word_embeddings.weight"])
+    assert np.array_equal(
+        read_tensor(ours, MODEL, "embed.weight"), theirs["embedding.word_embeddings.weight"]
+    )
     layer = theirs["decoder.layers.self_attention.linear_qkv.weight"][2]
     groups = layer.reshape(2, 4, 8, 32)  # two groups of two query heads, a key and a value
     qkv = torch.cat(
         [groups[:, :2].reshape(-1, 32), groups[:, 2].reshape(-1, 32), groups[:, 3].reshape(-1, 32)]
     )
-    assert np.array_equal(whole(ours, MODEL, "layers.2.qkv.weight"), qkv)
+    assert np.array_equal(read_tensor(ours, MODEL, "layers.2.qkv.weight"), qkv)
     fc1 = theirs["decoder.layers.mlp.linear_fc1.weight"]
-    assert np.array_equal(whole(ours, MODEL, "layers.3.gate_up.weight"), fc1[3])
+    assert np.array_equal(read_tensor(ours, MODEL, "layers.3.gate_up.weight"), fc1[3])
     norm = theirs["decoder.layers.mlp.linear_fc1.layer_norm_bias"]
-    assert np.array_equal(whole(ours, MODEL, "layers.1.ffn_norm.bias"), norm[1])
+    assert np.array_equal(read_tensor(ours, MODEL, "layers.1.ffn_norm.bias"), norm[1])
 
 
 def test_what_we_write_has_every_key_and_every_number_of_megatrons_sample(
@@ -164,22 +166,22 @@ def test_any_model_is_the_same_after_the_way_there_and_back(
         row_stream, "CHUNK_BYTES", 1 << 22 if seed % 2 else 20
     )  # bytes: a few rows are a box, or all
     spec, dtype = random_spec(seed), ["F32", "BF16", "F16"][seed % 3]
-    made = random_whole(spec, dtype, optimizer=True, seed=seed)
-    save_whole(tmp_path / "run", spec, made, dtype=dtype, iteration=3)
+    whole_tensors = random_whole(spec, dtype, optimizer=True, seed=seed)
+    save_whole(tmp_path / "run", spec, whole_tensors, dtype=dtype, iteration=3)
     target = WriteOptions(layout=Layout(tp=spec.kv_heads))  # of the padding
-    there = convert(tmp_path / "run", tmp_path / "there", "mega", "torch_dist", target=target)
-    convert(there.written.folder.parent, tmp_path / "back", "torch_dist", "mega")
+    converted = convert(tmp_path / "run", tmp_path / "there", "mega", "torch_dist", target=target)
+    convert(converted.written.folder.parent, tmp_path / "back", "torch_dist", "mega")
     back = Checkpoint.open(tmp_path / "back")
     assert back.spec == spec
     assert (back.iteration, back.trainer["consumed_samples"]) == (3, 24)
-    assert back.tensors.keys() == made.keys()
-    for space, tensors in made.items():
+    assert back.tensors.keys() == whole_tensors.keys()
+    for space, tensors in whole_tensors.items():
         assert {name: t.dtype for name, t in back.tensors[space].items()} == dict.fromkeys(
             tensors, dtype if space == MODEL else "F32"
         )
         for name, values in tensors.items():
-            assert whole(back, space, name).tobytes() == values.tobytes()
-    padded = through_torch(there.written.folder)["embedding.word_embeddings.weight"]
+            assert read_tensor(back, space, name).tobytes() == values.tobytes()
+    padded = through_torch(converted.written.folder)["embedding.word_embeddings.weight"]
     multiple = spec.vocab_multiple * spec.kv_heads
     assert padded.shape[0] == -(-spec.vocab // multiple) * multiple
     assert all(torch.equal(bits(row), bits(padded[spec.vocab - 1])) for row in padded[spec.vocab :])
@@ -190,20 +192,20 @@ def test_what_torch_alone_wrote_is_read_under_the_names_of_the_local_modules(
 ) -> None:
     spec = gpt(layers=2, hidden=8, heads=2, vocab=9, max_seq_len=4, activation="gelu_erf")
     rows = {row.name: row for row in table(spec)}
-    foreign = {alias.foreign: alias.unsharded(rows[alias.ours]) for alias in aliases(spec, CORE)}
+    foreign = {alias.foreign: alias.unsharded_tensor(rows[alias.ours]) for alias in aliases(spec, CORE)}
     rng = np.random.default_rng(3)
     state = {name: torch.from_numpy(rng.normal(size=f.shape).astype("f4")) for name, f in foreign.items()}
     dcp_save({"model": state, "step": 4}, storage_writer=FileSystemWriter(tmp_path / "flat"), no_dist=True)
     (tmp_path / "spec.json").write_text(json.dumps(spec.to_dict()), "utf-8")
     reading = ReadOptions(model=user_overrides.parse_model(str(tmp_path / "spec.json")))
-    done = convert(tmp_path / "flat", tmp_path / "run", "torch_dist", "mega", reading=reading)
-    assert done.dropped == ("step",)
+    result = convert(tmp_path / "flat", tmp_path / "run", "torch_dist", "mega", reading=reading)
+    assert result.dropped == ("step",)
     ours = Checkpoint.open(tmp_path / "run")
     back = foreign["decoder.layers.1.self_attention.linear_qkv.bias"].assemble(
         np.dtype("f4"), lambda slab: ours.read_raw(MODEL, "layers.1.qkv.bias", slab)
     )
     assert np.array_equal(back, state["decoder.layers.1.self_attention.linear_qkv.bias"])
-    assert np.array_equal(whole(ours, MODEL, "embed.weight"), state["embedding.word_embeddings.weight"])
+    assert np.array_equal(read_tensor(ours, MODEL, "embed.weight"), state["embedding.word_embeddings.weight"])
 
 
 # the dimension that ranks of tp cut, the layer counted, by the end of a tensor's name
@@ -225,19 +227,19 @@ def as_ranks_wrote(source: CheckpointSource, folder: Path, tp: int, dp: int) -> 
     truly = {}
     for chunk in chunks_to_write(source, namespaces_to_write(source.spaces), source.spec.vocab):
         dim = next((dim for end, dim in CUT.items() if chunk.key.endswith(end)), None)
-        halves = 2 if source.spec.gated and ".linear_fc1." in chunk.key else 1
+        halves = 2 if source.spec.is_gated and ".linear_fc1." in chunk.key else 1
         boxes = np.split(chunk.values().reshape(chunk.shape), 1 if dim is None else tp * halves, dim or 0)
         for number, box in enumerate(boxes):
-            at = np.array(chunk.start)
-            at[dim or 0] += number * box.shape[dim or 0]
+            chunk_start = np.array(chunk.start)
+            chunk_start[dim or 0] += number * box.shape[dim or 0]
             if not chunk.key.startswith("optimizer."):
-                whole, start = chunk.whole, tuple(at.tolist())
+                whole, start = chunk.whole, tuple(chunk_start.tolist())
                 cut.append(DcpChunk(chunk.key, chunk.dtype, whole, start, box.shape, partial(np.copy, box)))
                 continue
             truly[chunk.key], begin = chunk.whole, 0
             whole = (*(np.array(chunk.whole) // box.shape).tolist(), box.size)
             for run in np.array_split(box.reshape((1,) * box.ndim + (-1,)), dp, -1):
-                start = (*(at // box.shape).tolist(), begin)
+                start = (*(chunk_start // box.shape).tolist(), begin)
                 cut.append(DcpChunk(chunk.key, chunk.dtype, whole, start, run.shape, partial(np.copy, run)))
                 begin += run.size
     random.Random(1).shuffle(cut)
@@ -259,16 +261,18 @@ def as_ranks_wrote(source: CheckpointSource, folder: Path, tp: int, dp: int) -> 
 def test_what_many_ranks_wrote_is_put_together(
     spec: ModelSpec, random_whole: Any, save_whole: Any, tmp_path: Path
 ) -> None:
-    made = random_whole(spec, "BF16", optimizer=True)
-    save_whole(tmp_path / "run", spec, made, dtype="BF16", iteration=3)
+    whole_tensors = random_whole(spec, "BF16", optimizer=True)
+    save_whole(tmp_path / "run", spec, whole_tensors, dtype="BF16", iteration=3)
     source = format_of("mega").read(tmp_path / "run", ReadOptions())
     as_ranks_wrote(source, tmp_path / "cut", tp=2, dp=3)
-    done = convert(tmp_path / "cut", tmp_path / "back", "torch_dist", "mega", reading=ReadOptions(model=spec))
-    assert done.dropped == ("the states of random numbers",)
+    result = convert(
+        tmp_path / "cut", tmp_path / "back", "torch_dist", "mega", reading=ReadOptions(model=spec)
+    )
+    assert result.dropped == ("the states of random numbers",)
     back = Checkpoint.open(tmp_path / "back")
-    for space, tensors in made.items():
+    for space, tensors in whole_tensors.items():
         for name, values in tensors.items():
-            assert whole(back, space, name).tobytes() == values.tobytes()
+            assert read_tensor(back, space, name).tobytes() == values.tobytes()
 
 
 def test_where_the_training_stood_goes_along(
@@ -297,8 +301,8 @@ def test_where_the_training_stood_goes_along(
     folder = write(source, tmp_path / "there", WriteOptions()).folder
     assert format_of("torch_dist").read(folder, ReadOptions()).trainer == trainer
     common = torch.load(folder / "common.pt", weights_only=False)
-    group, other = common["optimizer"]["optimizer"]["param_groups"]
-    assert (group["wd_mult"], other["wd_mult"], group["step"]) == (1.0, 0.0, 7)
+    group, second_group = common["optimizer"]["optimizer"]["param_groups"]
+    assert (group["wd_mult"], second_group["wd_mult"], group["step"]) == (1.0, 0.0, 7)
     assert "params" not in group  # Megatron puts those of a rank in, and would not replace ours
     assert common["content_metadata"]["distrib_optim_sharding_type"] == "fully_reshardable"
     assert common["args"].no_save_rng

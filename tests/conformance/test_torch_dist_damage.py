@@ -31,7 +31,7 @@ from mega_schema.spec import ModelSpec, gpt, llama
 Damage = Callable[[Path], object]
 
 
-def edited(change: Callable[[Any], object]) -> Damage:
+def edit_metadata(change: Callable[[Any], object]) -> Damage:
     """Change what .metadata describes."""
 
     def change_file(folder: Path) -> None:
@@ -42,7 +42,7 @@ def edited(change: Callable[[Any], object]) -> Damage:
     return change_file
 
 
-def reshaped(described: Any) -> None:
+def reshape_norm(described: Any) -> None:
     norm = described.state_dict_metadata["decoder.final_layernorm.weight"]
     norm.size, norm.chunks[0].sizes = torch.Size([4]), torch.Size([4])  # type: ignore[misc]
 
@@ -63,28 +63,30 @@ DAMAGE: dict[str, tuple[Damage, str]] = {
     ),
     "a list": (lambda f: (f / "metadata.json").write_text("[1]"), "metadata.json: is not a JSON object"),
     "a later torch": (
-        edited(lambda d: setattr(d, "version", "2.0.0")),
+        edit_metadata(lambda d: setattr(d, "version", "2.0.0")),
         ".metadata: version: is not known: found 2.0.0",
     ),
     "no name of a GPT": (
-        edited(lambda d: d.state_dict_metadata.pop("decoder.layers.self_attention.linear_qkv.weight")),
+        edit_metadata(lambda d: d.state_dict_metadata.pop("decoder.layers.self_attention.linear_qkv.weight")),
         "has no names of a GPT of Megatron core's: found embedding.word_embeddings.weight",
     ),
     "another tensor": (
-        edited(lambda d: d.state_dict_metadata.pop("decoder.final_layernorm.bias")),
+        edit_metadata(lambda d: d.state_dict_metadata.pop("decoder.final_layernorm.bias")),
         "has no tensor: wanted decoder.final_layernorm.bias",
     ),
-    "another shape": (edited(reshaped), "shape: found (8,), wanted (4,)"),
+    "another shape": (edit_metadata(reshape_norm), "shape: found (8,), wanted (4,)"),
     "a hole": (
-        edited(lambda d: d.state_dict_metadata["decoder.final_layernorm.weight"].chunks.clear()),
+        edit_metadata(lambda d: d.state_dict_metadata["decoder.final_layernorm.weight"].chunks.clear()),
         "decoder.final_layernorm.weight: numbers in its boxes: found 0, wanted 8",
     ),
     "a path": (
-        edited(lambda d: [setattr(info, "relative_path", "../x") for info in d.storage_data.values()]),
+        edit_metadata(lambda d: [setattr(info, "relative_path", "../x") for info in d.storage_data.values()]),
         "file outside the folder: found ../x",
     ),
     "a shape of nothing": (
-        edited(lambda d: setattr(d.state_dict_metadata["decoder.final_layernorm.weight"], "size", (0, 9**9))),
+        edit_metadata(
+            lambda d: setattr(d.state_dict_metadata["decoder.final_layernorm.weight"], "size", (0, 9**9))
+        ),
         "description: found ValueError decoder.final_layernorm.weight: shape (0, 387420489)",
     ),
     "no description at all": (
@@ -101,11 +103,11 @@ def test_a_damaged_folder_is_one_line_and_nothing_is_written(
     spec = gpt(layers=2, hidden=8, heads=2, vocab=9, max_seq_len=4)
     save_whole(tmp_path / "run", spec, random_whole(spec))
     folder = convert(tmp_path / "run", tmp_path / "there", "mega", "torch_dist").written.folder
-    damage, said = DAMAGE[what]
+    damage, message = DAMAGE[what]
     damage(folder)
     with pytest.raises(FormatError) as caught:
         convert(folder, tmp_path / "back", "torch_dist", "mega")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert not (tmp_path / "back").exists()
 
 
@@ -115,8 +117,8 @@ def test_without_torch_there_is_one_line_that_says_what_to_install(
     save_whole(tmp_path / "run", small_gpt, random_whole(small_gpt))
     convert(tmp_path / "run", tmp_path / "there", "mega", "torch_dist")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    said = r"torch, which is not installed; hint: pip install .*mega-ckpt\[torch\]"
-    with pytest.raises(ConfigError, match=said):
+    message = r"torch, which is not installed; hint: pip install .*mega-ckpt\[torch\]"
+    with pytest.raises(ConfigError, match=message):
         convert(tmp_path / "run", tmp_path / "more", "mega", "torch_dist")
     assert not (tmp_path / "more").exists()
     monkeypatch.setitem(sys.modules, "torch", None)
@@ -126,9 +128,9 @@ def test_without_torch_there_is_one_line_that_says_what_to_install(
 def test_a_write_that_fails_leaves_what_was_there(
     random_whole: Any, save_whole: Any, small_gpt: ModelSpec, tmp_path: Path
 ) -> None:
-    made = {MODEL: {name: np.ones_like(values) for name, values in random_whole(small_gpt)[MODEL].items()}}
-    made[MODEL]["layers.2.down.weight"] *= 1e9
-    save_whole(tmp_path / "run", small_gpt, made)
+    tensors = {MODEL: {name: np.ones_like(values) for name, values in random_whole(small_gpt)[MODEL].items()}}
+    tensors[MODEL]["layers.2.down.weight"] *= 1e9
+    save_whole(tmp_path / "run", small_gpt, tensors)
 
     def to_torch_dist(**target: Any) -> None:
         convert(tmp_path / "run", tmp_path / "there", "mega", "torch_dist", target=WriteOptions(**target))
@@ -138,19 +140,19 @@ def test_a_write_that_fails_leaves_what_was_there(
         to_torch_dist(dtype="fp16")
     assert not (tmp_path / "there").exists()
     to_torch_dist()
-    before = everything(tmp_path / "there")
+    before = all_bytes(tmp_path / "there")
     with pytest.raises(ConfigError, match="there is a checkpoint already.*iter_0000001; hint: add --force"):
         to_torch_dist()
     with pytest.raises(FormatError, match=too_large):
         to_torch_dist(dtype="fp16", force=True)
-    assert everything(tmp_path / "there") == before
+    assert all_bytes(tmp_path / "there") == before
     to_torch_dist(dtype="bf16", force=True)
-    after = everything(tmp_path / "there")
+    after = all_bytes(tmp_path / "there")
     assert after.keys() == before.keys()
     assert after != before
 
 
-def everything(folder: Path) -> dict[str, bytes]:
+def all_bytes(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
@@ -164,25 +166,27 @@ def test_a_full_disk_is_one_line(
         "resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000)); main()"
     )
     words = ["convert", "--from", "mega", "--to", "torch_dist", "--load", "run", "--save", "there"]
-    done = subprocess.run([sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, text=True)
+    process = subprocess.run(
+        [sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, text=True
+    )
     hint = "make room there, or write to another disk"
-    assert done.stderr == f"error: there: not written: found File too large; hint: {hint}\n"
-    assert done.returncode == 2
+    assert process.stderr == f"error: there: not written: found File too large; hint: {hint}\n"
+    assert process.returncode == 2
     assert not (tmp_path / "there").exists()
 
 
 def test_the_optimizer_that_is_not_adams_is_refused_or_left(
     random_whole: Any, save_whole: Any, small_gpt: ModelSpec, tmp_path: Path
 ) -> None:
-    made = random_whole(small_gpt)
-    save_whole(tmp_path / "run", small_gpt, made | {"optim.momentum": made[MODEL]})
-    said = "optim.momentum: is not Adam's: .*; hint: --no-optim leaves it behind"
-    with pytest.raises(ConfigError, match=said):
+    tensors = random_whole(small_gpt)
+    save_whole(tmp_path / "run", small_gpt, tensors | {"optim.momentum": tensors[MODEL]})
+    message = "optim.momentum: is not Adam's: .*; hint: --no-optim leaves it behind"
+    with pytest.raises(ConfigError, match=message):
         convert(tmp_path / "run", tmp_path / "there", "mega", "torch_dist")
-    done = convert(
+    result = convert(
         tmp_path / "run", tmp_path / "there", "mega", "torch_dist", target=WriteOptions(optimizer=False)
     )
-    assert "the optimizer's state" in done.dropped
+    assert "the optimizer's state" in result.dropped
 
 
 @pytest.mark.parametrize(
@@ -201,8 +205,8 @@ def test_an_optimizer_that_cannot_be_read_is_left_and_said(
     more = DcpChunk(key, "F32", (2, 3), (0, 0), (2, 3), partial(np.ones, (2, 3), np.float32))
     dcp_writer.write_dcp(tmp_path / "there", [*every, more], [], lambda _: None)
     reading = ReadOptions(model=small_gpt)
-    done = convert(tmp_path / "there", tmp_path / "back", "torch_dist", "mega", reading=reading)
-    assert left in done.dropped[0]
+    result = convert(tmp_path / "there", tmp_path / "back", "torch_dist", "mega", reading=reading)
+    assert left in result.dropped[0]
     assert set(Checkpoint.open(tmp_path / "back").tensors) == {MODEL}
 
 
@@ -220,8 +224,8 @@ def test_memory_does_not_grow_with_the_model(save_whole: Any, tmp_path: Path) ->
         "convert(Path('run'), Path('there'), 'mega', 'torch_dist');"
         "convert(Path('there'), Path('back'), 'torch_dist', 'mega')"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
 
 
 def test_a_description_with_any_byte_changed_is_read_or_refused(

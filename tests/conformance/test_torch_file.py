@@ -40,7 +40,7 @@ def numbers(tensor: TensorHeader) -> np.ndarray:
     return raw.view(DTYPES[tensor.dtype])[..., 0]
 
 
-def banded(tensor: TensorHeader) -> Iterator[np.ndarray]:
+def row_bands(tensor: TensorHeader) -> Iterator[np.ndarray]:
     """A row at a time."""
     whole = numbers(tensor)
     yield from (whole[row : row + 1] for row in range(len(whole))) if tensor.shape else [whole]
@@ -87,17 +87,17 @@ def test_torch_loads_what_was_written(tmp_path: Path, tensors: list[TensorHeader
         "bytes": b"\x00\xff",
         "set": {1, 2},
     }
-    zip_writer.write(tmp_path / "f.pt", tree, banded)
+    zip_writer.write(tmp_path / "f.pt", tree, row_bands)
     with torch.serialization.safe_globals(SAFE):
         theirs = torch.load(tmp_path / "f.pt", "cpu", **how)
     model = theirs.pop("model")
     assert type(model) is OrderedDict
     assert [same_bits(model[tensor.name], tensor) for tensor in tensors] == [True] * len(tensors)
     args = argparse.Namespace(num_layers=2, params_dtype=torch.float16)
-    told = {"deep": torch.bfloat16}
+    nested = {"deep": torch.bfloat16}
     assert theirs == {
         **{key: tree[key] for key in ("list", "tuple", "bytes", "set")},
-        (0, 1): {2: told},
+        (0, 1): {2: nested},
         "args": args,
         "device": torch.device("cpu"),
     }
@@ -106,22 +106,22 @@ def test_torch_loads_what_was_written(tmp_path: Path, tensors: list[TensorHeader
 def test_what_was_written_is_what_is_read_again(tmp_path: Path, tensors: list[TensorHeader]) -> None:
     rng = np.random.RandomState(1).get_state()
     tree = {"tensors": tensors, "rng": list(rng), "enum": [], "order": np.arange(6).reshape(2, 3).T}
-    zip_writer.write(tmp_path / "f.pt", tree, banded)
+    zip_writer.write(tmp_path / "f.pt", tree, row_bands)
     opened = open_file(tmp_path / "f.pt")
     for number, tensor in enumerate(tensors):
-        stored = opened.at(f"tensors.{number}")
+        stored = opened.entry(f"tensors.{number}")
         assert (stored.dtype, stored.shape, stored.strides) == (tensor.dtype, tensor.shape, None)
         assert stored.values().tobytes() == numbers(tensor).tobytes()
         assert stored.offset % 64 == 0
-    np.testing.assert_array_equal(opened.at("order"), tree["order"])
-    np.testing.assert_array_equal(opened.at("rng.1"), rng[1])
-    again = torch.load(tmp_path / "f.pt", weights_only=False)
-    np.testing.assert_array_equal(again["order"], tree["order"])
+    np.testing.assert_array_equal(opened.entry("order"), tree["order"])
+    np.testing.assert_array_equal(opened.entry("rng.1"), rng[1])
+    reloaded = torch.load(tmp_path / "f.pt", weights_only=False)
+    np.testing.assert_array_equal(reloaded["order"], tree["order"])
 
 
 def test_one_announcement_at_two_places_is_one_tensor_in_memory(tmp_path: Path) -> None:
     tied = TensorHeader("embed", "F32", (3, 2))
-    zip_writer.write(tmp_path / "f.pt", {"embed": tied, "head": tied}, banded)
+    zip_writer.write(tmp_path / "f.pt", {"embed": tied, "head": tied}, row_bands)
     theirs = torch.load(tmp_path / "f.pt")
     assert theirs["embed"].data_ptr() == theirs["head"].data_ptr()
 
@@ -131,18 +131,20 @@ def test_a_rebuilt_file_of_megatrons_is_the_file(golden: Path, tmp_path: Path) -
     stored = opened.tensors()
     announced = {place: TensorHeader(name, place.dtype, place.shape) for name, place in stored.items()}
 
-    def replaced(value: Any) -> Any:
+    def replace_tensors(value: Any) -> Any:
         if isinstance(value, MappedTensor):
             return announced[value]
         if isinstance(value, dict):
-            return {key: replaced(child) for key, child in value.items()}
+            return {key: replace_tensors(child) for key, child in value.items()}
         return value
 
-    zip_writer.write(tmp_path / "f.pt", replaced(opened.tree), lambda tensor: [stored[tensor.name].values()])
-    again = open_file(tmp_path / "f.pt")
-    assert again.at("args").fields == opened.at("args").fields
-    assert again.at("args.model_type").name == "encoder_or_decoder"
-    written = again.tensors()
+    zip_writer.write(
+        tmp_path / "f.pt", replace_tensors(opened.tree), lambda tensor: [stored[tensor.name].values()]
+    )
+    reloaded = open_file(tmp_path / "f.pt")
+    assert reloaded.entry("args").fields == opened.entry("args").fields
+    assert reloaded.entry("args.model_type").name == "encoder_or_decoder"
+    written = reloaded.tensors()
     assert list(written) == list(stored)
     for name, tensor in stored.items():
         assert written[name].values().tobytes() == tensor.values().tobytes()
@@ -153,7 +155,7 @@ def test_a_file_beyond_four_bytes_of_size_is_read_by_all(
 ) -> None:
     monkeypatch.setattr(zipfile, "ZIP64_LIMIT", 40)  # a few gigabytes say the same and take a disk
     monkeypatch.setattr(zipfile, "ZIP_FILECOUNT_LIMIT", 3)
-    zip_writer.write(tmp_path / "f.pt", tensors, banded)
+    zip_writer.write(tmp_path / "f.pt", tensors, row_bands)
     monkeypatch.undo()
     for theirs, tensor in zip(torch.load(tmp_path / "f.pt"), tensors, strict=True):
         assert same_bits(theirs, tensor)
@@ -171,7 +173,7 @@ def test_the_same_values_make_the_same_file(tmp_path: Path, tensors: list[Tensor
 
 def test_what_has_no_place_in_a_pickle_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="a pickle of object"):
-        zip_writer.write(tmp_path / "f.pt", {"a": object()}, banded)
+        zip_writer.write(tmp_path / "f.pt", {"a": object()}, row_bands)
     assert not (tmp_path / "f.pt").exists()
 
 
@@ -182,4 +184,4 @@ def test_a_file_whose_checksums_torch_was_told_to_leave_out_is_read(tmp_path: Pa
         torch.save(tree, tmp_path / "f.pt")
     finally:
         torch.serialization.set_crc32_options(CRC32)
-    assert open_file(tmp_path / "f.pt").at("weight").values().tolist() == tree["weight"].tolist()
+    assert open_file(tmp_path / "f.pt").entry("weight").values().tolist() == tree["weight"].tolist()

@@ -57,23 +57,23 @@ def _pair(ours: str, theirs: str, get: Get, *, bias: bool) -> Iterator[tuple[str
 def _llama(m: ModelSpec, get: Get) -> Iterator[tuple[str, Tensor]]:
     yield "embed.weight", get("model.embed_tokens.weight")
     for i in range(m.layers):
-        us, them = f"layers.{i}.", f"model.layers.{i}."
+        us, foreign = f"layers.{i}.", f"model.layers.{i}."
         normed = m.norm == "layernorm"
-        yield from _pair(us + "attn_norm", them + "input_layernorm", get, bias=normed)
+        yield from _pair(us + "attn_norm", foreign + "input_layernorm", get, bias=normed)
         for kind in ("weight", "bias") if m.qkv_bias else ("weight",):
-            parts = [get(f"{them}self_attn.{part}_proj.{kind}") for part in "qkv"]
+            parts = [get(f"{foreign}self_attn.{part}_proj.{kind}") for part in "qkv"]
             yield f"{us}qkv.{kind}", torch.cat(parts)
         if m.qk_norm:
-            yield us + "q_norm.weight", get(them + "self_attn.q_norm.weight")
-            yield us + "k_norm.weight", get(them + "self_attn.k_norm.weight")
-        yield us + "out.weight", get(them + "self_attn.o_proj.weight")
-        yield from _pair(us + "ffn_norm", them + "post_attention_layernorm", get, bias=normed)
-        if m.gated:
-            parts = [get(f"{them}mlp.{part}_proj.weight") for part in ("gate", "up")]
+            yield us + "q_norm.weight", get(foreign + "self_attn.q_norm.weight")
+            yield us + "k_norm.weight", get(foreign + "self_attn.k_norm.weight")
+        yield us + "out.weight", get(foreign + "self_attn.o_proj.weight")
+        yield from _pair(us + "ffn_norm", foreign + "post_attention_layernorm", get, bias=normed)
+        if m.is_gated:
+            parts = [get(f"{foreign}mlp.{part}_proj.weight") for part in ("gate", "up")]
             yield us + "gate_up.weight", torch.cat(parts)
         else:
-            yield us + "up.weight", get(them + "mlp.up_proj.weight")
-        yield us + "down.weight", get(them + "mlp.down_proj.weight")
+            yield us + "up.weight", get(foreign + "mlp.up_proj.weight")
+        yield us + "down.weight", get(foreign + "mlp.down_proj.weight")
     yield from _pair("final_norm", "model.norm", get, bias=m.norm == "layernorm")
     if not m.tied:
         yield "head.weight", get("lm_head.weight")
@@ -85,11 +85,11 @@ def _gpt2(m: ModelSpec, get: Get) -> Iterator[tuple[str, Tensor]]:
     yield "position.weight", get("transformer.wpe.weight")
     linears = {"qkv": "attn.c_attn", "out": "attn.c_proj", "up": "mlp.c_fc", "down": "mlp.c_proj"}
     for i in range(m.layers):
-        us, them = f"layers.{i}.", f"transformer.h.{i}."
-        yield from _pair(us + "attn_norm", them + "ln_1", get, bias=True)
-        yield from _pair(us + "ffn_norm", them + "ln_2", get, bias=True)
+        us, foreign = f"layers.{i}.", f"transformer.h.{i}."
+        yield from _pair(us + "attn_norm", foreign + "ln_1", get, bias=True)
+        yield from _pair(us + "ffn_norm", foreign + "ln_2", get, bias=True)
         for ours, theirs in linears.items():
-            for name, values in _pair(us + ours, them + theirs, get, bias=True):
+            for name, values in _pair(us + ours, foreign + theirs, get, bias=True):
                 yield name, values.T if values.ndim == 2 else values
     yield from _pair("final_norm", "transformer.ln_f", get, bias=True)
 
@@ -103,14 +103,14 @@ def _megatron(prefix: str, attention: str, embedding: str, final: str, head: str
         if m.embed_norm:
             yield from _pair("embed_norm", embedding + "_layernorm", get, bias=True)
         for i in range(m.layers):
-            us, them = f"layers.{i}.", f"{prefix}.{i}."
-            yield from _pair(us + "attn_norm", them + "input_layernorm", get, bias=True)
-            for name, rows in _pair(us + "qkv", f"{them}{attention}.query_key_value", get, bias=True):
+            us, foreign = f"layers.{i}.", f"{prefix}.{i}."
+            yield from _pair(us + "attn_norm", foreign + "input_layernorm", get, bias=True)
+            for name, rows in _pair(us + "qkv", f"{foreign}{attention}.query_key_value", get, bias=True):
                 yield name, rows[order]
-            yield from _pair(us + "out", f"{them}{attention}.dense", get, bias=True)
-            yield from _pair(us + "ffn_norm", them + "post_attention_layernorm", get, bias=True)
-            yield from _pair(us + "up", them + "mlp.dense_h_to_4h", get, bias=True)
-            yield from _pair(us + "down", them + "mlp.dense_4h_to_h", get, bias=True)
+            yield from _pair(us + "out", f"{foreign}{attention}.dense", get, bias=True)
+            yield from _pair(us + "ffn_norm", foreign + "post_attention_layernorm", get, bias=True)
+            yield from _pair(us + "up", foreign + "mlp.dense_h_to_4h", get, bias=True)
+            yield from _pair(us + "down", foreign + "mlp.dense_4h_to_h", get, bias=True)
         yield from _pair("final_norm", final, get, bias=True)
         if not m.tied:
             yield "head.weight", get(head + ".weight")
@@ -240,7 +240,7 @@ def test_logits_and_gradients_are_those_of_transformers(name: str) -> None:
     found = dict(theirs.named_parameters())
     model = build_model(Runtime.single_process(case.spec))
     values = dict(case.names(case.spec, lambda key: found[key].detach()))
-    assert sum(each.numel() for each in values.values()) == theirs.num_parameters()
+    assert sum(tensor.numel() for tensor in values.values()) == theirs.num_parameters()
     fill_weights(model, lambda key, slab: values[key][slab.in_global])
     token_BS = torch.randint(0, WORDS, (3, LENGTH), generator=torch.Generator().manual_seed(2))
     wanted = theirs(token_BS).logits

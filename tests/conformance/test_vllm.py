@@ -15,7 +15,14 @@ import pytest
 import torch
 
 from mega_schema.checkpoint.reader import Checkpoint
-from tests.conformance.theirs import CASES, byte_level, from_hugging_face, ours, save, to_hugging_face
+from tests.conformance.hf_models import (
+    CASES,
+    byte_level,
+    from_hugging_face,
+    mega_logits,
+    save,
+    to_hugging_face,
+)
 
 # it loads all of BLOOM but a head of its own, in folders of transformers' own too
 LOADED = sorted(CASES.keys() - {"bloom with six heads, untied"})
@@ -37,9 +44,9 @@ def _ask(python: str, questions: list[list[Any]], folder: Path) -> None:
     """Ask all at once: starting it takes longer than what it is asked."""
     (folder / "questions.json").write_text(json.dumps(questions), "utf-8")
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
-    words = [python, str(Path(__file__).with_name("in_vllm.py")), str(folder / "questions.json")]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, cwd=folder, timeout=900)
-    assert done.returncode == 0, done.stderr[-6000:]
+    words = [python, str(Path(__file__).with_name("vllm_program.py")), str(folder / "questions.json")]
+    process = subprocess.run(words, env=environment, capture_output=True, text=True, cwd=folder, timeout=900)
+    assert process.returncode == 0, process.stderr[-6000:]
 
 
 @pytest.fixture(scope="module")
@@ -61,16 +68,16 @@ def answers(vllm: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("case", LOADED)
 def test_vllms_log_probabilities_of_a_written_folder_are_ours(case: str, answers: Path) -> None:
-    said = json.loads((answers / case / "back.json").read_bytes())
+    answers_of_vllm = json.loads((answers / case / "back.json").read_bytes())
     config = json.loads((answers / case / "back" / "config.json").read_bytes())
-    assert said["class"] == config["architectures"][0]
+    assert answers_of_vllm["class"] == config["architectures"][0]
     run = Checkpoint.open(answers / case / "run")
     # of positions interpolated by a factor it takes as many times more
-    assert said["context"] == run.spec.max_seq_len * run.spec.rope_interpolation
-    wanted = ours(run, token_BS).log_softmax(-1)
+    assert answers_of_vllm["context"] == run.spec.max_seq_len * run.spec.rope_interpolation
+    wanted = mega_logits(run, token_BS).log_softmax(-1)
     assert wanted.std() > 0.1
     close = 1e-3 if "bloom" in case else 1e-5  # BLOOM's GELU by tanh is the one by erf there
-    torch.testing.assert_close(torch.tensor(said["logprobs"]), wanted, atol=close, rtol=close)
+    torch.testing.assert_close(torch.tensor(answers_of_vllm["logprobs"]), wanted, atol=close, rtol=close)
 
 
 def test_vllm_reads_the_tokenizer_the_template_and_what_ends_an_answer(vllm: str, tmp_path: Path) -> None:

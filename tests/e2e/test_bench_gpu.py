@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.gpu.peers import installed
+from bench.gpu.peers import is_installed
 
 GPU = Path(__file__).parents[2] / "bench/gpu"
 PEERS = {"hugging_face": "transformers", "megatron_core": "megatron.core"}
@@ -34,17 +34,17 @@ def test_a_benchmark_for_gpus_runs_tiny_on_a_cpu(script: str, keys: set[str], tm
     assert results
     assert all(keys <= set(result) for result in results)
     for peer, module in PEERS.items():
-        if installed(module):
+        if is_installed(module):
             assert all("tokens_per_second" in result[peer] for result in results if peer in keys)
 
 
 @pytest.mark.parametrize("script", ["kernels.py", pytest.param("step.py", marks=pytest.mark.long)])
 def test_without_a_gpu_nothing_is_measured(script: str) -> None:
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, GPU / script],
         env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 1
-    assert done.stderr.strip() == "no GPU here: --smoke shows on a CPU that this runs"
+    assert process.returncode == 1
+    assert process.stderr.strip() == "no GPU here: --smoke shows on a CPU that this runs"

@@ -30,9 +30,9 @@ def test_a_folder_that_no_demo_made_is_refused_and_kept(tmp_path: Path) -> None:
     letter = tmp_path / "letter.txt"
     letter.write_text("dear")
     command = [sys.executable, str(DEMO), "--output", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == (
+    process = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (process.returncode, process.stdout) == (1, "")
+    assert process.stderr == (
         f"error: --output: holds something that is not a demo's: found {tmp_path}; hint: name a new folder\n"
     )
     assert letter.read_text() == "dear"
@@ -53,10 +53,10 @@ class Torchrun:
 
     def wait(self, timeout: float | None = None) -> int:
         self.asked.append("wait" if timeout is None else "wait a while")
-        found = self.waits.pop(0)
-        if isinstance(found, BaseException):
-            raise found
-        return found
+        status = self.waits.pop(0)
+        if isinstance(status, BaseException):
+            raise status
+        return status
 
     def terminate(self) -> None:
         self.asked.append("terminate")
@@ -76,7 +76,7 @@ def test_an_interrupted_command_is_never_left_before_it_has_ended(demo: ModuleTy
 
 @pytest.mark.long
 def test_the_quick_start_of_the_readme_runs(tmp_path: Path) -> None:
-    """Up to the server, which tests/e2e/test_whole.py asks."""
+    """Up to the server, which tests/e2e/test_text_to_server.py asks."""
     section = (ROOT / "README.md").read_text("utf-8").partition("## Quick start")[2]
     commands = section.partition("```sh\n")[2].partition("mega-serve")[0]
     assert commands.count("mega-") == 5

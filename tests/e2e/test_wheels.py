@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.house import PACKAGES, ROOT, Package
+from tests.repo_rules.repository import PACKAGES, ROOT, Package
 
 SITES = [place for place in sys.path if place.endswith("site-packages")]
 # a command that does something, or a mistake that is answered in one line, and its exit code
@@ -28,7 +28,7 @@ COMMANDS = {
 
 def _run(*words: object, folder: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    done = subprocess.run(
+    process = subprocess.run(
         [str(word) for word in words],
         cwd=folder,
         env=environment,
@@ -36,8 +36,8 @@ def _run(*words: object, folder: Path, code: int = 0) -> subprocess.CompletedPro
         text=True,
         timeout=300,
     )
-    assert done.returncode == code, f"{words}\n{done.stdout}\n{done.stderr}"
-    return done
+    assert process.returncode == code, f"{words}\n{process.stdout}\n{process.stderr}"
+    return process
 
 
 def _build(package: Package, folder: Path) -> tuple[Path, Path]:
@@ -92,8 +92,8 @@ def test_each_program_runs_from_its_wheel_alone_outside_the_checkout(tmp_path: P
         folder = tmp_path / package.name
         _environment(folder, *{wheels["mega-schema"], wheels[package.name]})
         python = folder / "bin" / "python"
-        here = "import sys, {0}; print({0}.__file__)".format(package.roots[-1].name)
-        assert str(folder) in _run(python, "-c", here, folder=tmp_path).stdout
+        code_of_package = "import sys, {0}; print({0}.__file__)".format(package.roots[-1].name)
+        assert str(folder) in _run(python, "-c", code_of_package, folder=tmp_path).stdout
         for sibling in PACKAGES:
             if sibling.name not in ("mega-schema", package.name):
                 absent = _run(python, "-c", f"import {sibling.roots[0].name}", folder=tmp_path, code=1)
@@ -104,6 +104,6 @@ def test_each_program_runs_from_its_wheel_alone_outside_the_checkout(tmp_path: P
         assert _run(*program, "--version", folder=tmp_path).stdout.split()[-1] == package.project["version"]
         assert _run(*program, "--help", folder=tmp_path).stdout.startswith("Usage: ")
         words, code = COMMANDS[package.name]
-        done = _run(*program, *words, folder=tmp_path, code=code)
-        assert "Traceback" not in done.stderr
-        assert not code or done.stderr.splitlines()[-1].startswith("error: ")
+        result = _run(*program, *words, folder=tmp_path, code=code)
+        assert "Traceback" not in result.stderr
+        assert not code or result.stderr.splitlines()[-1].startswith("error: ")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 
-def refused() -> str:
+def why_no_hosts() -> str:
     """Why there can be no hosts here; empty where there can."""
     if shutil.which("ip") is None or shutil.which("unshare") is None:
         return "no ip or unshare on this machine"

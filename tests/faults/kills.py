@@ -39,7 +39,7 @@ SMALL = ("model.num_layers=2", "batch.micro_batch_size=4", "log.log_interval=100
 
 
 @dataclass(frozen=True)
-class Told:
+class KillReport:
     """How it went.
 
     Attributes:
@@ -59,29 +59,29 @@ class Told:
     wrong: list[str]
 
 
-def killed(folder: Path, ranks: int, kills: int, seed: int = 5) -> Told:
+def run_with_kills(folder: Path, ranks: int, kills: int, seed: int = 5) -> KillReport:
     """A run on so many ranks that is killed so often."""
     began, rng, iterations = time.monotonic(), random.Random(seed), PER_KILL * kills
     course = (*LAYOUTS[ranks], *SMALL, f"train.train_iters={iterations}")
     undisturbed = start(
         folder / "whole", folder / "undisturbed", ranks, (*course, "checkpoint.save_interval=100000")
     )
-    assert undisturbed.wait(120), undisturbed.said()
-    assert set(undisturbed.codes.values()) == {0}, undisturbed.said()
+    assert undisturbed.wait(120), undisturbed.stderr_text()
+    assert set(undisturbed.codes.values()) == {0}, undisturbed.stderr_text()
     save, reached, left = folder / "save", [], 0
-    kept = (*course, f"checkpoint.save_interval={EVERY}", "checkpoint.keep_last=2")
+    settings = (*course, f"checkpoint.save_interval={EVERY}", "checkpoint.keep_last=2")
     for number in range(kills):
-        running = start(folder / f"run{number}", save, ranks, kept)
+        running = start(folder / f"run{number}", save, ranks, settings)
         if rng.random() < 0.3:
             time.sleep(rng.uniform(0, 0.5))
         else:
-            _until(lambda: _latest(save) > (reached[-1] if reached else 0), 60)
+            _wait_until(lambda: _latest(save) > (reached[-1] if reached else 0), 60)
             time.sleep(rng.uniform(0, 0.1))
         for pid in rng.sample(running.pids, ranks):
             os.kill(pid, signal.SIGKILL)
             time.sleep(rng.choice((0, 0.02)))
         assert running.wait(20), "a process that was killed"
-        assert set(running.codes.values()) <= {-signal.SIGKILL, 3}, (running.codes, running.said())
+        assert set(running.codes.values()) <= {-signal.SIGKILL, 3}, (running.codes, running.stderr_text())
         reached.append(_latest(save))
         left += any(save.glob(".iter_*"))
         if reached[-1]:
@@ -90,10 +90,10 @@ def killed(folder: Path, ranks: int, kills: int, seed: int = 5) -> Told:
     assert starts <= {0, *reached}, "each went on from what the one before had left"
     last = start(folder / "last", save, ranks, (*course, "checkpoint.save_interval=100"))
     try:
-        assert last.wait(300), last.said()
+        assert last.wait(300), last.stderr_text()
     finally:
         last.kill()
-    assert set(last.codes.values()) == {0}, last.said()
+    assert set(last.codes.values()) == {0}, last.stderr_text()
     ours, theirs = Checkpoint.open(save), Checkpoint.open(folder / "undisturbed")
     assert ours.iteration == theirs.iteration == iterations
     same = {
@@ -101,7 +101,7 @@ def killed(folder: Path, ranks: int, kills: int, seed: int = 5) -> Told:
         for name in theirs.files
     }
     wrong = [name for name, equal in same.items() if not equal]
-    return Told(ranks, iterations, kills, reached, left, time.monotonic() - began, wrong)
+    return KillReport(ranks, iterations, kills, reached, left, time.monotonic() - began, wrong)
 
 
 def _latest(save: Path) -> int:
@@ -110,7 +110,7 @@ def _latest(save: Path) -> int:
     return 0
 
 
-def _until(true: Callable[[], bool], seconds: float) -> None:
+def _wait_until(true: Callable[[], bool], seconds: float) -> None:
     end = time.monotonic() + seconds
     while not true() and time.monotonic() < end:
         time.sleep(0.002)
@@ -121,17 +121,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
-    found = []
+    args = parser.parse_args()
+    reports = []
     for ranks in LAYOUTS:
         with tempfile.TemporaryDirectory() as folder:
-            told = killed(Path(folder), ranks, given.kills)
-        found.append(asdict(told))
-        done = f"{ranks} ranks: {told.kills} kills over {told.iterations} iterations in {told.seconds:.0f} s"
-        half = f"{told.left} in the middle of a checkpoint"
-        sys.stdout.write(f"{done}, {half}; files that differ at the end: {told.wrong or 'none'}\n")
-    if given.json:
-        given.json.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+            report = run_with_kills(Path(folder), ranks, args.kills)
+        reports.append(asdict(report))
+        line = f"{ranks} ranks: {report.kills} kills over {report.iterations} iterations"
+        line += f" in {report.seconds:.0f} s"
+        half = f"{report.left} in the middle of a checkpoint"
+        sys.stdout.write(f"{line}, {half}; files that differ at the end: {report.wrong or 'none'}\n")
+    if args.json:
+        args.json.write_text(json.dumps(reports, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ log_interval = 1
 
 
 @dataclass
-class Running:
+class RunningRanks:
     """The processes of a run.
 
     Attributes:
@@ -92,14 +92,14 @@ class Running:
             os.kill(self.pids[rank], signal.SIGKILL)
         assert self.wait(10)
 
-    def said(self) -> str:
+    def stderr_text(self) -> str:
         """What all ranks wrote to stderr."""
         return "".join(path.read_text("utf-8") for path in sorted(self.folder.glob("stderr-*")))
 
 
 def start(
     folder: Path, save: Path, ranks: int, sets: tuple[str, ...] = (), faults: dict[int, Fault] | None = None
-) -> Running:
+) -> RunningRanks:
     """Begin a run, or go on with the one in `save`; `folder` takes what the ranks say."""
     folder.mkdir()
     config = folder / "run.toml"
@@ -112,7 +112,7 @@ def start(
         if pid == 0:
             _rank(folder, config, sets, World(ranks, rank, rank), (faults or {}).get(rank))
         pids.append(pid)
-    return Running(folder, pids)
+    return RunningRanks(folder, pids)
 
 
 def _rank(folder: Path, config: Path, sets: tuple[str, ...], world: World, fault: Fault | None) -> None:
@@ -147,11 +147,11 @@ def _rank(folder: Path, config: Path, sets: tuple[str, ...], world: World, fault
 def _inject(fault: Fault) -> None:
     step = Trainer.step
 
-    def disturbed(trainer: Trainer, rate: float) -> tuple[float, float]:
+    def step_with_fault(trainer: Trainer, rate: float) -> tuple[float, float]:
         fault(trainer)
         return step(trainer, rate)
 
-    Trainer.step = disturbed  # type: ignore[method-assign]
+    Trainer.step = step_with_fault  # type: ignore[method-assign]
 
 
 def signal_at(iteration: int, number: signal.Signals, after: float) -> Fault:

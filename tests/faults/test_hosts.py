@@ -15,7 +15,7 @@ import pytest
 from mega_ckpt.checkpoint.verify import verify
 from mega_schema.checkpoint.checkpoint_dir import LATEST
 from mega_schema.checkpoint.reader import Checkpoint
-from tests.faults.hosts import Host, refused, two_hosts
+from tests.faults.hosts import Host, two_hosts, why_no_hosts
 from tests.faults.ranks import CONFIG
 from tests.parity.runs import corpus
 
@@ -24,7 +24,7 @@ PORT = "29400"  # of a namespace: nobody else's
 
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[tuple[Host, Host]]:
-    if why := refused():
+    if why := why_no_hosts():
         pytest.skip(why)
     with two_hosts() as both:
         yield both
@@ -35,15 +35,21 @@ def _arguments(folder: Path, save: str, *sets: str) -> list[str]:
     if not config.exists():
         config.write_text(CONFIG + f'[data]\ndata_path = "{corpus(folder)}"\n')
     where = ["--save", str(folder / save), "--load", str(folder / save)]
-    return ["gpt", "--config", str(config), *where, *(word for one in sets for word in ("--set", one))]
+    return [
+        "gpt",
+        "--config",
+        str(config),
+        *where,
+        *(word for setting in sets for word in ("--set", setting)),
+    ]
 
 
 def _static(hosts: Sequence[Host], number: int, ranks: int = 1) -> list[str]:
-    there = ["--master-addr", hosts[0].address, "--master-port", PORT]
-    return ["--nnodes", str(len(hosts)), "--nproc-per-node", str(ranks), "--node-rank", str(number), *there]
+    master = ["--master-addr", hosts[0].address, "--master-port", PORT]
+    return ["--nnodes", str(len(hosts)), "--nproc-per-node", str(ranks), "--node-rank", str(number), *master]
 
 
-def _ended(process: subprocess.Popen[bytes], seconds: float, log: Path) -> int:
+def _wait_for_end(process: subprocess.Popen[bytes], seconds: float, log: Path) -> int:
     try:
         return process.wait(seconds)
     except subprocess.TimeoutExpired:
@@ -77,11 +83,11 @@ def test_two_hosts_train_what_one_process_does(
     logs = [tmp_path / f"log{i}" for i in range(2)]
     arguments = _arguments(tmp_path, "save", *cut)
     both = [host.torchrun(_static(hosts, i), arguments, logs[i]) for i, host in enumerate(hosts)]
-    assert [_ended(process, 240, log) for process, log in zip(both, logs, strict=True)] == [0, 0]
+    assert [_wait_for_end(process, 240, log) for process, log in zip(both, logs, strict=True)] == [0, 0]
     alone = hosts[0].torchrun(_static(hosts[:1], 0), _arguments(tmp_path, "alone"), tmp_path / "log")
-    assert _ended(alone, 240, tmp_path / "log") == 0
-    ours, one = (_losses(tmp_path / name) for name in ("save", "alone"))
-    assert ours == pytest.approx(one, abs=1e-5)
+    assert _wait_for_end(alone, 240, tmp_path / "log") == 0
+    ours, single = (_losses(tmp_path / name) for name in ("save", "alone"))
+    assert ours == pytest.approx(single, abs=1e-5)
 
 
 def _events(save: Path) -> list[dict[str, Any]]:
@@ -99,11 +105,11 @@ def test_torchrun_starts_a_run_again_that_lost_a_rank(hosts: tuple[Host, Host], 
     running = host.torchrun(options, _arguments(tmp_path, "save", "train.train_iters=300"), log)
     _await(lambda: _iteration(save) >= 30, 240, "no checkpoint")
     host.kill(rank=1)
-    assert _ended(running, 240, log) == 0
-    said = log.read_text("utf-8")
-    assert re.search(r"error: rank 0, .*rank 1 \(\S+\) does not answer", said), said
+    assert _wait_for_end(running, 240, log) == 0
+    output = log.read_text("utf-8")
+    assert re.search(r"error: rank 0, .*rank 1 \(\S+\) does not answer", output), output
     assert Checkpoint.open(save).iteration == 300
-    assert "from iteration" in said
+    assert "from iteration" in output
 
 
 @pytest.mark.long
@@ -120,7 +126,7 @@ def test_a_run_that_lost_a_host_goes_on_with_fewer_ranks(hosts: tuple[Host, Host
     _await(lambda: _iteration(save) >= 30, 240, "no checkpoint")
     hosts[1].kill()
     running[1].wait()
-    assert _ended(running[0], 240, logs[0]) == 0
+    assert _wait_for_end(running[0], 240, logs[0]) == 0
     starts = [event for event in _events(save) if event["event"] == "train_start"]
     assert [start["layout"]["dp"] for start in starts] == [2, 1]
     assert starts[1]["iteration"] >= 30
@@ -142,7 +148,7 @@ def test_a_cut_cable_ends_both_sides_with_the_cause_and_the_checkpoint_loads(
     _await(lambda: _iteration(tmp_path / "save") >= 40, 240, logs[0].read_text("utf-8"))
     hosts[1].cut()
     # nine seconds of silence, the watchdog's patience, torchrun's own end
-    assert [_ended(process, 90, log) for process, log in zip(both, logs, strict=True)] == [1, 1]
+    assert [_wait_for_end(process, 90, log) for process, log in zip(both, logs, strict=True)] == [1, 1]
     ours, theirs = (log.read_text("utf-8") for log in logs)
     assert re.search(rf"error: rank 0, .*rank 1 \({hosts[1].name}\) does not answer", ours), ours
     assert re.search(r"error: rank 1, .*the rendezvous store does not answer", theirs), theirs

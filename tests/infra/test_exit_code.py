@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.house import ROOT
+from tests.repo_rules.repository import ROOT
 
 MEGA_TORCHRUN = ROOT / "infra/docker/mega-torchrun"
 RANKS = ("--standalone", "--nproc-per-node=2")
 LEAVE = """import os, sys, time
-from mega_train.fault_tolerance.error_reporting import tell_torchrun
+from mega_train.fault_tolerance.error_reporting import write_error_file
 if os.environ["RANK"] == "1":
     time.sleep(60)
 if sys.argv[1]:
-    tell_torchrun(sys.argv[1])
+    write_error_file(sys.argv[1])
 sys.exit(int(sys.argv[2]))"""
 
 
@@ -45,13 +45,13 @@ def start(*words: str, programs: Path | None = None) -> subprocess.Popen[str]:
 
 
 def status(job: subprocess.Popen[str]) -> tuple[int, str]:
-    said, _ = job.communicate(timeout=100)
-    return job.returncode, said
+    output, _ = job.communicate(timeout=100)
+    return job.returncode, output
 
 
 def test_a_mistake_of_the_run_ends_it_with_2() -> None:
-    code, said = status(start(*RANKS, "-m", "mega_train", "gpt", "--no-such-flag"))
-    assert (code, "--no-such-flag" in said, "Root Cause" in said) == (2, True, True), said
+    code, output = status(start(*RANKS, "-m", "mega_train", "gpt", "--no-such-flag"))
+    assert (code, "--no-such-flag" in output, "Root Cause" in output) == (2, True, True), output
 
 
 @pytest.mark.parametrize(
@@ -62,8 +62,8 @@ def test_a_mistake_of_the_run_ends_it_with_2() -> None:
     ],
 )
 def test_the_code_is_that_of_a_rank_which_left_an_error_file(line: str, leaves: int, ends: int) -> None:
-    code, said = status(start(*RANKS, "--no-python", sys.executable, "-c", LEAVE, line, str(leaves)))
-    assert code == ends, said
+    code, output = status(start(*RANKS, "--no-python", sys.executable, "-c", LEAVE, line, str(leaves)))
+    assert code == ends, output
 
 
 @pytest.mark.parametrize(
@@ -81,8 +81,8 @@ def test_the_code_is_that_of_a_rank_which_left_an_error_file(line: str, leaves: 
 def test_without_a_code_of_a_rank_the_status_of_torchrun_stays(
     torchrun: str, ends: int, tmp_path: Path
 ) -> None:
-    code, said = status(start(programs=_stand_in(tmp_path, torchrun)))
-    assert (code, said) == (ends, "")
+    code, output = status(start(programs=_stand_in(tmp_path, torchrun)))
+    assert (code, output) == (ends, "")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

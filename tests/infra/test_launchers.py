@@ -23,8 +23,8 @@ from pydantic import (
 )
 
 from mega_schema.app.cli_runner import MISTAKE
-from tests.house.documents import check_command
-from tests.house.house import PACKAGES, ROOT, named, tracked
+from tests.repo_rules.markdown import check_command
+from tests.repo_rules.repository import PACKAGES, ROOT, relative_name, tracked_files
 
 INFRA = ROOT / "infra"
 MEGA_TORCHRUN = INFRA / "docker/mega-torchrun"
@@ -96,11 +96,11 @@ KINDS: tuple[tuple[str, str, type[BaseModel]], ...] = (
 
 def tool(name: str, *words: str, text: str | None = None) -> str:
     """What a program of this environment complains about."""
-    done = subprocess.run(
+    process = subprocess.run(
         [str(Path(sys.executable).parent / name), *words], input=text, capture_output=True, text=True
     )
-    assert bool(done.returncode) == bool(done.stdout), done
-    return done.stdout
+    assert bool(process.returncode) == bool(process.stdout), process
+    return process.stdout
 
 
 def objects(manifest: Path) -> list[dict[str, Any]]:
@@ -116,37 +116,38 @@ def mistakes(thing: dict[str, Any]) -> list[str]:
         return [".".join(map(str, wrong["loc"])) + ": " + wrong["msg"] for wrong in error.errors()]
 
 
-def _differ(given: Any, read: Any, where: str) -> list[str]:
+def _differ(left_value: Any, read: Any, where: str) -> list[str]:
     """The models pass over a field that they do not know, and fill in a name that is missing."""
-    if isinstance(given, dict) and isinstance(read, dict):
-        pairs = [(given.get(key), read.get(key), f"{where}.{key}") for key in {**given, **read}]
-    elif isinstance(given, list) and isinstance(read, list) and len(given) == len(read):
+    if isinstance(left_value, dict) and isinstance(read, dict):
+        pairs = [(left_value.get(key), read.get(key), f"{where}.{key}") for key in {**left_value, **read}]
+    elif isinstance(left_value, list) and isinstance(read, list) and len(left_value) == len(read):
         pairs = [
-            (one, other, f"{where}[{i}]") for i, (one, other) in enumerate(zip(given, read, strict=True))
+            (first, second, f"{where}[{i}]")
+            for i, (first, second) in enumerate(zip(left_value, read, strict=True))
         ]
     else:
-        return [] if given == read else [f"{where}: {given!r} is read as {read!r}"]
-    return [line for one, other, at in pairs for line in _differ(one, other, at)]
+        return [] if left_value == read else [f"{where}: {left_value!r} is read as {read!r}"]
+    return [line for first, second, path in pairs for line in _differ(first, second, path)]
 
 
 def parts(thing: Any, key: str) -> list[Any]:
     """Every value under this key, however deep."""
     if isinstance(thing, list):
-        return [found for part in thing for found in parts(part, key)]
+        return [part_value for part in thing for part_value in parts(part, key)]
     if not isinstance(thing, dict):
         return []
-    here = [thing[key]] if key in thing else []
-    return here + [found for part in thing.values() for found in parts(part, key)]
+    own_parts = [thing[key]] if key in thing else []
+    return own_parts + [part_value for part in thing.values() for part_value in parts(part, key)]
 
 
 def launches(manifest: Path) -> list[list[str]]:
     """Command lines of the containers of a manifest that start something."""
     started = [c for thing in objects(manifest) for every in parts(thing, "containers") for c in every]
     started += [trainer for thing in objects(manifest) for trainer in parts(thing, "trainer")]
-    return [one["command"] + one["args"] for one in started if "command" in one]
+    return [container["command"] + container["args"] for container in started if "command" in container]
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=named)
+@pytest.mark.parametrize("script", SCRIPTS, ids=relative_name)
 def test_a_script_is_one_that_bash_and_shellcheck_accept(script: Path) -> None:
     assert subprocess.run(["bash", "-n", str(script)], capture_output=True).stderr == b""
     assert tool("shellcheck", "--norc", str(script)) == ""
@@ -161,13 +162,13 @@ def test_tools_would_find_a_mistake() -> None:
     assert "DL3020" in tool("hadolint", "-", text="FROM a:1\nADD b c\n")
 
 
-@pytest.mark.parametrize("manifest", MANIFESTS, ids=named)
+@pytest.mark.parametrize("manifest", MANIFESTS, ids=relative_name)
 def test_a_manifest_says_what_its_api_knows(manifest: Path) -> None:
     assert [mistakes(thing) for thing in objects(manifest)] == [[] for _ in objects(manifest)]
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ("maxRestarts: 3", "maxRestart: 3", ".spec.failurePolicy.maxRestart: 3 is read as None"),
         ("replicas: 1", 'replicas: "1"', "replicas: Input should be a valid integer"),
@@ -175,15 +176,15 @@ def test_a_manifest_says_what_its_api_knows(manifest: Path) -> None:
         ("mountPath: /dev/shm", "path: /dev/shm", ".mountPath: None is read as ''"),
     ],
 )
-def test_a_mistake_in_a_manifest_would_be_found(old: str, new: str, said: str) -> None:
+def test_a_mistake_in_a_manifest_would_be_found(old: str, new: str, message: str) -> None:
     text = (INFRA / "kubernetes/jobset.yaml").read_text("utf-8")
     assert text.count(old) == 1
-    found = mistakes(yaml.safe_load(text.replace(old, new)))
-    assert [line for line in found if said in line] != []
+    messages = mistakes(yaml.safe_load(text.replace(old, new)))
+    assert [line for line in messages if message in line] != []
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ("maxSurge: 0", "maxSurge: none", "spec.strategy"),
         ("replicas: 2", 'replicas: "2"', "spec.replicas: Input should be a valid integer"),
@@ -192,15 +193,15 @@ def test_a_mistake_in_a_manifest_would_be_found(old: str, new: str, said: str) -
         ("      containers:", "      container:", "containers"),
     ],
 )
-def test_a_mistake_in_the_deployment_would_be_found(old: str, new: str, said: str) -> None:
+def test_a_mistake_in_the_deployment_would_be_found(old: str, new: str, message: str) -> None:
     text = (INFRA / "kubernetes/serve.yaml").read_text("utf-8")
     assert text.count(old) == 1
     *_, deployment = yaml.safe_load_all(text.replace(old, new))
-    assert [line for line in mistakes(deployment) if said in line] != []
+    assert [line for line in mistakes(deployment) if message in line] != []
 
 
 @pytest.mark.usefixtures("paths_need_not_exist")
-@pytest.mark.parametrize("manifest", MANIFESTS, ids=named)
+@pytest.mark.parametrize("manifest", MANIFESTS, ids=relative_name)
 def test_a_manifest_starts_a_command_that_exists(manifest: Path) -> None:
     (words,) = launches(manifest)
     if words[0] == MEGA_TORCHRUN.name:
@@ -239,13 +240,13 @@ def test_the_image_holds_every_package() -> None:
     installed = re.findall(r"\./packages/([\w-]+)", DOCKERFILE.read_text("utf-8"))
     assert sorted(installed) == [package.name for package in PACKAGES]
     ignored = DOCKERFILE.with_name("Dockerfile.dockerignore").read_text("utf-8").splitlines()
-    assert ignored[1:4] == ["*", "!packages", f"!{named(MEGA_TORCHRUN)}"]
+    assert ignored[1:4] == ["*", "!packages", f"!{relative_name(MEGA_TORCHRUN)}"]
 
 
 def test_the_image_holds_the_program_that_the_pods_of_a_run_start() -> None:
     copied = re.search(r"^COPY (\S+) /usr/local/bin/$", DOCKERFILE.read_text("utf-8"), re.MULTILINE)
     assert copied
-    assert copied[1] == named(MEGA_TORCHRUN)
+    assert copied[1] == relative_name(MEGA_TORCHRUN)
     assert MEGA_TORCHRUN.stat().st_mode & stat.S_IXOTH, "COPY keeps the mode"
     assert len(TRAINING) == 3
     assert {launches(manifest)[0][0] for manifest in TRAINING} == {MEGA_TORCHRUN.name}
@@ -271,10 +272,10 @@ def test_the_image_has_a_c_compiler_for_triton_and_every_extra_that_monitoring_n
     assert ("mega-data", "all") in installed
     assert ("mega-schema", "sentencepiece") in installed
     optional = {("mega-train", "opentelemetry"), ("mega-train", "wandb"), ("mega-train", "codecarbon")}
-    assert {each for each in named_extras if each[0] != "mega-data"} - optional <= installed
+    assert {entry for entry in named_extras if entry[0] != "mega-data"} - optional <= installed
 
 
-@pytest.mark.parametrize("manifest", TRAINING, ids=named)
+@pytest.mark.parametrize("manifest", TRAINING, ids=relative_name)
 def test_a_save_has_time_before_a_pod_is_killed_and_its_metrics_have_a_port(manifest: Path) -> None:
     things = objects(manifest)
     (grace,) = parts(things, "terminationGracePeriodSeconds")
@@ -285,12 +286,12 @@ def test_a_save_has_time_before_a_pod_is_killed_and_its_metrics_have_a_port(mani
     (port,) = (port for every in parts(things, "ports") for port in every)
     assert str(port["containerPort"]) == says["prometheus-port"]
     monitor = yaml.safe_load((INFRA / "monitoring/pod-monitor.yaml").read_text("utf-8"))["spec"]
-    assert [each["port"] for each in monitor["podMetricsEndpoints"]] == [port["name"]]
+    assert [entry["port"] for entry in monitor["podMetricsEndpoints"]] == [port["name"]]
     assert monitor["selector"]["matchLabels"] in parts(things, "labels")
     assert {"cpu", "memory"} <= parts(things, "requests")[0].keys()
 
 
-@pytest.mark.parametrize("manifest", [*TRAINING, INFRA / "kubernetes/data-job.yaml"], ids=named)
+@pytest.mark.parametrize("manifest", [*TRAINING, INFRA / "kubernetes/data-job.yaml"], ids=relative_name)
 def test_a_mistake_of_the_run_fails_its_job_and_is_not_started_again(manifest: Path) -> None:
     things = objects(manifest)
     (policy,) = parts(things, "podFailurePolicy")
@@ -312,8 +313,8 @@ def test_a_mistake_of_the_run_fails_its_job_and_is_not_started_again(manifest: P
 
 def test_the_how_to_tells_of_every_launcher() -> None:
     page = (ROOT / "docs/howto/cluster.md").read_text("utf-8")
-    below = [file for file in tracked() if file.is_relative_to(INFRA) and file.name != "README.md"]
+    below = [file for file in tracked_files() if file.is_relative_to(INFRA) and file.name != "README.md"]
     # what watches a run has a how-to of its own
     files = [file for file in below if not file.is_relative_to(INFRA / "monitoring")]
     assert len(files) >= 8
-    assert [named(file) for file in files if f"../../{named(file)}" not in page] == []
+    assert [relative_name(file) for file in files if f"../../{relative_name(file)}" not in page] == []

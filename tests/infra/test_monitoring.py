@@ -11,7 +11,7 @@ import yaml
 
 from mega_train.telemetry.gauges import GAUGES, LABELS
 from mega_train.telemetry.prometheus import METRIC_PREFIX
-from tests.house.house import ROOT
+from tests.repo_rules.repository import ROOT
 
 MONITORING = ROOT / "infra/monitoring"
 DASHBOARD: dict[str, Any] = json.loads((MONITORING / "grafana-dashboard.json").read_text("utf-8"))
@@ -38,9 +38,9 @@ def test_every_metric_of_the_dashboard_is_one_that_a_run_serves() -> None:
 
 def test_a_query_names_only_labels_that_the_metric_has() -> None:
     for query in _queries():
-        found = QUERY.findall(query)
-        assert found, query
-        for metric, labels in found:
+        selectors = QUERY.findall(query)
+        assert selectors, query
+        for metric, labels in selectors:
             has = {"instance", LABELS.get(metric.removeprefix(METRIC_PREFIX), "instance")}
             assert set(re.findall(r"(\w+)(?:=~|!~|!=|=)", labels)) <= has, query
             assert query.count("(") == query.count(")")
@@ -62,9 +62,9 @@ def test_every_alert_asks_for_metrics_that_a_run_serves() -> None:
 def test_panels_do_not_cover_each_other() -> None:
     cells = [
         (x, y)
-        for at in (panel["gridPos"] for panel in DASHBOARD["panels"])
-        for x in range(at["x"], at["x"] + at["w"])
-        for y in range(at["y"], at["y"] + at["h"])
+        for position in (panel["gridPos"] for panel in DASHBOARD["panels"])
+        for x in range(position["x"], position["x"] + position["w"])
+        for y in range(position["y"], position["y"] + position["h"])
     ]
     assert len(cells) == len(set(cells))
     assert max(x for x, _ in cells) < 24, "Grafana's grid is 24 wide"

@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 
 from mega_serve.api.app import create_app
 from mega_serve.server import Server
-from tests.house.house import ROOT
+from tests.repo_rules.repository import ROOT
 
 SERVICE, DEPLOYMENT = yaml.safe_load_all((ROOT / "infra/kubernetes/serve.yaml").read_text("utf-8"))
 SPEC: dict[str, Any] = DEPLOYMENT["spec"]

@@ -14,9 +14,9 @@ import pytest
 
 from mega_schema.checkpoint.reader import Checkpoint
 from tests.faults.ranks import CONFIG
-from tests.house.documents import check_command
-from tests.house.house import ROOT
 from tests.parity.runs import corpus
+from tests.repo_rules.markdown import check_command
+from tests.repo_rules.repository import ROOT
 
 TRAIN = ROOT / "infra/slurm/train.sbatch"
 ITS_OWN = "while [[ $1 == --* ]]; do [[ $1 == *=* ]] || shift; shift; done"
@@ -27,7 +27,7 @@ ONE_LINE = 'printf "%s\\n" "torchrun$(printf "\\t%s" "$@")"'  # at once: two wri
 NODES = 'case "$*" in "show hostnames here[1-2]") printf "%s\\n" localhost elsewhere ;; *) echo "$@" ;; esac'
 
 
-def submitted(folder: Path, words: list[str], torchrun: str, **slurm: str) -> subprocess.Popen[str]:
+def submit_job(folder: Path, words: list[str], torchrun: str, **slurm: str) -> subprocess.Popen[str]:
     """The job's script as the first node of a job of two runs it, with these programs before all others."""
     programs = folder / "programs"
     programs.mkdir()
@@ -50,19 +50,19 @@ def submitted(folder: Path, words: list[str], torchrun: str, **slurm: str) -> su
     )
 
 
-def ended(job: subprocess.Popen[str], seconds: float) -> str:
+def wait_for_output(job: subprocess.Popen[str], seconds: float) -> str:
     """What it said, once it has ended well."""
-    said, _ = job.communicate(timeout=seconds)
-    assert job.returncode == 0, said
-    return said
+    output, _ = job.communicate(timeout=seconds)
+    assert job.returncode == 0, output
+    return output
 
 
 @pytest.mark.usefixtures("paths_need_not_exist")
 def test_each_node_starts_a_torchrun_that_meets_the_others_at_the_first(tmp_path: Path) -> None:
     run = ["llama", "--config", "with a space.toml", "--load", "runs/a", "--save", "runs/a"]
     slurm = {"SLURM_JOB_ID": "123456", "SLURM_GPUS_ON_NODE": "8", "SLURM_RESTART_COUNT": "2"}
-    said = ended(submitted(tmp_path, run, ONE_LINE, **slurm), 30)
-    lines = [line.split("\t") for line in said.splitlines()]
+    output = wait_for_output(submit_job(tmp_path, run, ONE_LINE, **slurm), 30)
+    lines = [line.split("\t") for line in output.splitlines()]
     assert len(lines) == 2
     for words in lines:
         check_command(words)
@@ -83,21 +83,21 @@ def test_two_nodes_train_together(tmp_path: Path) -> None:
     config.write_text(CONFIG + f'[data]\ndata_path = "{corpus(tmp_path)}"\n')
     save = tmp_path / "save"
     run = ["gpt", "--config", str(config), "--load", str(save), "--save", str(save), "--train-iters", "3"]
-    job = submitted(tmp_path, run, f'exec {sys.executable} -m torch.distributed.run "$@"')
-    assert "tp 1 x pp 1 x dp 2" in ended(job, 240)
+    job = submit_job(tmp_path, run, f'exec {sys.executable} -m torch.distributed.run "$@"')
+    assert "tp 1 x pp 1 x dp 2" in wait_for_output(job, 240)
     assert Checkpoint.open(save).iteration == 3
 
 
 def test_a_job_whose_time_is_up_asks_to_be_put_in_the_queue_again(tmp_path: Path) -> None:
-    job = submitted(tmp_path, ["gpt"], "echo started; sleep 1", SLURM_JOB_ID="77")
+    job = submit_job(tmp_path, ["gpt"], "echo started; sleep 1", SLURM_JOB_ID="77")
     assert job.stdout is not None
     assert job.stdout.readline() == "started\n"
     job.send_signal(signal.SIGUSR1)
-    said, _ = job.communicate(timeout=30)
-    assert "requeue 77\n" in said
+    output, _ = job.communicate(timeout=30)
+    assert "requeue 77\n" in output
 
 
 def test_a_node_that_fails_fails_the_job(tmp_path: Path) -> None:
-    job = submitted(tmp_path, ["gpt"], "exit 7")
-    said, _ = job.communicate(timeout=30)
-    assert (job.returncode, said) == (7, "")
+    job = submit_job(tmp_path, ["gpt"], "exit 7")
+    output, _ = job.communicate(timeout=30)
+    assert (job.returncode, output) == (7, "")

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from tests.megatron_core.models import begin, logits, made
+from tests.megatron_core.models import begin, build_chunks, logits
 
 
 def load_and_save(folder: Path, wanted: Sequence[tuple[Sequence[int], Mapping[str, Any]]]) -> None:
@@ -26,28 +26,28 @@ def load_and_save(folder: Path, wanted: Sequence[tuple[Sequence[int], Mapping[st
     for sizes, cases in wanted:
         begin(*sizes)
         layout = "".join(map(str, sizes))
-        for case, said in cases.items():
+        for case, flags in cases.items():
             sys.stdout.write(f"{case} {layout}\n")  # seen where it fails
             _keep(folder / f"{case}-dist-{layout}.npy", _load_dist(folder / f"{case}-dist", token_BS))
             chunks, scores = _load_core(folder / f"{case}-core-{layout}", token_BS)
             _keep(folder / f"{case}-core-{layout}.npy", scores)
-            _save_dist(folder / f"{case}-theirs-dist-{layout}", chunks, _args(said, sizes))
-            _save_core(folder / f"{case}-theirs-core-{layout}", chunks, _args(said, sizes))
+            _save_dist(folder / f"{case}-theirs-dist-{layout}", chunks, _args(flags, sizes))
+            _save_core(folder / f"{case}-theirs-core-{layout}", chunks, _args(flags, sizes))
 
 
-def _args(said: Mapping[str, Any], sizes: Sequence[int]) -> Namespace:
+def _args(flags: Mapping[str, Any], sizes: Sequence[int]) -> Namespace:
     tp, pp, vp = sizes
     return Namespace(
-        **said,
+        **flags,
         tensor_model_parallel_size=tp,
         pipeline_model_parallel_size=pp,
         virtual_pipeline_model_parallel_size=vp if vp > 1 else None,
-        padded_vocab_size=padded(said, tp),
+        padded_vocab_size=padded_vocab(flags, tp),
     )
 
 
-def padded(said: Mapping[str, Any], tp: int) -> int:
-    multiple = said["make_vocab_size_divisible_by"] * tp
+def padded_vocab(flags: Mapping[str, Any], tp: int) -> int:
+    multiple = flags["make_vocab_size_divisible_by"] * tp
     return -(-61 // multiple) * multiple
 
 
@@ -66,13 +66,13 @@ def _load_dist(run: Path, token_BS: torch.Tensor) -> torch.Tensor | None:
     from megatron.core import dist_checkpointing
     from megatron.core import parallel_state as ranks
 
-    at = str(run / "iter_0000005")
-    args = dist_checkpointing.load_common_state_dict(at)["args"]
+    path = str(run / "iter_0000005")
+    args = dist_checkpointing.load_common_state_dict(path)["args"]
     tp = ranks.get_tensor_model_parallel_world_size()
-    args.padded_vocab_size = padded(vars(args), tp)  # a training pads by its own layout
-    chunks = made(args)
+    args.padded_vocab_size = padded_vocab(vars(args), tp)  # a training pads by its own layout
+    chunks = build_chunks(args)
     wanted = {name: chunk.sharded_state_dict() for name, chunk in zip(_names(chunks), chunks, strict=True)}
-    state = dist_checkpointing.load(wanted, at, strict="raise_all")
+    state = dist_checkpointing.load(wanted, path, strict="raise_all")
     for name, chunk in zip(_names(chunks), chunks, strict=True):
         chunk.load_state_dict(state[name], strict=True)
     return logits(chunks, token_BS)
@@ -88,19 +88,19 @@ def rank_folder(run: Path) -> Path:
 
 def _load_core(run: Path, token_BS: torch.Tensor) -> tuple[list[Any], torch.Tensor | None]:
     file = torch.load(rank_folder(run) / "model_optim_rng.pt", weights_only=False)
-    chunks = made(file["args"])
+    chunks = build_chunks(file["args"])
     for name, chunk in zip(_names(chunks), chunks, strict=True):
-        chunk.load_state_dict(_unfused(chunk, file[name]), strict=True)
+        chunk.load_state_dict(_unfuse_names(chunk, file[name]), strict=True)
     return chunks, logits(chunks, token_BS)
 
 
-def _unfused(chunk: Any, state: Mapping[str, Any]) -> dict[str, Any]:
+def _unfuse_names(chunk: Any, state: Mapping[str, Any]) -> dict[str, Any]:
     """In the names of the local modules: Megatron's own table between those and TransformerEngine's."""
     fused = chunk.transformer_layer_spec.submodules.sharded_state_dict_keys_map
-    found = dict(state)
-    for local, other in fused.items():
-        found = {name.replace(other, local): values for name, values in found.items()}
-    return found
+    tensors = dict(state)
+    for local, module_name in fused.items():
+        tensors = {name.replace(module_name, local): values for name, values in tensors.items()}
+    return tensors
 
 
 def _save_dist(run: Path, chunks: Sequence[Any], args: Namespace) -> None:
@@ -108,9 +108,9 @@ def _save_dist(run: Path, chunks: Sequence[Any], args: Namespace) -> None:
     from megatron.core import parallel_state as ranks
     from megatron.core.dist_checkpointing import ShardedObject
 
-    at = run / "iter_0000005"
+    path = run / "iter_0000005"
     if dist.get_rank() == 0:
-        at.mkdir(parents=True)
+        path.mkdir(parents=True)
         (run / "latest_checkpointed_iteration.txt").write_text("5", "utf-8")
     dist.barrier()
     tp, pp = ranks.get_tensor_model_parallel_rank(), ranks.get_pipeline_model_parallel_rank()
@@ -123,7 +123,7 @@ def _save_dist(run: Path, chunks: Sequence[Any], args: Namespace) -> None:
         "rng_state": ShardedObject("rng_state", random, sizes, (pp, tp)),
         **{name: chunk.sharded_state_dict() for name, chunk in zip(_names(chunks), chunks, strict=True)},
     }
-    dist_checkpointing.save(state, str(at), content_metadata={"singleton_local_shards": False})
+    dist_checkpointing.save(state, str(path), content_metadata={"singleton_local_shards": False})
 
 
 def _save_core(run: Path, chunks: Sequence[Any], args: Namespace) -> None:

@@ -1,4 +1,4 @@
-"""What Megatron Core makes of drawn cases of data: run by `theirs`, its answers are files in the folder."""
+"""Megatron Core's results for generated data cases, written to files by `reference_process`."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Tokenizer:
 def answer(folder: Path) -> None:
     """Answer all cases of `cases.json`, kind by kind: arrays in KIND.npz, the rest in KIND.json."""
     kinds = {
-        "written": written,
-        "merged": merged,
+        "written": write_dataset,
+        "merged": merge_datasets,
         "read": read,
         "samples": samples,
         "cuts": cuts,
@@ -54,13 +54,13 @@ def answer(folder: Path) -> None:
     with contextlib.chdir(folder):  # words name datasets from there
         for kind, cases in json.loads((folder / "cases.json").read_text()).items():
             arrays = Arrays()
-            told = [kinds[kind](folder, case, f"{number}/", arrays) for number, case in enumerate(cases)]
-            (folder / f"{kind}.json").write_text(json.dumps(told))
+            answers = [kinds[kind](folder, case, f"{number}/", arrays) for number, case in enumerate(cases)]
+            (folder / f"{kind}.json").write_text(json.dumps(answers))
             np.savez(folder / f"{kind}.npz", **arrays)
     gc.unfreeze()
 
 
-def written(folder: Path, case: Case, at: str, arrays: Arrays) -> None:
+def write_dataset(folder: Path, case: Case, case_prefix: str, arrays: Arrays) -> None:
     """A dataset by their builder, sequence by sequence or document by document."""
     from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 
@@ -80,7 +80,7 @@ def written(folder: Path, case: Case, at: str, arrays: Arrays) -> None:
     out.finalize(f"{prefix}.idx")
 
 
-def merged(folder: Path, case: Case, at: str, arrays: Arrays) -> None:
+def merge_datasets(folder: Path, case: Case, case_prefix: str, arrays: Arrays) -> None:
     from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 
     prefix = str(folder / case["theirs"])
@@ -90,18 +90,18 @@ def merged(folder: Path, case: Case, at: str, arrays: Arrays) -> None:
     out.finalize(f"{prefix}.idx")
 
 
-def read(folder: Path, case: Case, at: str, arrays: Arrays) -> Case:
+def read(folder: Path, case: Case, prefix: str, arrays: Arrays) -> Case:
     """Our files by their reader."""
     from megatron.core.datasets.indexed_dataset import IndexedDataset
 
     data = IndexedDataset(str(folder / case["ours"]), multimodal=case["multimodal"], mmap=case["mmap"])
-    arrays[at + "lengths"], arrays[at + "documents"] = data.sequence_lengths, data.document_indices
-    arrays[at + "pointers"] = data.index.sequence_pointers
+    arrays[prefix + "lengths"], arrays[prefix + "documents"] = data.sequence_lengths, data.document_indices
+    arrays[prefix + "pointers"] = data.index.sequence_pointers
     if case["multimodal"]:
-        arrays[at + "modes"] = data.index.sequence_modes
+        arrays[prefix + "modes"] = data.index.sequence_modes
     for number, (sequence, offset, length) in enumerate(case["pieces"]):
-        found = data.get(sequence, offset, length)
-        arrays[f"{at}piece{number}"] = found[0] if case["multimodal"] else found
+        tokens = data.get(sequence, offset, length)
+        arrays[f"{prefix}piece{number}"] = tokens[0] if case["multimodal"] else tokens
     return {"dtype": np.dtype(data.index.dtype).name, "sequences": len(data)}
 
 
@@ -123,7 +123,7 @@ def _config(folder: Path, case: Case, **values: Any) -> Any:
     )
 
 
-def samples(folder: Path, case: Case, at: str, arrays: Arrays) -> Case | None:
+def samples(folder: Path, case: Case, case_prefix: str, arrays: Arrays) -> Case | None:
     """The indices of one dataset, and the tokens of some samples."""
     from megatron.core.datasets.gpt_dataset import GPTDataset
     from megatron.core.datasets.indexed_dataset import IndexedDataset
@@ -133,7 +133,7 @@ def samples(folder: Path, case: Case, at: str, arrays: Arrays) -> Case | None:
     config = _config(folder, case, blend=([prefix], None), split="1,0,0")
     numbers = np.arange(*case["range"], dtype=np.int32)
     try:
-        made = GPTDataset(
+        dataset = GPTDataset(
             IndexedDataset(prefix, mmap=case["mmap"]),
             prefix,
             numbers,
@@ -143,22 +143,25 @@ def samples(folder: Path, case: Case, at: str, arrays: Arrays) -> Case | None:
         )
     except AssertionError:  # a short last sample that ends in an empty document has an offset of -1
         return None
-    arrays[at + "document"], arrays[at + "shuffle"] = made.document_index, made.shuffle_index
-    arrays[at + "sample"] = made.sample_index
+    arrays[case_prefix + "document"], arrays[case_prefix + "shuffle"] = (
+        dataset.document_index,
+        dataset.shuffle_index,
+    )
+    arrays[case_prefix + "sample"] = dataset.sample_index
     for number in case["shown"]:
-        if number < len(made):
-            arrays[f"{at}text{number}"] = made._query_document_sample_shuffle_indices(number)[0]
-    return {"count": len(made)}
+        if number < len(dataset):
+            arrays[f"{case_prefix}text{number}"] = dataset._query_document_sample_shuffle_indices(number)[0]
+    return {"count": len(dataset)}
 
 
-def cuts(folder: Path, case: Case, at: str, arrays: Arrays) -> bool:
+def cuts(folder: Path, case: Case, prefix: str, arrays: Arrays) -> bool:
     """The sample index alone, of sizes that no file has."""
     from megatron.core.datasets import helpers
 
     lengths, documents = np.array(case["lengths"], np.int32), np.array(case["documents"], np.int32)
     tokens = int(lengths[documents].sum()) // case["epochs"]
     try:
-        arrays[at + "sample"] = helpers.build_sample_idx(
+        arrays[prefix + "sample"] = helpers.build_sample_idx(
             lengths, documents, case["length"], case["epochs"], tokens, case["drop"], case["extra"]
         )
     except AssertionError:
@@ -166,7 +169,7 @@ def cuts(folder: Path, case: Case, at: str, arrays: Arrays) -> bool:
     return True
 
 
-def greedy(folder: Path, case: Case, at: str, arrays: Arrays) -> None:
+def greedy(folder: Path, case: Case, prefix: str, arrays: Arrays) -> None:
     """The loop that chooses corpora: by shares, or each until it is used up."""
     from megatron.core.datasets import helpers
     from megatron.core.datasets.utils import normalize
@@ -179,10 +182,10 @@ def greedy(folder: Path, case: Case, at: str, arrays: Arrays) -> None:
         size, shares = case["size"], normalize(case["weights"])
         corpus, number = np.zeros(size, np.int16), np.zeros(size, np.int64)
         helpers.build_blending_indices(corpus, number, shares, len(shares), size, False)
-    arrays[at + "corpus"], arrays[at + "number"] = corpus, number
+    arrays[prefix + "corpus"], arrays[prefix + "number"] = corpus, number
 
 
-def blends(folder: Path, case: Case, at: str, arrays: Arrays) -> list[Case | None] | str:
+def blends(folder: Path, case: Case, prefix: str, arrays: Arrays) -> list[Case | None] | str:
     """What their builder makes of one blend for three uses, or of three blends; or why it makes nothing."""
     from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
     from megatron.core.datasets.gpt_dataset import GPTDataset
@@ -192,33 +195,35 @@ def blends(folder: Path, case: Case, at: str, arrays: Arrays) -> list[Case | Non
         return get_blend_from_list(words or None)
 
     if case["split"] is not None:
-        said: Case = {"blend": blend(case["words"][0]), "split": case["split"]}
+        settings: Case = {"blend": blend(case["words"][0]), "split": case["split"]}
     else:
-        said = {"blend_per_split": [blend(words) for words in case["words"]]}
-    config = _config(folder, case, **said)
+        settings = {"blend_per_split": [blend(words) for words in case["words"]]}
+    config = _config(folder, case, **settings)
     try:
         built = BlendedMegatronDatasetBuilder(GPTDataset, case["sizes"], lambda: True, config).build()
     except (AssertionError, IndexError, ValueError) as error:
         return f"{type(error).__name__}: {error}"
-    told: list[Case | None] = []
+    results: list[Case | None] = []
     for use, data in enumerate(built):
         if data is None:
-            told.append(None)
+            results.append(None)
             continue
         mixed = hasattr(data, "dataset_index")
-        told.append({"count": len(data), "parts": [len(part) for part in data.datasets] if mixed else None})
+        results.append(
+            {"count": len(data), "parts": [len(part) for part in data.datasets] if mixed else None}
+        )
         if mixed:
-            arrays[f"{at}{use}/corpus"] = data.dataset_index
-            arrays[f"{at}{use}/number"] = data.dataset_sample_index
+            arrays[f"{prefix}{use}/corpus"] = data.dataset_index
+            arrays[f"{prefix}{use}/number"] = data.dataset_sample_index
         for number in case["shown"]:
             if number < len(data):
                 sample = data[number]
                 whole = torch.cat([sample["tokens"], sample["labels"][-1:]])
-                arrays[f"{at}{use}/text{number}"] = whole.numpy()
-    return told
+                arrays[f"{prefix}{use}/text{number}"] = whole.numpy()
+    return results
 
 
-def words(folder: Path, case: list[str], at: str, arrays: Arrays) -> Any:
+def words(folder: Path, case: list[str], prefix: str, arrays: Arrays) -> Any:
     from megatron.core.datasets.utils import get_blend_from_list
 
     try:
@@ -227,7 +232,7 @@ def words(folder: Path, case: list[str], at: str, arrays: Arrays) -> Any:
         return None
 
 
-def splits(folder: Path, case: Case, at: str, arrays: Arrays) -> list[list[int] | None] | None:
+def splits(folder: Path, case: Case, prefix: str, arrays: Arrays) -> list[list[int] | None] | None:
     """The range that each use has of so many sequences, None for a use that has no dataset."""
     from megatron.core.datasets.blended_megatron_dataset_config import (
         convert_split_vector_to_split_matrix,
@@ -242,7 +247,7 @@ def splits(folder: Path, case: Case, at: str, arrays: Arrays) -> list[list[int] 
         return None
 
 
-def masks(folder: Path, case: Case, at: str, arrays: Arrays) -> None:
+def masks(folder: Path, case: Case, prefix: str, arrays: Arrays) -> None:
     """One sample's inputs, as their dataset hands it out."""
     from megatron.core.datasets.gpt_dataset import _get_ltor_masks_and_position_ids
 
@@ -254,22 +259,22 @@ def masks(folder: Path, case: Case, at: str, arrays: Arrays) -> None:
         case["eod_mask_loss"],
         True,
     )
-    arrays[at + "hidden"], arrays[at + "loss"] = attention[0].numpy(), loss.numpy()
-    arrays[at + "position"] = position.numpy()
+    arrays[prefix + "hidden"], arrays[prefix + "loss"] = attention[0].numpy(), loss.numpy()
+    arrays[prefix + "position"] = position.numpy()
 
 
-def dtypes(folder: Path, case: int | None, at: str, arrays: Arrays) -> str:
+def dtypes(folder: Path, case: int | None, prefix: str, arrays: Arrays) -> str:
     from megatron.core.datasets.indexed_dataset import DType
 
     return np.dtype(DType.optimal_dtype(case)).name
 
 
-def courses(folder: Path, case: Case, at: str, arrays: Arrays) -> None:
+def courses(folder: Path, case: Case, prefix: str, arrays: Arrays) -> None:
     """Learning rate and weight decay after so many samples."""
     from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
     optimizer = SimpleNamespace(param_groups=[{}, case["group"]])
-    course = OptimizerParamScheduler(optimizer, use_checkpoint_opt_param_scheduler=False, **case["said"])
+    course = OptimizerParamScheduler(optimizer, use_checkpoint_opt_param_scheduler=False, **case["options"])
     rows = []
     for samples in case["at"]:
         course.num_steps = 0
@@ -277,10 +282,10 @@ def courses(folder: Path, case: Case, at: str, arrays: Arrays) -> None:
         rows.append(
             [value for group in optimizer.param_groups for value in (group["lr"], group["weight_decay"])]
         )
-    arrays[at + "values"] = np.array(rows)
+    arrays[prefix + "values"] = np.array(rows)
 
 
-def batches(folder: Path, case: Case, at: str, arrays: Arrays) -> str | None:
+def batches(folder: Path, case: Case, prefix: str, arrays: Arrays) -> str | None:
     """Samples consumed, size and micro-batches of every step of the ramp, and of some behind it."""
     from megatron.core import num_microbatches_calculator as calculator
 
@@ -298,11 +303,11 @@ def batches(folder: Path, case: Case, at: str, arrays: Arrays) -> str | None:
         return type(error).__name__
     finally:
         calculator.unset_num_microbatches_calculator()
-    arrays[at + "rows"] = np.array(rows)
+    arrays[prefix + "rows"] = np.array(rows)
     return None
 
 
-def scales(folder: Path, case: Case, at: str, arrays: Arrays) -> None:
+def scales(folder: Path, case: Case, prefix: str, arrays: Arrays) -> None:
     """The loss scale along steps of which some overflow."""
     from megatron.core.optimizer.grad_scaler import DynamicGradScaler
 
@@ -323,4 +328,4 @@ def scales(folder: Path, case: Case, at: str, arrays: Arrays) -> None:
     for overflow in case["overflows"]:
         scaler.update(bool(overflow))
         rows.append(scaler.scale.item())
-    arrays[at + "scales"] = np.array(rows)
+    arrays[prefix + "scales"] = np.array(rows)

@@ -18,7 +18,7 @@ KINDS = ("uint8", "int8", "int16", "int32", "int64", "uint16", "float32", "float
 SEPARATORS = (",", ", ", "/", " ", ";")
 
 
-def drawn(folder: Path, seed: int = 1234) -> dict[str, list[Any]]:
+def draw_cases(folder: Path, seed: int = 1234) -> dict[str, list[Any]]:
     """All cases; the files they name are written."""
     rng = random.Random(seed)
     for name in ("ours", "theirs", "corpora"):
@@ -27,7 +27,7 @@ def drawn(folder: Path, seed: int = 1234) -> dict[str, list[Any]]:
     corpora = [_corpus(folder, rng, number) for number in range(14)]
     return {
         "written": written,
-        "merged": [_merged(rng, number, written) for number in range(16)],
+        "merged": [_draw_merge(rng, number, written) for number in range(16)],
         "read": [_read(folder, rng, case) for case in written if case["ids"]],
         "samples": [_samples(rng, number, corpora) for number in range(400)],
         "cuts": [_cut(rng) for _ in range(40)],
@@ -76,7 +76,7 @@ def _dataset(folder: Path, rng: random.Random, number: int) -> Case:
     return case
 
 
-def _merged(rng: random.Random, number: int, written: Sequence[Case]) -> Case:
+def _draw_merge(rng: random.Random, number: int, written: Sequence[Case]) -> Case:
     first = rng.choice(written)
     dtype, multimodal = first["dtype"], first["modes"] is not None
     alike = [case for case in written if case["dtype"] == dtype and (case["modes"] is not None) == multimodal]
@@ -160,7 +160,7 @@ def _cut(rng: random.Random) -> Case:
 
 
 def _greedy(rng: random.Random) -> Case:
-    count, everything = rng.choice((1, 2, 3, 20, 90, 254, 255, 256, 600)), rng.random() < 0.4
+    count, is_complete = rng.choice((1, 2, 3, 20, 90, 254, 255, 256, 600)), rng.random() < 0.4
     kinds = (
         lambda: 1,
         lambda: rng.choice((1, 2, 3)),
@@ -169,8 +169,8 @@ def _greedy(rng: random.Random) -> Case:
     )
     weight = rng.choice(kinds)
     most = max(5, 20_000 // count)
-    weights = [rng.choice((1, 5, rng.randint(1, most))) if everything else weight() for _ in range(count)]
-    return {"all": everything, "weights": weights, "size": rng.choice((1, 10, 1000, 30_000))}
+    weights = [rng.choice((1, 5, rng.randint(1, most))) if is_complete else weight() for _ in range(count)]
+    return {"all": is_complete, "weights": weights, "size": rng.choice((1, 10, 1000, 30_000))}
 
 
 def _blend(rng: random.Random, number: int, corpora: Sequence[Case]) -> Case:
@@ -180,12 +180,12 @@ def _blend(rng: random.Random, number: int, corpora: Sequence[Case]) -> Case:
     large = [corpus for corpus in corpora if all(_tokens(corpus, split or "1") > 1)]
 
     def words() -> list[str]:
-        found = []
+        result = []
         for corpus in rng.choices(large, k=rng.choice((1, 1, 2, 3, 6))):
             if weighed:
-                found.append(str(rng.choice((1, 0.5, round(rng.random(), 4), 0.01, 1e-3))))
-            found.append(corpus["prefix"])
-        return found
+                result.append(str(rng.choice((1, 0.5, round(rng.random(), 4), 0.01, 1e-3))))
+            result.append(corpus["prefix"])
+        return result
 
     size = rng.choice((12, 40, 200, 2000))
     sizes: list[int | None] = [rng.randint(1, size), rng.randint(1, size), rng.randint(1, size)]
@@ -247,7 +247,7 @@ def _course(rng: random.Random) -> Case:
     near = [0, 1, int(warmup), int(warmup) + 1, decay - anneal, decay - 1, decay, decay + 1, 2 * decay]
     group = {"max_lr": rng.uniform(1e-5, 1e-2), "min_lr": rng.uniform(0, 1e-5)}
     return {
-        "said": {
+        "options": {
             "init_lr": rng.choice((0.0, peak * rng.random())),
             "max_lr": peak,
             "min_lr": rng.choice((0.0, peak * rng.random())),

@@ -30,7 +30,7 @@ def begin(tp: int = 1, pp: int = 1, vp: int = 1) -> None:
     parallel_state.initialize_model_parallel(tp, pp, vp if vp > 1 else None)
 
 
-def made(args: Namespace) -> list[Any]:
+def build_chunks(args: Namespace) -> list[Any]:
     """This rank's chunks of the model."""
     from megatron.core import parallel_state as ranks
     from megatron.core.activations import squared_relu
@@ -38,12 +38,12 @@ def made(args: Namespace) -> list[Any]:
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-    said = {
+    names = {
         field.name: _RENAMED.get(field.name, field.name) for field in dataclasses.fields(TransformerConfig)
     }
-    told = {ours: getattr(args, name) for ours, name in said.items() if hasattr(args, name)} | _HERE
+    arguments = {ours: getattr(args, name) for ours, name in names.items() if hasattr(args, name)} | _HERE
     pp = ranks.get_pipeline_model_parallel_world_size()
-    told |= {
+    arguments |= {
         "bias_activation_fusion": args.bias_gelu_fusion and not args.swiglu,
         "num_query_groups": args.num_query_groups if args.group_query_attention else None,
         "num_moe_experts": args.num_experts,
@@ -52,10 +52,10 @@ def made(args: Namespace) -> list[Any]:
         "virtual_pipeline_model_parallel_size": ranks.get_virtual_pipeline_model_parallel_world_size(),
     }
     if args.swiglu:
-        told |= {"activation_func": F.silu, "gated_linear_unit": True}
+        arguments |= {"activation_func": F.silu, "gated_linear_unit": True}
     if args.squared_relu:
-        told |= {"activation_func": squared_relu}
-    config = TransformerConfig(**told)
+        arguments |= {"activation_func": squared_relu}
+    config = TransformerConfig(**arguments)
     layer = get_gpt_layer_local_spec(qk_layernorm=args.qk_layernorm, normalization=args.normalization)
     chunks = ranks.get_virtual_pipeline_model_parallel_world_size() or 1
     return [
@@ -97,6 +97,6 @@ def logits(chunks: list[Any], token_BS: torch.Tensor) -> torch.Tensor | None:
                     out = chunk(token_BS, place_BS, hidden_from)
                     passed = passed if chunk.post_process else out
                 dist.broadcast(passed, rank, group=ranks.get_pipeline_model_parallel_group())
-                for each in chunks:
-                    each.set_input_tensor(passed)
+                for module in chunks:
+                    module.set_input_tensor(passed)
     return out if chunks[-1].post_process else None

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tests.megatron_core.checkpoints import padded, rank_folder
-from tests.megatron_core.models import begin, made
+from tests.megatron_core.checkpoints import padded_vocab, rank_folder
+from tests.megatron_core.models import begin, build_chunks
 
 STATE = ("exp_avg", "exp_avg_sq")
 
@@ -28,9 +28,9 @@ def load_and_save(folder: Path, wanted: Sequence[tuple[Sequence[int], Mapping[st
     _without_apex()
     for sizes, cases in wanted:
         begin(*sizes)
-        for case, said in cases.items():
+        for case, flags in cases.items():
             sys.stdout.write(f"{case} {sizes}\n")  # seen where it fails
-            _case(folder, case, "".join(map(str, sizes)), **said)
+            _case(folder, case, "".join(map(str, sizes)), **flags)
 
 
 def _without_apex() -> None:
@@ -50,22 +50,22 @@ def _case(
     folder: Path,
     case: str,
     layout: str,
-    said: dict[str, Any],
+    flags: dict[str, Any],
     optimizer: dict[str, Any],
     sharding: str | None,
 ) -> None:
     from megatron.core import dist_checkpointing
     from megatron.core import parallel_state as ranks
 
-    at = str(folder / f"{case}-dist" / "iter_0000005")
-    common = dist_checkpointing.load_common_state_dict(at)
+    path = str(folder / f"{case}-dist" / "iter_0000005")
+    common = dist_checkpointing.load_common_state_dict(path)
     assert common["args"].no_save_rng
-    chunks, taught = _made(common["args"], optimizer)
+    chunks, taught = _build_with_optimizer(common["args"], optimizer)
     state = dist_checkpointing.load(
-        _state(chunks, taught, common["content_metadata"], is_loading=True), at, strict="raise_unexpected"
+        _state(chunks, taught, common["content_metadata"], is_loading=True), path, strict="raise_unexpected"
     )
-    _into(chunks, taught, state)
-    _told(folder / f"{case}-ours-{layout}-{dist.get_rank()}.pt", chunks, taught)
+    _load_state(chunks, taught, state)
+    _save_state(folder / f"{case}-ours-{layout}-{dist.get_rank()}.pt", chunks, taught)
     run = folder / f"{case}-theirs-{layout}"
     content = {"singleton_local_shards": False, "chained_optim_avoid_prefix": True}
     content |= {"distrib_optim_sharding_type": sharding} if sharding else {}
@@ -74,7 +74,7 @@ def _case(
         (run / "latest_checkpointed_iteration.txt").write_text("5", "utf-8")
     dist.barrier()
     tp = ranks.get_tensor_model_parallel_world_size()
-    args = Namespace(**said, padded_vocab_size=padded(said, tp), consumed_train_samples=40)
+    args = Namespace(**flags, padded_vocab_size=padded_vocab(flags, tp), consumed_train_samples=40)
     args.tensor_model_parallel_size = tp
     args.data_parallel_size = ranks.get_data_parallel_world_size()
     args.pipeline_model_parallel_size = ranks.get_pipeline_model_parallel_world_size()
@@ -102,22 +102,24 @@ def _save_classic(run: Path, chunks: Sequence[Any], optimizer: Any, saved: dict[
     dist.barrier()
 
 
-def _made(args: Namespace, said: Mapping[str, Any]) -> tuple[list[Any], Any]:
+def _build_with_optimizer(args: Namespace, flags: Mapping[str, Any]) -> tuple[list[Any], Any]:
     """Chunks of the model, and their optimizer."""
     from megatron.core import parallel_state as ranks
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
     from megatron.core.transformer.module import Float16Module
 
-    args.padded_vocab_size = padded(vars(args), ranks.get_tensor_model_parallel_world_size())
-    shards = bool(said.get("use_distributed_optimizer"))
-    reduced = DistributedDataParallelConfig(use_distributed_optimizer=shards, bucket_size=said.get("bucket"))
-    kept = {name: value for name, value in said.items() if name != "bucket"}
+    args.padded_vocab_size = padded_vocab(vars(args), ranks.get_tensor_model_parallel_world_size())
+    shards = bool(flags.get("use_distributed_optimizer"))
+    reduced = DistributedDataParallelConfig(use_distributed_optimizer=shards, bucket_size=flags.get("bucket"))
+    options = {name: value for name, value in flags.items() if name != "bucket"}
     chunks = []
-    for chunk in made(args):
-        inner = Float16Module(chunk.config, chunk) if said.get("bf16") else chunk
+    for chunk in build_chunks(args):
+        inner = Float16Module(chunk.config, chunk) if flags.get("bf16") else chunk
         chunks.append(DistributedDataParallel(chunk.config, reduced, inner))
-    config = OptimizerConfig(lr=1e-3, weight_decay=0.1, clip_grad=0.0, params_dtype=args.params_dtype, **kept)
+    config = OptimizerConfig(
+        lr=1e-3, weight_decay=0.1, clip_grad=0.0, params_dtype=args.params_dtype, **options
+    )
     taught = get_megatron_optimizer(config, chunks)
     if shards:  # over torch's Adam, which has no state before its first step
         taught.chained_optimizers[0]._init_optimizer_states_with_dummy_values()
@@ -139,24 +141,26 @@ def _state(
 ) -> dict[str, Any]:
     from megatron.core import parallel_state as ranks
 
-    told = content | {"dp_cp_group": ranks.get_data_parallel_group(with_context_parallel=True)}
-    found = {
-        name: _inner(chunk).sharded_state_dict(metadata=told)
+    metadata = content | {"dp_cp_group": ranks.get_data_parallel_group(with_context_parallel=True)}
+    state = {
+        name: _inner(chunk).sharded_state_dict(metadata=metadata)
         for name, chunk in zip(_names(chunks), chunks, strict=True)
     }
-    return found | {"optimizer": optimizer.sharded_state_dict(found, is_loading=is_loading, metadata=told)}
+    return state | {
+        "optimizer": optimizer.sharded_state_dict(state, is_loading=is_loading, metadata=metadata)
+    }
 
 
-def _into(chunks: Sequence[Any], optimizer: Any, state: Mapping[str, Any]) -> None:
+def _load_state(chunks: Sequence[Any], optimizer: Any, state: Mapping[str, Any]) -> None:
     for name, chunk in zip(_names(chunks), chunks, strict=True):
         _inner(chunk).load_state_dict(state[name], strict=True)
     optimizer.load_state_dict(state["optimizer"])
 
 
-def _told(file: Path, chunks: Sequence[Any], optimizer: Any) -> None:
+def _save_state(file: Path, chunks: Sequence[Any], optimizer: Any) -> None:
     """For every parameter here the numbers of its state that are here, flat; and the hyperparameters."""
     (only,) = optimizer.chained_optimizers
-    found: dict[str, Any] = {}
+    numbers: dict[str, Any] = {}
     for number, chunk in enumerate(chunks):
         for name, weight in _inner(chunk).named_parameters():
             if only.config.use_distributed_optimizer:
@@ -168,10 +172,10 @@ def _told(file: Path, chunks: Sequence[Any], optimizer: Any) -> None:
             else:
                 main = getattr(weight, "main_param", weight)
                 state, begin = {"param": main, **only.optimizer.state[main]}, 0
-            kept = {key: state[key].detach().flatten().clone() for key in ("param", *STATE)}
-            found[f"{number}.{name}"] = {"begin": begin, "step": float(state["step"]), **kept}
+            values = {key: state[key].detach().flatten().clone() for key in ("param", *STATE)}
+            numbers[f"{number}.{name}"] = {"begin": begin, "step": float(state["step"]), **values}
     groups = [
         {key: group[key] for key in ("lr", "wd_mult", "betas", "eps", "weight_decay")}
         for group in only.optimizer.param_groups
     ]
-    torch.save({"state": found, "groups": groups}, file)
+    torch.save({"state": numbers, "groups": groups}, file)

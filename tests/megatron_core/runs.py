@@ -64,7 +64,7 @@ class Case:
 
 
 @dataclass
-class Trained:
+class TrainingResult:
     """What came of a case here and there; tensors of ours as their ranks have them, by their names."""
 
     initial: list[dict[str, Tensor]]
@@ -90,35 +90,35 @@ def corpus(folder: Path) -> Path:
     return prefix
 
 
-def begun(case: Case, data: Path) -> Trainer:
+def start_trainer(case: Case, data: Path) -> Trainer:
     """The run of these flags, as the command line makes it."""
     words = [*COMMON.split(), *case.words.split(), "--data-path", str(data)]
     context = app.commands[case.family].make_context(case.family, words)
-    given = dict(context.params)
+    params = dict(context.params)
     ready = prepare(
-        load_config(RunConfig, given.pop("config"), given, given.pop("sets")), case.family, World()
+        load_config(RunConfig, params.pop("config"), params, params.pop("sets")), case.family, World()
     )
     return Trainer(ready.config, Mesh.join(ready.config.layout, World()), ready.datasets)
 
 
-def whole(run: Trainer, of: Any) -> dict[str, Tensor]:
+def whole_tensors(run: Trainer, values_of: Any) -> dict[str, Tensor]:
     """The values of every parameter, in their shapes."""
     return {
         row.name: values.detach().view(row.local_shape(1)).float().clone()
-        for (row, _), values in zip(run.params, of, strict=True)
+        for (row, _), values in zip(run.params, values_of, strict=True)
     }
 
 
-def arranged(spec: ModelSpec, ours: Mapping[str, Tensor], case: Case) -> list[dict[str, Tensor]]:
+def rank_tensors(spec: ModelSpec, ours: Mapping[str, Tensor], case: Case) -> list[dict[str, Tensor]]:
     """Whole tensors of ours as the ranks of their model have them, by their names."""
 
-    def tensor(each: ForeignTensor) -> Tensor:
-        read = ours[each.ours].numpy()
-        return torch.from_numpy(each.assemble(read.dtype, lambda slab: read[slab.in_global]))
+    def tensor(foreign: ForeignTensor) -> Tensor:
+        read = ours[foreign.ours].numpy()
+        return torch.from_numpy(foreign.assemble(read.dtype, lambda slab: read[slab.in_global]))
 
     layout = Layout(tp=case.tp, pp=case.pp)
     return [
-        {each.name: tensor(each) for each in chunk_tensors(spec, CORE, layout, tp=tp, pp=pp)}
+        {foreign.name: tensor(foreign) for foreign in chunk_tensors(spec, CORE, layout, tp=tp, pp=pp)}
         for pp in range(case.pp)
         for _ in range(case.dp)
         for tp in range(case.tp)
@@ -127,7 +127,7 @@ def arranged(spec: ModelSpec, ours: Mapping[str, Tensor], case: Case) -> list[di
 
 def micro_batches(run: Trainer) -> list[dict[str, Tensor]]:
     """Of the next step, as theirs takes them."""
-    samples, made = run.train, []
+    samples, batches = run.train, []
     for numbers in run.loader.samplers[samples].micro_batches(
         run.state.consumed_samples, run.config.num_micro_batches(run.state.global_batch_size)
     ):
@@ -136,11 +136,11 @@ def micro_batches(run: Trainer) -> list[dict[str, Tensor]]:
         hidden = torch.ones(token_BS.shape[1], token_BS.shape[1]).triu(1).bool()[None, None]
         if document_BS is not None:
             hidden = hidden | (document_BS[:, None, :, None] != document_BS[:, None, None, :])
-        made.append({"token": token_BS, "target": target_BS, "place": place_BS, "hidden": hidden})
-    return made
+        batches.append({"token": token_BS, "target": target_BS, "place": place_BS, "hidden": hidden})
+    return batches
 
 
-def said(run: Trainer, case: Case) -> dict[str, Any]:
+def options_of(run: Trainer, case: Case) -> dict[str, Any]:
     """The run's options as theirs take them."""
     o, train, samples = run.config.run.optimizer, run.config.run.train, run.config.global_batch_size
     dtype = torch.bfloat16 if train.bf16 else torch.float16 if train.fp16 else torch.float32
@@ -164,7 +164,7 @@ def said(run: Trainer, case: Case) -> dict[str, Any]:
         "use_distributed_optimizer": case.dp > 1,
     }  # fmt: skip
     ends = (o.start_weight_decay, o.end_weight_decay)
-    start, end = (o.weight_decay if each is None else each for each in ends)
+    start, end = (o.weight_decay if decay is None else decay for decay in ends)
     schedule = {
         "init_lr": o.warmup_initial, "max_lr": o.lr, "min_lr": o.min_lr,
         "lr_warmup_steps": o.warmup_iterations * samples,
@@ -176,26 +176,30 @@ def said(run: Trainer, case: Case) -> dict[str, Any]:
     return {"args": Namespace(**args | case.theirs), "optimizer": optimizer, "schedule": schedule}
 
 
-def trained(case: Case, data: Path, file: Path) -> Trained:
+def train_case(case: Case, data: Path, file: Path) -> TrainingResult:
     """Train a case, and leave in a file for theirs what they begin with and read."""
-    run = begun(case, data)
+    run = start_trainer(case, data)
     clip, steps = run.config.run.optimizer.clip, list[Any]()
 
-    def shares(of: Any, scale: float = 1.0) -> list[dict[str, Tensor]]:
-        return arranged(run.config.spec, {key: each * scale for key, each in whole(run, of).items()}, case)
+    def shares(values_of: Any, scale: float = 1.0) -> list[dict[str, Tensor]]:
+        return rank_tensors(
+            run.config.spec,
+            {key: tensor * scale for key, tensor in whole_tensors(run, values_of).items()},
+            case,
+        )
 
-    found = Trained(initial=shares(run.sharding.main_params))
+    result = TrainingResult(initial=shares(run.sharding.main_params))
     for step in range(STEPS):
         steps.append(micro_batches(run))
-        found.rates.append(run.state.lr)
+        result.rates.append(run.state.lr)
         loss, norm = run.step(run.state.lr)
         if not step:  # what was clipped is undone
-            found.gradients = shares(run.grad_sync.shards, max(1.0, (norm + 1e-6) / clip) if clip else 1.0)
-        found.losses.append(loss)
-        found.norms.append(norm if math.isfinite(norm) else math.nan)  # skipped
-        found.zeros.append(run.optimizer_step.extra.get("num-zeros"))
-        found.scales.append(run.loss_scaler.value)
-    found.weights = shares(run.sharding.main_params)
-    begin = {"tp": case.tp, "pp": case.pp, "weights": found.initial, "steps": steps}
-    torch.save(said(run, case) | begin, file)
-    return found
+            result.gradients = shares(run.grad_sync.shards, max(1.0, (norm + 1e-6) / clip) if clip else 1.0)
+        result.losses.append(loss)
+        result.norms.append(norm if math.isfinite(norm) else math.nan)  # skipped
+        result.zeros.append(run.optimizer_step.extra.get("num-zeros"))
+        result.scales.append(run.loss_scaler.value)
+    result.weights = shares(run.sharding.main_params)
+    begin = {"tp": case.tp, "pp": case.pp, "weights": result.initial, "steps": steps}
+    torch.save(options_of(run, case) | begin, file)
+    return result

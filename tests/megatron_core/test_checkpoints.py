@@ -20,8 +20,8 @@ from mega_schema.checkpoint.reader import MODEL, Checkpoint
 from mega_schema.parallel_layout import Layout
 from mega_schema.sharding import Slab
 from mega_schema.spec import ModelSpec, gpt, llama
-from tests.megatron_core import theirs
-from tests.megatron_core.ours import LENGTH, LLAMA, OURS, THEIRS, WORDS, save_random
+from tests.megatron_core import reference_process
+from tests.megatron_core.small_model import LENGTH, LLAMA, OURS, THEIRS, WORDS, save_random
 
 RELATIVE = 1e-5  # float32 over sums of at most 64 terms, four layers deep
 
@@ -31,15 +31,15 @@ class Case:
     """A model in our words and in theirs."""
 
     spec: ModelSpec
-    said: dict[str, Any]
+    flags: dict[str, Any]
 
 
-def _gpt(said: dict[str, Any], **ours: Any) -> Case:
-    return Case(gpt(**OURS, **ours), THEIRS | said)
+def _gpt(flags: dict[str, Any], **ours: Any) -> Case:
+    return Case(gpt(**OURS, **ours), THEIRS | flags)
 
 
-def _llama(said: dict[str, Any], **ours: Any) -> Case:
-    return Case(llama(**OURS, **{"ffn": 40, "kv_heads": 2, **ours}), THEIRS | LLAMA | said)
+def _llama(flags: dict[str, Any], **ours: Any) -> Case:
+    return Case(llama(**OURS, **{"ffn": 40, "kv_heads": 2, **ours}), THEIRS | LLAMA | flags)
 
 
 NO_BIAS = {"add_bias_linear": False, "bias_gelu_fusion": False}
@@ -121,11 +121,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             convert(folder / name, to, "mega", "megatron-core", target=target)
     for ranks in (1, 2):
         wanted = [
-            (layout, {name: CASES[name].said for name in cases})
-            for each, layout, cases in LAYOUTS
-            if each == ranks
+            (layout, {name: CASES[name].flags for name in cases})
+            for saved_by, layout, cases in LAYOUTS
+            if saved_by == ranks
         ]
-        theirs.run("tests.megatron_core.checkpoints:load_and_save", folder, ranks=ranks, wanted=wanted)
+        reference_process.run(
+            "tests.megatron_core.checkpoints:load_and_save", folder, ranks=ranks, wanted=wanted
+        )
     return folder
 
 
@@ -160,9 +162,9 @@ def test_what_megatron_core_saves_in_any_layout_is_our_model_bit_for_bit(
     ours = Checkpoint.open(folder / name)
     reading = ReadOptions(vocab=WORDS)
     for layout in _layouts(name):
-        for kind, said in (("dist", "torch_dist"), ("core", "megatron-core")):
+        for kind, format_name in (("dist", "torch_dist"), ("core", "megatron-core")):
             load = folder / f"{name}-theirs-{kind}-{''.join(map(str, layout))}"
-            convert(load, tmp_path / "back", said, "mega", reading=reading)
+            convert(load, tmp_path / "back", format_name, "mega", reading=reading)
             back = Checkpoint.open(tmp_path / "back")
             assert back.spec == ours.spec
             assert back.iteration == 5
@@ -170,6 +172,6 @@ def test_what_megatron_core_saves_in_any_layout_is_our_model_bit_for_bit(
             for key, tensor in ours.tensors[MODEL].items():
                 zero = (0,) * len(tensor.shape)
                 whole = Slab(zero, tensor.shape, zero)
-                there = back.read_raw(MODEL, key, whole).tobytes()
-                assert there == ours.read_raw(MODEL, key, whole).tobytes(), f"{load.name}: {key}"
+                values = back.read_raw(MODEL, key, whole).tobytes()
+                assert values == ours.read_raw(MODEL, key, whole).tobytes(), f"{load.name}: {key}"
             shutil.rmtree(tmp_path / "back")

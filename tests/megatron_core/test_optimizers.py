@@ -18,9 +18,9 @@ from mega_schema.checkpoint.reader import MODEL, OPTIMIZER, Checkpoint
 from mega_schema.parallel_layout import Layout
 from mega_schema.sharding import Slab
 from mega_schema.spec import ModelSpec, gpt, llama
-from tests.megatron_core import theirs
-from tests.megatron_core.ours import LLAMA, OURS, THEIRS, WORDS, save_random
-from tests.selection import every, requested
+from tests.megatron_core import reference_process
+from tests.megatron_core.small_model import LLAMA, OURS, THEIRS, WORDS, save_random
+from tests.selection import every_nth, requested_values
 
 # 0.16 shifts what stands behind a bucket that is no multiple of 128 numbers: those of the embedding are
 WHOLE_BUCKETS = {"vocab_multiple": 8}
@@ -57,24 +57,24 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     """The cases asked for, written by us, taken up by Megatron Core and saved by it."""
     folder = tmp_path_factory.mktemp("optimizers")
     wanted = {}
-    asked = requested(request, "case")
+    asked = requested_values(request, "case")
     for seed, case in enumerate([*(case for case in CASES if case in asked), SHIFTED]):
-        spec, said, dtype, optimizer, sharding = _parts(case)
+        spec, flags, dtype, optimizer, sharding = _parts(case)
         save_random(folder / case, spec, seed=seed, dtype=dtype, optimizer=True)
         convert(folder / case, folder / f"{case}-dist", "mega", "torch_dist")
-        wanted[case] = {"said": said, "optimizer": optimizer, "sharding": sharding}
+        wanted[case] = {"flags": flags, "optimizer": optimizer, "sharding": sharding}
     body, layouts = "tests.megatron_core.optimizers:load_and_save", [(layout, wanted) for layout in LAYOUTS]
-    theirs.run(body, folder, ranks=RANKS, wanted=layouts)
+    reference_process.run(body, folder, ranks=RANKS, wanted=layouts)
     return folder
 
 
-def _whole(checkpoint: Checkpoint, space: str, name: str) -> np.ndarray:
+def _read_tensor(checkpoint: Checkpoint, space: str, name: str) -> np.ndarray:
     shape = checkpoint.tensors[space][name].shape
     zero = (0,) * len(shape)
     return checkpoint.read_raw(space, name, Slab(zero, shape, zero))
 
 
-@pytest.mark.parametrize("case", every(3, CASES))
+@pytest.mark.parametrize("case", every_nth(3, CASES))
 def test_megatron_core_takes_up_every_number_of_our_optimizers_state(folder: Path, case: str) -> None:
     spec, _, dtype, optimizer, _ = _parts(case)
     ours = Checkpoint.open(folder / case)
@@ -83,44 +83,53 @@ def test_megatron_core_takes_up_every_number_of_our_optimizers_state(folder: Pat
     for tp, pp, vp in LAYOUTS:
         layout = Layout(tp=tp, pp=pp)
         for rank in range(RANKS):
-            found = torch.load(folder / f"{case}-ours-{tp}{pp}{vp}-{rank}.pt")
-            at = rank % tp, rank // (RANKS // pp)
-            foreign = {each.name: each for each in chunk_tensors(spec, CORE, layout, tp=at[0], pp=at[1])}
+            state_of_rank = torch.load(folder / f"{case}-ours-{tp}{pp}{vp}-{rank}.pt")
+            coordinates = rank % tp, rank // (RANKS // pp)
+            foreign = {
+                tensor.name: tensor
+                for tensor in chunk_tensors(spec, CORE, layout, tp=coordinates[0], pp=coordinates[1])
+            }
             if "use_distributed_optimizer" not in optimizer:
-                assert found["state"].keys() == {f"0.{name}" for name in foreign}
-            for name, state in found["state"].items():
-                one, begin = foreign[name.removeprefix("0.")], state["begin"]
+                assert state_of_rank["state"].keys() == {f"0.{name}" for name in foreign}
+            for name, state in state_of_rank["state"].items():
+                foreign_tensor, begin = foreign[name.removeprefix("0.")], state["begin"]
                 assert state["step"] == 4
-                filled = sum(box.shape[0] for box in one.boxes) * math.prod(one.shape[1:])  # not padding
+                filled = sum(box.shape[0] for box in foreign_tensor.boxes) * math.prod(
+                    foreign_tensor.shape[1:]
+                )  # not padding
                 for kind, space in spaces.items():
-                    whole = one.assemble(np.dtype("f4"), partial(ours.read_raw, space, one.ours)).reshape(-1)
-                    there = state[kind].numpy()[: max(0, filled - begin)]
-                    assert there.tobytes() == whole[begin : begin + len(there)].tobytes(), f"{name} {kind}"
-            for group in found["groups"]:
+                    whole = foreign_tensor.assemble(
+                        np.dtype("f4"), partial(ours.read_raw, space, foreign_tensor.ours)
+                    ).reshape(-1)
+                    theirs = state[kind].numpy()[: max(0, filled - begin)]
+                    assert theirs.tobytes() == whole[begin : begin + len(theirs)].tobytes(), f"{name} {kind}"
+            for group in state_of_rank["groups"]:
                 assert group["betas"] == (0.8, 0.999)
                 assert group["weight_decay"] == 0.25 * group["wd_mult"]
                 assert group["lr"] == 2e-3
-            assert [group["wd_mult"] for group in found["groups"]] == [1.0, 0.0]
+            assert [group["wd_mult"] for group in state_of_rank["groups"]] == [1.0, 0.0]
 
 
-@pytest.mark.parametrize("case", every(3, CASES))
+@pytest.mark.parametrize("case", every_nth(3, CASES))
 def test_what_megatron_cores_optimizer_saves_is_our_state_bit_for_bit(
     folder: Path, tmp_path: Path, case: str
 ) -> None:
     ours, (*_, sharding) = Checkpoint.open(folder / case), _parts(case)
     for number, (tp, pp, vp) in enumerate(LAYOUTS):
-        for kind, said in (("", "torch_dist"), ("core-", "megatron-core")):
+        for kind, format_name in (("", "torch_dist"), ("core-", "megatron-core")):
             load, back = folder / f"{case}-theirs-{kind}{tp}{pp}{vp}", tmp_path / f"{kind}{number}"
-            done = convert(load, back, said, "mega", reading=ReadOptions(vocab=WORDS))
-            assert not [left for left in done.dropped if "optimizer" in left]
-            found = Checkpoint.open(back)
-            assert found.tensors.keys() == ours.tensors.keys()
-            beside = said == "torch_dist" and sharding == "dp_reshardable"  # steps are not in the buckets
-            assert found.trainer["optimizer_steps"] == (5 if beside else 4)
+            result = convert(load, back, format_name, "mega", reading=ReadOptions(vocab=WORDS))
+            assert not [left for left in result.dropped if "optimizer" in left]
+            checkpoint = Checkpoint.open(back)
+            assert checkpoint.tensors.keys() == ours.tensors.keys()
+            beside = (
+                format_name == "torch_dist" and sharding == "dp_reshardable"
+            )  # steps are not in the buckets
+            assert checkpoint.trainer["optimizer_steps"] == (5 if beside else 4)
             for space, tensors in ours.tensors.items():
                 for name in tensors:
-                    there = _whole(found, space, name).tobytes()
-                    assert there == _whole(ours, space, name).tobytes(), f"{load.name}: {space} {name}"
+                    values = _read_tensor(checkpoint, space, name).tobytes()
+                    assert values == _read_tensor(ours, space, name).tobytes(), f"{load.name}: {space} {name}"
 
 
 def test_a_state_that_megatron_core_shifted_is_left_behind(folder: Path, tmp_path: Path) -> None:

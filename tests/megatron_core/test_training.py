@@ -14,8 +14,8 @@ from torch import Tensor
 from mega_model.distributed.mesh import Mesh, World
 from mega_model.kernels.reference import cross_entropy
 from mega_schema.parallel_layout import Layout, split_layers
-from tests.megatron_core import runs, theirs
-from tests.megatron_core.runs import VOCAB, Case, Trained
+from tests.megatron_core import reference_process, runs
+from tests.megatron_core.runs import VOCAB, Case, TrainingResult
 
 LLAMA = "--num-query-groups 2 --ffn-hidden-size 44 --rotary-base 500 --norm-epsilon 1e-6"
 PARTS = "--reset-position-ids --reset-attention-mask --eod-mask-loss --global-batch-size 8"
@@ -100,65 +100,73 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def trained(folder: Path) -> dict[str, Trained]:
+def results(folder: Path) -> dict[str, TrainingResult]:
     data = runs.corpus(folder)
     cases = CASES | {"padded": PADDED}
-    found = {name: runs.trained(case, data, folder / f"{name}.pt") for name, case in cases.items()}
+    results = {name: runs.train_case(case, data, folder / f"{name}.pt") for name, case in cases.items()}
     torch.save(scores(), folder / "losses.pt")
     torch.save(DEALS, folder / "deals.pt")
     for ranks in (1, 2):
         names = [name for name, case in cases.items() if case.ranks == ranks]
-        theirs.run("tests.megatron_core.training:train", folder, ranks=ranks, cases=names)
+        reference_process.run("tests.megatron_core.training:train", folder, ranks=ranks, cases=names)
         for name in names:
             files = [folder / f"{name}-{rank}.pt" for rank in range(ranks)]
-            found[name].theirs = [torch.load(file, weights_only=False) for file in files]
-    return found
+            results[name].theirs = [torch.load(file, weights_only=False) for file in files]
+    return results
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_step_has_their_loss_norm_rate_and_scale(name: str, trained: dict[str, Trained]) -> None:
-    mine, half = trained[name], CASES[name].half
-    for rank in mine.theirs:
-        assert rank["losses"] == pytest.approx(mine.losses, rel=1e-3 if half else 1e-5) or not rank["losses"]
-        assert rank["norms"] == pytest.approx(mine.norms, rel=1e-2 if half else 1e-5, nan_ok=True)
-        assert rank["rates"] == pytest.approx(mine.rates, rel=1e-12)
-        assert rank["scales"] == mine.scales
-    assert any(rank["losses"] for rank in mine.theirs)
-    assert mine.losses[-1] < 0.95 * mine.losses[0], "nothing was learnt, so that little was compared"
+def test_every_step_has_their_loss_norm_rate_and_scale(name: str, results: dict[str, TrainingResult]) -> None:
+    ours, half = results[name], CASES[name].half
+    for rank in ours.theirs:
+        assert rank["losses"] == pytest.approx(ours.losses, rel=1e-3 if half else 1e-5) or not rank["losses"]
+        assert rank["norms"] == pytest.approx(ours.norms, rel=1e-2 if half else 1e-5, nan_ok=True)
+        assert rank["rates"] == pytest.approx(ours.rates, rel=1e-12)
+        assert rank["scales"] == ours.scales
+    assert any(rank["losses"] for rank in ours.theirs)
+    assert ours.losses[-1] < 0.95 * ours.losses[0], "nothing was learnt, so that little was compared"
 
 
 @pytest.mark.parametrize("name", [name for name in EXACT if CASES[name].dp == 1])
-def test_the_first_gradient_of_every_parameter_is_theirs(name: str, trained: dict[str, Trained]) -> None:
-    largest = max(each.abs().max() for rank in trained[name].gradients for each in rank.values())
-    for mine, rank in zip(trained[name].gradients, trained[name].theirs, strict=True):
-        assert mine.keys() == rank["gradients"].keys()
+def test_the_first_gradient_of_every_parameter_is_theirs(
+    name: str, results: dict[str, TrainingResult]
+) -> None:
+    largest = max(tensor.abs().max() for rank in results[name].gradients for tensor in rank.values())
+    for ours, rank in zip(results[name].gradients, results[name].theirs, strict=True):
+        assert ours.keys() == rank["gradients"].keys()
         for key, gradient in rank["gradients"].items():
             # those of keys' biases are nothing but rounding
             close = 1e-5 * max(gradient.abs().max(), 1e-2 * largest)
-            assert (mine[key] - gradient).abs().max() <= close, key
+            assert (ours[key] - gradient).abs().max() <= close, key
 
 
 @pytest.mark.parametrize("name", EXACT)
-def test_the_weights_at_the_end_are_theirs(name: str, trained: dict[str, Trained]) -> None:
-    for mine, rank in zip(trained[name].weights, trained[name].theirs, strict=True):
-        assert mine.keys() == rank["weights"].keys()
+def test_the_weights_at_the_end_are_theirs(name: str, results: dict[str, TrainingResult]) -> None:
+    for ours, rank in zip(results[name].weights, results[name].theirs, strict=True):
+        assert ours.keys() == rank["weights"].keys()
         for key, weight in rank["weights"].items():
-            assert (mine[key] - weight).abs().max() <= 1e-5, key
+            assert (ours[key] - weight).abs().max() <= 1e-5, key
 
 
 @pytest.mark.parametrize("name", [name for name in EXACT if CASES[name].family == "llama"])
-def test_as_many_elements_of_gradients_are_zero_as_theirs(name: str, trained: dict[str, Trained]) -> None:
-    for rank in trained[name].theirs:
-        assert rank["zeros"] == trained[name].zeros
-    assert any(trained[name].zeros)
+def test_as_many_elements_of_gradients_are_zero_as_theirs(
+    name: str, results: dict[str, TrainingResult]
+) -> None:
+    for rank in results[name].theirs:
+        assert rank["zeros"] == results[name].zeros
+    assert any(results[name].zeros)
 
 
 @pytest.mark.parametrize("name", ["gpt", "llama"])
-def test_bfloat16_is_no_further_from_float32_than_theirs(name: str, trained: dict[str, Trained]) -> None:
-    half, exact = trained[f"bf16 {name}"], trained[name]
+def test_bfloat16_is_no_further_from_float32_than_theirs(
+    name: str, results: dict[str, TrainingResult]
+) -> None:
+    half, exact = results[f"bf16 {name}"], results[name]
 
     def far(gradients: Mapping[str, Tensor]) -> float:
-        apart = [(gradients[key].float() - each).square().sum() for key, each in exact.gradients[0].items()]
+        apart = [
+            (gradients[key].float() - tensor).square().sum() for key, tensor in exact.gradients[0].items()
+        ]
         return float(sum(apart)) ** 0.5
 
     assert 0 < far(half.gradients[0]) < 1.2 * far(half.theirs[0]["gradients"])
@@ -166,11 +174,11 @@ def test_bfloat16_is_no_further_from_float32_than_theirs(name: str, trained: dic
 
 
 @pytest.mark.parametrize("name", EXACT)
-def test_every_parameter_begins_as_theirs(name: str, trained: dict[str, Trained]) -> None:
+def test_every_parameter_begins_as_theirs(name: str, results: dict[str, TrainingResult]) -> None:
     """Constants are the same; what is drawn has the same mean, spread and shape, as far as samples tell."""
-    for mine, rank in zip(trained[name].initial, trained[name].theirs, strict=True):
+    for ours, rank in zip(results[name].initial, results[name].theirs, strict=True):
         for key, drawn in rank["initial"].items():
-            values = mine[key]
+            values = ours[key]
             assert values.shape == drawn.shape
             if drawn.std() == 0:
                 assert torch.equal(values, drawn), key
@@ -182,7 +190,9 @@ def test_every_parameter_begins_as_theirs(name: str, trained: dict[str, Trained]
             assert flat.abs().mean() == pytest.approx(float(its.abs().mean()), abs=error), key
 
 
-def test_cross_entropy_over_a_cut_vocabulary_is_theirs(trained: dict[str, Trained], folder: Path) -> None:
+def test_cross_entropy_over_a_cut_vocabulary_is_theirs(
+    results: dict[str, TrainingResult], folder: Path
+) -> None:
     """Their fused kernel rounds the gradient to bfloat16, whatever the scores are in; ours does not."""
     gradient_TV, target_T = scores()
     loss_T = cross_entropy(gradient_TV, target_T, Mesh.join(Layout(), World()).tp, 1.0)
@@ -194,20 +204,20 @@ def test_cross_entropy_over_a_cut_vocabulary_is_theirs(trained: dict[str, Traine
         torch.testing.assert_close(their_TV, gradient_TV, rtol=rounding, atol=1e-6)
 
 
-def test_padding_of_the_vocabulary_raises_their_loss_alone(trained: dict[str, Trained]) -> None:
-    ours, (rank,) = trained["padded"].losses, trained["padded"].theirs
-    assert ours == trained["gpt"].losses
+def test_padding_of_the_vocabulary_raises_their_loss_alone(results: dict[str, TrainingResult]) -> None:
+    ours, (rank,) = results["padded"].losses, results["padded"].theirs
+    assert ours == results["gpt"].losses
     assert 0.1 < rank["losses"][0] - ours[0] < math.log(120 / VOCAB)
 
 
-def test_layers_are_dealt_to_stages_as_theirs(trained: dict[str, Trained], folder: Path) -> None:
+def test_layers_are_dealt_to_stages_as_theirs(results: dict[str, TrainingResult], folder: Path) -> None:
     answered = 0
-    for said, answer in zip(DEALS, torch.load(folder / "deals-0.pt"), strict=True):
-        layers, pp, vp, first, last, embedding, head = said
+    for assignment, answer in zip(DEALS, torch.load(folder / "deals-0.pt"), strict=True):
+        layers, pp, vp, first, last, embedding, head = assignment
         least = 0 if embedding or head else 1
         if answer is None or min(count for _, count in answer) < least:
             continue  # of a stage with nothing in it, or less, which ours refuses
         sizes = split_layers(layers, pp=pp, vp=vp, first=first, last=last, embedding=embedding, head=head)
-        assert answer == [*zip([0, *accumulate(sizes)][:-1], sizes, strict=True)], said
+        assert answer == [*zip([0, *accumulate(sizes)][:-1], sizes, strict=True)], assignment
         answered += 1
     assert answered > 100

@@ -1,4 +1,4 @@
-"""A training of Megatron Core's, as `pretrain_gpt.py` puts one together, in processes of `theirs.run`."""
+"""Train with Megatron Core as `pretrain_gpt.py` does, in the processes of `reference_process.run`."""
 
 from __future__ import annotations
 
@@ -30,14 +30,16 @@ def train(folder: Path, cases: list[str]) -> None:
     _without_states()
     for name in cases:
         case = torch.load(folder / f"{name}.pt", weights_only=False)
-        torch.save(_trained(case), folder / f"{name}-{dist.get_rank()}.pt")
+        torch.save(_train(case), folder / f"{name}-{dist.get_rank()}.pt")
     if dist.get_world_size() == 1:
-        torch.save([_dealt(*deal) for deal in torch.load(folder / "deals.pt")], folder / "deals-0.pt")
+        torch.save(
+            [_assigned_layers(*deal) for deal in torch.load(folder / "deals.pt")], folder / "deals-0.pt"
+        )
     else:
         torch.save(_losses(*torch.load(folder / "losses.pt")), folder / f"losses-{dist.get_rank()}.pt")
 
 
-def _trained(case: Mapping[str, Any]) -> dict[str, Any]:
+def _train(case: Mapping[str, Any]) -> dict[str, Any]:
     from megatron.core import parallel_state as ranks
     from megatron.core.distributed import (
         DistributedDataParallel,
@@ -54,7 +56,7 @@ def _trained(case: Mapping[str, Any]) -> dict[str, Any]:
     if args.sequence_parallel:
         _norms_of_own_tokens()
     torch.manual_seed(1)
-    (model,) = models.made(args)
+    (model,) = models.build_chunks(args)
     initial = {name: weight.detach().clone() for name, weight in model.named_parameters()}
     if model.post_process:
         model.output_layer.gather_output = False  # the loss is of shares of the vocabulary
@@ -71,14 +73,14 @@ def _trained(case: Mapping[str, Any]) -> dict[str, Any]:
     scheduler = OptimizerParamScheduler(optimizer, **case["schedule"])
     config.grad_scale_func = optimizer.scale_loss
     config.finalize_model_grads_func = finalize_model_grads
-    found: dict[str, Any] = {name: [] for name in ("losses", "norms", "scales", "rates", "zeros")}
+    series: dict[str, Any] = {name: [] for name in ("losses", "norms", "scales", "rates", "zeros")}
     replicas, replica = ranks.get_data_parallel_world_size(), ranks.get_data_parallel_rank()
     for number, all_micros in enumerate(case["steps"]):
         micros = all_micros[replica::replicas]
         ddp.zero_grad_buffer()
         optimizer.zero_grad()
         rows, length = micros[0]["token"].shape
-        told = get_forward_backward_func()(
+        losses = get_forward_backward_func()(
             forward_step_func=_forward,
             data_iterator=iter(micros),
             model=[ddp],
@@ -88,26 +90,28 @@ def _trained(case: Mapping[str, Any]) -> dict[str, Any]:
             forward_only=False,
         )
         if number == 0:
-            found["gradients"] = {name: weight.main_grad.clone() for name, weight in model.named_parameters()}
-        found["rates"].append(get_canonical_lr_for_logging(optimizer.param_groups))
+            series["gradients"] = {
+                name: weight.main_grad.clone() for name, weight in model.named_parameters()
+            }
+        series["rates"].append(get_canonical_lr_for_logging(optimizer.param_groups))
         updated, norm, zeros = optimizer.step()
         if updated:
             scheduler.step(increment=rows * len(all_micros))
-        found["scales"].append(optimizer.get_loss_scale().item())
-        found["norms"].append(math.nan if norm is None else norm)
-        found["zeros"].append(zeros)
-        if told:
-            sums_counts = torch.tensor(told, dtype=torch.float64)
+        series["scales"].append(optimizer.get_loss_scale().item())
+        series["norms"].append(math.nan if norm is None else norm)
+        series["zeros"].append(zeros)
+        if losses:
+            sums_counts = torch.tensor(losses, dtype=torch.float64)
             if config.calculate_per_token_loss:
                 sums_counts = sums_counts.sum(0, keepdim=True)
                 dist.all_reduce(sums_counts, group=ranks.get_data_parallel_group())
-            found["losses"].append((sums_counts[:, 0] / sums_counts[:, 1]).mean().item())
-    found["initial"] = initial
-    found["weights"] = {
+            series["losses"].append((sums_counts[:, 0] / sums_counts[:, 1]).mean().item())
+    series["initial"] = initial
+    series["weights"] = {
         name: getattr(weight, "main_param", weight).detach().clone()
         for name, weight in model.named_parameters()
     }
-    return found
+    return series
 
 
 def _forward(data: Iterator[Mapping[str, Tensor]], model: Any) -> tuple[Tensor, Callable[..., Any]]:
@@ -131,16 +135,16 @@ def _losses(logits_TV: Tensor, target_T: Tensor) -> list[tuple[Tensor, Tensor]]:
 
     models.begin(tp=2)
     fused = partial(fused_vocab_parallel_cross_entropy, tp_group=dist.group.WORLD)
-    found = []
+    losses = []
     for kernel in (vocab_parallel_cross_entropy, fused):
-        mine = logits_TV.chunk(2, -1)[dist.get_rank()].clone().requires_grad_()
-        loss_T = kernel((mine * 1)[:, None], target_T[:, None])[:, 0]
+        own_logits = logits_TV.chunk(2, -1)[dist.get_rank()].clone().requires_grad_()
+        loss_T = kernel((own_logits * 1)[:, None], target_T[:, None])[:, 0]
         loss_T.sum().backward()
-        found.append((loss_T.detach(), mine.grad))
-    return found
+        losses.append((loss_T.detach(), own_logits.grad))
+    return losses
 
 
-def _dealt(
+def _assigned_layers(
     layers: int, pp: int, vp: int, first: int | None, last: int | None, embedding: bool, head: bool
 ) -> list[tuple[int, int]] | None:
     """First layer and number of layers of every stage, in the order of the stages; None if they refuse."""
@@ -176,11 +180,11 @@ def _norms_of_own_tokens() -> None:
     """Let torch's norms, which refuse it, norm each rank's own tokens, and say so as Apex's do."""
     from megatron.core.transformer.torch_norm import WrappedTorchNorm
 
-    def made(_: Any, config: Any, hidden_size: int, eps: float = 1e-5, **__: Any) -> torch.nn.Module:
+    def build_norm(_: Any, config: Any, hidden_size: int, eps: float = 1e-5, **__: Any) -> torch.nn.Module:
         kind = torch.nn.LayerNorm if config.normalization == "LayerNorm" else torch.nn.RMSNorm
         norm = kind(hidden_size, eps=eps)
         for weight in norm.parameters():
             weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
         return norm
 
-    WrappedTorchNorm.__new__ = made
+    WrappedTorchNorm.__new__ = build_norm

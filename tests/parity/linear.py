@@ -27,7 +27,7 @@ def products(world: World, meet: str, folder: Path) -> None:
     """Column, row and vocabulary layers: values, and every gradient, with tokens shared and not."""
     mesh = Mesh.join(Layout(tp=world.size), world, init_method=meet)
     for sequence in (False, True):
-        _same(replace(mesh.tp, sequence=sequence))
+        _compare(replace(mesh.tp, sequence=sequence))
     mesh.destroy()
 
 
@@ -43,15 +43,15 @@ def fused_products(world: World, meet: str, folder: Path) -> None:
         parts = [torch.empty_like(x) for _ in range(group.size())]
         dist.all_gather(parts, x.contiguous(), group=group)
         whole = torch.cat(parts, gather_dim)
-        return whole if return_A else None, [whole @ other for other in others]
+        return whole if return_A else None, [whole @ matrix for matrix in others]
 
     def matmul_reduce_scatter(
-        x: Tensor, other: Tensor, reduce_op: str, scatter_dim: int, group_name: str
+        x: Tensor, matrix: Tensor, reduce_op: str, scatter_dim: int, group_name: str
     ) -> Tensor:
         calls.append("scatter")
         assert reduce_op == "sum"
         group = _resolve_process_group(group_name)
-        whole = x @ other
+        whole = x @ matrix
         dist.all_reduce(whole, group=group)
         return whole.chunk(group.size(), scatter_dim)[group.rank()].contiguous()
 
@@ -60,7 +60,7 @@ def fused_products(world: World, meet: str, folder: Path) -> None:
     library.impl("fused_all_gather_matmul", all_gather_matmul, "CPU")
     library.impl("fused_matmul_reduce_scatter", matmul_reduce_scatter, "CPU")
     try:
-        _same(mesh.tp)
+        _compare(mesh.tp)
     finally:
         library._destroy()
     # a column's forward and a row's backward gather, a row's forward scatters; the second of two passes is
@@ -86,7 +86,7 @@ def _same_in_fp8(tp: Axis, recipe: Fp8Recipe) -> None:
         torch.randn(shape, generator=random).cumsum(0) for shape in ((16, 32), (64, 32), (32, 64), (16, 32))
     )
 
-    def made(tp: Axis) -> tuple[Tensor, ...]:
+    def gradients_of(tp: Axis) -> tuple[Tensor, ...]:
         def own(whole: Tensor) -> Tensor:
             return whole.chunk(tp.size)[tp.rank] if tp.sequence else whole
 
@@ -95,29 +95,29 @@ def _same_in_fp8(tp: Axis, recipe: Fp8Recipe) -> None:
         main_up, main_down, gradients = torch.zeros_like(w_up), torch.zeros_like(w_down), WeightGradients()
         gradients.register_main_grad(w_up, lambda: main_up)
         gradients.register_main_grad(w_down, lambda: main_down)
-        mine = own(x).clone().requires_grad_()
-        inner = fp8.column_linear(mine, w_up, tp, gradients, recipe)
+        own_input = own(x).clone().requires_grad_()
+        inner = fp8.column_linear(own_input, w_up, tp, gradients, recipe)
         y = fp8.row_linear(inner.relu(), w_down, tp, gradients, recipe)
         y.backward(own(grad).clone())
-        assert mine.grad is not None
-        return y.detach(), mine.grad, main_up, main_down
+        assert own_input.grad is not None
+        return y.detach(), own_input.grad, main_up, main_down
 
-    y, grad_x, grad_up, grad_down = made(Axis("tp"))
+    y, grad_x, grad_up, grad_down = gradients_of(Axis("tp"))
     tokens = slice(None)
     if tp.sequence:
-        each = len(x) // tp.size
-        tokens = slice(tp.rank * each, (tp.rank + 1) * each)
+        rows = len(x) // tp.size
+        tokens = slice(tp.rank * rows, (tp.rank + 1) * rows)
     wanted = (
         y[tokens],
         grad_x[tokens],
         grad_up.chunk(tp.size)[tp.rank],
         grad_down.chunk(tp.size, 1)[tp.rank],
     )
-    for got, want in zip(made(tp), wanted, strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5 * float(want.abs().max()))
+    for actual, want in zip(gradients_of(tp), wanted, strict=True):
+        torch.testing.assert_close(actual, want, rtol=1e-5, atol=1e-5 * float(want.abs().max()))
 
 
-def _same(tp: Axis) -> None:
+def _compare(tp: Axis) -> None:
     random = torch.Generator().manual_seed(4)
 
     def leaf(*shape: int) -> Tensor:
@@ -139,30 +139,30 @@ def _same(tp: Axis) -> None:
 
     gradients = WeightGradients()
     share = x.detach().chunk(tp.size)[tp.rank] if tp.sequence else x.detach()
-    mine = share.clone().requires_grad_()
+    own_input = share.clone().requires_grad_()
     w_up, w_bias, w_table = (nn.Parameter(w.detach().chunk(tp.size)[tp.rank]) for w in (up, bias, table))
     w_down = nn.Parameter(down.detach().chunk(tp.size, 1)[tp.rank])
     local = token - tp.rank * len(w_table)
-    here = (local >= 0) & (local < len(w_table))
+    in_shard = (local >= 0) & (local < len(w_table))
 
-    def layers(mine: Tensor) -> Tensor:
-        inner = column_linear(mine, w_up, w_bias, tp, gradients).tanh()
+    def layers(own_input: Tensor) -> Tensor:
+        inner = column_linear(own_input, w_up, w_bias, tp, gradients).tanh()
         return row_linear(inner, w_down, tp, gradients)
 
     def own(whole: Tensor) -> Tensor:
         return whole.chunk(tp.size)[tp.rank] if tp.sequence else whole
 
-    rows = vocab_embedding(local.clamp(0, len(w_table) - 1), here, w_table, tp, gradients)
-    for again in (False, True):
-        mine.grad = w_up.grad = w_bias.grad = w_down.grad = w_table.grad = None
-        out = checkpoint(layers, mine, use_reentrant=False) if again else layers(mine)
+    rows = vocab_embedding(local.clamp(0, len(w_table) - 1), in_shard, w_table, tp, gradients)
+    for is_repeated in (False, True):
+        own_input.grad = w_up.grad = w_bias.grad = w_down.grad = w_table.grad = None
+        out = checkpoint(layers, own_input, use_reentrant=False) if is_repeated else layers(own_input)
         (out + rows).backward(own(grad.detach()), retain_graph=True)
-        held = (mine.grad, w_up.grad, w_bias.grad, w_down.grad, w_table.grad)
+        leaf_gradients = (own_input.grad, w_up.grad, w_bias.grad, w_down.grad, w_table.grad)
         assert x.grad is not None
         assert down.grad is not None
         wanted = (own(x.grad), *(w.grad.chunk(tp.size)[tp.rank] for w in (up, bias)))  # type: ignore[union-attr]
         wanted += (down.grad.chunk(tp.size, 1)[tp.rank], table.grad.chunk(tp.size)[tp.rank])  # type: ignore[union-attr]
-        for got, want in zip(held, wanted, strict=True):
-            torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+        for actual, want in zip(leaf_gradients, wanted, strict=True):
+            torch.testing.assert_close(actual, want, rtol=1e-12, atol=1e-12)
     whole = F.linear(F.linear(x, up, bias).tanh(), down) + F.embedding(token, table)
     torch.testing.assert_close(out + rows, own(whole), rtol=1e-12, atol=1e-12)

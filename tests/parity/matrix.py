@@ -53,7 +53,7 @@ def pairs(row: Row) -> set[tuple[tuple[str, Any], tuple[str, Any]]]:
     return set(itertools.combinations(row.items(), 2))
 
 
-def covering() -> list[Row]:
+def covering_rows() -> list[Row]:
     """Few rows in which every two settings that can stand together do so; the first best row each time."""
     rows = list(possible())
     missing = set().union(*(pairs(row) for row in rows))

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from mega_model.distributed.mesh import World
-from tests import warm
+from tests import fork_server
 
 Body = Callable[[World, str, Path], None]  # the world, where to meet, a folder that all ranks share
 
@@ -31,7 +31,10 @@ def on_ranks(ranks: int, cases: Mapping[str, Body], folder: Path) -> dict[str, s
     (folder / "cases.pickle").write_bytes(pickle.dumps(dict(cases)))
     # as under torchrun, ranks do not agree on the order of a set
     words = [[str(rank), str(ranks), str(folder)] for rank in range(ranks)]
-    running = {warm.start("tests.parity.ranks:be_rank", each, hash_seed=int(each[0]) % 2) for each in words}
+    running = {
+        fork_server.start("tests.parity.ranks:be_rank", arguments, hash_seed=int(arguments[0]) % 2)
+        for arguments in words
+    }
     try:
         while running:
             ended = select.select(running, [], [])[0][0]
@@ -43,17 +46,17 @@ def on_ranks(ranks: int, cases: Mapping[str, Body], folder: Path) -> dict[str, s
             rank.kill()
         for rank in running:
             rank.wait()
-    found: dict[str, str] = {}
+    errors: dict[str, str] = {}
     failed = ""
     for name in cases:
         files = [folder / f"{name}-{rank}.txt" for rank in range(ranks)]
         texts = [file.read_text("utf-8") if file.exists() else None for file in files]
-        found[name] = next((text for text in texts if text), "a rank ended without a word" * (None in texts))
+        errors[name] = next((text for text in texts if text), "a rank ended without a word" * (None in texts))
         if failed:
-            found[name] = f"not run: {failed} failed"
-        elif found[name]:
+            errors[name] = f"not run: {failed} failed"
+        elif errors[name]:
             failed = name
-    return found
+    return errors
 
 
 class Outcomes:
@@ -75,7 +78,7 @@ class Outcomes:
         self.folders = folders
         self.known: dict[int, dict[str, str]] = {}
 
-    def of(self, ranks: int, case: str) -> str:
+    def outcome(self, ranks: int, case: str) -> str:
         if ranks not in self.known:
             folder = self.folders.mktemp(f"ranks{ranks}")
             self.known[ranks] = on_ranks(ranks, self.cases[ranks], folder)

@@ -165,18 +165,18 @@ def one_process(model: str, count: int, settings: Mapping[str, Any]) -> Course:
     with TemporaryDirectory() as folder:
         run = trainer(model, World(), "", Path(folder), **settings)
 
-        def kept(gradients: bool) -> dict[str, torch.Tensor]:
+        def copy_tensors(gradients: bool) -> dict[str, torch.Tensor]:
             return {
                 row.name: values.view(row.local_shape(1)).clone()
-                for (row, _), values in zip(run.params, _kept(run, gradients), strict=True)
+                for (row, _), values in zip(run.params, _rank_tensors(run, gradients), strict=True)
             }
 
-        done, gradients = [], {}
+        losses, gradients = [], {}
         for step in range(count):
-            done.append(run.step(run.config.lr_schedule.lr_at(run.state.consumed_samples)))
+            losses.append(run.step(run.config.lr_schedule.lr_at(run.state.consumed_samples)))
             if step in (0, count - 1):
-                gradients[step] = kept(True)
-        return Course(done, gradients, kept(False))
+                gradients[step] = copy_tensors(True)
+        return Course(losses, gradients, copy_tensors(False))
 
 
 def reference(model: str, count: int, settings: Mapping[str, Any], world: World, folder: Path) -> Course:
@@ -236,11 +236,11 @@ def resumes(
     run.mesh.destroy()
     writers = {name.rpartition("-")[2] for name in Checkpoint.open(folder / "run").files}
     assert len(writers) == world.size, "every rank writes"
-    again = trainer(model, world, meet + "b", folder, load_from=folder / "run", **after)
-    assert again.state.iteration == 3
-    assert (again.state.consumed_samples, again.state.seq_length) == (consumed, length)
-    resumed = steps(again, 2)
-    again.mesh.destroy()
+    second = trainer(model, world, meet + "b", folder, load_from=folder / "run", **after)
+    assert second.state.iteration == 3
+    assert (second.state.consumed_samples, second.state.seq_length) == (consumed, length)
+    resumed = steps(second, 2)
+    second.mesh.destroy()
     assert resumed == (on if exact else pytest.approx(on, abs=1e-5))
 
 
@@ -248,7 +248,7 @@ def _same_shares(run: Trainer, whole: dict[str, torch.Tensor], *, gradients: boo
     """What this rank keeps of gradients or main weights, and what it computes with."""
     tp = run.mesh.tp
 
-    def expected(row: Param) -> torch.Tensor:
+    def expected_share(row: Param) -> torch.Tensor:
         name = row.tied_to if row.name not in whole else row.name
         assert name is not None
         local = torch.zeros(row.local_shape(tp.size))
@@ -256,19 +256,19 @@ def _same_shares(run: Trainer, whole: dict[str, torch.Tensor], *, gradients: boo
             local[slab.in_local] = whole[name][slab.in_global]
         return local
 
-    for stretch, values in zip(run.sharding.shard_ranges, _kept(run, gradients), strict=True):
-        _close(values, expected(stretch.row).flatten()[stretch.begin : stretch.end], stretch.row.name)
+    for stretch, values in zip(run.sharding.shard_ranges, _rank_tensors(run, gradients), strict=True):
+        _close(values, expected_share(stretch.row).flatten()[stretch.begin : stretch.end], stretch.row.name)
     assert sum(stretch.size for stretch in run.sharding.shard_ranges)
     for row, weight in () if gradients else run.params:
         if not isinstance(weight, DTensor):
-            _close(weight.detach(), expected(row), row.name)
+            _close(weight.detach(), expected_share(row), row.name)
 
 
-def _close(found: torch.Tensor, expected: torch.Tensor, name: str) -> None:
-    torch.testing.assert_close(found, expected, **TOLERANCE, msg=lambda text: f"{name}: {text}")
+def _close(actual: torch.Tensor, expected_share: torch.Tensor, name: str) -> None:
+    torch.testing.assert_close(actual, expected_share, **TOLERANCE, msg=lambda text: f"{name}: {text}")
 
 
-def _kept(run: Trainer, gradients: bool) -> Sequence[torch.Tensor]:
+def _rank_tensors(run: Trainer, gradients: bool) -> Sequence[torch.Tensor]:
     return run.grad_sync.shards if gradients else run.sharding.main_params
 
 
@@ -276,8 +276,10 @@ def storages() -> dict[int, int]:
     """Bytes of every storage that a tensor of this process is in, by its address."""
     gc.collect()
     # not those that hold others, as DTensor, or nothing, as what torch.compile leaves behind
-    found = (each for each in gc.get_objects() if type(each) in (torch.Tensor, torch.nn.Parameter))
-    plain = (each.untyped_storage() for each in found if each.numel())
+    tensors = (
+        candidate for candidate in gc.get_objects() if type(candidate) in (torch.Tensor, torch.nn.Parameter)
+    )
+    plain = (candidate.untyped_storage() for candidate in tensors if candidate.numel())
     return {storage.data_ptr(): storage.nbytes() for storage in plain if storage.data_ptr()}
 
 

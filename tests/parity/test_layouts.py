@@ -14,11 +14,11 @@ from mega_model.attention_backends import PackedAttention
 from mega_model.context_parallel import token_positions
 from mega_model.distributed.mesh import Axis, Mesh, World
 from mega_schema.parallel_layout import Layout
+from tests.parity.failing_saves import one_rank_cannot_write
 from tests.parity.linear import fused_products, products
 from tests.parity.ranks import Body, Outcomes
 from tests.parity.runs import resumes, same_as_one_process, steps, trainer
-from tests.parity.saves import one_rank_cannot_write
-from tests.selection import every, requested
+from tests.selection import every_nth, requested_values
 
 
 def _cut(model: str, **values: object) -> Body:
@@ -32,11 +32,11 @@ def _compare(model: str, values: dict[str, object], world: World, meet: str, fol
 def _half(world: World, meet: str, folder: Path) -> None:
     """In bfloat16 two ranks round differently from one: a hundredth of the loss, and it falls as fast."""
     values = {"train__bf16": True, "optimizer__lr": 3e-3}
-    one = steps(trainer("llama", World(), meet, folder, **values), 20)
+    single = steps(trainer("llama", World(), meet, folder, **values), 20)
     run = trainer("llama", world, meet, folder, **TP2, **SP, **values)
     two = steps(run, 20)
     run.mesh.destroy()
-    assert two == pytest.approx(one, rel=1e-2)
+    assert two == pytest.approx(single, rel=1e-2)
     assert two[-1] < 0.9 * two[0]
 
 
@@ -45,11 +45,11 @@ def _ends_stay_equal(world: World, meet: str, folder: Path) -> None:
     run = trainer("gpt", world, meet, folder, **PP2)
     steps(run, 5)
     pp = run.mesh.pp
-    (mine,) = (w.detach() for row, w in run.held if "embed.weight" in (row.name, row.tied_to))
-    other = torch.empty_like(mine)
-    pp.exchange([(mine, 1 - pp.rank)], [(other, 1 - pp.rank)])
+    (weight,) = (w.detach() for row, w in run.params if "embed.weight" in (row.name, row.tied_to))
+    reduced = torch.empty_like(weight)
+    pp.exchange([(weight, 1 - pp.rank)], [(reduced, 1 - pp.rank)])
     run.mesh.destroy()
-    assert torch.equal(mine, other), f"apart by {(mine - other).abs().max():.1e}"
+    assert torch.equal(weight, reduced), f"apart by {(weight - reduced).abs().max():.1e}"
 
 
 def _gives_up(world: World, meet: str, folder: Path) -> None:
@@ -85,8 +85,8 @@ def _attention(causal: bool, apart: bool, world: World, meet: str, folder: Path)
         return [x.unflatten(0, (rows, -1)) for x in (out.detach(), q.grad, k.grad, v.grad)]
 
     mine_s = token_positions(length, mesh.cp)
-    for share, one in zip(run(mesh.cp), run(Axis("cp")), strict=True):
-        torch.testing.assert_close(share, one[:, mine_s], atol=1e-5, rtol=1e-5)
+    for share, single in zip(run(mesh.cp), run(Axis("cp")), strict=True):
+        torch.testing.assert_close(share, single[:, mine_s], atol=1e-5, rtol=1e-5)
     mesh.destroy()
 
 
@@ -243,13 +243,13 @@ CASES: dict[int, dict[str, Body]] = {
 def outcome(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[int, str], str]:
-    return Outcomes(CASES, tmp_path_factory, requested(request, "case")).of
+    return Outcomes(CASES, tmp_path_factory, requested_values(request, "case")).outcome
 
 
 ALL = [(ranks, case) for ranks in CASES for case in CASES[ranks]]
 
 
-@pytest.mark.parametrize(("ranks", "case"), every(5, ALL))
+@pytest.mark.parametrize(("ranks", "case"), every_nth(5, ALL))
 def test_the_layout_trains_as_one_process_does(
     outcome: Callable[[int, str], str], ranks: int, case: str
 ) -> None:

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from mega_model.distributed.mesh import World
-from tests.parity.matrix import MOST, Row, covering, pairs, possible, ranks, sentence, settings
+from tests.parity.matrix import MOST, Row, covering_rows, pairs, possible, ranks, sentence, settings
 from tests.parity.ranks import Outcomes
 from tests.parity.runs import same_as_one_process
-from tests.selection import one_of_each, requested
+from tests.selection import one_of_each_kind, requested_values
 
-ROWS = {sentence(row): row for row in covering()}
+ROWS = {sentence(row): row for row in covering_rows()}
 
 
 def _trains_alike(row: Row, world: World, meet: str, folder: Path) -> None:
@@ -31,10 +31,10 @@ CASES = {
 def outcome(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[int, str], str]:
-    return Outcomes(CASES, tmp_path_factory, requested(request, "name")).of
+    return Outcomes(CASES, tmp_path_factory, requested_values(request, "name")).outcome
 
 
-@pytest.mark.parametrize("name", one_of_each(lambda name: ranks(ROWS[name]), ROWS))
+@pytest.mark.parametrize("name", one_of_each_kind(lambda name: ranks(ROWS[name]), ROWS))
 def test_it_trains_as_one_process_does(outcome: Callable[[int, str], str], name: str) -> None:
     assert outcome(ranks(ROWS[name]), name) == ""
 

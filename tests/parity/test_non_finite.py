@@ -41,5 +41,5 @@ def _begins_on(values: dict[str, object], bad: int, copy: str, world: World, mee
 
 
 def test_what_is_not_finite_is_blamed_on_where_it_began(tmp_path: Path) -> None:
-    cases: dict[str, Body] = {name: partial(_begins_on, *given) for name, given in LAYOUTS.items()}
+    cases: dict[str, Body] = {name: partial(_begins_on, *arguments) for name, arguments in LAYOUTS.items()}
     assert on_ranks(4, cases, tmp_path) == dict.fromkeys(cases, "")

@@ -13,7 +13,7 @@ from mega_model.kernels.dispatch import choose_kernels
 from tests.parity.linear import fp8_products
 from tests.parity.ranks import Body, Outcomes
 from tests.parity.runs import resumes, same_as_one_process, steps, trainer
-from tests.selection import every, requested
+from tests.selection import every_nth, requested_values
 
 TP2, PP2, CP2 = (
     {"parallel__tensor_model_parallel_size": 2},
@@ -50,9 +50,9 @@ def _compare(model: str, values: dict[str, object], world: World, meet: str, fol
     same_as_one_process(model, world, meet, folder, **values)
 
 
-def _compiled(model: str, values: dict[str, object], world: World, meet: str, folder: Path) -> None:
+def _check_compiled(model: str, values: dict[str, object], world: World, meet: str, folder: Path) -> None:
     """By torch.compile, here without a compiler behind it, on ranks; and as it is in one process."""
-    one = steps(trainer(model, World(), "", folder), 3)
+    single = steps(trainer(model, World(), "", folder), 3)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             "mega_train.engine.trainer.choose_kernels", partial(choose_kernels, backend="aot_eager")
@@ -61,24 +61,24 @@ def _compiled(model: str, values: dict[str, object], world: World, meet: str, fo
     ranks = steps(run, 3)
     run.mesh.destroy()
     assert run.kernel_choice.sources["swiglu"] == "compile"
-    assert ranks == pytest.approx(one, rel=1e-5)
+    assert ranks == pytest.approx(single, rel=1e-5)
 
 
 def _fp8(model: str, values: dict[str, object], world: World, meet: str, folder: Path) -> None:
     """In bfloat16 ranks round differently from one: a hundredth of the loss, as without FP8."""
-    one = steps(trainer(model, World(), "", folder, **FP8), 8)
+    single = steps(trainer(model, World(), "", folder, **FP8), 8)
     run = trainer(model, world, meet, folder, **FP8, **values)
     ranks = steps(run, 8)
     run.mesh.destroy()
-    assert ranks == pytest.approx(one, rel=1e-2)
+    assert ranks == pytest.approx(single, rel=1e-2)
     assert ranks[-1] < 0.95 * ranks[0]
 
 
 CASES: dict[int, dict[str, Body]] = {
     2: {
         "sgd_over_data_2_zero_1": _cut("gpt", **SGD, parallel__zero_stage=1),
-        "compiled_over_tensor_2_sequence_gpt": partial(_compiled, "gpt", TP2 | SP),
-        "compiled_over_pipeline_2_llama": partial(_compiled, "llama", PP2),
+        "compiled_over_tensor_2_sequence_gpt": partial(_check_compiled, "gpt", TP2 | SP),
+        "compiled_over_pipeline_2_llama": partial(_check_compiled, "llama", PP2),
         "muon_over_tensor_2_sequence": _cut("llama", **MUON, **TP2, **SP),
         "muon_over_data_2": _cut("gpt", **MUON),
         "muon_over_data_2_zero_1": _cut("llama", **MUON, parallel__zero_stage=1),
@@ -146,13 +146,13 @@ CASES: dict[int, dict[str, Body]] = {
 def outcome(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[int, str], str]:
-    return Outcomes(CASES, tmp_path_factory, requested(request, "case")).of
+    return Outcomes(CASES, tmp_path_factory, requested_values(request, "case")).outcome
 
 
 ALL = [(ranks, case) for ranks in CASES for case in CASES[ranks]]
 
 
-@pytest.mark.parametrize(("ranks", "case"), every(3, ALL))
+@pytest.mark.parametrize(("ranks", "case"), every_nth(3, ALL))
 def test_the_options_train_as_in_one_process(
     outcome: Callable[[int, str], str], ranks: int, case: str
 ) -> None:

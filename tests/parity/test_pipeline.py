@@ -15,7 +15,7 @@ from mega_schema.parallel_layout import Layout
 from mega_train.engine.validation import evaluate
 from tests.parity.ranks import Body, Outcomes
 from tests.parity.runs import same_as_one_process, steps, trainer
-from tests.selection import every, requested
+from tests.selection import every_nth, requested_values
 
 Values = dict[str, object]
 PP2, PP4, TP2 = (
@@ -61,13 +61,13 @@ def _bitwise(model: str, layouts: list[Values], world: World, meet: str, folder:
     for number, values in enumerate(layouts):
         run = trainer(model, world, f"{meet}{number}", folder, optimizer__clip_grad=0.0, **values)
         losses = steps(run, 3)
-        mine = {row.tied_to or row.name: weight.detach() for row, weight in run.held}
-        torch.save((losses, mine), folder / f"{number}-{world.rank}.pt")
+        own_weights = {row.tied_to or row.name: weight.detach() for row, weight in run.params}
+        torch.save((losses, own_weights), folder / f"{number}-{world.rank}.pt")
         run.mesh.barrier()
         whole: dict[str, torch.Tensor] = {}
         for rank in range(world.size):
-            there, share = torch.load(folder / f"{number}-{rank}.pt")
-            assert there == losses
+            expected, share = torch.load(folder / f"{number}-{rank}.pt")
+            assert expected == losses
             whole |= share
         run.mesh.destroy()
         first = first or whole
@@ -82,8 +82,8 @@ def _validates(values: Values, world: World, meet: str, folder: Path) -> None:
     run = trainer("gpt", world, meet, folder, **evaluation, **values)
     alone = trainer("gpt", World(), meet, folder, **evaluation)
     for _ in range(2):
-        found, expected = (evaluate(it, it.valid["validation"]) for it in (run, alone))
-        assert found == pytest.approx(expected, abs=1e-5)
+        actual, expected = (evaluate(trainer, trainer.valid["validation"]) for trainer in (run, alone))
+        assert actual == pytest.approx(expected, abs=1e-5)
         assert steps(run, 1) == pytest.approx(steps(alone, 1), abs=1e-5)
     run.mesh.destroy()
 
@@ -96,9 +96,9 @@ def _resumes(before: Values, after: Values, world: World, meet: str, folder: Pat
     run.saver.finish()
     on = steps(run, 2)
     run.mesh.destroy()
-    again = trainer("gpt", world, meet + "b", folder, load_from=folder / "run", **after)
-    assert steps(again, 2) == pytest.approx(on, abs=1e-5)
-    again.mesh.destroy()
+    resumed = trainer("gpt", world, meet + "b", folder, load_from=folder / "run", **after)
+    assert steps(resumed, 2) == pytest.approx(on, abs=1e-5)
+    resumed.mesh.destroy()
 
 
 def _frees_what_was_sent(world: World, meet: str, folder: Path) -> None:
@@ -188,13 +188,13 @@ CASES: dict[int, dict[str, Body]] = {
 def outcome(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[int, str], str]:
-    return Outcomes(CASES, tmp_path_factory, requested(request, "case")).of
+    return Outcomes(CASES, tmp_path_factory, requested_values(request, "case")).outcome
 
 
 ALL = [(ranks, case) for ranks in CASES for case in CASES[ranks]]
 
 
-@pytest.mark.parametrize(("ranks", "case"), every(3, ALL))
+@pytest.mark.parametrize(("ranks", "case"), every_nth(3, ALL))
 def test_the_pipeline_trains_as_one_process_does(
     outcome: Callable[[int, str], str], ranks: int, case: str
 ) -> None:

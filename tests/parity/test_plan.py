@@ -112,7 +112,7 @@ TWO: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-class Saved:
+class SavedBytes:
     """Bytes of what autograd keeps for a backward pass, now and at most; parameters are not counted."""
 
     def __init__(self, run: Trainer) -> None:
@@ -120,8 +120,8 @@ class Saved:
         self._parameters = {_storage(_local(weight)).data_ptr() for _, weight in run.params}
         self._uses: Counter[int] = Counter()
 
-    def keep(self, tensor: Tensor) -> Kept:
-        return Kept(self, tensor)
+    def keep(self, tensor: Tensor) -> SavedTensor:
+        return SavedTensor(self, tensor)
 
     def count(self, tensor: Tensor, step: int) -> None:
         storage = _storage(tensor)
@@ -134,10 +134,10 @@ class Saved:
             self.most = max(self.most, self.now)
 
 
-class Kept:
+class SavedTensor:
     """A tensor in a graph; it is let go with the graph's node."""
 
-    def __init__(self, saved: Saved, tensor: Tensor) -> None:
+    def __init__(self, saved: SavedBytes, tensor: Tensor) -> None:
         self.saved, self.tensor = saved, tensor
         saved.count(tensor, 1)
 
@@ -146,9 +146,9 @@ class Kept:
 
 
 @contextmanager
-def _counted(run: Trainer) -> Iterator[Saved]:
-    saved = Saved(run)
-    with torch.autograd.graph.saved_tensors_hooks(saved.keep, lambda kept: kept.tensor):
+def _count_saved(run: Trainer) -> Iterator[SavedBytes]:
+    saved = SavedBytes(run)
+    with torch.autograd.graph.saved_tensors_hooks(saved.keep, lambda node: node.tensor):
         yield saved
 
 
@@ -161,30 +161,30 @@ def _agree(model: str, values: dict[str, Any], world: World, meet: str, folder: 
     before = storages()
     run = trainer(model, world, meet, folder, **SIZES | values)
     try:
-        planned, made = _planned(run)
+        planned, workload = _planned_memory(run)
         weights = [_local(weight) for _, weight in run.params]
         slack = _padding(run)
         assert sum(w.numel() * w.element_size() for w in weights) == pytest.approx(
-            planned.weights, abs=4 * slack if made.zero == 3 else 0
+            planned.weights, abs=4 * slack if workload.zero == 3 else 0
         )
-        held = sum(size for place, size in storages().items() if place not in before)
+        held_bytes = sum(size for place, size in storages().items() if place not in before)
         standing = planned.weights + planned.gradients + planned.optimizer
-        if made.zero == 3:
+        if workload.zero == 3:
             standing -= planned.gradients  # FSDP makes them in the first backward pass
-        assert held == pytest.approx(standing, abs=18 * slack + 16 * len(run.params) + 256)
+        assert held_bytes == pytest.approx(standing, abs=18 * slack + 16 * len(run.params) + 256)
         for model in run.models:
             model.forward = partial(_without_gradient, model.forward)  # type: ignore[method-assign]
-        with _counted(run) as saved:
+        with _count_saved(run) as saved:
             run.step(1e-3)
-        assert saved.most == pytest.approx(planned.activations + planned.loss, rel=0.05), made
-        assert saved.now == 0 or made.zero == 3  # FSDP empties storages that were counted
+        assert saved.most == pytest.approx(planned.activations + planned.loss, rel=0.05), workload
+        assert saved.now == 0 or workload.zero == 3  # FSDP empties storages that were counted
     finally:
         run.mesh.destroy()
 
 
-def _without_gradient(forward: Callable[..., Tensor], *given: object) -> Tensor:
+def _without_gradient(forward: Callable[..., Tensor], *arguments: object) -> Tensor:
     """As on a GPU, which the plan is for: there it is not known by what backward will scale the loss."""
-    return forward(*given[:5])
+    return forward(*arguments[:5])
 
 
 def _local(weight: Tensor) -> Tensor:
@@ -203,15 +203,17 @@ def _padding(run: Trainer) -> int:
     return sum(bucket.length for bucket in buckets) - sum(sizes)
 
 
-def _planned(run: Trainer) -> tuple[RankMemory, Workload]:
+def _planned_memory(run: Trainer) -> tuple[RankMemory, Workload]:
     plan = run.config
-    made = build_workload(plan.run, plan.spec.family, plan.layout.world)
+    workload = build_workload(plan.run, plan.spec.family, plan.layout.world)
     # torch's bfloat16 attention is slow on a CPU, so there attention computes in float32, if not in blocks
     copied = plan.run.train.bf16 and run.kernel_choice.sources["attention"] == "reference"
     # a plan is of GPUs, whose fused kernels keep less than the reference kernels that run here
     width = 4 if copied else None
-    made = replace(made, implementation=replace(made.implementation, attention_width=width, fused=False))
-    return rank_memory(made, run.mesh.pp.rank), made
+    workload = replace(
+        workload, implementation=replace(workload.implementation, attention_width=width, fused=False)
+    )
+    return rank_memory(workload, run.mesh.pp.rank), workload
 
 
 @pytest.mark.parametrize("case", ALONE)

@@ -32,10 +32,10 @@ def _order_of_a_set(world: World, meet: str, folder: Path) -> None:
 
 def test_a_rank_that_fails_ends_the_others_and_the_cases_after_it(tmp_path: Path) -> None:
     cases: dict[str, Body] = {"one": _passes, "two": _fails_on_one, "three": _passes}
-    found = on_ranks(2, cases, tmp_path)
-    assert (found["one"], found["three"]) == ("", "not run: two failed")
-    assert found["two"].startswith("rank 1\n")
-    assert "AssertionError: a reason" in found["two"]
+    failures = on_ranks(2, cases, tmp_path)
+    assert (failures["one"], failures["three"]) == ("", "not run: two failed")
+    assert failures["two"].startswith("rank 1\n")
+    assert "AssertionError: a reason" in failures["two"]
 
 
 def test_a_rank_that_is_killed_ends_the_others(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from mega_schema.sharding import Slab
 from mega_train.engine.trainer import Trainer
 from tests.parity.ranks import Body, Outcomes
 from tests.parity.runs import resumes, same_as_one_process, steps, storages, trainer
-from tests.selection import one_of_each, requested, without_digits
+from tests.selection import one_of_each_kind, requested_values, without_digits
 
 SMALL = {"parallel__ddp_bucket_size": 3000}  # some ten buckets, ragged ones among them
 OVERLAP = {"parallel__overlap_grad_reduce": True}
@@ -44,11 +44,11 @@ def _zero(stage: int) -> dict[str, object]:
     return {"parallel__zero_stage": stage}
 
 
-def _same(model: str, *values: dict[str, object]) -> Body:
-    return partial(_compare, model, _all(*values))
+def _same_training(model: str, *values: dict[str, object]) -> Body:
+    return partial(_compare, model, _merge(*values))
 
 
-def _all(*values: dict[str, object]) -> dict[str, object]:
+def _merge(*values: dict[str, object]) -> dict[str, object]:
     return {key: value for part in values for key, value in part.items()}
 
 
@@ -56,10 +56,10 @@ def _compare(model: str, values: dict[str, object], world: World, meet: str, fol
     same_as_one_process(model, world, meet, folder, **values)
 
 
-def _alike(model: str, some: tuple[dict[str, object], ...], world: World, meet: str, folder: Path) -> None:
+def _alike(model: str, options: tuple[dict[str, object], ...], world: World, meet: str, folder: Path) -> None:
     """Runs that differ in what overlaps or in what is cut take bitwise the same steps."""
     seen = []
-    for number, values in enumerate(some):
+    for number, values in enumerate(options):
         run = trainer(model, world, f"{meet}{number}", folder, **values)
         # stages measure the gradient in other orders: then its norm is the same but for the last bits
         both = [run.step(run.state.lr) for _ in range(4)]
@@ -92,15 +92,15 @@ def _same_files(world: World, meet: str, folder: Path) -> None:
         cut = reshard(checkpoint, folder / f"resharded{number}", Layout(tp=2))
         verify(Checkpoint.open(cut))
     first, *others = saved
-    for other in others:
-        assert {space: set(tensors) for space, tensors in other.tensors.items()} == {
+    for other_files in others:
+        assert {space: set(tensors) for space, tensors in other_files.tensors.items()} == {
             space: set(tensors) for space, tensors in first.tensors.items()
         }
         for space, tensors in first.tensors.items():
             for name, tensor in tensors.items():
                 whole = Slab((0,) * len(tensor.shape), tensor.shape, (0,) * len(tensor.shape))
                 np.testing.assert_allclose(
-                    other.read(space, name, whole),
+                    other_files.read(space, name, whole),
                     first.read(space, name, whole),
                     rtol=1e-5,
                     atol=1e-6,
@@ -111,7 +111,7 @@ def _same_files(world: World, meet: str, folder: Path) -> None:
 def _spoil(run: Trainer, value: float, *, on: int) -> None:
     """Let one rank's own part of the batch give gradients that are not finite, from a norm of layer 1 on."""
 
-    def spoil(module: nn.Module, given: object, out: torch.Tensor) -> None:
+    def spoil(module: nn.Module, arguments: object, out: torch.Tensor) -> None:
         if out.requires_grad:
             out.register_hook(lambda gradient: gradient * value)
 
@@ -161,7 +161,7 @@ def _holds(stage: int, bf16: bool, world: World, meet: str, folder: Path) -> Non
     run = trainer("gpt", world, meet, folder, **sizes, **_zero(stage))
     steps(run, 2)
     run.grad_sync.shards = ()
-    held = sum(size for place, size in storages().items() if place not in before)
+    held_bytes = sum(size for place, size in storages().items() if place not in before)
     parameters = sum(row.size for row in run.rt.table.values() if not row.tied_to)
     parameters += (-(-101 // 8) * 8 - 101) * 64  # the vocabulary's padding
     weight, gradient, state = (2, 4, 12) if bf16 else (4, 4, 8)
@@ -174,14 +174,16 @@ def _holds(stage: int, bf16: bool, world: World, meet: str, folder: Path) -> Non
     }[stage] * parameters
     run.mesh.destroy()
     scalars = 16 * len(run.params) + 256
-    assert expected <= held <= expected + scalars + 64 * d * (weight + gradient + state), held / parameters
+    assert expected <= held_bytes <= expected + scalars + 64 * d * (weight + gradient + state), (
+        held_bytes / parameters
+    )
 
 
-def _rounded(world: World, meet: str, folder: Path) -> None:
+def _check_rounded(world: World, meet: str, folder: Path) -> None:
     """Gradients exchanged in bfloat16 give the same steps on stages 0 to 2, and are near those in float32."""
     seen = {}
     for stage, rounded in ((0, False), (0, True), (1, True), (2, True), (3, True)):
-        values = _all(_zero(stage), SMALL, ONE_MICRO, {"parallel__grad_reduce_in_bf16": rounded})
+        values = _merge(_zero(stage), SMALL, ONE_MICRO, {"parallel__grad_reduce_in_bf16": rounded})
         run = trainer("gpt", world, f"{meet}{stage}{rounded}", folder, **values)
         seen[stage, rounded] = [run.step(run.state.lr)[0] for _ in range(4)]
         run.mesh.destroy()
@@ -194,51 +196,53 @@ def _rounded(world: World, meet: str, folder: Path) -> None:
 
 CASES: dict[int, dict[str, Body]] = {
     2: {
-        "gradients_in_bfloat16": _rounded,
+        "gradients_in_bfloat16": _check_rounded,
         **{
-            f"stage_{stage}_{model}": _same(model, _zero(stage), SMALL, {"batch__micro_batch_size": 2})
+            f"stage_{stage}_{model}": _same_training(
+                model, _zero(stage), SMALL, {"batch__micro_batch_size": 2}
+            )
             for stage in range(4)
             for model in ("gpt", "llama")
         },
         **{
-            f"stage_{stage}_recomputed": _same("gpt", _zero(stage), SMALL, OVERLAP, FULL, DROPOUT)
+            f"stage_{stage}_recomputed": _same_training("gpt", _zero(stage), SMALL, OVERLAP, FULL, DROPOUT)
             for stage in range(1, 4)
         },
-        "stage_3_with_modules_recomputed": _same(
+        "stage_3_with_modules_recomputed": _same_training(
             "llama", _zero(3), SELECTIVE, {"batch__micro_batch_size": 2}
         ),
         **{
-            f"stage_{stage}_context_2": _same(
+            f"stage_{stage}_context_2": _same_training(
                 "llama", _zero(stage), SMALL, OVERLAP, {"parallel__context_parallel_size": 2}
             )
             for stage in range(1, 4)
         },
-        "stage_1_in_one_bucket": _same("gpt", _zero(1)),
-        "stage_1_overlapped": _same("gpt", _zero(1), SMALL, GATHER),
-        "stage_2_overlapped": _same("llama", _zero(2), SMALL, GATHER),
+        "stage_1_in_one_bucket": _same_training("gpt", _zero(1)),
+        "stage_1_overlapped": _same_training("gpt", _zero(1), SMALL, GATHER),
+        "stage_2_overlapped": _same_training("llama", _zero(2), SMALL, GATHER),
         "overlap_changes_no_bit_of_stage_0": partial(
             _alike,
             "gpt",
-            tuple(_all(_zero(0), SMALL, {"batch__micro_batch_size": 2}, o) for o in ({}, OVERLAP)),
+            tuple(_merge(_zero(0), SMALL, {"batch__micro_batch_size": 2}, o) for o in ({}, OVERLAP)),
         ),
         "overlap_changes_no_bit_of_stage_1": partial(
             _alike,
             "gpt",
-            tuple(_all(_zero(1), SMALL, {"batch__micro_batch_size": 2}, o) for o in ({}, OVERLAP, GATHER)),
+            tuple(_merge(_zero(1), SMALL, {"batch__micro_batch_size": 2}, o) for o in ({}, OVERLAP, GATHER)),
         ),
         "overlap_changes_no_bit_of_stage_2": partial(
-            _alike, "llama", tuple(_all(_zero(2), SMALL, overlap) for overlap in ({}, OVERLAP, GATHER))
+            _alike, "llama", tuple(_merge(_zero(2), SMALL, overlap) for overlap in ({}, OVERLAP, GATHER))
         ),
         "stages_keep_the_same_bfloat16_weights": partial(
             _alike,
             "llama",
-            tuple(_all(_zero(stage), SMALL, ONE_MICRO | {"train__bf16": True}) for stage in range(3)),
+            tuple(_merge(_zero(stage), SMALL, ONE_MICRO | {"train__bf16": True}) for stage in range(3)),
         ),
         "stages_keep_the_same_float16_weights": partial(
             _alike,
             "gpt",
             tuple(
-                _all(
+                _merge(
                     _zero(stage),
                     ONE_MICRO | {"train__fp16": True, "train__initial_loss_scale": 4096.0},
                 )
@@ -271,29 +275,34 @@ CASES: dict[int, dict[str, Body]] = {
     },
     4: {
         **{
-            f"stage_{stage}_data_4": _same("gpt", _zero(stage), SMALL, GATHER if stage else OVERLAP)
-            for stage in range(4)
-        },
-        **{f"stage_{stage}_tensor_2": _same("llama", _zero(stage), SMALL, SP, OVERLAP) for stage in range(4)},
-        **{
-            f"stage_{stage}_pipeline_2_tied_gpt": _same("gpt", _zero(stage), SMALL, PP2, OVERLAP)
+            f"stage_{stage}_data_4": _same_training("gpt", _zero(stage), SMALL, GATHER if stage else OVERLAP)
             for stage in range(4)
         },
         **{
-            f"stage_{stage}_pipeline_2_{name}": _same("gpt", _zero(stage), SMALL, PP2, OVERLAP, values)
+            f"stage_{stage}_tensor_2": _same_training("llama", _zero(stage), SMALL, SP, OVERLAP)
+            for stage in range(4)
+        },
+        **{
+            f"stage_{stage}_pipeline_2_tied_gpt": _same_training("gpt", _zero(stage), SMALL, PP2, OVERLAP)
+            for stage in range(4)
+        },
+        **{
+            f"stage_{stage}_pipeline_2_{name}": _same_training(
+                "gpt", _zero(stage), SMALL, PP2, OVERLAP, values
+            )
             for stage in range(4)
             for name, values in (("zero_bubble", BUBBLE), ("virtual", VIRTUAL))
             if stage < 3 or values is VIRTUAL  # FSDP's weight gradients cannot be put off: refused
         },
         **{
-            f"stage_{stage}_key_head_repeated": _same(
+            f"stage_{stage}_key_head_repeated": _same_training(
                 "llama", _zero(stage), SMALL, SP, {"model__num_query_groups": 1}
             )
             for stage in range(1, 4)
         },
-        "stage_1_pipeline_2_llama_gathers_late": _same("llama", _zero(1), SMALL, PP2, GATHER),
+        "stage_1_pipeline_2_llama_gathers_late": _same_training("llama", _zero(1), SMALL, PP2, GATHER),
         "overlap_changes_no_bit_over_4": partial(
-            _alike, "gpt", tuple(_all(_zero(1), SMALL, overlap) for overlap in ({}, OVERLAP, GATHER))
+            _alike, "gpt", tuple(_merge(_zero(1), SMALL, overlap) for overlap in ({}, OVERLAP, GATHER))
         ),
         "resume_from_stage_2_tensor_2_on_stage_3_pipeline_2": partial(
             resumes, "llama", _zero(2) | TP2 | SMALL, _zero(3) | PP2, False
@@ -309,13 +318,13 @@ CASES: dict[int, dict[str, Body]] = {
 def outcome(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[int, str], str]:
-    return Outcomes(CASES, tmp_path_factory, requested(request, "case")).of
+    return Outcomes(CASES, tmp_path_factory, requested_values(request, "case")).outcome
 
 
 ALL = [(ranks, case) for ranks in CASES for case in CASES[ranks]]
 
 
-@pytest.mark.parametrize(("ranks", "case"), one_of_each(without_digits, ALL))
+@pytest.mark.parametrize(("ranks", "case"), one_of_each_kind(without_digits, ALL))
 def test_replicas_train_as_one_process_does(
     outcome: Callable[[int, str], str], ranks: int, case: str
 ) -> None:

@@ -82,7 +82,7 @@ def hf_folder(tmp_path: Path) -> Folder:
         folder, rng = tmp_path / name, np.random.default_rng(8)
         folder.mkdir()
         rows = {row.name: row for row in table(spec)}
-        shapes = {alias.foreign: alias.unsharded(rows[alias.ours]).shape for alias in aliases(spec)}
+        shapes = {alias.foreign: alias.unsharded_tensor(rows[alias.ours]).shape for alias in aliases(spec)}
         arrays = tensors({n: rng.normal(size=shape).astype(np.float32) for n, shape in shapes.items()})
         names = {"float32": "F32", "uint16": "BF16", "float16": "F16", "int32": "I32"}
         announced = [safetensors_io.TensorHeader(n, names[str(a.dtype)], a.shape) for n, a in arrays.items()]

@@ -58,13 +58,13 @@ def _shapes(inner: int) -> dict[int, dict[str, tuple[int, ...]]]:
 
 
 @pytest.fixture
-def deepspeed(tmp_path: Path) -> Write:
+def write_run(tmp_path: Path) -> Write:
     """Write a run with one step of two ranks, arguments and tensors changed as asked."""
 
     def write(args: dict[str, Any] | None = None, change: Callable[[Files], Any] = len) -> Path:
         run, rng = tmp_path / "bloom", np.random.default_rng(4)
-        told = {**ARGS, **(args or {})}
-        inner = 2 * FFN if told["glu_activation"] else FFN
+        arguments = {**ARGS, **(args or {})}
+        inner = 2 * FFN if arguments["glu_activation"] else FFN
         files: Files = {
             (number, rank): {n: rng.normal(size=s).astype(np.float32) for n, s in shapes.items()}
             for number, shapes in _shapes(inner).items()
@@ -85,7 +85,7 @@ def deepspeed(tmp_path: Path) -> Write:
         state = {
             "module": None,
             "iteration": 20,
-            "args": Record("argparse.Namespace", (), told),
+            "args": Record("argparse.Namespace", (), arguments),
             "checkpoint_version": 3.0,
         }
         for rank in range(TP):
@@ -101,72 +101,78 @@ def _read(run: Path, name: str) -> np.ndarray:
     return checkpoint.read_raw(MODEL, name, whole_slab(rows[name].shape))
 
 
-def test_every_tensor_is_where_megatron_deepspeed_has_it(deepspeed: Write, tmp_path: Path) -> None:
-    kept: list[Files] = []
-    done = convert(
-        deepspeed(change=kept.append), tmp_path / "run", "bigscience", "mega", reading=ReadOptions(vocab=11)
+def test_every_tensor_is_where_megatron_deepspeed_has_it(write_run: Write, tmp_path: Path) -> None:
+    files_written: list[Files] = []
+    result = convert(
+        write_run(change=files_written.append),
+        tmp_path / "run",
+        "bigscience",
+        "mega",
+        reading=ReadOptions(vocab=11),
     )
-    (files,) = kept
+    (files,) = files_written
     spec = Checkpoint.open(tmp_path / "run").spec
     assert (spec.positions, spec.embed_norm, spec.tied, spec.vocab) == ("alibi", True, True, 11)
     assert Checkpoint.open(tmp_path / "run").iteration == 20
-    assert done.dropped == ("the optimizer's state and the schedule", "5 rows of padding")
+    assert result.dropped == ("the optimizer's state and the schedule", "5 rows of padding")
 
-    def both(number: int, name: str, dim: int) -> np.ndarray:
+    def concatenate_ranks(number: int, name: str, dim: int) -> np.ndarray:
         return np.concatenate([files[number, rank][name] for rank in range(TP)], dim)
 
-    def same(ours: str, theirs: np.ndarray) -> bool:
+    def is_equal(ours: str, theirs: np.ndarray) -> bool:
         return np.array_equal(_read(tmp_path / "run", ours), theirs)
 
-    assert same("embed.weight", both(1, "word_embeddings.weight", 0)[:11])
+    assert is_equal("embed.weight", concatenate_ranks(1, "word_embeddings.weight", 0)[:11])
     for kind in PAIR:
-        assert same(f"embed_norm.{kind}", files[1, 0][f"word_embeddings.norm.{kind}"])
-        assert same(f"final_norm.{kind}", files[5, 0][kind])
-        assert same(f"layers.0.attn_norm.{kind}", files[3, 0][f"input_layernorm.{kind}"])
-        assert same(f"layers.0.ffn_norm.{kind}", files[3, 0][f"post_attention_layernorm.{kind}"])
-        assert same(f"layers.0.up.{kind}", both(3, f"mlp.dense_h_to_4h.{kind}", 0))
-        fused = both(3, f"self_attention.query_key_value.{kind}", 0)  # a head's q, k and v, head after head
+        assert is_equal(f"embed_norm.{kind}", files[1, 0][f"word_embeddings.norm.{kind}"])
+        assert is_equal(f"final_norm.{kind}", files[5, 0][kind])
+        assert is_equal(f"layers.0.attn_norm.{kind}", files[3, 0][f"input_layernorm.{kind}"])
+        assert is_equal(f"layers.0.ffn_norm.{kind}", files[3, 0][f"post_attention_layernorm.{kind}"])
+        assert is_equal(f"layers.0.up.{kind}", concatenate_ranks(3, f"mlp.dense_h_to_4h.{kind}", 0))
+        fused = concatenate_ranks(
+            3, f"self_attention.query_key_value.{kind}", 0
+        )  # a head's q, k and v, head after head
         heads = fused.reshape(2, 3, WIDTH // 2, *fused.shape[1:])
-        assert same(f"layers.0.qkv.{kind}", np.moveaxis(heads, 1, 0).reshape(fused.shape))
-    assert same("layers.0.out.weight", both(3, "self_attention.dense.weight", 1))
-    assert same("layers.0.down.weight", both(3, "mlp.dense_4h_to_h.weight", 1))
-    assert same("layers.0.out.bias", files[3, 1]["self_attention.dense.bias"])
-    assert same("layers.0.down.bias", files[3, 1]["mlp.dense_4h_to_h.bias"])
+        assert is_equal(f"layers.0.qkv.{kind}", np.moveaxis(heads, 1, 0).reshape(fused.shape))
+    assert is_equal("layers.0.out.weight", concatenate_ranks(3, "self_attention.dense.weight", 1))
+    assert is_equal("layers.0.down.weight", concatenate_ranks(3, "mlp.dense_4h_to_h.weight", 1))
+    assert is_equal("layers.0.out.bias", files[3, 1]["self_attention.dense.bias"])
+    assert is_equal("layers.0.down.bias", files[3, 1]["mlp.dense_4h_to_h.bias"])
 
 
 @pytest.mark.parametrize("gate", ["geglu", "swiglu", "reglu", "liglu"])
 def test_the_gate_is_the_second_half_there_and_the_first_here(
-    deepspeed: Write, tmp_path: Path, gate: str
+    write_run: Write, tmp_path: Path, gate: str
 ) -> None:
-    kept: list[Files] = []
-    load = deepspeed({"glu_activation": gate, "bias_gelu_fusion": False}, kept.append)
+    files_written: list[Files] = []
+    load = write_run({"glu_activation": gate, "bias_gelu_fusion": False}, files_written.append)
     convert(load / "global_step20", tmp_path / "run", "bigscience", "mega")
     assert Checkpoint.open(tmp_path / "run").spec.activation == gate
     for kind in PAIR:
-        ranks = [np.split(kept[0][3, rank][f"mlp.dense_h_to_4h.{kind}"], 2) for rank in range(TP)]
+        ranks = [np.split(files_written[0][3, rank][f"mlp.dense_h_to_4h.{kind}"], 2) for rank in range(TP)]
         wanted = [halves[1] for halves in ranks] + [halves[0] for halves in ranks]
         assert np.array_equal(_read(tmp_path / "run", f"layers.0.gate_up.{kind}"), np.concatenate(wanted))
 
 
 def test_norms_that_drifted_apart_are_the_first_ranks_and_it_is_said(
-    deepspeed: Write, tmp_path: Path
+    write_run: Write, tmp_path: Path
 ) -> None:
-    kept: list[Files] = []
+    files_written: list[Files] = []
 
     def drift(files: Files) -> None:
         files[3, 1]["input_layernorm.weight"] = files[3, 1]["input_layernorm.weight"] + 1
-        kept.append(files)
+        files_written.append(files)
 
-    done = convert(deepspeed(change=drift), tmp_path / "run", "bigscience", "mega")
-    assert done.dropped[-1] == "1 copies of norms and biases that differ between ranks"
+    result = convert(write_run(change=drift), tmp_path / "run", "bigscience", "mega")
+    assert result.dropped[-1] == "1 copies of norms and biases that differ between ranks"
     ours = _read(tmp_path / "run", "layers.0.attn_norm.weight")
-    assert np.array_equal(ours, kept[0][3, 0]["input_layernorm.weight"])
+    assert np.array_equal(ours, files_written[0][3, 0]["input_layernorm.weight"])
 
 
-def test_a_tokenizer_that_is_named_travels_along(deepspeed: Write, tmp_path: Path) -> None:
+def test_a_tokenizer_that_is_named_travels_along(write_run: Write, tmp_path: Path) -> None:
     open_tokenizer("NullTokenizer", vocab_size=10).save(tmp_path / "null")
     reading = ReadOptions(tokenizer=tmp_path / "null")
-    assert convert(deepspeed(), tmp_path / "run", "bigscience", "mega", reading=reading).written.tokenizer
+    assert convert(write_run(), tmp_path / "run", "bigscience", "mega", reading=reading).written.tokenizer
 
 
 QKV = "self_attention.query_key_value.weight"
@@ -225,43 +231,45 @@ DAMAGE: dict[str, tuple[dict[str, Any], Callable[[Files], Any], str]] = {
 
 @pytest.mark.parametrize("what", DAMAGE)
 def test_a_folder_that_is_not_whole_is_refused_in_one_line(
-    deepspeed: Write, tmp_path: Path, what: str
+    write_run: Write, tmp_path: Path, what: str
 ) -> None:
-    args, change, said = DAMAGE[what]
-    load = deepspeed(args, change)
+    args, change, message = DAMAGE[what]
+    load = write_run(args, change)
     with pytest.raises(FormatError) as caught:
         convert(load, tmp_path / "run", "bigscience", "mega")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert not (tmp_path / "run").exists()
 
 
-def test_files_that_are_missing_or_cut_are_named(deepspeed: Write, tmp_path: Path) -> None:
-    run = deepspeed()
+def test_files_that_are_missing_or_cut_are_named(write_run: Write, tmp_path: Path) -> None:
+    run = write_run()
     step = run / "global_step20"
 
-    def refused(said: str, load: Path = run, **reading: Any) -> None:
-        with pytest.raises(FormatError, match=said):
+    def assert_refused(message: str, load: Path = run, **reading: Any) -> None:
+        with pytest.raises(FormatError, match=message):
             convert(load, tmp_path / "run", "bigscience", "mega", reading=ReadOptions(**reading))
 
-    refused("vocabulary: has fewer rows: found 16, wanted 17 or more", vocab=17)
+    assert_refused("vocabulary: has fewer rows: found 16, wanted 17 or more", vocab=17)
     (tmp_path / "empty").mkdir()
-    refused("empty: is no checkpoint of Megatron-DeepSpeed: wanted latest, or layer_01", tmp_path / "empty")
+    assert_refused(
+        "empty: is no checkpoint of Megatron-DeepSpeed: wanted latest, or layer_01", tmp_path / "empty"
+    )
     (run / "latest").write_text("../elsewhere", "utf-8")
-    refused("latest: is no name of a step: found '../elsewhere'")
+    assert_refused("latest: is no name of a step: found '../elsewhere'")
     (run / "latest").write_text("global_step21\n", "utf-8")
-    refused("global_step21: no such folder: wanted what .*latest names")
+    assert_refused("global_step21: no such folder: wanted what .*latest names")
     layer, state = step / "layer_05-model_01-model_states.pt", step / "mp_rank_00_model_states.pt"
     whole = layer.read_bytes()
     layer.write_bytes(whole[: len(whole) // 2])
-    refused("layer_05-model_01-model_states.pt: ", step)
+    assert_refused("layer_05-model_01-model_states.pt: ", step)
     zip_writer.write(layer, {"module": {}}, lambda _: [])
-    refused("layer_05-model_01-model_states.pt: is no layer of Megatron-DeepSpeed", step)
+    assert_refused("layer_05-model_01-model_states.pt: is no layer of Megatron-DeepSpeed", step)
     zip_writer.write(state, {"iteration": 3}, lambda _: [])
-    refused("mp_rank_00_model_states.pt: has no arguments: wanted args", step)
+    assert_refused("mp_rank_00_model_states.pt: has no arguments: wanted args", step)
     state.unlink()
-    refused("mp_rank_00_model_states.pt: no such file", step)
+    assert_refused("mp_rank_00_model_states.pt: no such file", step)
     for path in step.iterdir():
         path.unlink()
     zip_writer.write(state, {"iteration": 3}, lambda _: [])
-    refused("global_step20: has no weights: wanted layer_01-model_00-model_states.pt and on", step)
+    assert_refused("global_step20: has no weights: wanted layer_01-model_00-model_states.pt and on", step)
     assert not (tmp_path / "run").exists()

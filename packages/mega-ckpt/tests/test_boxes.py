@@ -19,13 +19,13 @@ def test_a_run_of_numbers_is_its_boxes_in_their_order(seed: int) -> None:
     size = math.prod(shape)
     begin, end = sorted(rng.integers(0, size + 1, 2).tolist())
     numbers = np.arange(size).reshape(shape)
-    found = [
+    boxes = [
         numbers[tuple(slice(s, s + n) for s, n in zip(start, extent, strict=True))].reshape(-1)
         for start, extent in run_to_boxes(shape, begin, end)
     ]
-    assert np.concatenate([*found, np.empty(0, int)]).tolist() == list(range(begin, end))
-    assert all(part.size for part in found)
-    assert len(found) < 2 * len(shape)
+    assert np.concatenate([*boxes, np.empty(0, int)]).tolist() == list(range(begin, end))
+    assert all(part.size for part in boxes)
+    assert len(boxes) < 2 * len(shape)
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -37,13 +37,13 @@ def test_boxes_of_a_foreign_tensor_together_are_ours(seed: int) -> None:
     theirs = rng.normal(size=(rows + padding, columns))
     ours = theirs[:rows] if order is None else theirs[list(order)]
     whole = ForeignTensor("x", "ours", theirs.shape, (Slab((0, 0), ours.shape, (0, 0)),), order=order)
-    made, times = np.zeros_like(ours), np.zeros(ours.shape, int)
+    copy, times = np.zeros_like(ours), np.zeros(ours.shape, int)
     cuts = [sorted({0, n, *rng.integers(0, n, 2).tolist()}) for n in theirs.shape]
     for top, bottom in zip(cuts[0], cuts[0][1:], strict=False):
         for left, right in zip(cuts[1], cuts[1][1:], strict=False):
             part = select_box(whole, (top, left), (bottom - top, right - left))
             for box in part.boxes:
-                made[box.in_global] = part.select(theirs[top:bottom, left:right], box.in_local)
+                copy[box.in_global] = part.select(theirs[top:bottom, left:right], box.in_local)
                 times[box.in_global] += 1
     assert (times == 1).all()
-    assert np.array_equal(made, ours)
+    assert np.array_equal(copy, ours)

@@ -31,7 +31,7 @@ def test_help_needs_no_numpy_and_nothing_here_needs_torch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (
             ("verify", "nowhere"),
@@ -63,14 +63,14 @@ def test_help_needs_no_numpy_and_nothing_here_needs_torch() -> None:
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    done = _command(*words)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: ")
-    assert done.stderr.count("\n") == 1
-    assert said in done.stderr
+    result = _command(*words)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    assert message in result.stderr
     assert list(tmp_path.iterdir()) == []
 
 
@@ -98,10 +98,10 @@ def test_a_file_where_a_folder_is_to_be_written_is_named_with_its_flag(
     run_folder(small_llama)
     hf_folder(small_llama)
     Path("c.jsonl").write_text("{}")
-    said = str(mega(*command, "--save", "c.jsonl").exception)
-    assert said == "--save: is a file: found c.jsonl, wanted a folder"
-    said = str(mega(*command, "--save", "c.jsonl/new/run").exception)
-    assert said == "--save: is below a file: found c.jsonl, wanted a folder"
+    message = str(mega(*command, "--save", "c.jsonl").exception)
+    assert message == "--save: is a file: found c.jsonl, wanted a folder"
+    message = str(mega(*command, "--save", "c.jsonl/new/run").exception)
+    assert message == "--save: is below a file: found c.jsonl, wanted a folder"
     assert Path("c.jsonl").read_text() == "{}"
 
 
@@ -115,9 +115,9 @@ def test_the_hint_of_a_layout_that_does_not_divide_can_be_pasted(
     run_folder: Any, small_gpt: ModelSpec, tmp_path: Path
 ) -> None:
     words = ("reshard", "--load", run_folder(small_gpt), "--save", tmp_path / "new")
-    done = _command(*words, "--tp", 3)
-    assert done.returncode == 2
-    hint = done.stderr.split("hint: ")[1].split()
+    result = _command(*words, "--tp", 3)
+    assert result.returncode == 2
+    hint = result.stderr.split("hint: ")[1].split()
     assert _command(*words, *hint).returncode == 0
 
 

@@ -21,7 +21,7 @@ from mega_schema.spec import ModelSpec
 LIKE = LogitsDifference(1, 0.0, 0.0, 1e-4, ("one", "other"))
 
 
-class Failing:
+class FailingModelClass:
     """A class of transformers whose models cannot be made, or have other tensors."""
 
     config_class = SimpleNamespace
@@ -29,7 +29,7 @@ class Failing:
     def __init__(self, error: Exception | None, unexpected: tuple[str, ...] = ()) -> None:
         self.error, self.unexpected = error, unexpected
 
-    def from_pretrained(self, folder: None, **given: Any) -> tuple[Any, dict[str, Any]]:
+    def from_pretrained(self, folder: None, **options: Any) -> tuple[Any, dict[str, Any]]:
         if self.error is not None:
             raise self.error
 
@@ -47,11 +47,11 @@ def transformers(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     stub: Any = ModuleType("transformers")
     stub.__spec__ = importlib.machinery.ModuleSpec("transformers", None)
     stub.__version__ = "9.9"
-    told = dict.fromkeys(
+    info = dict.fromkeys(
         ("set_verbosity", "set_verbosity_error", "disable_progress_bar", "enable_progress_bar"),
         lambda *_: None,
     )
-    logging = SimpleNamespace(get_verbosity=lambda: 30, is_progress_bar_enabled=lambda: True, **told)
+    logging = SimpleNamespace(get_verbosity=lambda: 30, is_progress_bar_enabled=lambda: True, **info)
     stub.utils = SimpleNamespace(logging=logging)
     monkeypatch.setitem(sys.modules, "transformers", stub)
     return stub
@@ -72,22 +72,22 @@ def transformers(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_a_model_that_transformers_cannot_make_is_one_line_and_the_result_stays(
     transformers: Any, run_folder: Any, small_gpt: ModelSpec, tmp_path: Path, error: Exception
 ) -> None:
-    transformers.GPT2LMHeadModel = Failing(error)
+    transformers.GPT2LMHeadModel = FailingModelClass(error)
     with pytest.raises(FormatError) as caught:
         convert(run_folder(small_gpt), tmp_path / "out", "mega", "hf", check=None)
-    said = str(caught.value)
-    assert said.startswith(
+    message = str(caught.value)
+    assert message.startswith(
         f"{tmp_path / 'out'}: transformers 9.9 does not run the model: found {type(error).__name__} "
     )
-    assert said.endswith("; hint: --no-check-logits, or another release of transformers")
-    assert said.isprintable()
+    assert message.endswith("; hint: --no-check-logits, or another release of transformers")
+    assert message.isprintable()
     assert (tmp_path / "out/model.safetensors").is_file()
 
 
 def test_tensors_that_transformers_does_not_know_are_named(
     transformers: Any, run_folder: Any, small_gpt: ModelSpec, tmp_path: Path
 ) -> None:
-    transformers.GPT2LMHeadModel = Failing(None, ("transformer.more",))
+    transformers.GPT2LMHeadModel = FailingModelClass(None, ("transformer.more",))
     with pytest.raises(FormatError, match="out: transformers reads other tensors: found transformer.more"):
         convert(run_folder(small_gpt), tmp_path / "out", "mega", "hf", check=8)
 
@@ -103,10 +103,10 @@ def test_a_release_without_the_class_leaves_both_sides_to_the_reference_forward(
 ) -> None:
     if broken:  # as a release does that lacks one of its own parts
         monkeypatch.setattr(transformers, "__getattr__", _raise, raising=False)
-    found = convert(run_folder(small_gpt), tmp_path / "out", "mega", "hf", check=8).logits
-    assert found is not None
-    assert found.by == ("the reference forward", "the reference forward")
-    assert "no proof" in str(found)
+    logits = convert(run_folder(small_gpt), tmp_path / "out", "mega", "hf", check=8).logits
+    assert logits is not None
+    assert logits.by == ("the reference forward", "the reference forward")
+    assert "no proof" in str(logits)
 
 
 def _raise(name: str) -> None:
@@ -124,8 +124,8 @@ def test_seconds_are_those_of_reading_and_writing_without_the_check(
 
     monkeypatch.setattr(converting, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     monkeypatch.setattr(converting.compare_logits, "compare_logits", compare)
-    done = convert(run_folder(small_gpt), tmp_path / "out", "mega", "hf", check=1)
-    assert (done.logits, done.seconds, clock) == (LIKE, 0.0, [1000.0])
+    result = convert(run_folder(small_gpt), tmp_path / "out", "mega", "hf", check=1)
+    assert (result.logits, result.seconds, clock) == (LIKE, 0.0, [1000.0])
 
 
 @pytest.mark.parametrize("want", ["hf", "meta", "megatron", "megatron-core", "torch_dist", "mega"])
@@ -145,8 +145,8 @@ def test_every_file_and_folder_is_flushed_before_it_has_its_name(
         fsync(descriptor)
 
     def look(path: Path, target: Path) -> Path:
-        found = [path, *path.rglob("*")] if path.is_dir() else []
-        unflushed.extend(str(each) for each in found if each.stat().st_ino not in flushed)
+        entries = [path, *path.rglob("*")] if path.is_dir() else []
+        unflushed.extend(str(entry) for entry in entries if entry.stat().st_ino not in flushed)
         return rename(path, target)
 
     monkeypatch.setattr(os, "fsync", record)

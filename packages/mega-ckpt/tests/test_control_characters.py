@@ -35,11 +35,11 @@ def with_tensor(manifest: dict[str, Any]) -> None:
     model[CLIPBOARD] = model["final_norm.weight"]
 
 
-def printed(result: Any) -> list[str]:
+def printed_lines(result: Any) -> list[str]:
     """The lines on the terminal, those of the error included."""
     assert type(result.exception) is not SystemExit or result.exit_code in (0, 1)
-    told = str(result.exception) if result.exit_code == 1 and result.exception else ""
-    return [*result.output.splitlines(), *told.splitlines()]
+    message = str(result.exception) if result.exit_code == 1 and result.exception else ""
+    return [*result.output.splitlines(), *message.splitlines()]
 
 
 def check(lines: list[str]) -> None:
@@ -55,12 +55,12 @@ def test_inspect_escapes_what_a_manifest_says(
         with_tensor(manifest)
         manifest["layout"] = {CLIPBOARD: 1} if not more else manifest["layout"]
 
-    check(printed(mega("inspect", rewritten(latest_checkpoint(run_folder(small_gpt)), change), *more)))
+    check(printed_lines(mega("inspect", rewritten(latest_checkpoint(run_folder(small_gpt)), change), *more)))
 
 
 def test_inspect_escapes_what_a_foreign_folder_says(hf_folder: Make, small_gpt: ModelSpec, mega: Any) -> None:
     folder = hf_folder(small_gpt, config={"eos_token_id": "\x9b2J\x1b"})
-    lines = printed(mega("inspect", folder))
+    lines = printed_lines(mega("inspect", folder))
     assert r'without a place in ours: eos_token_id "\u009b2J\u001b"' in lines
     assert all(line.isprintable() for line in lines)
 
@@ -69,7 +69,7 @@ def test_convert_escapes_what_it_leaves_behind(
     hf_folder: Make, small_gpt: ModelSpec, mega: Any, tmp_path: Path
 ) -> None:
     folder = hf_folder(small_gpt, config={"eos_token_id": "\x9b2J\x1b"})
-    lines = printed(
+    lines = printed_lines(
         mega("convert", "--from", "hf", "--to", "mega", "--load", folder, "--save", tmp_path / "run")
     )
     assert r'left behind: eos_token_id "\u009b2J\u001b"' in lines
@@ -83,16 +83,16 @@ def test_diff_escapes_names(
     apart = TensorDifference("model", CLIPBOARD, "missing", "F32", None)
     result = DiffResult(1, (apart,), (CLIPBOARD,), ())
     monkeypatch.setattr(differ, "diff_checkpoints", lambda *_, **__: result)
-    lines = printed(mega("diff", run, run))
+    lines = printed_lines(mega("diff", run, run))
     check(lines)
     assert sum(ESCAPED in line for line in lines) == 2
     monkeypatch.undo()
-    check(printed(mega("diff", rewritten(latest_checkpoint(run), with_tensor), run)))
+    check(printed_lines(mega("diff", rewritten(latest_checkpoint(run), with_tensor), run)))
 
 
 def test_verify_escapes_names(run_folder: Make, small_gpt: ModelSpec, mega: Any) -> None:
     run = run_folder(small_gpt)
     (latest_checkpoint(run) / "tokenizer" / CLIPBOARD.replace("/", "")).touch()
-    check(printed(mega("verify", run)))
-    check(printed(mega("verify", run, "--accept")))
-    check(printed(mega("verify", rewritten(latest_checkpoint(run), with_tensor))))
+    check(printed_lines(mega("verify", run)))
+    check(printed_lines(mega("verify", run, "--accept")))
+    check(printed_lines(mega("verify", rewritten(latest_checkpoint(run), with_tensor))))

@@ -37,12 +37,12 @@ def to_hugging_face(run: Path, folder: Path, **target: Any) -> WriteResult:
     return convert(run, folder, "mega", "hf", target=WriteOptions(**target)).written
 
 
-def _without(tensors: Tensors, name: str) -> Tensors:
+def _drop_tensor(tensors: Tensors, name: str) -> Tensors:
     return {n: a for n, a in tensors.items() if n != name}
 
 
 DAMAGE: dict[str, tuple[Callable[[Tensors], Tensors], str]] = {
-    "missing": (lambda t: _without(t, C_ATTN), f"hf: has no tensor: wanted {C_ATTN}"),
+    "missing": (lambda t: _drop_tensor(t, C_ATTN), f"hf: has no tensor: wanted {C_ATTN}"),
     "extra": (lambda t: t | {"more": np.ones(2, np.float32)}, "a tensor that the model has not: found more"),
     "shape": (
         lambda t: t | {C_ATTN: np.ascontiguousarray(t[C_ATTN].T)},
@@ -60,11 +60,11 @@ DAMAGE: dict[str, tuple[Callable[[Tensors], Tensors], str]] = {
 def test_tensors_that_are_not_the_models_are_named(
     hf_folder: Any, small_gpt: ModelSpec, tmp_path: Path, what: str
 ) -> None:
-    change, said = DAMAGE[what]
+    change, message = DAMAGE[what]
     folder = hf_folder(small_gpt, tensors=change)
     with pytest.raises(FormatError) as caught:
         from_hugging_face(folder, tmp_path / "run")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert not (tmp_path / "run").exists()
 
 
@@ -173,10 +173,10 @@ CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
 def test_a_config_of_something_else_is_refused(
     hf_folder: Any, small_llama: ModelSpec, tmp_path: Path, what: str
 ) -> None:
-    change, said = CONFIGS[what]
+    change, message = CONFIGS[what]
     with pytest.raises(FormatError) as caught:
         from_hugging_face(hf_folder(small_llama, config=change), tmp_path / "run")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert not (tmp_path / "run").exists()
 
 
@@ -190,7 +190,7 @@ def test_a_missing_key_is_named(hf_folder: Any, small_gpt: ModelSpec, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (
             {"positions": "sinusoidal"},
@@ -215,16 +215,16 @@ def test_a_missing_key_is_named(hf_folder: Any, small_gpt: ModelSpec, tmp_path: 
     ],
 )
 def test_a_model_that_no_class_of_hugging_faces_can_be_is_refused(
-    run_folder: Any, tmp_path: Path, change: dict[str, Any], said: str
+    run_folder: Any, tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
     run = run_folder(gpt(layers=1, hidden=8, heads=2, vocab=11, max_seq_len=4, **change))
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         to_hugging_face(run, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"rotary_fraction": 0.5, "head_dim": 4}, "model.rotary_fraction: .*: found 0.5, wanted 1.0"),
         ({"rope_interleaved": True}, "model.rope_interleaved: no class .*: found True, wanted False"),
@@ -239,10 +239,10 @@ def test_a_model_that_no_class_of_hugging_faces_can_be_is_refused(
     ],
 )
 def test_a_llama_that_no_class_of_hugging_faces_can_be_is_refused(
-    run_folder: Any, tmp_path: Path, change: dict[str, Any], said: str
+    run_folder: Any, tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
     run = run_folder(llama(layers=1, hidden=8, heads=2, ffn=6, vocab=11, max_seq_len=4, **change))
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         to_hugging_face(run, tmp_path / "out")
 
 
@@ -288,11 +288,11 @@ def test_an_index_that_does_not_fit_is_refused(
     hf_folder: Any, small_gpt: ModelSpec, tmp_path: Path, what: str
 ) -> None:
     folder = hf_folder(small_gpt)
-    content, said = INDEX[what]
+    content, message = INDEX[what]
     (folder / "model.safetensors.index.json").write_text(json.dumps(content), "utf-8")
     with pytest.raises(FormatError) as caught:
         from_hugging_face(folder, tmp_path / "run")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 FILES: dict[str, bytes] = {
@@ -335,8 +335,8 @@ def test_an_iteration_that_is_none_is_refused(
 
 
 def test_an_empty_tensor_begins_where_the_next_one_does(tmp_path: Path) -> None:
-    empty, some = ({"dtype": "F32", "shape": [count], "data_offsets": [0, 4 * count]} for count in (0, 1))
-    text = json.dumps({"some": some, "empty": empty}).encode()
+    empty, nonempty = ({"dtype": "F32", "shape": [count], "data_offsets": [0, 4 * count]} for count in (0, 1))
+    text = json.dumps({"some": nonempty, "empty": empty}).encode()
     (tmp_path / "x.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + b"\0" * 4)
     entries = safetensors_io.read_header(tmp_path / "x.safetensors").entries
     assert [entry.bytes for entry in entries.values()] == [4, 0]
@@ -350,8 +350,8 @@ def test_weights_have_the_dtype_that_was_asked_for(
 ) -> None:
     folder = hf_folder(small_llama)
     words = ("--from", "hf", "--to", "mega", "--load", folder, "--save", tmp_path / "run", "--dtype", dtype)
-    done = mega("convert", *words)
-    assert done.exit_code == 0, done.output
+    result = mega("convert", *words)
+    assert result.exit_code == 0, result.output
     checkpoint = Checkpoint.open(tmp_path / "run")
     assert {t.dtype for t in checkpoint.tensors[MODEL].values()} == {stored}
     assert f"{checkpoint.tensors[MODEL]['embed.weight'].pieces[0].bytes}" == str(88 * DTYPES[stored].itemsize)
@@ -410,9 +410,9 @@ def test_a_tokenizer_with_more_ids_than_the_model_is_refused_and_can_be_left_beh
         from_hugging_face(folder, tmp_path / "run")
     assert not (tmp_path / "run").exists()
     words = ("convert", "--from", "hf", "--to", "mega", "--load", folder, "--save", tmp_path / "run")
-    done = mega(*words, "--no-tokenizer")
-    assert (done.exit_code, done.exception) == (0, None)
-    assert "without a tokenizer" in done.output
+    result = mega(*words, "--no-tokenizer")
+    assert (result.exit_code, result.exception) == (0, None)
+    assert "without a tokenizer" in result.output
     assert not (Checkpoint.open(tmp_path / "run").folder / "tokenizer").exists()
 
 
@@ -424,10 +424,10 @@ def test_no_tokenizer_leaves_that_of_a_run_behind_and_excludes_the_flag_that_giv
     refused = str(mega(*words, "--to", "hf", "--save", tmp_path / "x", "--tokenizer", run).exception)
     assert refused == f"--no-tokenizer: excludes --tokenizer: found {run}; hint: leave one of them out"
     assert not (tmp_path / "x").exists()
-    done = mega(*words, "--to", "hf", "--save", tmp_path / "x")
-    assert done.exit_code == 0
+    result = mega(*words, "--to", "hf", "--save", tmp_path / "x")
+    assert result.exit_code == 0
     assert json.loads((tmp_path / "x" / "config.json").read_bytes())["eos_token_id"] is None
-    assert "left behind: the tokenizer, the optimizer's state, iteration 3 and the schedule" in done.output
+    assert "left behind: the tokenizer, the optimizer's state, iteration 3 and the schedule" in result.output
 
 
 @pytest.mark.parametrize("schedule", [5, "warmup", []])
@@ -504,11 +504,11 @@ def test_numbers_that_a_file_of_torchs_has_a_checksum_of_are_held_against_it(
     convert(theirs, tmp_path / "sound", have, "mega")
     (file,) = (f for f in theirs.rglob("*") if f.is_file() and row in f.read_bytes())
     before = file.read_bytes()
-    at = before.index(row)
-    file.write_bytes(before[:at] + bytes([before[at] ^ 1]) + before[at + 1 :])
-    said = rf"{file.name}: data/\d+: values are not those that were written: crc32: found \w+, wanted \w+;"
-    with pytest.raises(FormatError, match=said):
+    position = before.index(row)
+    file.write_bytes(before[:position] + bytes([before[position] ^ 1]) + before[position + 1 :])
+    message = rf"{file.name}: data/\d+: values are not those that were written: crc32: found \w+, wanted \w+;"
+    with pytest.raises(FormatError, match=message):
         convert(theirs, tmp_path / "damaged", have, "mega")
     assert not (tmp_path / "damaged").exists()
-    with pytest.raises(FormatError, match=said):
+    with pytest.raises(FormatError, match=message):
         diff_checkpoints(*(format_of(have).read(theirs, ReadOptions()) for _ in range(2)))

@@ -30,14 +30,14 @@ def _source(run: Path) -> CheckpointSource:
     return format_of("mega").read(run, ReadOptions())
 
 
-def _changed(
+def _change_tensor(
     source: CheckpointSource, name: str, change: Callable[[np.ndarray, Slab], object]
 ) -> CheckpointSource:
     """The same checkpoint, but for numbers of one weight."""
 
-    def box(space: str, of: str, slab: Slab) -> np.ndarray:
-        values = source.read_box(space, of, slab)
-        if (space, of) == (MODEL, name):
+    def box(space: str, tensor: str, slab: Slab) -> np.ndarray:
+        values = source.read_box(space, tensor, slab)
+        if (space, tensor) == (MODEL, name):
             change(values, slab)
         return values
 
@@ -49,12 +49,12 @@ def test_what_was_resharded_and_converted_is_the_same(
 ) -> None:
     run = run_folder(small_llama)
     mega("reshard", "--load", run, "--save", tmp_path / "cut", "--tp", 2)
-    done = mega("diff", run, tmp_path / "cut")
-    assert (done.exit_code, done.output) == (0, "60 tensors compared: the same\n")
+    result = mega("diff", run, tmp_path / "cut")
+    assert (result.exit_code, result.output) == (0, "60 tensors compared: the same\n")
     mega("convert", "--from", "mega", "--to", "hf", "--load", run, "--save", tmp_path / "hf")
-    done = mega("diff", run, tmp_path / "hf")
-    assert done.exit_code == 0
-    assert done.output.splitlines() == [
+    result = mega("diff", run, tmp_path / "hf")
+    assert result.exit_code == 0
+    assert result.output.splitlines() == [
         *(f"only A has optim.{space}, which is not compared" for space in ("exp_avg", "exp_avg_sq", "main")),
         "15 tensors compared: the same",
     ]
@@ -64,12 +64,12 @@ def test_two_runs_differ_in_every_tensor_and_the_exit_code_says_so(
     mega: Any, run_folder: Any, small_gpt: ModelSpec
 ) -> None:
     a, b = run_folder(small_gpt), run_folder(small_gpt, "other", scale=2.0)
-    done = mega("diff", a, b, "--no-optim", "--json")
-    told = json.loads(done.output)
-    assert (done.exit_code, told["same"], told["tensors"]) == (1, False, 28)
-    assert {one["what"] for one in told["differences"]} == {"values"}
-    assert {one["relative"] for one in told["differences"]} == {0.5}
-    first = told["differences"][0]
+    result = mega("diff", a, b, "--no-optim", "--json")
+    report = json.loads(result.output)
+    assert (result.exit_code, report["same"], report["tensors"]) == (1, False, 28)
+    assert {difference["what"] for difference in report["differences"]} == {"values"}
+    assert {difference["relative"] for difference in report["differences"]} == {0.5}
+    first = report["differences"][0]
     assert (first["name"], first["differing"], first["elements"]) == ("embed.weight", 88, 88)
     text = mega("diff", a, b, "--no-optim").output
     assert "model  embed.weight  values: F32, F32; 88 of 88 numbers, at most " in text
@@ -83,28 +83,45 @@ def test_one_number_is_found_with_how_far_it_is_off(
     monkeypatch.setattr(diff, "CHUNK_BYTES", band)
     source = _source(run_folder(small_gpt))
 
-    def off(values: np.ndarray, slab: Slab) -> None:
+    def change_element(values: np.ndarray, slab: Slab) -> None:
         if slab.start[0] <= 7 < slab.start[0] + slab.shape[0]:
             values[7 - slab.start[0], 3] += 0.5
 
-    (one,) = diff_checkpoints(source, _changed(source, "embed.weight", off)).differences
-    assert (one.space, one.name, one.what, one.differing) == (MODEL, "embed.weight", "values", 1)
-    assert one.absolute == pytest.approx(0.5)
+    (difference,) = diff_checkpoints(
+        source, _change_tensor(source, "embed.weight", change_element)
+    ).differences
+    assert (difference.space, difference.name, difference.what, difference.differing) == (
+        MODEL,
+        "embed.weight",
+        "values",
+        1,
+    )
+    assert difference.absolute == pytest.approx(0.5)
 
 
 def test_no_number_equals_itself_and_a_zero_has_no_sign(run_folder: Any, small_gpt: ModelSpec) -> None:
     source = _source(run_folder(small_gpt))
 
     def set_to(value: float) -> CheckpointSource:
-        return _changed(source, "final_norm.bias", lambda values, _: values.fill(value))
+        return _change_tensor(source, "final_norm.bias", lambda values, _: values.fill(value))
 
-    def found(a: float, b: float) -> list[int]:
-        return [one.differing for one in diff_checkpoints(set_to(a), set_to(b)).differences]
+    def differing_counts(a: float, b: float) -> list[int]:
+        return [difference.differing for difference in diff_checkpoints(set_to(a), set_to(b)).differences]
 
-    assert found(np.nan, np.nan) == found(0.0, -0.0) == found(np.inf, np.inf) == []
-    assert found(np.nan, 1.0) == found(np.inf, -np.inf) == found(np.inf, 1.0) == [8]
-    (one,) = diff_checkpoints(set_to(np.inf), set_to(1.0)).differences
-    assert (one.absolute, one.relative) == (0.0, 0.0)  # of the numbers that are finite in both
+    assert (
+        differing_counts(np.nan, np.nan)
+        == differing_counts(0.0, -0.0)
+        == differing_counts(np.inf, np.inf)
+        == []
+    )
+    assert (
+        differing_counts(np.nan, 1.0)
+        == differing_counts(np.inf, -np.inf)
+        == differing_counts(np.inf, 1.0)
+        == [8]
+    )
+    (difference,) = diff_checkpoints(set_to(np.inf), set_to(1.0)).differences
+    assert (difference.absolute, difference.relative) == (0.0, 0.0)  # of the numbers that are finite in both
 
 
 def test_dtypes_shapes_and_missing_tensors_are_told_apart(
@@ -113,15 +130,19 @@ def test_dtypes_shapes_and_missing_tensors_are_told_apart(
     run = run_folder(small_gpt)
     plain = reshard(Checkpoint.open(run), tmp_path / "plain", Layout(), optimizer=False)
     narrow = reshard(Checkpoint(plain), tmp_path / "bf16", Layout(), dtype="bf16")
-    found = diff_checkpoints(_source(run), _source(narrow))
-    assert {(one.what, one.a, one.b) for one in found.differences} == {("dtype", "F32", "BF16")}
-    assert 0 < max(one.relative for one in found.differences) < 2**-8
-    assert found.only_a == ("optim.exp_avg", "optim.exp_avg_sq", "optim.main")
+    result = diff_checkpoints(_source(run), _source(narrow))
+    assert {(difference.what, difference.a, difference.b) for difference in result.differences} == {
+        ("dtype", "F32", "BF16")
+    }
+    assert 0 < max(difference.relative for difference in result.differences) < 2**-8
+    assert result.only_a == ("optim.exp_avg", "optim.exp_avg_sq", "optim.main")
     deeper = _source(run_folder(gpt(layers=3, hidden=8, heads=4, vocab=12, max_seq_len=6), "deeper"))
-    found = diff_checkpoints(_source(run), deeper, optimizer=False)
-    told = {one.name: (one.what, one.a, one.b) for one in found.differences}
-    assert told["embed.weight"] == ("shape", "11 x 8", "12 x 8")
-    assert told["layers.2.up.weight"] == ("missing", None, "F32")
+    result = diff_checkpoints(_source(run), deeper, optimizer=False)
+    differences = {
+        difference.name: (difference.what, difference.a, difference.b) for difference in result.differences
+    }
+    assert differences["embed.weight"] == ("shape", "11 x 8", "12 x 8")
+    assert differences["layers.2.up.weight"] == ("missing", None, "F32")
 
 
 def test_a_format_that_files_do_not_tell_has_to_be_said(
@@ -129,22 +150,22 @@ def test_a_format_that_files_do_not_tell_has_to_be_said(
 ) -> None:
     run = run_folder(small_gpt)
     (tmp_path / "papers").mkdir()
-    done = mega("diff", run, tmp_path / "papers")
-    assert isinstance(done.exception, ConfigError)
-    assert str(done.exception).startswith(f"--to: has to be said, for {tmp_path / 'papers'} does not tell")
+    result = mega("diff", run, tmp_path / "papers")
+    assert isinstance(result.exception, ConfigError)
+    assert str(result.exception).startswith(f"--to: has to be said, for {tmp_path / 'papers'} does not tell")
     assert isinstance(mega("diff", tmp_path / "nowhere", run).exception, FormatError)
 
 
 def test_stats_are_numpys(mega: Any, run_folder: Any, small_gpt: ModelSpec, monkeypatch: Any) -> None:
     monkeypatch.setattr(row_stream, "CHUNK_BYTES", 100)
     checkpoint = Checkpoint.open(run_folder(small_gpt))
-    told = json.loads(mega("inspect", checkpoint.folder, "--stats", "--json").output)["stats"]
-    assert told == json.loads(json.dumps(checkpoint_stats(checkpoint)))
+    stats = json.loads(mega("inspect", checkpoint.folder, "--stats", "--json").output)["stats"]
+    assert stats == json.loads(json.dumps(checkpoint_stats(checkpoint)))
     for space, entries in checkpoint.tensors.items():
         for name, tensor in entries.items():
             zero = (0,) * len(tensor.shape)
             values = checkpoint.read(space, name, Slab(zero, tensor.shape, zero)).astype(np.float64)
-            has = told[space][name]
+            has = stats[space][name]
             assert (has["min"], has["max"]) == (values.min(), values.max())
             assert has["norm"] == pytest.approx(np.linalg.norm(values))
             assert has["mean"] == pytest.approx(values.mean())
@@ -158,15 +179,15 @@ def test_stats_are_numpys(mega: Any, run_folder: Any, small_gpt: ModelSpec, monk
 
 
 def test_what_is_no_number_is_counted_and_not_averaged() -> None:
-    found = Stats()
-    found.update(np.array([np.nan, np.inf, -np.inf, 0.0, 3.0]))
-    told = found.to_dict()
-    assert (told["nan"], told["inf"], told["zeros"]) == (1, 2, 1)
-    assert (told["norm"], told["mean"], told["min"], told["max"]) == (3.0, 1.5, 0.0, 3.0)
-    assert told["magnitudes"] == {"1": 1}
-    nothing = Stats()
-    nothing.update(np.array([np.nan]))
-    assert nothing.to_dict()["mean"] is nothing.to_dict()["min"] is None
+    stats = Stats()
+    stats.update(np.array([np.nan, np.inf, -np.inf, 0.0, 3.0]))
+    summary = stats.to_dict()
+    assert (summary["nan"], summary["inf"], summary["zeros"]) == (1, 2, 1)
+    assert (summary["norm"], summary["mean"], summary["min"], summary["max"]) == (3.0, 1.5, 0.0, 3.0)
+    assert summary["magnitudes"] == {"1": 1}
+    empty = Stats()
+    empty.update(np.array([np.nan]))
+    assert empty.to_dict()["mean"] is empty.to_dict()["min"] is None
 
 
 def test_a_tensor_of_no_numbers_says_so(mega: Any, run_folder: Any, small_gpt: ModelSpec) -> None:
@@ -180,14 +201,14 @@ def test_another_format_is_inspected_in_our_names_with_the_numbers_of_ours(
 ) -> None:
     run, theirs = run_folder(small_llama), tmp_path / "theirs"
     mega("convert", "--from", "mega", "--to", "megatron", "--load", run, "--save", theirs, "--tp", 2)
-    wanted, told = (json.loads(mega("inspect", at, "--json", "--stats").output) for at in (run, theirs))
-    assert (told["format"], told["iteration"]) == ("megatron", wanted["iteration"])
-    assert (told["parameters"], told["model"]) == (wanted["parameters"], wanted["model"])
+    wanted, actual = (json.loads(mega("inspect", path, "--json", "--stats").output) for path in (run, theirs))
+    assert (actual["format"], actual["iteration"]) == ("megatron", wanted["iteration"])
+    assert (actual["parameters"], actual["model"]) == (wanted["parameters"], wanted["model"])
     spaces = [MODEL, *OPTIMIZER[1:]]  # the weights are in float32 and are the optimizer's own
-    assert told["stats"] == {space: wanted["stats"][space] for space in spaces}
+    assert actual["stats"] == {space: wanted["stats"][space] for space in spaces}
     for space in spaces:
         has = wanted["namespaces"][space]
-        assert told["namespaces"][space] == {key: has[key] for key in ("tensors", "dtypes", "bytes")}
+        assert actual["namespaces"][space] == {key: has[key] for key in ("tensors", "dtypes", "bytes")}
     lines = mega("inspect", theirs, "--tensors").output.splitlines()
     assert lines[1] == "format      megatron: a classic checkpoint of Megatron-LM's, or a run's folder"
     assert "model  embed.weight  F32  11 x 8" in lines
@@ -236,9 +257,9 @@ def test_a_gated_gpt_is_the_llama_that_it_becomes(mega: Any, run_folder: Any, tm
     run = run_folder(spec)
     for form in ("hf", "torch_dist"):
         save, words = tmp_path / form, ["--from", "mega", "--to", form, "--check-logits", 8]
-        done = mega("convert", *words, "--load", run, "--save", save)
-        assert done.exit_code == 0, done.exception
-        assert "logits:" in done.output
+        result = mega("convert", *words, "--load", run, "--save", save)
+        assert result.exit_code == 0, result.exception
+        assert "logits:" in result.output
         assert format_of(form).read(save, ReadOptions()).spec.family == "llama"
         for pair in ((run, save), (save, run)):
             assert mega("diff", *pair).output.splitlines()[-1].endswith("tensors compared: the same")

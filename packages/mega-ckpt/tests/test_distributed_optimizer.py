@@ -24,7 +24,9 @@ def bucket(length: int, dtype: str = "F32") -> DcpTensor:
     """A vector that two ranks wrote."""
     half = length // 2
     parts = [(0, half), (half, length - half)]
-    pieces = [DcpPiece((at,), (n,), MappedTensor(Path("file"), dtype, (n,), 4 * at)) for at, n in parts]
+    pieces = [
+        DcpPiece((offset,), (n,), MappedTensor(Path("file"), dtype, (n,), 4 * offset)) for offset, n in parts
+    ]
     return DcpTensor((length,), tuple(pieces))
 
 
@@ -40,11 +42,13 @@ def test_every_parameter_is_at_the_next_multiple_of_64_behind_the_last(names: Na
     for name, size in sizes(names):
         begins[name] = -(-end // 64) * 64
         end = begins[name] + size
-    found = optimizer_namespaces({KEY.format(0, kind): bucket(end) for kind in KINDS}, SPEC, names, WHOLE, 16)
-    assert found.keys() == set(OPTIMIZER)
+    namespaces = optimizer_namespaces(
+        {KEY.format(0, kind): bucket(end) for kind in KINDS}, SPEC, names, WHOLE, 16
+    )
+    assert namespaces.keys() == set(OPTIMIZER)
     for space in OPTIMIZER:
         for name, size in sizes(names):
-            runs = [(foreign, stored) for foreign, stored in found[space] if foreign.name == name]
+            runs = [(foreign, stored) for foreign, stored in namespaces[space] if foreign.name == name]
             assert runs[0][1].offset == 4 * begins[name]
             assert sum(math.prod(foreign.shape) for foreign, _ in runs) == size
             assert all(foreign.shape == stored.shape for foreign, stored in runs)

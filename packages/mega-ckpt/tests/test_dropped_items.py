@@ -50,8 +50,8 @@ def test_ids_and_dropout_that_are_not_carried_over_are_told(
     want: str,
 ) -> None:
     folder = tokenizer_files(hf_folder(small_gpt, config=config), bos_token="<s>", eos_token="</s>")
-    done = convert(folder, tmp_path / "out", "hf", want)
-    assert done.dropped == left
+    result = convert(folder, tmp_path / "out", "hf", want)
+    assert result.dropped == left
     if want == "hf" and "eos_token_id" in config and not left:
         assert json.loads((tmp_path / "out/config.json").read_bytes())["eos_token_id"] == 4
 
@@ -62,12 +62,12 @@ def test_without_a_tokenizer_the_ids_are_told_and_every_file_that_stays(
     folder = hf_folder(small_gpt, config={"bos_token_id": 3, "eos_token_id": 4})
     (folder / "chat_template.jinja").write_text("{{ messages }}")
     words = ("convert", "--from", "hf", "--to", "mega", "--load", folder, "--save")
-    done = mega(*words, tmp_path / "a")
-    assert done.stderr == "left behind: bos_token_id 3, eos_token_id 4, chat_template.jinja\n"
+    result = mega(*words, tmp_path / "a")
+    assert result.stderr == "left behind: bos_token_id 3, eos_token_id 4, chat_template.jinja\n"
     tokenizer_files(folder, bos_token="<s>", eos_token="</s>")
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [4, 2]}))
-    done = mega(*words, tmp_path / "b", "--no-tokenizer")
-    assert done.stderr == (
+    result = mega(*words, tmp_path / "b", "--no-tokenizer")
+    assert result.stderr == (
         "left behind: the tokenizer, bos_token_id 3, eos_token_id 4, generation_config.json\n"
     )
 
@@ -80,8 +80,8 @@ def test_ids_that_travel_in_a_generation_config_are_not_told(
     assert convert(folder, tmp_path / "a", "hf", "hf").dropped == ()
     assert json.loads((tmp_path / "a/generation_config.json").read_bytes())["eos_token_id"] == [4, 2]
     # one that repeats config.json is made anew, of the tokenizer's ids
-    made = json.dumps({"_from_model_config": True, "eos_token_id": [4, 2]})
-    (folder / "generation_config.json").write_text(made)
+    config = json.dumps({"_from_model_config": True, "eos_token_id": [4, 2]})
+    (folder / "generation_config.json").write_text(config)
     assert convert(folder, tmp_path / "b", "hf", "hf").dropped == ("eos_token_id [4, 2]",)
 
 
@@ -89,11 +89,11 @@ def test_ids_that_travel_in_a_generation_config_are_not_told(
 def test_a_tokenizer_that_is_given_takes_the_place_of_the_models(
     hf_folder: Any, run_folder: Any, small_gpt: ModelSpec, tmp_path: Path, have: str
 ) -> None:
-    given = tokenizer_files(tmp_path / "given", eos_token="b")
+    tokenizer = tokenizer_files(tmp_path / "given", eos_token="b")
     load = tokenizer_files(hf_folder(small_gpt)) if have == "hf" else run_folder(small_gpt)
     want = "mega" if have == "hf" else "hf"
-    done = convert(load, tmp_path / "out", have, want, reading=ReadOptions(tokenizer=given))
-    assert "the tokenizer of --load" in done.dropped
+    result = convert(load, tmp_path / "out", have, want, reading=ReadOptions(tokenizer=tokenizer))
+    assert "the tokenizer of --load" in result.dropped
     if want == "mega":
         assert open_tokenizer_folder(Checkpoint.open(tmp_path / "out").tokenizer_folder).identity.eod == 2
     else:

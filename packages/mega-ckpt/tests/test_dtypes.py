@@ -22,8 +22,8 @@ def test_bfloat16_is_the_nearest_and_even_when_two_are_as_near(number: float) ->
     bits = int(cast(np.array([number], np.float32), "F32", "BF16", "x")[0])
     distance = abs(_bfloat16_value(bits) - number)
     for near in {max(bits - 1, bits & 0x8000), min(bits + 1, (bits & 0x8000) + 0x7F7F)} - {bits}:
-        other = abs(_bfloat16_value(near) - number)
-        assert distance < other or (distance == other and bits % 2 == 0)
+        neighbour_distance = abs(_bfloat16_value(near) - number)
+        assert distance < neighbour_distance or (distance == neighbour_distance and bits % 2 == 0)
 
 
 def test_a_number_halfway_between_two_goes_to_the_even_one() -> None:

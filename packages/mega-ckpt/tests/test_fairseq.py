@@ -150,34 +150,34 @@ DAMAGE: dict[str, tuple[Callable[[Trees], Any], str]] = {
 
 @pytest.mark.parametrize("what", DAMAGE)
 def test_files_that_are_not_whole_are_refused_in_one_line(fairseq: Write, tmp_path: Path, what: str) -> None:
-    change, said = DAMAGE[what]
+    change, message = DAMAGE[what]
     folder = fairseq(change)
     with pytest.raises(FormatError) as caught:
         convert(folder, tmp_path / "run", "fairseq", "mega")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert not (tmp_path / "run").exists()
 
 
 def test_files_that_are_missing_cut_or_of_two_checkpoints_are_named(fairseq: Write, tmp_path: Path) -> None:
-    def refused(said: str, load: Path) -> None:
-        with pytest.raises(FormatError, match=said):
+    def assert_refused(message: str, load: Path) -> None:
+        with pytest.raises(FormatError, match=message):
             convert(load, tmp_path / "run", "fairseq", "mega")
 
     folder = fairseq()
     first, second = (folder / f"model-model_part-{rank}.pt" for rank in range(2))
-    refused("best.pt: has no weights: wanted best-model_part-0.pt and on", folder / "best.pt")
+    assert_refused("best.pt: has no weights: wanted best-model_part-0.pt and on", folder / "best.pt")
     (folder / "best-model_part-0.pt").write_bytes(b"")
-    refused("several checkpoints: found best model, wanted one; hint: --load .*best.pt", folder)
+    assert_refused("several checkpoints: found best model, wanted one; hint: --load .*best.pt", folder)
     (folder / "best-model_part-0.pt").unlink()
     (folder / "dict.txt").rename(folder / "words.txt")
-    refused("dict.txt: not readable: found No such file", folder)
+    assert_refused("dict.txt: not readable: found No such file", folder)
     whole = second.read_bytes()
     second.write_bytes(whole[: len(whole) // 2])
-    refused("model-model_part-1.pt: ", folder)
+    assert_refused("model-model_part-1.pt: ", folder)
     first.unlink()
-    refused("model-model_part-0.pt: no such file: wanted a file for every rank to 1", folder)
+    assert_refused("model-model_part-0.pt: no such file: wanted a file for every rank to 1", folder)
     second.unlink()
-    refused("model: has no weights: wanted model-model_part-0.pt and on", folder)
+    assert_refused("model: has no weights: wanted model-model_part-0.pt and on", folder)
     assert not (tmp_path / "run").exists()
 
 
@@ -234,8 +234,8 @@ DICTIONARIES: dict[str, tuple[str, str]] = {
 
 @pytest.mark.parametrize("what", DICTIONARIES)
 def test_a_dictionary_of_something_else_is_refused(tmp_path: Path, what: str) -> None:
-    text, said = DICTIONARIES[what]
+    text, message = DICTIONARIES[what]
     (tmp_path / "dict.txt").write_text(text, "utf-8")
     with pytest.raises(FormatError) as caught:
         fairseq_dictionary.id_order(tmp_path / "dict.txt", 8)
-    assert said in str(caught.value)
+    assert message in str(caught.value)

@@ -22,7 +22,7 @@ from mega_schema.errors import FormatError
 from mega_schema.spec import ModelSpec, gpt, llama
 
 SEEDS = range(6)
-KINDS = [each.model_type for each in CLASSES]
+KINDS = [model_class.model_type for model_class in CLASSES]
 
 
 def _random(kind: str, seed: int) -> ModelSpec:
@@ -99,12 +99,14 @@ def test_any_model_of_a_class_comes_back_bit_for_bit(
     for row in table(spec):
         if row.tied_to is None:
             slab = whole_slab(row.shape)
-            there, back = (each.read_raw(MODEL, row.name, slab) for each in (before, after))
-            assert np.array_equal(there, back), row.name
+            foreign_values, back = (
+                model_class.read_raw(MODEL, row.name, slab) for model_class in (before, after)
+            )
+            assert np.array_equal(foreign_values, back), row.name
 
 
 @pytest.mark.parametrize(
-    ("kind", "change", "said"),
+    ("kind", "change", "message"),
     [
         ("bloom", {"alibi": False}, "alibi: is not supported: found False, wanted True"),
         (
@@ -131,13 +133,13 @@ def test_any_model_of_a_class_comes_back_bit_for_bit(
     ],
 )
 def test_what_ours_does_not_compute_is_refused_by_its_key(
-    kind: str, change: dict[str, Any], said: str
+    kind: str, change: dict[str, Any], message: str
 ) -> None:
     config = config_json.from_spec(_random(kind, 1), "x") | change
     with pytest.raises(FormatError) as caught:
         config_json.to_spec(config, "hf/config.json")
     assert str(caught.value).startswith("hf/config.json: ")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

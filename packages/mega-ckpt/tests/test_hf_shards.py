@@ -37,22 +37,22 @@ def test_files_are_cut_between_tensors_at_most_so_large(
     to_hugging_face(run, tmp_path / "one")
     to_hugging_face(run, tmp_path / "cut", shard=most)
     names = [f"model-{i + 1:05d}-of-{files:05d}.safetensors" for i in range(files)]
-    found = sorted((tmp_path / "cut").glob("*.safetensors"))
-    assert [file.name for file in found] == (names if files > 1 else ["model.safetensors"])
+    paths = sorted((tmp_path / "cut").glob("*.safetensors"))
+    assert [file.name for file in paths] == (names if files > 1 else ["model.safetensors"])
     whole = safetensors_io.read_header(tmp_path / "one" / "model.safetensors").entries
-    parts = {name: e for file in found for name, e in safetensors_io.read_header(file).entries.items()}
+    parts = {name: e for file in paths for name, e in safetensors_io.read_header(file).entries.items()}
     assert list(parts) == list(whole)
     for name, entry in whole.items():
         assert np.array_equal(parts[name].values(), entry.values()), name
-    for file in found:
-        held = safetensors_io.read_header(file).entries
-        assert sum(e.bytes for e in held.values()) <= most or len(held) == 1
+    for file in paths:
+        entries = safetensors_io.read_header(file).entries
+        assert sum(e.bytes for e in entries.values()) <= most or len(entries) == 1
     index = tmp_path / "cut" / "model.safetensors.index.json"
     assert index.exists() == (files > 1)
     if files > 1:
-        told = json.loads(index.read_bytes())
-        assert told["metadata"]["total_size"] == sum(e.bytes for e in whole.values())
-        assert told["weight_map"] == {n: parts[n].file.name for n in whole}
+        content = json.loads(index.read_bytes())
+        assert content["metadata"]["total_size"] == sum(e.bytes for e in whole.values())
+        assert content["weight_map"] == {n: parts[n].file.name for n in whole}
     from_hugging_face(tmp_path / "cut", tmp_path / "back")
     assert Checkpoint.open(tmp_path / "back").spec == small_gpt
 
@@ -60,15 +60,17 @@ def test_files_are_cut_between_tensors_at_most_so_large(
 @pytest.mark.parametrize("text", ["5 GB", "GB", "5XB", "0MB", "-1KB", "5"])
 def test_a_size_is_a_number_with_a_unit(mega: Any, tmp_path: Path, text: str) -> None:
     words = ("--from", "mega", "--to", "hf", "--load", tmp_path, "--save", tmp_path / "b")
-    done = mega("convert", *words, "--max-shard-size", text)
-    assert isinstance(done.exception, ConfigError)
-    assert f"--max-shard-size: not a size: found {text}, wanted a whole number and KB" in str(done.exception)
+    result = mega("convert", *words, "--max-shard-size", text)
+    assert isinstance(result.exception, ConfigError)
+    assert f"--max-shard-size: not a size: found {text}, wanted a whole number and KB" in str(
+        result.exception
+    )
 
 
 def test_the_command_cuts_files(mega: Any, run_folder: Any, small_gpt: ModelSpec, tmp_path: Path) -> None:
     words = ("--from", "mega", "--to", "hf", "--load", run_folder(small_gpt), "--save", tmp_path / "b")
-    done = mega("convert", *words, "--max-shard-size", "1kb")
-    assert done.exit_code == 0, done.output
+    result = mega("convert", *words, "--max-shard-size", "1kb")
+    assert result.exit_code == 0, result.output
     assert len(list((tmp_path / "b").glob("*.safetensors"))) > 1
 
 
@@ -89,15 +91,15 @@ def test_memory_does_not_grow_with_the_model(
     monkeypatch.setattr("mega_ckpt.tensors.parallel_map._MAX_THREADS", 1)  # each has bands of its own
     spec = WIDE[kind]
     rows = {row.name: row for row in table(spec)}
-    foreign = [alias.unsharded(rows[alias.ours]) for alias in aliases(spec)]
-    announced = [safetensors_io.TensorHeader(each.name, "F32", each.shape) for each in foreign]
+    foreign = [alias.unsharded_tensor(rows[alias.ours]) for alias in aliases(spec)]
+    announced = [safetensors_io.TensorHeader(tensor.name, "F32", tensor.shape) for tensor in foreign]
     (tmp_path / "hf").mkdir()
     with (tmp_path / "hf" / "model.safetensors").open("wb") as file:
         header, begins = safetensors_io.build_header(announced, {"format": "pt"})
         file.write(header)
         file.truncate(begins[-1] + announced[-1].bytes)  # zeros that take no room
     (tmp_path / "hf" / "config.json").write_text(json.dumps(config_json.from_spec(spec, "x")), "utf-8")
-    largest = max(each.bytes for each in announced)
+    largest = max(tensor.bytes for tensor in announced)
     assert largest > 65_000_000
     peaks = []
     for work in (

@@ -28,10 +28,10 @@ def test_a_width_that_no_file_holds_is_refused_before_a_list_of_it_is_made(
 ) -> None:
     spec = gpt(layers=2, hidden=8, heads=4, vocab=11, max_seq_len=6, positions="alibi", embed_norm=True)
     folder = hf_folder(spec, config={"hidden_size": 10**12})
-    done = run_limited("inspect", folder)
-    assert done.returncode == 2, done.stderr
-    assert len(done.stderr.splitlines()) == 1
-    assert "numbers in all tensors: found " in done.stderr
+    result = run_limited("inspect", folder)
+    assert result.returncode == 2, result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert "numbers in all tensors: found " in result.stderr
 
 
 def test_keys_that_collide_are_refused_at_once(tmp_path: Path) -> None:
@@ -70,13 +70,13 @@ def test_a_tuple_of_many_values_is_no_key(tmp_path: Path) -> None:
 
 
 def test_a_long_key_over_many_tensors_is_not_written_out_for_each(tmp_path: Path) -> None:
-    one = MappedTensor(tmp_path / "a.pt", "F32", (1,), 0)
-    assert PickleFile(tmp_path / "a.pt", {"a" * 1000: [one, {"b": one}]}).tensors().keys() == {
+    tensor = MappedTensor(tmp_path / "a.pt", "F32", (1,), 0)
+    assert PickleFile(tmp_path / "a.pt", {"a" * 1000: [tensor, {"b": tensor}]}).tensors().keys() == {
         f"{'a' * 1000}.0",
         f"{'a' * 1000}.1.b",
     }
     with pytest.raises(FormatError, match="names of tensors are too long: wanted at most 134,217,728"):
-        PickleFile(tmp_path / "a.pt", {"a" * (1 << 20): [one] * 200}).tensors()
+        PickleFile(tmp_path / "a.pt", {"a" * (1 << 20): [tensor] * 200}).tensors()
 
 
 def test_seconds_and_memory_of_what_a_pickle_says_are_limited_here_too(
@@ -105,9 +105,9 @@ def test_control_characters_of_a_file_do_not_reach_the_terminal(
 ) -> None:
     name = "transformer.\x1b]52;c;ZXZpbA==\x07\x9b2J"
     folder = hf_folder(small_gpt, tensors=lambda all_: {**all_, name: all_["transformer.wte.weight"]})
-    said = str(mega("inspect", folder).exception)
-    assert "\\x1b]52;c;ZXZpbA==\\x07\\x9b2J" in said
-    assert said.isprintable()
+    message = str(mega("inspect", folder).exception)
+    assert "\\x1b]52;c;ZXZpbA==\\x07\\x9b2J" in message
+    assert message.isprintable()
     assert str(MegaError("a\nb", "c\r", found="\u202e\ud800")) == "a\\nb: c\\r: found \\u202e\\ud800"
     assert escape_controls("größe 中 é") == "größe 中 é"
 
@@ -116,7 +116,7 @@ def test_control_characters_of_a_file_do_not_reach_the_terminal(
 def test_a_config_that_is_a_link_out_of_its_folder_is_refused_and_one_into_the_hubs_cache_is_not(
     hf_folder: Folder, small_gpt: ModelSpec, mega: Mega, tmp_path: Path, command: str
 ) -> None:
-    made = hf_folder(small_gpt)
+    source = hf_folder(small_gpt)
     more = () if command == "inspect" else ("--from", "hf", "--to", "mega", "--save", tmp_path / "run")
 
     def run(folder: Path) -> Any:
@@ -127,15 +127,15 @@ def test_a_config_that_is_a_link_out_of_its_folder_is_refused_and_one_into_the_h
     snapshot = tmp_path / "models--a--b/snapshots/0123"
     (tmp_path / "models--a--b/blobs").mkdir(parents=True)
     snapshot.parent.mkdir()
-    made.rename(snapshot)
+    source.rename(snapshot)
     (snapshot / "config.json").rename(tmp_path / "models--a--b/blobs/77")
     (snapshot / "config.json").symlink_to("../../blobs/77")
     assert run(snapshot).exit_code == 0
     (tmp_path / "models--a--b/blobs/77").rename(tmp_path / "private.json")
     (snapshot / "config.json").unlink()
     (snapshot / "config.json").symlink_to(tmp_path / "private.json")
-    said = str(run(snapshot).exception)
-    assert said.startswith(f"{snapshot / 'config.json'}: is a link out of its folder: found ")
+    message = str(run(snapshot).exception)
+    assert message.startswith(f"{snapshot / 'config.json'}: is a link out of its folder: found ")
 
 
 def tokenizer_folder(folder: Path) -> Path:
@@ -167,7 +167,7 @@ def test_a_link_out_of_a_tokenizers_folder_is_refused_and_one_into_the_hubs_cach
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "message"),
     [
         ("generation_config.json", "rubbish", "generation_config.json: is not JSON"),
         ("generation_config.json", "[]", "generation_config.json: content: found list, wanted a JSON object"),
@@ -176,11 +176,11 @@ def test_a_link_out_of_a_tokenizers_folder_is_refused_and_one_into_the_hubs_cach
     ],
 )
 def test_a_file_beside_a_tokenizer_is_small_and_what_its_name_says(
-    tmp_path: Path, name: str, content: str, said: str
+    tmp_path: Path, name: str, content: str, message: str
 ) -> None:
     folder = tokenizer_folder(tmp_path / "hf")
     (folder / name).write_text(content)
-    with pytest.raises(FormatError, match=said):
+    with pytest.raises(FormatError, match=message):
         open_tokenizer("HuggingFaceTokenizer", model=folder)
 
 
@@ -200,7 +200,7 @@ def header_file(path: Path, text: bytes, numbers: int = 4) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"a":{}}', "the key 'a' twice"),
         (b'{"a":{"dtype":"F32","dtype":"I32","shape":[1],"data_offsets":[0,4]}}', "the key 'dtype' twice"),
@@ -216,8 +216,8 @@ def header_file(path: Path, text: bytes, numbers: int = 4) -> Path:
     ],
     ids=["two tensors", "two dtypes", "UTF-16", "BOM", "dimensions"],
 )
-def test_a_safetensors_header_is_what_the_format_allows(tmp_path: Path, text: bytes, said: str) -> None:
-    with pytest.raises(FormatError, match=said) as caught:
+def test_a_safetensors_header_is_what_the_format_allows(tmp_path: Path, text: bytes, message: str) -> None:
+    with pytest.raises(FormatError, match=message) as caught:
         safetensors_io.read_header(header_file(tmp_path / "a.safetensors", text))
     assert len(str(caught.value)) < 1000
 

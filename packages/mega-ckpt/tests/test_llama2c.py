@@ -132,12 +132,12 @@ DAMAGE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
 
 @pytest.mark.parametrize("what", DAMAGE)
 def test_a_file_that_is_none_is_refused_in_one_line(model: Write, tmp_path: Path, what: str) -> None:
-    change, said = DAMAGE[what]
+    change, message = DAMAGE[what]
     path, _ = model(1, tied=True)
     path.write_bytes(change(path.read_bytes()))
     with pytest.raises(FormatError) as caught:
         convert(path, tmp_path / "run", "llama2c", "mega")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert not (tmp_path / "run").exists()
 
 
@@ -200,10 +200,10 @@ TOKENIZERS: dict[str, tuple[bytes, str]] = {
 
 @pytest.mark.parametrize("what", TOKENIZERS)
 def test_a_tokenizer_that_is_none_is_refused(model: Write, tmp_path: Path, what: str) -> None:
-    content, said = TOKENIZERS[what]
+    content, message = TOKENIZERS[what]
     path, _ = model(0, tied=True)
     (tmp_path / "tokenizer.bin").write_bytes(content)
     with pytest.raises(FormatError) as caught:
         convert(path, tmp_path / "run", "llama2c", "mega")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert not (tmp_path / "run").exists()

@@ -89,8 +89,8 @@ BROKEN: dict[str, tuple[bytes, str]] = {
 
 @pytest.mark.parametrize("what", BROKEN)
 def test_a_file_that_is_none_is_refused(tmp_path: Path, what: str) -> None:
-    content, said = BROKEN[what]
+    content, message = BROKEN[what]
     (tmp_path / "tokenizer.model").write_bytes(content)
     with pytest.raises(FormatError) as caught:
         llama3_tokenizer.read_tokenizer(tmp_path / "tokenizer.model", 300)
-    assert said in str(caught.value)
+    assert message in str(caught.value)

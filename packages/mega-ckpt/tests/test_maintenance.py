@@ -23,12 +23,12 @@ from mega_schema.tokenizer.tokenizer import open_tokenizer
 @pytest.fixture
 def run(run_folder: Any, small_gpt: ModelSpec) -> Path:
     for iteration in (10, 20, 30, 40, 50):
-        made: Path = run_folder(small_gpt, iteration=iteration)
-    return made
+        folder: Path = run_folder(small_gpt, iteration=iteration)
+    return folder
 
 
 @pytest.mark.parametrize(
-    ("flags", "kept"),
+    ("flags", "remaining"),
     [
         (("--keep-last", 2), [40, 50]),
         (("--keep-last", 1), [50]),
@@ -38,16 +38,16 @@ def run(run_folder: Any, small_gpt: ModelSpec) -> Path:
     ],
 )
 def test_the_newest_and_the_divided_stay(
-    mega: Any, run: Path, flags: tuple[Any, ...], kept: list[int]
+    mega: Any, run: Path, flags: tuple[Any, ...], remaining: list[int]
 ) -> None:
     size = sum(f.stat().st_size for f in (run / "iter_0000010").rglob("*") if f.is_file())
-    told = json.loads(mega("prune", run, *flags, "--json", "--dry-run").output)
+    plan = json.loads(mega("prune", run, *flags, "--json", "--dry-run").output)
     assert iterations(run) == [10, 20, 30, 40, 50]
-    done = json.loads(mega("prune", run, *flags, "--json").output)
-    assert iterations(run) == kept == done["kept"]
-    assert {**done, "dry_run": True} == told
-    assert done["removed"] == [i for i in (10, 20, 30, 40, 50) if i not in kept]
-    assert done["bytes"] == size * len(done["removed"])
+    result = json.loads(mega("prune", run, *flags, "--json").output)
+    assert iterations(run) == remaining == result["kept"]
+    assert {**result, "dry_run": True} == plan
+    assert result["removed"] == [i for i in (10, 20, 30, 40, 50) if i not in remaining]
+    assert result["bytes"] == size * len(result["removed"])
     assert latest_iteration(run) == 50
 
 
@@ -65,16 +65,16 @@ def _size(folder: Path) -> int:
 def test_nothing_goes_while_the_newest_is_not_whole(mega: Any, run: Path) -> None:
     file = run / "iter_0000050" / "model-00000.safetensors"
     file.write_bytes(file.read_bytes()[:100])
-    done = mega("prune", run, "--keep-last", 1)
-    assert isinstance(done.exception, FormatError)
-    assert "iter_0000050/model-00000.safetensors: size in bytes" in str(done.exception)
+    result = mega("prune", run, "--keep-last", 1)
+    assert isinstance(result.exception, FormatError)
+    assert "iter_0000050/model-00000.safetensors: size in bytes" in str(result.exception)
     assert iterations(run) == [10, 20, 30, 40, 50]
 
 
 def test_what_to_keep_has_to_be_said(mega: Any, run: Path) -> None:
-    done = mega("prune", run)
-    assert str(done.exception).endswith("hint: --keep-last 3")
-    assert isinstance(done.exception, ConfigError)
+    result = mega("prune", run)
+    assert str(result.exception).endswith("hint: --keep-last 3")
+    assert isinstance(result.exception, ConfigError)
 
 
 @pytest.fixture
@@ -86,10 +86,10 @@ def with_letters(run_folder: Any, small_gpt: ModelSpec, tmp_path: Path) -> Check
     tokenizer = open_tokenizer(
         "GPT2BPETokenizer", vocab_file=tmp_path / "vocab.json", merge_file=tmp_path / "merges.txt"
     )
-    found = Checkpoint.open(run_folder(small_gpt))
-    tokenizer.save(found.folder / "tokenizer")
-    rewrite_checksums(found.folder, FORMAT)
-    return found
+    checkpoint = Checkpoint.open(run_folder(small_gpt))
+    tokenizer.save(checkpoint.folder / "tokenizer")
+    rewrite_checksums(checkpoint.folder, FORMAT)
+    return checkpoint
 
 
 def test_the_tokenizers_library_loads_what_was_exported(
@@ -97,9 +97,10 @@ def test_the_tokenizers_library_loads_what_was_exported(
 ) -> None:
     import tokenizers
 
-    done = mega("export-tokenizer", with_letters.folder, "--save", tmp_path / "out")
+    result = mega("export-tokenizer", with_letters.folder, "--save", tmp_path / "out")
     assert (
-        done.output == f"{tmp_path / 'out'}: special_tokens_map.json, tokenizer.json, tokenizer_config.json\n"
+        result.output
+        == f"{tmp_path / 'out'}: special_tokens_map.json, tokenizer.json, tokenizer_config.json\n"
     )
     theirs = tokenizers.Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
     assert theirs.encode("abcab", add_special_tokens=False).ids == [9, 2, 9]
@@ -176,7 +177,7 @@ def test_an_edit_is_found_and_accepted_when_it_was_meant(
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "message"),
     [
         ("trainer.json", b'{"iteration": 4}', "trainer.json: iteration: found 4, wanted 3"),
         ("trainer.json", b"[", "trainer.json: is not JSON"),
@@ -187,12 +188,12 @@ def test_an_edit_is_found_and_accepted_when_it_was_meant(
     ],
 )
 def test_what_is_not_sound_is_not_accepted(
-    mega: Any, run_folder: Any, small_gpt: ModelSpec, name: str, content: bytes, said: str
+    mega: Any, run_folder: Any, small_gpt: ModelSpec, name: str, content: bytes, message: str
 ) -> None:
     folder = latest_checkpoint(run_folder(small_gpt))
     (folder / name).write_bytes(content)
     before = {path.name: path.read_bytes() for path in folder.glob("manifest.*")}
-    assert said in str(mega("verify", folder, "--accept").exception)
+    assert message in str(mega("verify", folder, "--accept").exception)
     assert {path.name: path.read_bytes() for path in folder.glob("manifest.*")} == before
 
 

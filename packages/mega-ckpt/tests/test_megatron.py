@@ -66,13 +66,15 @@ def _save(run: Path, spec: ModelSpec, *, narrow: bool = True, seed: int = 5) -> 
     return Checkpoint.open(run)
 
 
-def _equal(one: Checkpoint, other: Checkpoint) -> None:
-    assert one.tensors.keys() == other.tensors.keys()
-    for space, tensors in one.tensors.items():
+def _equal(first: Checkpoint, second: Checkpoint) -> None:
+    assert first.tensors.keys() == second.tensors.keys()
+    for space, tensors in first.tensors.items():
         for name, tensor in tensors.items():
-            assert other.tensors[space][name].dtype == tensor.dtype
+            assert second.tensors[space][name].dtype == tensor.dtype
             whole = whole_slab(tensor.shape)
-            assert np.array_equal(one.read_raw(space, name, whole), other.read_raw(space, name, whole)), name
+            assert np.array_equal(first.read_raw(space, name, whole), second.read_raw(space, name, whole)), (
+                name
+            )
 
 
 def _tree(folder: Path, tp: int = 0, pp: int | None = None) -> dict[str, Any]:
@@ -81,10 +83,10 @@ def _tree(folder: Path, tp: int = 0, pp: int | None = None) -> dict[str, Any]:
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, torch.Tensor]:
-    found = {}
+    tensors = {}
     for key, value in tree.items():
-        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return found
+        tensors |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return tensors
 
 
 @st.composite
@@ -93,7 +95,7 @@ def _cases(draw: st.DrawFn) -> tuple[ModelSpec, Layout, str]:
     vp = draw(st.sampled_from([1, 2])) if pp > 1 else 1
     width, groups = draw(st.sampled_from([2, 6])), tp * draw(st.integers(1, 2))
     heads = groups * draw(st.integers(1, 3))
-    made, form = draw(st.sampled_from([gpt, llama])), draw(st.sampled_from(["megatron", "megatron-core"]))
+    build, form = draw(st.sampled_from([gpt, llama])), draw(st.sampled_from(["megatron", "megatron-core"]))
     values: dict[str, Any] = {
         "layers": pp * vp * draw(st.integers(1, 2)),
         "hidden": draw(st.sampled_from([8, 12])),
@@ -107,14 +109,14 @@ def _cases(draw: st.DrawFn) -> tuple[ModelSpec, Layout, str]:
         "tied": draw(st.booleans()),
         "norm_1p": draw(st.booleans()),
     }
-    if made is gpt:
+    if build is gpt:
         values |= {
             "activation": draw(st.sampled_from(["gelu_tanh", "gelu_erf", "squared_relu", "swiglu"])),
             "positions": draw(st.sampled_from(["learned", "rope", "none"])),
             "post_norm_residual": form == "megatron" and draw(st.booleans()),
             "norm": draw(st.sampled_from(["layernorm", "rmsnorm"])),
         }
-    return made(**values), Layout(tp=tp, pp=pp, vp=vp), form
+    return build(**values), Layout(tp=tp, pp=pp, vp=vp), form
 
 
 @settings(max_examples=40, deadline=None)
@@ -161,7 +163,7 @@ def test_a_rate_that_falls_at_the_end_comes_back_with_how_and_how_long(
 
 
 @pytest.mark.parametrize(
-    "said",
+    "trainer",
     [
         {"lr_schedule": {}},
         {"lr_schedule": RATE, "wd_schedule": {"start": 0.1}},
@@ -172,10 +174,10 @@ def test_a_rate_that_falls_at_the_end_comes_back_with_how_and_how_long(
 )
 @pytest.mark.parametrize("form", ["megatron", "torch_dist"])
 def test_a_trainer_file_that_no_training_wrote_is_refused_in_one_line(
-    tmp_path: Path, small_gpt: ModelSpec, form: str, said: dict[str, Any]
+    tmp_path: Path, small_gpt: ModelSpec, form: str, trainer: dict[str, Any]
 ) -> None:
     ours = _save(tmp_path / "ours", small_gpt)
-    (ours.folder / "trainer.json").write_text(json.dumps(TRAINER | said), "utf-8")
+    (ours.folder / "trainer.json").write_text(json.dumps(TRAINER | trainer), "utf-8")
     rewrite_checksums(ours.folder, FORMAT)
     with pytest.raises(FormatError, match="trainer.json: is not what a training writes: found "):
         convert(tmp_path / "ours", tmp_path / "theirs", "mega", form)
@@ -211,9 +213,9 @@ def test_torch_finds_every_key_and_the_arguments(tmp_path: Path, small_gpt: Mode
         assert args.params_dtype == torch.bfloat16
         assert args.num_layers_per_virtual_pipeline_stage == 1
         for chunk in range(2):
-            found = {name: tuple(t.shape) for name, t in _flat(tree[f"model{chunk}"]).items()}
+            shapes = {name: tuple(t.shape) for name, t in _flat(tree[f"model{chunk}"]).items()}
             expected = chunk_tensors(spec, LEGACY, layout, tp=tp, pp=pp, chunk=chunk)
-            assert found == {foreign.name: foreign.shape for foreign in expected}
+            assert shapes == {foreign.name: foreign.shape for foreign in expected}
 
 
 def test_norms_of_one_and_a_weight_are_told_by_the_name_of_either_release(
@@ -225,8 +227,8 @@ def test_norms_of_one_and_a_weight_are_told_by_the_name_of_either_release(
     for name in names:
         tree = _tree(tmp_path / "theirs" / "iter_0000003")
         assert names <= vars(tree["args"]).keys()
-        for other in names - {name}:
-            delattr(tree["args"], other)
+        for norm in names - {name}:
+            delattr(tree["args"], norm)
         (tmp_path / name / "mp_rank_00").mkdir(parents=True)
         torch.save(tree, tmp_path / name / "mp_rank_00" / FILE)
         convert(tmp_path / name, tmp_path / f"back-{name}", "megatron-core", "mega")
@@ -331,10 +333,10 @@ def test_the_vectors_of_a_distributed_optimizer_are_taken_apart(
         vectors: dict[str, Any] = {}
         for key in ("param", "exp_avg", "exp_avg_sq"):
             flat = torch.zeros(0)
-            for one in reversed(order):
+            for position in reversed(order):
                 if era == "0.8":
                     flat = torch.cat([flat, torch.zeros(-len(flat) % 64)])
-                flat = torch.cat([flat, one[key].flatten()])
+                flat = torch.cat([flat, position[key].flatten()])
             vectors[key] = torch.cat([flat, torch.zeros(-len(flat) % 3)]) if era == "23.06" else flat
         key: Any = torch.float32
         state: dict[Any, Any] = {}
@@ -347,8 +349,8 @@ def test_the_vectors_of_a_distributed_optimizer_are_taken_apart(
         groups = [{**group, "params": None} for group in adam["param_groups"]]
         tree["optimizer"] = {"optimizer": {"param_groups": groups}, "grad_scaler": {}}
         torch.save(tree, rank / FILE)
-    done = convert(tmp_path / "theirs", tmp_path / "back", "megatron", "mega")
-    assert done.dropped == ("245 rows of padding",)
+    result = convert(tmp_path / "theirs", tmp_path / "back", "megatron", "mega")
+    assert result.dropped == ("245 rows of padding",)
     _equal(ours, Checkpoint.open(tmp_path / "back"))
 
 
@@ -362,8 +364,8 @@ def test_an_optimizer_of_an_unknown_layout_stays_behind_and_it_is_said(
     tree["optimizer"]["optimizer"]["param_groups"][0]["params"].pop()
     tree["rng_state"] = [{"random_rng_state": (3, (1, 2), None)}]
     torch.save(tree, rank / FILE)
-    done = convert(tmp_path / "theirs", tmp_path / "back", "megatron", "mega")
-    assert done.dropped[:2] == (
+    result = convert(tmp_path / "theirs", tmp_path / "back", "megatron", "mega")
+    assert result.dropped[:2] == (
         "the states of random numbers",
         "the optimizer's state, whose layout is not known",
     )
@@ -472,7 +474,7 @@ def test_the_flags_of_megatrons_tool_are_ours(
     tmp_path: Path, small_gpt: ModelSpec, mega: Callable[..., Result]
 ) -> None:
     _save(tmp_path / "ours", small_gpt)
-    done = mega(
+    result = mega(
         *(
             "convert",
             "--from",
@@ -487,6 +489,6 @@ def test_the_flags_of_megatrons_tool_are_ours(
         *("--save-dir", tmp_path / "theirs", "--target-tensor-parallel-size", 2),
         *("--target-pipeline-parallel-size", 2),
     )
-    assert done.exit_code == 0, done.exception
+    assert result.exit_code == 0, result.exception
     names = sorted(path.name for path in (tmp_path / "theirs" / "iter_0000003").iterdir())
     assert names == ["mp_rank_00_000", "mp_rank_00_001", "mp_rank_01_000", "mp_rank_01_001"]

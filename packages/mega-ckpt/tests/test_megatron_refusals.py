@@ -35,7 +35,7 @@ FOLDER = "iter_0000003"
 
 
 @pytest.fixture
-def theirs(tmp_path: Path, run_folder: Folder, small_gpt: ModelSpec) -> Path:
+def megatron_run(tmp_path: Path, run_folder: Folder, small_gpt: ModelSpec) -> Path:
     """A run of Megatron's, tp=2 pp=2, padded by 5 rows."""
     spec = dataclasses.replace(small_gpt, vocab_multiple=8)
     target = WriteOptions(layout=Layout(tp=2, pp=2))
@@ -49,7 +49,7 @@ def _change(file: Path, change: Callable[[dict[str, Any]], object]) -> None:
     torch.save(tree, file)
 
 
-def _refused(tmp_path: Path, load: Path, **reading: Any) -> str:
+def _refusal(tmp_path: Path, load: Path, **reading: Any) -> str:
     with pytest.raises(MegaError) as refused:
         convert(load, tmp_path / "back", "megatron", "mega", reading=ReadOptions(**reading))
     assert not (tmp_path / "back").exists()
@@ -68,14 +68,14 @@ def _args(**values: object) -> Callable[[dict[str, Any]], object]:
     return change
 
 
-def test_a_rank_that_is_missing_is_named(tmp_path: Path, theirs: Path) -> None:
-    _rank(theirs, "mp_rank_01_000").unlink()
-    said = f"{FOLDER}/mp_rank_01_000/{FILE}: no such file: wanted a file of every rank, tp=2 pp=2"
-    assert _refused(tmp_path, theirs) == said
+def test_a_rank_that_is_missing_is_named(tmp_path: Path, megatron_run: Path) -> None:
+    _rank(megatron_run, "mp_rank_01_000").unlink()
+    message = f"{FOLDER}/mp_rank_01_000/{FILE}: no such file: wanted a file of every rank, tp=2 pp=2"
+    assert _refusal(tmp_path, megatron_run) == message
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (lambda tree: tree.update(iteration=4), "iteration: differs: found 4, wanted 3; hint: "),
         (_args(hidden_size=16), "args.hidden_size: differs: found 16, wanted 8; hint: "),
@@ -95,30 +95,30 @@ def test_a_rank_that_is_missing_is_named(tmp_path: Path, theirs: Path) -> None:
     ],
 )
 def test_a_rank_of_another_checkpoint_is_named(
-    tmp_path: Path, theirs: Path, change: Callable[[dict[str, Any]], object], said: str
+    tmp_path: Path, megatron_run: Path, change: Callable[[dict[str, Any]], object], message: str
 ) -> None:
-    _change(_rank(theirs, "mp_rank_01_001"), change)
-    found = _refused(tmp_path, theirs)
-    assert found.startswith(f"{FOLDER}/mp_rank_01_001/{FILE}")
-    assert said in found
+    _change(_rank(megatron_run, "mp_rank_01_001"), change)
+    actual = _refusal(tmp_path, megatron_run)
+    assert actual.startswith(f"{FOLDER}/mp_rank_01_001/{FILE}")
+    assert message in actual
 
 
-def test_more_ranks_than_the_arguments_say_are_refused(tmp_path: Path, theirs: Path) -> None:
+def test_more_ranks_than_the_arguments_say_are_refused(tmp_path: Path, megatron_run: Path) -> None:
     for name in ("mp_rank_00_000", "mp_rank_01_000", "mp_rank_00_001", "mp_rank_01_001"):
-        _change(_rank(theirs, name), _args(pipeline_model_parallel_size=1))
-    assert "mp_rank_00_001/model_optim_rng.pt: is of more ranks than args say: wanted tp=2 pp=1" in _refused(
-        tmp_path, theirs
+        _change(_rank(megatron_run, name), _args(pipeline_model_parallel_size=1))
+    assert "mp_rank_00_001/model_optim_rng.pt: is of more ranks than args say: wanted tp=2 pp=1" in _refusal(
+        tmp_path, megatron_run
     )
 
 
-def test_a_truncated_file_is_refused(tmp_path: Path, theirs: Path) -> None:
-    file = _rank(theirs, "mp_rank_00_001")
+def test_a_truncated_file_is_refused(tmp_path: Path, megatron_run: Path) -> None:
+    file = _rank(megatron_run, "mp_rank_00_001")
     file.write_bytes(file.read_bytes()[:-100])
-    assert f"mp_rank_00_001/{FILE}: is not a whole zip" in _refused(tmp_path, theirs)
+    assert f"mp_rank_00_001/{FILE}: is not a whole zip" in _refusal(tmp_path, megatron_run)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (
             "soon",
@@ -132,35 +132,35 @@ def test_a_truncated_file_is_refused(tmp_path: Path, theirs: Path) -> None:
     ],
 )
 def test_a_run_that_names_no_checkpoint_is_refused(
-    tmp_path: Path, theirs: Path, text: str | None, said: str
+    tmp_path: Path, megatron_run: Path, text: str | None, message: str
 ) -> None:
-    tracker = theirs / "latest_checkpointed_iteration.txt"
+    tracker = megatron_run / "latest_checkpointed_iteration.txt"
     tracker.unlink() if text is None else tracker.write_text(text, "utf-8")
-    assert _refused(tmp_path, theirs).startswith(said)
-    assert convert(theirs / FOLDER, tmp_path / "back", "megatron", "mega").written.parameters
+    assert _refusal(tmp_path, megatron_run).startswith(message)
+    assert convert(megatron_run / FOLDER, tmp_path / "back", "megatron", "mega").written.parameters
 
 
-def test_the_other_form_of_megatrons_checkpoints_is_hinted_at(tmp_path: Path, theirs: Path) -> None:
+def test_the_other_form_of_megatrons_checkpoints_is_hinted_at(tmp_path: Path, megatron_run: Path) -> None:
     with pytest.raises(
         FormatError, match=r"holds no such checkpoint: wanted \.metadata; hint: --from megatron$"
     ):
-        convert(theirs, tmp_path / "back", "torch_dist", "mega")
-    for rank in (theirs / FOLDER).iterdir():
+        convert(megatron_run, tmp_path / "back", "torch_dist", "mega")
+    for rank in (megatron_run / FOLDER).iterdir():
         (rank / FILE).unlink()
-    (theirs / FOLDER / ".metadata").touch()
-    assert _refused(tmp_path, theirs).endswith("hint: --from torch_dist")
+    (megatron_run / FOLDER / ".metadata").touch()
+    assert _refusal(tmp_path, megatron_run).endswith("hint: --from torch_dist")
 
 
 def test_a_checkpoint_of_ours_is_told_from_one_of_megatrons(
     tmp_path: Path, run_folder: Folder, small_gpt: ModelSpec
 ) -> None:
     run = run_folder(small_gpt)
-    assert "hint: --from mega" in _refused(tmp_path, run)
-    assert "hint: --from mega" in _refused(tmp_path, run / FOLDER)
+    assert "hint: --from mega" in _refusal(tmp_path, run)
+    assert "hint: --from mega" in _refusal(tmp_path, run / FOLDER)
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"num_experts": 8}, "args.num_experts: is not in our models: found 8, wanted unset"),
         (
@@ -198,60 +198,66 @@ def test_a_checkpoint_of_ours_is_told_from_one_of_megatrons(
     ],
 )
 def test_a_model_that_ours_cannot_be_is_refused_by_name(
-    tmp_path: Path, theirs: Path, changes: dict[str, object], said: str
+    tmp_path: Path, megatron_run: Path, changes: dict[str, object], message: str
 ) -> None:
     for name in ("mp_rank_00_000", "mp_rank_01_000", "mp_rank_00_001", "mp_rank_01_001"):
-        _change(_rank(theirs, name), _args(**changes))
-    assert said in _refused(tmp_path, theirs)
+        _change(_rank(megatron_run, name), _args(**changes))
+    assert message in _refusal(tmp_path, megatron_run)
 
 
 def test_a_file_without_arguments_needs_a_model(
-    tmp_path: Path, theirs: Path, small_gpt: ModelSpec, run_folder: Folder
+    tmp_path: Path, megatron_run: Path, small_gpt: ModelSpec, run_folder: Folder
 ) -> None:
     for name in ("mp_rank_00_000", "mp_rank_01_000", "mp_rank_00_001", "mp_rank_01_001"):
-        _change(_rank(theirs, name), lambda tree: tree.pop("args"))
-    said = "args: missing: wanted the arguments of the training; hint: --model megatron-345m"
-    assert f"mp_rank_00_000/model_optim_rng.pt: {said}" in _refused(tmp_path, theirs)
-    convert(theirs, tmp_path / "back", "megatron", "mega", reading=ReadOptions(model=small_gpt))
+        _change(_rank(megatron_run, name), lambda tree: tree.pop("args"))
+    message = "args: missing: wanted the arguments of the training; hint: --model megatron-345m"
+    assert f"mp_rank_00_000/model_optim_rng.pt: {message}" in _refusal(tmp_path, megatron_run)
+    convert(megatron_run, tmp_path / "back", "megatron", "mega", reading=ReadOptions(model=small_gpt))
     ours, back = (Checkpoint.open(tmp_path / name) for name in ("run", "back"))
     whole = whole_slab((11, 8))
     assert np.array_equal(ours.model_slab("embed.weight", whole), back.model_slab("embed.weight", whole))
 
 
-def test_a_tokenizer_that_is_given_goes_along(tmp_path: Path, theirs: Path) -> None:
+def test_a_tokenizer_that_is_given_goes_along(tmp_path: Path, megatron_run: Path) -> None:
     reading = ReadOptions(tokenizer=tmp_path / "tokenizer")
-    done = convert(theirs, tmp_path / "back", "megatron", "mega", reading=reading)
-    assert done.written.tokenizer
+    result = convert(megatron_run, tmp_path / "back", "megatron", "mega", reading=reading)
+    assert result.written.tokenizer
     assert Checkpoint.open(tmp_path / "back").spec.vocab == 11
 
 
-def test_a_vocabulary_beyond_the_rows_is_refused(tmp_path: Path, theirs: Path) -> None:
-    assert "vocabulary: has fewer rows: found 16, wanted 17 or more" in _refused(tmp_path, theirs, vocab=17)
+def test_a_vocabulary_beyond_the_rows_is_refused(tmp_path: Path, megatron_run: Path) -> None:
+    assert "vocabulary: has fewer rows: found 16, wanted 17 or more" in _refusal(
+        tmp_path, megatron_run, vocab=17
+    )
 
 
-def test_a_copy_of_the_embedding_that_is_another_matrix_is_refused(tmp_path: Path, theirs: Path) -> None:
+def test_a_copy_of_the_embedding_that_is_another_matrix_is_refused(
+    tmp_path: Path, megatron_run: Path
+) -> None:
     def change(tree: dict[str, Any]) -> None:
         tree["model"]["word_embeddings_for_head"]["weight"][1, 1] += 1
 
-    _change(_rank(theirs, "mp_rank_01_001"), change)
-    said = "mp_rank_01_001/model_optim_rng.pt: word_embeddings_for_head.weight: is not the embedding, which"
-    assert said in _refused(tmp_path, theirs)
+    _change(_rank(megatron_run, "mp_rank_01_001"), change)
+    message = (
+        "mp_rank_01_001/model_optim_rng.pt: word_embeddings_for_head.weight: is not the embedding, which"
+    )
+    assert message in _refusal(tmp_path, megatron_run)
 
 
 def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
     rank = tmp_path / "run" / "mp_rank_00"
     rank.mkdir(parents=True)
     torch.save([1, 2], rank / FILE)
-    assert "is no checkpoint of Megatron's: wanted a dictionary" in _refused(tmp_path, tmp_path / "run")
+    assert "is no checkpoint of Megatron's: wanted a dictionary" in _refusal(tmp_path, tmp_path / "run")
     torch.save({"args": Namespace(), "model": {"weight": torch.zeros(2)}}, rank / FILE)
-    assert "has no names of a GPT of Megatron's: found weight" in _refused(tmp_path, tmp_path / "run")
+    assert "has no names of a GPT of Megatron's: found weight" in _refusal(tmp_path, tmp_path / "run")
 
 
 SMALL = {"layers": 2, "hidden": 8, "heads": 4, "vocab": 11, "max_seq_len": 6}
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "message"),
     [
         (gpt(**SMALL, positions="alibi"), "model.positions: Megatron has no such model: found alibi"),
         (gpt(**SMALL, activation="geglu"), "model.activation: Megatron has no such model: found geglu"),
@@ -262,11 +268,11 @@ SMALL = {"layers": 2, "hidden": 8, "heads": 4, "vocab": 11, "max_seq_len": 6}
     ],
 )
 def test_a_model_that_megatron_has_not_is_refused(
-    tmp_path: Path, run_folder: Folder, spec: ModelSpec, said: str
+    tmp_path: Path, run_folder: Folder, spec: ModelSpec, message: str
 ) -> None:
     with pytest.raises(ConfigError) as refused:
         convert(run_folder(spec), tmp_path / "theirs", "mega", "megatron")
-    assert said in str(refused.value)
+    assert message in str(refused.value)
     assert not (tmp_path / "theirs").exists()
 
 
@@ -290,8 +296,8 @@ def test_another_format_is_named_only_where_it_has_the_model(
         convert(run, tmp_path / "theirs", "mega", form)
     assert str(refused.value).partition("; hint")[1:] == hint.partition("; hint")[1:]
     if hint:
-        other = "megatron" if form == "megatron-core" else "megatron-core"
-        assert convert(run, tmp_path / "theirs", "mega", other).written.parameters
+        alternative = "megatron" if form == "megatron-core" else "megatron-core"
+        assert convert(run, tmp_path / "theirs", "mega", alternative).written.parameters
 
 
 @pytest.mark.parametrize("form", ["megatron-core", "torch_dist"])
@@ -307,7 +313,7 @@ def test_what_the_core_class_does_not_look_at_is_refused_there(
 
 
 @pytest.mark.parametrize(
-    ("layout", "said"),
+    ("layout", "message"),
     [
         (Layout(tp=8), "--tp: Megatron cuts between groups of heads: found 8, wanted a divisor of 4"),
         (
@@ -318,13 +324,13 @@ def test_what_the_core_class_does_not_look_at_is_refused_there(
     ],
 )
 def test_a_layout_that_cannot_be_is_refused(
-    tmp_path: Path, run_folder: Folder, small_gpt: ModelSpec, layout: Layout, said: str
+    tmp_path: Path, run_folder: Folder, small_gpt: ModelSpec, layout: Layout, message: str
 ) -> None:
     with pytest.raises((ConfigError, LayoutError)) as refused:
         convert(
             run_folder(small_gpt), tmp_path / "theirs", "mega", "megatron", target=WriteOptions(layout=layout)
         )
-    assert str(refused.value) == said
+    assert str(refused.value) == message
     assert not (tmp_path / "theirs").exists()
 
 
@@ -428,21 +434,21 @@ def test_state_of_another_optimizer_than_adam_is_refused(
 
 
 def test_weights_beside_an_optimizer_that_data_parallel_ranks_cut_are_read(
-    tmp_path: Path, theirs: Path
+    tmp_path: Path, megatron_run: Path
 ) -> None:
-    for rank in (theirs / FOLDER).iterdir():
+    for rank in (megatron_run / FOLDER).iterdir():
         _change(rank / FILE, lambda tree: tree.pop("optimizer"))
         (rank / FILE).rename(rank / "model_rng.pt")
-    (theirs / FOLDER / "mp_rank_00_000_000").mkdir()
-    (theirs / FOLDER / "mp_rank_00_000_000" / "optim.pt").touch()
-    done = convert(theirs, tmp_path / "back", "megatron", "mega")
-    assert "the optimizer's state, whose layout is not known" in done.dropped
+    (megatron_run / FOLDER / "mp_rank_00_000_000").mkdir()
+    (megatron_run / FOLDER / "mp_rank_00_000_000" / "optim.pt").touch()
+    result = convert(megatron_run, tmp_path / "back", "megatron", "mega")
+    assert "the optimizer's state, whose layout is not known" in result.dropped
 
 
-def test_a_damaged_optimizer_file_is_refused(tmp_path: Path, theirs: Path) -> None:
-    (theirs / FOLDER / "mp_rank_00_000" / "distrib_optim.pt").write_bytes(b"PK")
+def test_a_damaged_optimizer_file_is_refused(tmp_path: Path, megatron_run: Path) -> None:
+    (megatron_run / FOLDER / "mp_rank_00_000" / "distrib_optim.pt").write_bytes(b"PK")
     with pytest.raises(FormatError, match=r"distrib_optim\.pt"):
-        convert(theirs, tmp_path / "back", "megatron", "mega")
+        convert(megatron_run, tmp_path / "back", "megatron", "mega")
 
 
 JUNK = (None, -1, 0, 3, 2**70, 0.5, float("nan"), "x", [], {}, (1,), b"x", True, np.zeros(3))
@@ -459,9 +465,9 @@ def _spots(value: Any) -> Iterator[tuple[Any, Any]]:
 
 @pytest.mark.parametrize("changes", [60, pytest.param(300, marks=pytest.mark.long)])
 def test_anything_anywhere_in_a_file_is_a_model_or_one_line(
-    theirs: Path, monkeypatch: pytest.MonkeyPatch, changes: int
+    megatron_run: Path, monkeypatch: pytest.MonkeyPatch, changes: int
 ) -> None:
-    whole = {file: pickle_reader.open_file(file) for file in theirs.rglob("*.pt")}
+    whole = {file: pickle_reader.open_file(file) for file in megatron_run.rglob("*.pt")}
     rng, refused = random.Random(4), 0
     for _ in range(changes):
         trees = copy.deepcopy(whole)
@@ -474,7 +480,7 @@ def test_anything_anywhere_in_a_file_is_a_model_or_one_line(
             container[key] = rng.choice(JUNK)
         monkeypatch.setattr(rank_files.Unpickler, "open", lambda _, file, trees=trees: trees[file])
         try:
-            source = megatron_format.read(theirs, ReadOptions())
+            source = megatron_format.read(megatron_run, ReadOptions())
             source.verify(source.spaces)
             json.dumps(source.trainer)
         except MegaError:
@@ -482,11 +488,11 @@ def test_anything_anywhere_in_a_file_is_a_model_or_one_line(
     assert 0.1 < refused / changes < 0.9
 
 
-def test_no_iteration_of_megatrons_is_replaced_by_one_of_ours(tmp_path: Path, theirs: Path) -> None:
-    before = {file: file.read_bytes() for file in theirs.rglob("*") if file.is_file()}
+def test_no_iteration_of_megatrons_is_replaced_by_one_of_ours(tmp_path: Path, megatron_run: Path) -> None:
+    before = {file: file.read_bytes() for file in megatron_run.rglob("*") if file.is_file()}
     with pytest.raises(ConfigError, match=r"holds something else .*: no manifest.json: found .*iter_0000003"):
-        convert(tmp_path / "run", theirs, "mega", "mega", target=WriteOptions(force=True))
-    assert before == {file: file.read_bytes() for file in theirs.rglob("*") if file.is_file()}
+        convert(tmp_path / "run", megatron_run, "mega", "mega", target=WriteOptions(force=True))
+    assert before == {file: file.read_bytes() for file in megatron_run.rglob("*") if file.is_file()}
 
 
 @pytest.mark.parametrize("name", ["num_attention_heads", "kv_channels"])
@@ -497,7 +503,7 @@ def test_arguments_of_a_width_that_no_file_holds_are_refused_before_a_list_of_it
     convert(run_folder(small_gpt), tmp_path / "theirs", "mega", form)
     (file,) = tmp_path.glob(f"theirs/iter_*/{'common.pt' if form == 'torch_dist' else '*/' + FILE}")
     _change(file, _args(**{name: 10**18}))
-    done = run_limited("inspect", tmp_path / "theirs", "--from", form)
-    assert done.returncode == 2, done.stderr
-    assert len(done.stderr.splitlines()) == 1
-    assert "numbers in all tensors: found " in done.stderr
+    result = run_limited("inspect", tmp_path / "theirs", "--from", form)
+    assert result.returncode == 2, result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert "numbers in all tensors: found " in result.stderr

@@ -49,9 +49,9 @@ else:
 
 def _child(*words: object) -> str:
     command = [sys.executable, "-c", CHILD, *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    process = subprocess.run(command, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    return process.stdout
 
 
 @pytest.fixture(scope="module")
@@ -75,11 +75,11 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ids=lambda words: words.split()[0],
 )
 def test_memory_is_that_of_some_bands(large: Path, tmp_path: Path, words: str) -> None:
-    taken = int(_child(*words.format(large, tmp_path).split()).splitlines()[-1])
-    assert taken < ALLOWED, f"{taken / 2**20:.0f} MiB"
+    peak = int(_child(*words.format(large, tmp_path).split()).splitlines()[-1])
+    assert peak < ALLOWED, f"{peak / 2**20:.0f} MiB"
     if words.startswith("convert"):  # and back
         back = f"convert --from hf --to mega --load {tmp_path}/hf --save {tmp_path}/back"
         for more in (back, f"inspect {tmp_path}/hf --stats"):
-            taken = int(_child(*more.split()).splitlines()[-1])
-            assert taken < ALLOWED, f"{taken / 2**20:.0f} MiB"
+            peak = int(_child(*more.split()).splitlines()[-1])
+            assert peak < ALLOWED, f"{peak / 2**20:.0f} MiB"
         assert "the same" in _child("diff", large / "run", tmp_path / "back")

@@ -57,8 +57,8 @@ def meta(tmp_path: Path) -> Write:
                 parts[1][name] = parts[0][name]
         change(parts)
         folder.mkdir()
-        told = {k: v for k, v in {**PARAMS, **(params or {})}.items() if v is not None}
-        (folder / "params.json").write_text(json.dumps(told), "utf-8")
+        content = {k: v for k, v in {**PARAMS, **(params or {})}.items() if v is not None}
+        (folder / "params.json").write_text(json.dumps(content), "utf-8")
         names = {"float32": "F32", "float16": "F16", "int32": "I32"}
         for rank, part in enumerate(parts):
             tree = {n: TensorHeader(n, names[str(a.dtype)], a.shape) for n, a in part.items()}
@@ -72,24 +72,28 @@ def meta(tmp_path: Path) -> Write:
 
 
 def test_parts_are_joined_each_where_it_was_cut(meta: Write, tmp_path: Path) -> None:
-    kept: Parts = []
-    convert(meta(change=kept.extend), tmp_path / "run", "meta", "mega")
+    parts: Parts = []
+    convert(meta(change=parts.extend), tmp_path / "run", "meta", "mega")
     ours = Checkpoint.open(tmp_path / "run")
     rows = {row.name: row for row in table(ours.spec)}
 
-    def both(name: str, dim: int) -> np.ndarray:
-        return np.concatenate([part[name] for part in kept], dim)
+    def concatenate_parts(name: str, dim: int) -> np.ndarray:
+        return np.concatenate([part[name] for part in parts], dim)
 
     def read(name: str) -> np.ndarray:
         return ours.read_raw(MODEL, name, whole_slab(rows[name].shape))
 
-    assert np.array_equal(read("embed.weight"), both("tok_embeddings.weight", 1))
-    assert np.array_equal(read("head.weight"), both("output.weight", 0))
-    assert np.array_equal(read("layers.0.out.weight"), both("layers.0.attention.wo.weight", 1))
-    assert np.array_equal(read("layers.0.down.weight"), both("layers.0.feed_forward.w2.weight", 1))
-    gate_up = [both(f"layers.0.feed_forward.{w}.weight", 0) for w in ("w1", "w3")]
+    assert np.array_equal(read("embed.weight"), concatenate_parts("tok_embeddings.weight", 1))
+    assert np.array_equal(read("head.weight"), concatenate_parts("output.weight", 0))
+    assert np.array_equal(read("layers.0.out.weight"), concatenate_parts("layers.0.attention.wo.weight", 1))
+    assert np.array_equal(
+        read("layers.0.down.weight"), concatenate_parts("layers.0.feed_forward.w2.weight", 1)
+    )
+    gate_up = [concatenate_parts(f"layers.0.feed_forward.{w}.weight", 0) for w in ("w1", "w3")]
     assert np.array_equal(read("layers.0.gate_up.weight"), np.concatenate(gate_up))
-    qkv = [both(f"layers.0.attention.{w}.weight", 0) for w in ("wq", "wk", "wv")]  # a head is one pair
+    qkv = [
+        concatenate_parts(f"layers.0.attention.{w}.weight", 0) for w in ("wq", "wk", "wv")
+    ]  # a head is one pair
     assert np.array_equal(read("layers.0.qkv.weight"), np.concatenate(qkv))
 
 
@@ -141,39 +145,39 @@ DAMAGE: dict[str, tuple[dict[str, Any] | None, Callable[[Parts], Any], str]] = {
 
 @pytest.mark.parametrize("what", DAMAGE)
 def test_a_folder_that_is_not_whole_is_refused_in_one_line(meta: Write, tmp_path: Path, what: str) -> None:
-    params, change, said = DAMAGE[what]
+    params, change, message = DAMAGE[what]
     folder = meta(params, change)
     with pytest.raises(FormatError) as caught:
         convert(folder, tmp_path / "run", "meta", "mega")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert not (tmp_path / "run").exists()
 
 
 def test_files_that_are_missing_or_cut_are_named(meta: Write, tmp_path: Path) -> None:
-    def refused(said: str) -> None:
-        with pytest.raises(FormatError, match=said):
+    def assert_refused(message: str) -> None:
+        with pytest.raises(FormatError, match=message):
             convert(tmp_path / "meta", tmp_path / "run", "meta", "mega")
 
-    refused("meta: no such file or folder; hint: ls ")
+    assert_refused("meta: no such file or folder; hint: ls ")
     (tmp_path / "meta").mkdir()
-    refused("meta: has no params.json: wanted a folder of Meta's Llama")
+    assert_refused("meta: has no params.json: wanted a folder of Meta's Llama")
     (tmp_path / "meta").rmdir()
     folder = meta()
     first, second = (folder / f"consolidated.0{rank}.pth" for rank in range(2))
     whole = second.read_bytes()
     second.write_bytes(whole[: len(whole) // 2])
-    refused("consolidated.01.pth: ")
+    assert_refused("consolidated.01.pth: ")
     second.rename(folder / "consolidated.02.pth")
-    refused("consolidated.01.pth: no such file: wanted a part for every rank to consolidated.02.pth")
+    assert_refused("consolidated.01.pth: no such file: wanted a part for every rank to consolidated.02.pth")
     (folder / "consolidated.02.pth").unlink()
     zip_writer.write(first, {"model": {}}, lambda _: [])
-    refused("consolidated.00.pth: is no part of a Llama: wanted a dictionary of tensors")
+    assert_refused("consolidated.00.pth: is no part of a Llama: wanted a dictionary of tensors")
     first.unlink()
-    refused("meta: has no weights: wanted consolidated.00.pth and on")
+    assert_refused("meta: has no weights: wanted consolidated.00.pth and on")
     (folder / "params.json").write_text("{", "utf-8")
-    refused("params.json: is not JSON")
+    assert_refused("params.json: is not JSON")
     (folder / "params.json").write_text("[]", "utf-8")
-    refused("params.json: content: found list, wanted a JSON object")
+    assert_refused("params.json: content: found list, wanted a JSON object")
     assert not (tmp_path / "run").exists()
 
 
@@ -203,8 +207,8 @@ def test_what_mistral_adds_to_the_parameters_is_known(meta: Write, tmp_path: Pat
 def test_a_tokenizer_is_the_one_that_is_named_or_the_folders(meta: Write, tmp_path: Path) -> None:
     folder = meta()
     (tmp_path / "tokenizer.model").write_bytes(b"IQ== 0\n")
-    said = "tokenizer.model: tokens: found 1 and 256 special ones, wanted the model's 12"
-    with pytest.raises(FormatError, match=said):
+    message = "tokenizer.model: tokens: found 1 and 256 special ones, wanted the model's 12"
+    with pytest.raises(FormatError, match=message):
         convert(folder, tmp_path / "run", "meta", "mega")
     open_tokenizer("NullTokenizer", vocab_size=11).save(tmp_path / "null")
     reading = ReadOptions(tokenizer=tmp_path / "null")
@@ -228,7 +232,7 @@ def test_metas_program_finds_the_width_of_the_feed_forward(ffn: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"sliding_window": 3}, "model.sliding_window: Meta's Llama has no such thing: found 3, wanted None"),
         ({"qkv_bias": True}, "model.qkv_bias"),
@@ -240,10 +244,10 @@ def test_metas_program_finds_the_width_of_the_feed_forward(ffn: int) -> None:
     ],
 )
 def test_a_model_that_metas_program_has_not_is_refused(
-    run_folder: Any, tmp_path: Path, change: dict[str, Any], said: str
+    run_folder: Any, tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
     run = run_folder(llama(**SMALL | change))
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         convert(run, tmp_path / "out", "mega", "meta")
     assert not (tmp_path / "out").exists()
 
@@ -261,8 +265,10 @@ GATED |= {"qkv_bias": False, "tied": False}
 
 def test_a_gpt_with_all_that_a_llama_has_is_written_as_one(run_folder: Any, tmp_path: Path) -> None:
     gated = gpt(**SMALL | GATED)
-    done = convert(run_folder(gated), tmp_path / "out", "mega", "meta", target=WriteOptions(layout=Layout()))
-    assert done.written.parameters == count_params(table(gated))
+    result = convert(
+        run_folder(gated), tmp_path / "out", "mega", "meta", target=WriteOptions(layout=Layout())
+    )
+    assert result.written.parameters == count_params(table(gated))
     convert(tmp_path / "out", tmp_path / "back", "meta", "mega")
     back, before = Checkpoint.open(tmp_path / "back"), Checkpoint.open(tmp_path / "run")
     assert back.spec == replace(gated, family="llama", max_seq_len=back.spec.max_seq_len)
@@ -311,7 +317,7 @@ def test_cuts_that_cannot_be_and_places_that_are_taken_are_refused(
     with pytest.raises(ConfigError, match=r"holds something else than a model: no params.json"):
         to_meta(Layout(), force=True)
     (out / "mine.txt").rename(out / "params.json")
-    done = to_meta(Layout(), force=True, dtype="bf16")
+    result = to_meta(Layout(), force=True, dtype="bf16")
     assert sorted(path.name for path in out.iterdir()) == ["consolidated.00.pth", "params.json"]
-    assert done.written.bytes == 2 * done.written.parameters
-    assert set(done.dropped) >= {"the optimizer's state", "the tokenizer", "the run's configuration"}
+    assert result.written.bytes == 2 * result.written.parameters
+    assert set(result.dropped) >= {"the optimizer's state", "the tokenizer", "the run's configuration"}

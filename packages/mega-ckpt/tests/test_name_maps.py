@@ -62,7 +62,7 @@ def test_what_is_assembled_is_gathered_again(name: str) -> None:
         ours = rng.integers(0, 1 << 30, row.shape)
         for known in _lists(SPECS[name]):
             back = np.zeros_like(ours)
-            for foreign in (alias.unsharded(row) for alias in known if alias.ours == row.name):
+            for foreign in (alias.unsharded_tensor(row) for alias in known if alias.ours == row.name):
                 stored = foreign.assemble(ours.dtype, lambda slab, ours=ours: ours[slab.in_global])
                 assert stored.shape == foreign.shape
                 for box in foreign.boxes:
@@ -132,12 +132,12 @@ def test_rows_of_q_k_and_v_are_mixed_as_the_version_says(version: float) -> None
     heads, width = spec.heads // tp, spec.head_dim
     q_k_v = np.arange(3 * spec.hidden).reshape(3, spec.heads, width)
     for rank in range(tp):
-        mine = q_k_v[:, rank * heads : (rank + 1) * heads]
-        stored = {0: mine, 1: mine.transpose(1, 2, 0), 2: mine.transpose(1, 0, 2)}[
+        rank_rows = q_k_v[:, rank * heads : (rank + 1) * heads]
+        stored = {0: rank_rows, 1: rank_rows.transpose(1, 2, 0), 2: rank_rows.transpose(1, 0, 2)}[
             min(int(version), 2)
         ].ravel()
         order = megatron_names.rank_order(spec, tp, version)
-        assert np.array_equal(stored if order is None else stored[list(order)], mine.ravel())
+        assert np.array_equal(stored if order is None else stored[list(order)], rank_rows.ravel())
 
 
 def test_a_group_of_heads_is_not_cut() -> None:

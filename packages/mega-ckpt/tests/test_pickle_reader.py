@@ -31,19 +31,19 @@ def name(full: str) -> bytes:
     return f"c{module}\n{last}\n".encode()
 
 
-def alone(program: bytes) -> bytes:
+def bare_pickle(program: bytes) -> bytes:
     return b"\x80\x02" + program
 
 
-def before_1_6(program: bytes) -> bytes:
+def legacy_file(program: bytes) -> bytes:
     parts = (MAGIC, 1001, {"little_endian": True})
-    return b"".join(pickle.dumps(part, 2) for part in parts) + alone(program) + pickle.dumps([], 2)
+    return b"".join(pickle.dumps(part, 2) for part in parts) + bare_pickle(program) + pickle.dumps([], 2)
 
 
-def zipped(program: bytes, **members: bytes) -> Callable[[Path], None]:
+def write_zip(program: bytes, **members: bytes) -> Callable[[Path], None]:
     def write(path: Path) -> None:
         with zipfile.ZipFile(path, "w") as archive:
-            archive.writestr("a/data.pkl", alone(program))
+            archive.writestr("a/data.pkl", bare_pickle(program))
             for member, raw in members.items():
                 archive.writestr(f"a/{member}", raw)
 
@@ -58,16 +58,16 @@ socket.socket(fileno=descriptor).sendall(bytes.fromhex({said!r}))
 """
 
 
-def answer(said: str) -> bytes:
-    return b"A" + struct.pack("<Q", len(said)) + said.encode()
+def answer(content: str) -> bytes:
+    return b"A" + struct.pack("<Q", len(content)) + content.encode()
 
 
-def told(value: str, storages: str = "{}") -> bytes:
+def answer_with(value: str, storages: str = "{}") -> bytes:
     return answer(f'{{"values": [{value}], "storages": {storages}, "end": 9}}')
 
 
 @pytest.mark.parametrize(
-    "said",
+    "reply",
     [
         b"",
         b"X",
@@ -79,33 +79,33 @@ def told(value: str, storages: str = "{}") -> bytes:
         answer('{"values": [], "storages": {}}'),
         answer('{"refused": 3, "found": {}}'),
         answer("[" * 20_000),
-        told('["planet", 3]'),
-        told("[]"),
-        told('["dict", 1]'),
-        told('["record"]'),
-        told('["int", "0x"]'),
-        told('["bytes", 7]'),
-        told('["array", "|O8", ["tuple", 1], false, "AAAAAAAAAAA="]'),
-        told('["array", "<f8", ["tuple", 9], false, "AAAAAAAAAAA="]'),
-        told('["tensor", "0", "torch.FloatStorage", 0, ["tuple", 1], ["tuple", 1]]'),
-        told("1", '{"0": ["torch.FloatStorage", 4]}'),
-        told("1", '{"0": ["torch.EvilStorage", 4]}'),
+        answer_with('["planet", 3]'),
+        answer_with("[]"),
+        answer_with('["dict", 1]'),
+        answer_with('["record"]'),
+        answer_with('["int", "0x"]'),
+        answer_with('["bytes", 7]'),
+        answer_with('["array", "|O8", ["tuple", 1], false, "AAAAAAAAAAA="]'),
+        answer_with('["array", "<f8", ["tuple", 9], false, "AAAAAAAAAAA="]'),
+        answer_with('["tensor", "0", "torch.FloatStorage", 0, ["tuple", 1], ["tuple", 1]]'),
+        answer_with("1", '{"0": ["torch.FloatStorage", 4]}'),
+        answer_with("1", '{"0": ["torch.EvilStorage", 4]}'),
     ],
 )
 def test_nothing_that_the_process_says_is_taken_on_trust(
-    said: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    reply: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "model.pt").write_bytes(alone(b"N."))
-    monkeypatch.setattr(pickle_reader, "_BOOT", LIAR.format(said=said.hex()))
-    with pytest.raises(FormatError, match=r"model.pt: ") as refused:
+    (tmp_path / "model.pt").write_bytes(bare_pickle(b"N."))
+    monkeypatch.setattr(pickle_reader, "_BOOT", LIAR.format(said=reply.hex()))
+    with pytest.raises(FormatError, match=r"model.pt: ") as assert_refused:
         open_file(tmp_path / "model.pt")
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(assert_refused.value)
 
 
 def tensor(offset: int = 0, shape: bytes = b"K\x02\x85", strides: bytes = b"K\x01\x85") -> bytes:
-    kept = b"(" + text("storage") + name("torch.FloatStorage") + text("0") + text("cpu") + b"K\x04tQ"
+    storage = b"(" + text("storage") + name("torch.FloatStorage") + text("0") + text("cpu") + b"K\x04tQ"
     place = b"J" + struct.pack("<i", offset) + shape + strides
-    return name("torch._utils._rebuild_tensor_v2") + b"(" + kept + place + b"\x89NtR."
+    return name("torch._utils._rebuild_tensor_v2") + b"(" + storage + place + b"\x89NtR."
 
 
 NUMBERS = np.arange(4, dtype=np.float32).tobytes()
@@ -125,13 +125,13 @@ NUMBERS = np.arange(4, dtype=np.float32).tobytes()
     ],
 )
 def test_a_tensor_is_within_its_storage(program: bytes, line: str, tmp_path: Path) -> None:
-    zipped(program, **{"data/0": NUMBERS})(tmp_path / "model.pt")
+    write_zip(program, **{"data/0": NUMBERS})(tmp_path / "model.pt")
     with pytest.raises(FormatError, match=re.escape(f"model.pt: {line}")):
         open_file(tmp_path / "model.pt")
 
 
 def test_a_tensor_by_hand_is_read(tmp_path: Path) -> None:
-    zipped(tensor(1, strides=b"K\x02\x85"), **{"data/0": NUMBERS})(tmp_path / "model.pt")
+    write_zip(tensor(1, strides=b"K\x02\x85"), **{"data/0": NUMBERS})(tmp_path / "model.pt")
     assert open_file(tmp_path / "model.pt").tree.values().tolist() == [1.0, 3.0]
 
 
@@ -155,7 +155,7 @@ def test_a_tensor_by_hand_is_read(tmp_path: Path) -> None:
 def test_a_zip_that_is_not_as_torch_writes_it_is_refused(
     members: dict[str, bytes], line: str, tmp_path: Path
 ) -> None:
-    zipped(tensor(), **members)(tmp_path / "model.pt")
+    write_zip(tensor(), **members)(tmp_path / "model.pt")
     with pytest.raises(FormatError, match=re.escape(line)):
         open_file(tmp_path / "model.pt")
 
@@ -163,37 +163,37 @@ def test_a_zip_that_is_not_as_torch_writes_it_is_refused(
 def test_other_files_are_told_from_those_of_torch(tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
 
-    def refused(line: str) -> None:
+    def assert_refused(line: str) -> None:
         with pytest.raises(FormatError, match=f"model.pt.*: {line}"):
             open_file(path)
 
-    refused("no such file")
+    assert_refused("no such file")
     path.write_bytes(b"")
-    refused("is not a file of torch.save: found b'' at its beginning")
+    assert_refused("is not a file of torch.save: found b'' at its beginning")
     path.write_bytes(b"\x93NUMPY")
-    refused("is not a file of torch.save: found b'.x93NUM' at its beginning")
+    assert_refused("is not a file of torch.save: found b'.x93NUM' at its beginning")
     path.write_bytes(b"storages".ljust(257, b"\0") + b"ustar\x0000")
-    refused("is of torch before 0.2; hint: ")
+    assert_refused("is of torch before 0.2; hint: ")
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("word/document.xml", "")
-    refused("is a zip of something else: found 0 members NAME/data.pkl, wanted one")
+    assert_refused("is a zip of something else: found 0 members NAME/data.pkl, wanted one")
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a/data.pkl", b"\x80\x02N.")
-    refused("is compressed or encrypted; hint: ")
-    zipped(b"N.", **{"data.pk1": b""})(path)
+    assert_refused("is compressed or encrypted; hint: ")
+    write_zip(b"N.", **{"data.pk1": b""})(path)
     path.write_bytes(path.read_bytes().replace(b"data.pk1", b"data.pkl"))
-    refused("has two members of one name")
-    zipped(b"N.")(path)
+    assert_refused("has two members of one name")
+    write_zip(b"N.")(path)
     path.write_bytes(path.read_bytes().replace(b"\x80\x02N.", b"\x80\x02\x88."))
-    refused("checksum .crc32.: found ")
+    assert_refused("checksum .crc32.: found ")
     path.write_bytes(path.read_bytes()[:-30])
-    refused("is not a whole zip: found .*; hint: the file was cut off")
-    path.write_bytes(before_1_6(b"N.").replace(b"\x88", b"\x89"))
-    refused("of the numbers' bytes: little endian: found False, wanted True")
+    assert_refused("is not a whole zip: found .*; hint: the file was cut off")
+    path.write_bytes(legacy_file(b"N.").replace(b"\x88", b"\x89"))
+    assert_refused("of the numbers' bytes: little endian: found False, wanted True")
 
 
 def test_a_part_of_a_file_must_be_in_it(tmp_path: Path) -> None:
-    (tmp_path / "model.pt").write_bytes(b"junk" + alone(b"K\x05.") + b"junk")
+    (tmp_path / "model.pt").write_bytes(b"junk" + bare_pickle(b"K\x05.") + b"junk")
     assert open_file(tmp_path / "model.pt", 4, 5).tree == 5
     with pytest.raises(FormatError, match="size in bytes: found 13, wanted 14 or more"):
         open_file(tmp_path / "model.pt", 4, 10)
@@ -206,20 +206,20 @@ def mutations(raw: bytes, seed: int, count: int, head: int) -> Iterator[bytes]:
         end = head if rng.random() < 0.7 else len(raw)
         changed = bytearray(raw)
         kind = rng.randrange(6)
-        at, length = rng.randrange(end), rng.randrange(1, 20)
+        begin, length = rng.randrange(end), rng.randrange(1, 20)
         if kind == 0:
-            del changed[at:]
+            del changed[begin:]
         elif kind == 1:
-            del changed[at : at + length]
+            del changed[begin : begin + length]
         elif kind == 2:
-            changed[at:at] = changed[at : at + length]
+            changed[begin:begin] = changed[begin : begin + length]
         else:
             for _ in range(kind - 2):
                 changed[rng.randrange(end)] = rng.randrange(256)
         yield bytes(changed)
 
 
-@pytest.mark.parametrize("form", ["zip", "alone"])
+@pytest.mark.parametrize("form", ["zip", "bare_pickle"])
 def test_a_file_that_was_written_to_is_refused_or_read_and_nothing_else(form: str, tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
     if form == "zip":

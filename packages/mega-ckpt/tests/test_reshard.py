@@ -29,12 +29,12 @@ def test_the_command_writes_what_the_ranks_of_the_layout_would(
     mega: Any, run_folder: Any, small_gpt: ModelSpec, tmp_path: Path
 ) -> None:
     run = run_folder(small_gpt)
-    done = mega("reshard", "--load", run, "--save", tmp_path / "new", "--tp", 2, "--pp", 2)
-    assert done.exit_code == 0, done.output
+    result = mega("reshard", "--load", run, "--save", tmp_path / "new", "--tp", 2, "--pp", 2)
+    assert result.exit_code == 0, result.output
     size = sum(file.stat().st_size for file in (tmp_path / "new" / "iter_0000003").glob("*.safetensors"))
-    assert done.output.count("\n") == 1
-    assert f"{size:,} bytes in " in done.output
-    assert done.output.endswith("tp=2 pp=2\n")
+    assert result.output.count("\n") == 1
+    assert f"{size:,} bytes in " in result.output
+    assert result.output.endswith("tp=2 pp=2\n")
     old, new = Checkpoint.open(run), Checkpoint.open(tmp_path / "new")
     verify(new)
     assert set(new.tensors) == {MODEL, *OPTIMIZER}
@@ -67,11 +67,11 @@ def test_the_optimizer_can_be_left_behind(
     assert list(Checkpoint.open(tmp_path / "new").tensors) == [MODEL]
 
 
-@pytest.mark.parametrize(("layout", "said"), [(Layout(tp=3), "4 heads"), (Layout(pp=3), "2 layers")])
+@pytest.mark.parametrize(("layout", "message"), [(Layout(tp=3), "4 heads"), (Layout(pp=3), "2 layers")])
 def test_a_layout_that_does_not_divide_is_refused_before_anything_is_written(
-    run_folder: Any, small_gpt: ModelSpec, tmp_path: Path, layout: Layout, said: str
+    run_folder: Any, small_gpt: ModelSpec, tmp_path: Path, layout: Layout, message: str
 ) -> None:
-    with pytest.raises(LayoutError, match=said):
+    with pytest.raises(LayoutError, match=message):
         reshard(Checkpoint.open(run_folder(small_gpt)), tmp_path / "new", layout)
     assert not (tmp_path / "new").exists()
 
@@ -91,30 +91,30 @@ def test_a_checkpoint_of_the_iteration_is_replaced_only_when_asked(
     run_folder: Any, small_gpt: ModelSpec, tmp_path: Path
 ) -> None:
     source = Checkpoint.open(run_folder(small_gpt))
-    there = run_folder(small_gpt, "there", scale=2.0)
-    before = Checkpoint.open(there)
+    target = run_folder(small_gpt, "there", scale=2.0)
+    before = Checkpoint.open(target)
     with pytest.raises(ConfigError, match="there is a checkpoint already.*--force"):
-        reshard(source, there, Layout(tp=2))
+        reshard(source, target, Layout(tp=2))
     verify(before)
-    reshard(source, there, Layout(tp=2), force=True)
-    assert Checkpoint.open(there).written_by["tp"] == 2
+    reshard(source, target, Layout(tp=2), force=True)
+    assert Checkpoint.open(target).written_by["tp"] == 2
 
 
 def test_a_run_with_other_checkpoints_does_not_get_another_latest_one_by_mistake(
     run_folder: Any, small_gpt: ModelSpec, tmp_path: Path
 ) -> None:
     source = Checkpoint.open(run_folder(small_gpt))
-    there = run_folder(small_gpt, "there", iteration=source.iteration - 1, scale=2.0)
-    earlier = Checkpoint.open(there).folder
-    before = sorted(path.name for path in there.rglob("*"))
+    target = run_folder(small_gpt, "there", iteration=source.iteration - 1, scale=2.0)
+    earlier = Checkpoint.open(target).folder
+    before = sorted(path.name for path in target.rglob("*"))
     with pytest.raises(ConfigError, match=r"--save: is a run with other checkpoints.*hint: --force adds"):
-        reshard(source, there, Layout(tp=2))
-    with pytest.raises(ConfigError, match=rf"--save: is a checkpoint: .*hint: --save {there}$"):
+        reshard(source, target, Layout(tp=2))
+    with pytest.raises(ConfigError, match=rf"--save: is a checkpoint: .*hint: --save {target}$"):
         reshard(source, earlier, Layout(tp=2), force=True)
-    assert sorted(path.name for path in there.rglob("*")) == before
-    assert (there / LATEST).read_text() == f"{source.iteration - 1}\n"
-    reshard(source, there, Layout(tp=2), force=True)
-    assert Checkpoint.open(there).iteration == source.iteration
+    assert sorted(path.name for path in target.rglob("*")) == before
+    assert (target / LATEST).read_text() == f"{source.iteration - 1}\n"
+    reshard(source, target, Layout(tp=2), force=True)
+    assert Checkpoint.open(target).iteration == source.iteration
 
 
 def test_a_damaged_source_is_refused_and_nothing_is_written(
@@ -135,10 +135,10 @@ def test_an_interruption_leaves_nothing_behind(
 ) -> None:
     source = Checkpoint.open(run_folder(small_gpt))
 
-    def interrupted(*_: object) -> np.ndarray:
+    def interrupt(*_: object) -> np.ndarray:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(row_stream.PieceReader, "read_into", interrupted)
+    monkeypatch.setattr(row_stream.PieceReader, "read_into", interrupt)
     with pytest.raises(KeyboardInterrupt):
         reshard(source, tmp_path / "new", Layout(tp=2))
     assert not (tmp_path / "new").exists()
@@ -146,13 +146,13 @@ def test_an_interruption_leaves_nothing_behind(
 
 def test_every_element_is_written_by_one_rank(small_llama: ModelSpec) -> None:
     layout, dtypes = Layout(tp=2, pp=2), {row.name: "F32" for row in table(small_llama)}
-    found = rank_shares(small_llama, layout, dtypes)
-    assert [share.rank for share in found] == [
+    shares = rank_shares(small_llama, layout, dtypes)
+    assert [share.rank for share in shares] == [
         layout.rank(Coordinates(tp, 0, pp)) for pp in (0, 1) for tp in (0, 1)
     ]
     for row in table(small_llama):
         written = np.zeros(row.shape, int)
-        for share in found:
+        for share in shares:
             for box in share.boxes:
                 if box.name == row.name:
                     written[box.slab.in_global] += 1
@@ -161,11 +161,11 @@ def test_every_element_is_written_by_one_rank(small_llama: ModelSpec) -> None:
 
 def test_inspect_says_what_the_manifest_says(mega: Any, run_folder: Any, small_gpt: ModelSpec) -> None:
     run = run_folder(small_gpt)
-    told = json.loads(mega("inspect", run, "--json", "--tensors").output)
-    assert (told["iteration"], told["written_by"]) == (3, {"tp": 1, "pp": 1, "cp": 1, "dp": 1})
-    assert told["parameters"] * 4 == told["namespaces"][MODEL]["bytes"]
-    assert told["tokenizer"]["vocab_size"] == 11
-    assert told["tensors"][MODEL]["embed.weight"]["shape"] == [11, 8]
+    summary = json.loads(mega("inspect", run, "--json", "--tensors").output)
+    assert (summary["iteration"], summary["written_by"]) == (3, {"tp": 1, "pp": 1, "cp": 1, "dp": 1})
+    assert summary["parameters"] * 4 == summary["namespaces"][MODEL]["bytes"]
+    assert summary["tokenizer"]["vocab_size"] == 11
+    assert summary["tensors"][MODEL]["embed.weight"]["shape"] == [11, 8]
     text = mega("inspect", run, "--tensors").output
     assert "gpt: 2 layers, hidden 8, 4 heads" in text
     assert "model  embed.weight  F32  11 x 8\n    [0:11, 0:8]  model-00000.safetensors\n" in text
@@ -207,17 +207,17 @@ def test_state_of_matrices_and_of_the_rest_lie_apart(small_gpt: ModelSpec, tmp_p
         named = {row.name for row in rows} if space == MODEL else matrices
         if space.startswith("optim.exp"):
             named = {row.name for row in rows} - matrices
-        some = [
+        names = [
             BoxToWrite(row.name, row.shape, whole_slab(row.shape), "F32") for row in rows if row.name in named
         ]
-        save.write(space, 0, some, lambda box: np.ones(box.whole, np.float32))
+        save.write(space, 0, names, lambda box: np.ones(box.whole, np.float32))
     save.commit(small_gpt, layout=Layout(), trainer={"iteration": 3, "consumed_samples": 24})
     cut = Checkpoint.open(reshard(Checkpoint.open(tmp_path / "run"), tmp_path / "cut", Layout(tp=2, pp=2)))
     verify(cut)
     assert set(cut.tensors["optim.momentum"]) == matrices
     manifest = json.loads((cut.folder / "manifest.json").read_text("utf-8"))
     name = min(matrices)
-    for take, put, said in (
+    for take, put, message in (
         ("optim.momentum", None, f"optim.exp_avg has no tensor: wanted {name}"),
         ("optim.momentum", "optim.exp_avg", f"optim.exp_avg_sq has no tensor: wanted {name}"),
         (None, "optim.exp_avg", f"has a tensor that the model has not: found {name}"),
@@ -229,5 +229,5 @@ def test_state_of_matrices_and_of_the_rest_lie_apart(small_gpt: ModelSpec, tmp_p
         if put:
             changed["tensors"][put][name] = entry
         replace_manifest(cut.folder, json.dumps(changed))
-        with pytest.raises(FormatError, match=said):
+        with pytest.raises(FormatError, match=message):
             verify(Checkpoint.open(cut.folder))

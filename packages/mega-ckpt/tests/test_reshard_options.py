@@ -30,24 +30,24 @@ from mega_schema.parallel_layout import Layout
 from mega_schema.spec import ModelSpec, gpt
 
 
-def _whole(checkpoint: Checkpoint, space: str) -> dict[str, np.ndarray]:
+def _read_tensors(checkpoint: Checkpoint, space: str) -> dict[str, np.ndarray]:
     tensors = checkpoint.tensors[space]
     return {name: checkpoint.read_raw(space, name, whole_slab(t.shape)) for name, t in tensors.items()}
 
 
-def _mixed(run: Path, spec: ModelSpec, *, largest: float = 1.0) -> Checkpoint:
+def _save_mixed(run: Path, spec: ModelSpec, *, largest: float = 1.0) -> Checkpoint:
     """What a run in bfloat16 saves: narrow weights beside the float32 ones and the moments."""
     rows, rng = [row for row in table(spec) if row.tied_to is None], np.random.default_rng(4)
     main = {row.name: (largest * rng.normal(size=row.shape)).astype(np.float32) for row in rows}
     save = CheckpointWriter(run, 5)
     save.begin()
 
-    def of(kind: str) -> list[BoxToWrite]:
+    def boxes_of(kind: str) -> list[BoxToWrite]:
         return [BoxToWrite(row.name, row.shape, whole_slab(row.shape), kind) for row in rows]
 
-    save.write(MODEL, 0, of("BF16"), lambda box: dtypes.cast(main[box.name], "F32", "BF16", box.name))
+    save.write(MODEL, 0, boxes_of("BF16"), lambda box: dtypes.cast(main[box.name], "F32", "BF16", box.name))
     for space in OPTIMIZER:
-        save.write(space, 0, of("F32"), lambda box: main[box.name])
+        save.write(space, 0, boxes_of("F32"), lambda box: main[box.name])
     return Checkpoint(save.commit(spec, layout=Layout(), trainer={"iteration": 5}))
 
 
@@ -55,13 +55,13 @@ def test_a_rank_of_an_interleaved_pipeline_has_the_layers_of_each_of_its_stages(
     mega: Any, run_folder: Any, tmp_path: Path
 ) -> None:
     run = run_folder(gpt(layers=8, hidden=8, heads=4, vocab=11, max_seq_len=6))
-    done = mega("reshard", "--load", run, "--save", tmp_path / "new", "--pp", 2, "--vp", 2, "--json")
-    told = json.loads(done.output)
+    result = mega("reshard", "--load", run, "--save", tmp_path / "new", "--pp", 2, "--vp", 2, "--json")
+    report = json.loads(result.output)
     new = Checkpoint.open(tmp_path / "new")
     verify(new)
-    assert (told["tp"], told["pp"], told["vp"]) == (1, 2, 2)
+    assert (report["tp"], report["pp"], report["vp"]) == (1, 2, 2)
     assert new.written_by == {"tp": 1, "pp": 2, "cp": 1, "dp": 1, "vp": 2}
-    held = {
+    layers_of_rank = {
         number: {
             name.split(".")[1] if "layers." in name else name
             for name, tensor in new.tensors[MODEL].items()
@@ -69,8 +69,8 @@ def test_a_rank_of_an_interleaved_pipeline_has_the_layers_of_each_of_its_stages(
         }
         for number in (0, 1)
     }
-    assert held[0] == {"0", "1", "4", "5", "embed.weight", "position.weight"}
-    assert held[1] == {"2", "3", "6", "7", "final_norm.weight", "final_norm.bias"}
+    assert layers_of_rank[0] == {"0", "1", "4", "5", "embed.weight", "position.weight"}
+    assert layers_of_rank[1] == {"2", "3", "6", "7", "final_norm.weight", "final_norm.bias"}
 
 
 def test_more_stages_than_layers_are_refused(run_folder: Any, small_gpt: ModelSpec, tmp_path: Path) -> None:
@@ -82,9 +82,11 @@ def test_experts_are_not_cut_where_there_are_none(
     mega: Any, run_folder: Any, small_gpt: ModelSpec, tmp_path: Path
 ) -> None:
     words = ("reshard", "--load", run_folder(small_gpt), "--save", tmp_path / "new")
-    done = mega(*words, "--ep", 2)
-    assert isinstance(done.exception, ConfigError)
-    assert str(done.exception) == ("--ep: the model has no experts: found 2, wanted 1; hint: leave --ep out")
+    result = mega(*words, "--ep", 2)
+    assert isinstance(result.exception, ConfigError)
+    assert str(result.exception) == (
+        "--ep: the model has no experts: found 2, wanted 1; hint: leave --ep out"
+    )
     assert mega(*words, "--ep", 1).exit_code == 0
 
 
@@ -92,29 +94,31 @@ def test_experts_are_not_cut_where_there_are_none(
 def test_weights_are_rounded_once_from_the_optimizers(
     mega: Any, small_gpt: ModelSpec, tmp_path: Path, kind: str
 ) -> None:
-    old = _mixed(tmp_path / "run", small_gpt)
-    done = mega("reshard", "--load", tmp_path / "run", "--save", tmp_path / "new", "--dtype", kind, "--tp", 2)
-    assert done.exit_code == 0, done.exception
+    old = _save_mixed(tmp_path / "run", small_gpt)
+    result = mega(
+        "reshard", "--load", tmp_path / "run", "--save", tmp_path / "new", "--dtype", kind, "--tp", 2
+    )
+    assert result.exit_code == 0, result.exception
     new = Checkpoint.open(tmp_path / "new")
     verify(new)
-    main, weights = _whole(old, MAIN), _whole(new, MODEL)
+    main, weights = _read_tensors(old, MAIN), _read_tensors(new, MODEL)
     for name, values in weights.items():
         wanted = dtypes.cast(main[name], "F32", dtypes.NAMES[kind], name)
         assert (values == wanted).all(), name
     assert set(new.tensors) == {MODEL, *OPTIMIZER} - ({MAIN} if kind == "fp32" else set())
     for space in set(new.tensors) - {MODEL}:
         assert {tensor.dtype for tensor in new.tensors[space].values()} == {"F32"}
-        assert all((v == main[name]).all() for name, v in _whole(new, space).items()), space
+        assert all((v == main[name]).all() for name, v in _read_tensors(new, space).items()), space
 
 
 def test_narrower_weights_leave_the_optimizer_its_float32_ones(small_gpt: ModelSpec, tmp_path: Path) -> None:
-    wide = reshard(_mixed(tmp_path / "run", small_gpt), tmp_path / "wide", Layout(tp=2), dtype="fp32")
+    wide = reshard(_save_mixed(tmp_path / "run", small_gpt), tmp_path / "wide", Layout(tp=2), dtype="fp32")
     assert MAIN not in Checkpoint(wide).tensors
     back = Checkpoint(reshard(Checkpoint(wide), tmp_path / "back", Layout(), dtype="bf16"))
     old = Checkpoint.open(tmp_path / "run")
     for space in (MODEL, *OPTIMIZER):
-        was = _whole(old, space)
-        assert all((values == was[name]).all() for name, values in _whole(back, space).items()), space
+        was = _read_tensors(old, space)
+        assert all((values == was[name]).all() for name, values in _read_tensors(back, space).items()), space
 
 
 def test_without_the_optimizer_a_dtype_is_of_the_weights_alone() -> None:
@@ -125,7 +129,7 @@ def test_without_the_optimizer_a_dtype_is_of_the_weights_alone() -> None:
 
 
 def test_a_weight_that_float16_has_not_is_named(small_gpt: ModelSpec, tmp_path: Path) -> None:
-    source = _mixed(tmp_path / "run", small_gpt, largest=1e6)
+    source = _save_mixed(tmp_path / "run", small_gpt, largest=1e6)
     with pytest.raises(FormatError, match=r"optim.main embed.weight: too large for F16: .*--dtype bf16"):
         reshard(source, tmp_path / "new", Layout(), dtype="fp16")
     assert not (tmp_path / "new").exists()
@@ -134,39 +138,42 @@ def test_a_weight_that_float16_has_not_is_named(small_gpt: ModelSpec, tmp_path: 
 def test_verify_finds_weights_that_are_not_the_optimizers(
     mega: Any, small_gpt: ModelSpec, tmp_path: Path
 ) -> None:
-    sound = _mixed(tmp_path / "run", small_gpt)
-    told = json.loads(mega("verify", sound.folder, "--json").output)
+    sound = _save_mixed(tmp_path / "run", small_gpt)
+    report = json.loads(mega("verify", sound.folder, "--json").output)
     size = sum(piece.bytes for *_, piece in sound.pieces())
-    assert told == {
+    assert report == {
         "folder": str(sound.folder), "sound": True, "tensors": 112, "pieces": 112, "bytes": size
     }  # fmt: skip
     save = CheckpointWriter(tmp_path / "other", 5)
     save.begin()
     for space, tensors in sound.tensors.items():
         whole = [BoxToWrite(name, t.shape, whole_slab(t.shape), t.dtype) for name, t in tensors.items()]
-        bits = _whole(sound, space)
+        bits = _read_tensors(sound, space)
         if space == MODEL:
             bits["layers.1.up.weight"][3, 2] ^= 1  # the last bit of one number
         save.write(space, 0, whole, lambda box, bits=bits: bits[box.name])
-    other = Checkpoint(save.commit(small_gpt, layout=Layout(), trainer={"iteration": 5}))
+    replacement = Checkpoint(save.commit(small_gpt, layout=Layout(), trainer={"iteration": 5}))
     with pytest.raises(
         FormatError, match=r"model layers.1.up.weight: is not optim.main rounded to BF16: fou"
     ):
-        verify(other)
-    mended = Checkpoint(reshard(other, tmp_path / "mended", Layout(), dtype="bf16"))
+        verify(replacement)
+    mended = Checkpoint(reshard(replacement, tmp_path / "mended", Layout(), dtype="bf16"))
     verify(mended)
-    assert all((bits == _whole(sound, MODEL)[name]).all() for name, bits in _whole(mended, MODEL).items())
+    assert all(
+        (bits == _read_tensors(sound, MODEL)[name]).all()
+        for name, bits in _read_tensors(mended, MODEL).items()
+    )
 
 
 def test_infinities_and_no_numbers_are_weights_too(small_gpt: ModelSpec, tmp_path: Path) -> None:
-    sound = verify(_mixed(tmp_path / "sound", small_gpt))
+    sound = verify(_save_mixed(tmp_path / "sound", small_gpt))
     for largest in (np.inf, np.nan):
-        assert verify(_mixed(tmp_path / f"{largest}", small_gpt, largest=largest)) == sound
+        assert verify(_save_mixed(tmp_path / f"{largest}", small_gpt, largest=largest)) == sound
 
 
-def _limited(size: int) -> Callable[[], contextlib.AbstractContextManager[None]]:
+def _limit_file_size(size: int) -> Callable[[], contextlib.AbstractContextManager[None]]:
     @contextlib.contextmanager
-    def within() -> Iterator[None]:
+    def limit() -> Iterator[None]:
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
         try:
@@ -174,18 +181,20 @@ def _limited(size: int) -> Callable[[], contextlib.AbstractContextManager[None]]
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
-    return within
+    return limit
 
 
 def test_a_disk_that_takes_no_more_is_one_line_and_leaves_nothing(
     run_folder: Any, small_gpt: ModelSpec, tmp_path: Path
 ) -> None:
     source = Checkpoint.open(run_folder(small_gpt))
-    with _limited(6000)(), pytest.raises(MegaError) as caught:
+    with _limit_file_size(6000)(), pytest.raises(MegaError) as caught:
         reshard(source, tmp_path / "new", Layout())
-    said = str(caught.value)
-    assert said.startswith(f"{tmp_path / 'new' / '.iter_0000003.partial'}: not written: found File too large")
-    assert "hint: make room there" in said
+    message = str(caught.value)
+    assert message.startswith(
+        f"{tmp_path / 'new' / '.iter_0000003.partial'}: not written: found File too large"
+    )
+    assert "hint: make room there" in message
     assert not (tmp_path / "new").exists()
 
 
@@ -197,7 +206,10 @@ def test_a_disk_that_takes_no_more_of_a_foreign_folder_is_one_line_too(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     run = run_folder(small_llama)
-    with _limited(3000)(), pytest.raises(MegaError, match="out.*: not written: found File too large; hint"):
+    with (
+        _limit_file_size(3000)(),
+        pytest.raises(MegaError, match="out.*: not written: found File too large; hint"),
+    ):
         convert(run, tmp_path / "out", "mega", want)
     monkeypatch.setattr(json, "dump", full)  # what is beside the weights
     with pytest.raises(MegaError, match="out.*: not written: found No space left on device; hint: make room"):
@@ -214,9 +226,9 @@ def test_a_disk_that_may_not_be_written_is_named(
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
 
     monkeypatch.setattr(Path, "mkdir", refuses)
-    done = mega("reshard", "--load", run, "--save", tmp_path / "new")
-    assert isinstance(done.exception, OSError)  # which the command says with its path
-    assert (done.exception.filename, done.exception.errno) == (str(tmp_path / "new"), errno.EROFS)
+    result = mega("reshard", "--load", run, "--save", tmp_path / "new")
+    assert isinstance(result.exception, OSError)  # which the command says with its path
+    assert (result.exception.filename, result.exception.errno) == (str(tmp_path / "new"), errno.EROFS)
 
 
 def test_a_file_that_was_cut_after_it_was_opened_is_refused(
@@ -249,12 +261,12 @@ def test_an_interrupted_reshard_can_be_run_again(
     source = Checkpoint.open(run_folder(small_gpt))
 
     @contextlib.contextmanager
-    def interrupted(_: int) -> Iterator[Callable[[int], object]]:
+    def interrupt(_: int) -> Iterator[Callable[[int], object]]:
         moments = iter([_thread.interrupt_main])
         yield lambda _: next(moments, int)()
 
     with pytest.raises(KeyboardInterrupt):
-        reshard(source, tmp_path / "new", Layout(tp=2), progress=interrupted)
+        reshard(source, tmp_path / "new", Layout(tp=2), progress=interrupt)
     assert not (tmp_path / "new").exists()
     verify(Checkpoint(reshard(source, tmp_path / "new", Layout(tp=2))))
 
@@ -275,10 +287,10 @@ def test_what_a_killed_reshard_left_is_no_checkpoint_and_goes_with_the_next(
 def test_both_names_of_force_replace(
     mega: Any, run_folder: Any, small_gpt: ModelSpec, tmp_path: Path, flag: str
 ) -> None:
-    run, there = run_folder(small_gpt), run_folder(small_gpt, "there", scale=2.0)
-    assert "add --force" in str(mega("reshard", "--load", run, "--save", there).exception)
-    assert mega("reshard", "--load", run, "--save", there, flag).exit_code == 0
-    old, new = (_whole(Checkpoint.open(folder), MODEL) for folder in (run, there))
+    run, target = run_folder(small_gpt), run_folder(small_gpt, "there", scale=2.0)
+    assert "add --force" in str(mega("reshard", "--load", run, "--save", target).exception)
+    assert mega("reshard", "--load", run, "--save", target, flag).exit_code == 0
+    old, new = (_read_tensors(Checkpoint.open(folder), MODEL) for folder in (run, target))
     assert all((new[name] == values).all() for name, values in old.items())
 
 
@@ -286,12 +298,12 @@ def test_progress_is_told_every_byte(run_folder: Any, small_gpt: ModelSpec, tmp_
     source, seen = Checkpoint.open(run_folder(small_gpt)), list[int]()
 
     @contextlib.contextmanager
-    def counted(total: int) -> Iterator[Callable[[int], object]]:
+    def count_bytes(total: int) -> Iterator[Callable[[int], object]]:
         yield seen.append
         assert sum(seen) == total
 
-    new = Checkpoint(reshard(source, tmp_path / "new", Layout(tp=2), progress=counted))
+    new = Checkpoint(reshard(source, tmp_path / "new", Layout(tp=2), progress=count_bytes))
     assert sum(seen) == sum(piece.bytes for *_, piece in new.pieces())
     seen.clear()
-    verify(new, counted)
+    verify(new, count_bytes)
     assert sum(seen) == sum(piece.bytes for *_, piece in new.pieces())

@@ -34,19 +34,19 @@ def name(full: str) -> bytes:
     return f"c{module}\n{last}\n".encode()
 
 
-def alone(program: bytes) -> bytes:
+def bare_pickle(program: bytes) -> bytes:
     return b"\x80\x02" + program
 
 
-def before_1_6(program: bytes) -> bytes:
+def legacy_file(program: bytes) -> bytes:
     parts = (MAGIC, 1001, {"little_endian": True})
-    return b"".join(pickle.dumps(part, 2) for part in parts) + alone(program) + pickle.dumps([], 2)
+    return b"".join(pickle.dumps(part, 2) for part in parts) + bare_pickle(program) + pickle.dumps([], 2)
 
 
-def zipped(program: bytes, **members: bytes) -> Callable[[Path], None]:
+def write_zip(program: bytes, **members: bytes) -> Callable[[Path], None]:
     def write(path: Path) -> None:
         with zipfile.ZipFile(path, "w") as archive:
-            archive.writestr("a/data.pkl", alone(program))
+            archive.writestr("a/data.pkl", bare_pickle(program))
             for member, raw in members.items():
                 archive.writestr(f"a/{member}", raw)
 
@@ -54,9 +54,9 @@ def zipped(program: bytes, **members: bytes) -> Callable[[Path], None]:
 
 
 FORMS: dict[str, Callable[[Path, bytes], object]] = {
-    "alone": lambda path, program: path.write_bytes(alone(program)),
-    "before torch 1.6": lambda path, program: path.write_bytes(before_1_6(program)),
-    "zip": lambda path, program: zipped(program)(path),
+    "alone": lambda path, program: path.write_bytes(bare_pickle(program)),
+    "before torch 1.6": lambda path, program: path.write_bytes(legacy_file(program)),
+    "zip": lambda path, program: write_zip(program)(path),
 }
 TOUCH = text("touch canary")
 CALLS = [
@@ -204,7 +204,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("what", DIRTY)
 def test_a_pickle_that_no_pickler_wrote_is_refused_in_one_line(what: str, tmp_path: Path) -> None:
-    (tmp_path / "model.pt").write_bytes(alone(DIRTY[what]))
+    (tmp_path / "model.pt").write_bytes(bare_pickle(DIRTY[what]))
     with pytest.raises(FormatError, match=r"model.pt: .*: found ") as refused:
         open_file(tmp_path / "model.pt")
     assert "\n" not in str(refused.value)
@@ -214,7 +214,7 @@ def test_a_pickle_that_no_pickler_wrote_is_refused_in_one_line(what: str, tmp_pa
 @pytest.mark.parametrize("line", REFUSED)
 def test_what_is_refused_is_said(line: str, tmp_path: Path) -> None:
     for program in REFUSED[line]:
-        (tmp_path / "model.pt").write_bytes(alone(program))
+        (tmp_path / "model.pt").write_bytes(bare_pickle(program))
         with pytest.raises(FormatError, match=re.escape(line)):
             open_file(tmp_path / "model.pt")
 
@@ -233,26 +233,26 @@ def test_an_operation_that_is_not_on_the_list_is_refused() -> None:
 
 def test_texts_of_the_first_protocols_are_read(tmp_path: Path) -> None:
     program = b"(U\x02\xff\xfeU\x02\xc3\xbcS'a\\x00\\n'\nVa\\u00e9\nI12\nI01\nL5L\nF1.5\nT\x01\x00\x00\x00bl."
-    (tmp_path / "model.pt").write_bytes(alone(program))
+    (tmp_path / "model.pt").write_bytes(bare_pickle(program))
     assert open_file(tmp_path / "model.pt").tree == [b"\xff\xfe", "ü", "a\0\n", "aé", 12, True, 5, 1.5, "b"]
 
 
 def test_a_state_is_kept_and_not_obeyed(tmp_path: Path) -> None:
     state = {"__class__": 1, "__setstate__": 2, "__reduce__": [3]}
     (tmp_path / "model.pt").write_bytes(
-        alone(name("argparse.Namespace") + b")\x81" + pickle.dumps(state, 2)[2:-1] + b"b.")
+        bare_pickle(name("argparse.Namespace") + b")\x81" + pickle.dumps(state, 2)[2:-1] + b"b.")
     )
     tree = open_file(tmp_path / "model.pt").tree
     assert type(tree) is Record
     assert tree.fields == state
 
 
-def doubled(times: int) -> bytes:
+def nested_lists(times: int) -> bytes:
     """A list of two lists of two lists of ..., a few bytes each."""
     return b"]q\x00" + b"".join(b"0](h%ch%ce" % (n, n) + b"q%c" % (n + 1) for n in range(times)) + b"."
 
 
-def grown(times: int) -> bytes:
+def nested_dicts(times: int) -> bytes:
     """A dict that is twice as long each time."""
     begin = b"}(NNuq\x000"
     return begin + (name("collections.defaultdict") + b"h\x00h\x00\x86Rq\x000") * times + b"h\x00."
@@ -261,7 +261,7 @@ def grown(times: int) -> bytes:
 @pytest.mark.parametrize(
     ("program", "line"),
     [
-        (doubled(60), "the pickle holds too much"),
+        (nested_lists(60), "the pickle holds too much"),
         (b"(" * 400 + b"t" * 400 + b".", "the pickle has lists in lists too deep"),
         (b"]q\x00h\x00a.", "the pickle has lists in lists too deep"),
         (b"}q\x00Nh\x00s.", "the pickle has lists in lists too deep"),
@@ -273,19 +273,19 @@ def grown(times: int) -> bytes:
     ],
 )
 def test_a_bomb_is_refused_in_one_line(program: bytes, line: str, tmp_path: Path) -> None:
-    (tmp_path / "model.pt").write_bytes(alone(program))
+    (tmp_path / "model.pt").write_bytes(bare_pickle(program))
     with pytest.raises(FormatError, match=f"model.pt: {line}"):
         open_file(tmp_path / "model.pt")
 
 
 def test_a_memo_has_room_for_what_is_in_it_and_no_more(tmp_path: Path) -> None:
-    (tmp_path / "model.pt").write_bytes(alone(b"K\x07r\xff\xff\xff\xff0j\xff\xff\xff\xff."))
+    (tmp_path / "model.pt").write_bytes(bare_pickle(b"K\x07r\xff\xff\xff\xff0j\xff\xff\xff\xff."))
     assert open_file(tmp_path / "model.pt").tree == 7
 
 
 def test_a_bomb_takes_its_own_process_and_not_the_next_ones(tmp_path: Path) -> None:
-    (tmp_path / "good.pt").write_bytes(alone(b"K\x07."))
-    (tmp_path / "bomb.pt").write_bytes(alone(grown(60)))
+    (tmp_path / "good.pt").write_bytes(bare_pickle(b"K\x07."))
+    (tmp_path / "bomb.pt").write_bytes(bare_pickle(nested_dicts(60)))
     with Unpickler() as unpickler:
         with pytest.raises(
             FormatError, match="bomb.pt: the pickle takes too much memory to read: found more than"
@@ -304,7 +304,7 @@ server.main()
 
 
 def test_a_pickle_that_never_ends_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "model.pt").write_bytes(alone(b"N0" * 20_000_000))
+    (tmp_path / "model.pt").write_bytes(bare_pickle(b"N0" * 20_000_000))
     monkeypatch.setattr(pickle_reader, "_BOOT", IMPATIENT)
     with pytest.raises(
         FormatError, match=r"the process that reads pickles ended: found no answer, wanted an"
@@ -335,8 +335,8 @@ for way in (
 
 def test_a_process_that_reads_a_pickle_can_open_nothing() -> None:
     where = str(Path(pickle_reader.__file__).parents[2])
-    done = subprocess.run([sys.executable, "-I", "-S", "-c", WAYS_OUT, where], check=False, timeout=60)
-    assert done.returncode == 0
+    process = subprocess.run([sys.executable, "-I", "-S", "-c", WAYS_OUT, where], check=False, timeout=60)
+    assert process.returncode == 0
 
 
 @pytest.mark.parametrize("seed", range(4))

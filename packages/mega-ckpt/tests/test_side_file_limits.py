@@ -103,8 +103,8 @@ def test_a_link_out_of_the_folder_is_not_read(tmp_path: Path, small_gpt: ModelSp
     folder.mkdir()
     (tmp_path / "private").write_text("secret")
     (folder / name).symlink_to(tmp_path / "private")
-    for other in others:
-        (folder / other).touch()
+    for neighbour in others:
+        (folder / neighbour).touch()
     with pytest.raises(FormatError, match="is a link out of its folder: found .*private") as refused:
         read(folder, small_gpt)
     assert "secret" not in str(refused.value)
@@ -115,8 +115,8 @@ def test_a_file_larger_than_any_such_file_is_not_read(
     tmp_path: Path, small_gpt: ModelSpec, case: str
 ) -> None:
     name, read, others, most = READERS[case]
-    for other in others:
-        (tmp_path / other).touch()
+    for neighbour in others:
+        (tmp_path / neighbour).touch()
     (tmp_path / name).touch()
     os.truncate(tmp_path / name, most + 1)  # no byte of it is on the disk
     with pytest.raises(FormatError, match=f"size in bytes: found {most + 1}, wanted at most {most}"):
@@ -143,5 +143,5 @@ def test_weights_may_be_links(hf_folder: Any, small_gpt: ModelSpec, tmp_path: Pa
     folder = hf_folder(small_gpt)
     (folder / "model.safetensors").rename(tmp_path / "elsewhere.safetensors")
     (folder / "model.safetensors").symlink_to(tmp_path / "elsewhere.safetensors")
-    done = mega("inspect", folder, "--json")
-    assert json.loads(done.output)["format"] == "hf"
+    result = mega("inspect", folder, "--json")
+    assert json.loads(result.output)["format"] == "hf"

@@ -33,8 +33,8 @@ def test_one_process_at_a_time_writes_into_a_run_folder(
     )
     with lock_run_folder(busy):
         for command in commands:
-            said = str(mega(*command).exception)
-            assert said == f"--save: {BUSY.format(busy)}wait for it, end it, or --save elsewhere"
+            message = str(mega(*command).exception)
+            assert message == f"--save: {BUSY.format(busy)}wait for it, end it, or --save elsewhere"
             assert partial.is_dir(), "that of the process that writes"
     assert mega(*commands[0]).exit_code == 0
     assert not partial.exists(), "nobody writes it any more"
@@ -46,8 +46,8 @@ def test_prune_leaves_a_run_alone_that_another_process_writes_to(
     for iteration in (10, 20):
         run = run_folder(small_gpt, iteration=iteration)
     with lock_run_folder(run):
-        done = mega("prune", run, "--keep-last", 1)
-        assert str(done.exception) == f"RUN: {BUSY.format(run)}wait for it, or end it"
+        result = mega("prune", run, "--keep-last", 1)
+        assert str(result.exception) == f"RUN: {BUSY.format(run)}wait for it, or end it"
         assert iterations(run) == [10, 20]
         assert mega("prune", run, "--keep-last", 1, "--dry-run").exit_code == 0, "reads only"
     assert mega("prune", run, "--keep-last", 1).exit_code == 0
@@ -64,8 +64,8 @@ def test_accept_leaves_a_run_alone_that_another_process_writes_to(
     (folder / "run.toml").write_text("# another run\n")
     before = {path: path.read_bytes() for path in folder.glob("manifest.*")}
     with lock_run_folder(run):
-        said = str(mega("verify", folder, "--accept").exception)
-    assert said == f"FOLDER: {BUSY.format(run)}wait for it, or end it"
+        message = str(mega("verify", folder, "--accept").exception)
+    assert message == f"FOLDER: {BUSY.format(run)}wait for it, or end it"
     assert {path: path.read_bytes() for path in folder.glob("manifest.*")} == before
     assert "accepted: run.toml" in mega("verify", folder, "--accept").output
 

@@ -62,7 +62,7 @@ def call(command: str, inputs: Path, output: Path) -> None:
     commands.main(words, standalone_mode=False)
 
 
-def shown(folder: Path) -> dict[str, bytes]:
+def read_outputs(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.glob("*.jsonl"))}
 
 
@@ -87,10 +87,10 @@ def test_an_input_that_changes_between_tasks_ends_the_run_and_the_next_is_of_the
             FormatError, match=rf"{inputs[0].name}: changed while it was read: found .* bytes"
         ):
             call(command, tmp_path / "in", tmp_path / "out")
-    assert shown(tmp_path / "out") == {}
+    assert read_outputs(tmp_path / "out") == {}
     call(command, tmp_path / "in", tmp_path / "out")
     call(command, tmp_path / "in", tmp_path / "whole")
-    assert shown(tmp_path / "out") == shown(tmp_path / "whole")
+    assert read_outputs(tmp_path / "out") == read_outputs(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("how", ["longer", "shorter", "replaced", "deleted"])
@@ -110,4 +110,4 @@ def test_an_input_that_changes_while_a_task_of_extract_reads_it_ends_the_run_the
     with pytest.raises(FormatError, match=r"0\.xml: changed while it was read"):
         call("extract", tmp_path / "in", tmp_path / "out")
     assert read == inputs[:1]
-    assert shown(tmp_path / "out") == {}
+    assert read_outputs(tmp_path / "out") == {}

@@ -39,12 +39,12 @@ def row(text: str, **values: Any) -> Row:
     return Row({"text": text, **values}, "text", 0, 1)
 
 
-def after(flag: str, text: str, **values: Any) -> list[str] | str:
+def apply_step(flag: str, text: str, **values: Any) -> list[str] | str:
     verdict = step_from_flag(flag).step.start()(row(text, **values))
     return verdict if isinstance(verdict, str) else [cleaned.text for cleaned in verdict]
 
 
-def shared(name: str) -> Path:
+def shared_file(name: str) -> Path:
     return require_shared() / name
 
 
@@ -77,7 +77,7 @@ def test_fix_text_mends_what_ftfy_mends_and_passes_over_only_what_it_leaves() ->
     passed = [text for text in texts if not might_change(text)]
     assert [text for text in passed if ftfy.fix_text(text) != text] == []
     assert {"plain", "çok güzel", "한국어"} <= set(passed)
-    assert after("fix-text", "schÃ¶n &amp; gut") == ["schön & gut"]
+    assert apply_step("fix-text", "schÃ¶n &amp; gut") == ["schön & gut"]
 
 
 @pytest.mark.parametrize(
@@ -112,13 +112,13 @@ def test_fix_text_mends_what_ftfy_mends_and_passes_over_only_what_it_leaves() ->
     ],
 )  # fmt: skip
 def test_a_step_mends_or_says_why_a_document_goes(flag: str, text: str, wanted: list[str] | str) -> None:
-    assert after(flag, text) == wanted
+    assert apply_step(flag, text) == wanted
 
 
 def test_c4_drops_a_word_of_the_list_and_only_whole_words(tmp_path: Path) -> None:
     (tmp_path / "bad").write_text("darn\n\n")
-    assert after(f"c4:bad_words={tmp_path / 'bad'}", "well, DARN it") == "a word of the list"
-    assert after(f"c4:bad_words={tmp_path / 'bad'},words=1,sentences=1", "undarned.") == ["undarned."]
+    assert apply_step(f"c4:bad_words={tmp_path / 'bad'}", "well, DARN it") == "a word of the list"
+    assert apply_step(f"c4:bad_words={tmp_path / 'bad'},words=1,sentences=1", "undarned.") == ["undarned."]
 
 
 @pytest.mark.parametrize(
@@ -138,13 +138,16 @@ def test_c4_drops_a_word_of_the_list_and_only_whole_words(tmp_path: Path) -> Non
 )
 def test_addresses_are_judged_in_the_order_of_megatrons_rules(url: str | None, wanted: str | None) -> None:
     pytest.importorskip("tldextract")
-    assert after("urls", "text", url=url) == (wanted or ["text"])
+    assert apply_step("urls", "text", url=url) == (wanted or ["text"])
 
 
 def test_a_list_of_more_domains_is_read(tmp_path: Path) -> None:
     pytest.importorskip("tldextract")
     (tmp_path / "more").write_text("example other\n")
-    assert after(f"urls:domains={tmp_path / 'more'}", "t", url="https://example.com/page") == "domain example"
+    assert (
+        apply_step(f"urls:domains={tmp_path / 'more'}", "t", url="https://example.com/page")
+        == "domain example"
+    )
 
 
 @pytest.mark.parametrize(
@@ -170,16 +173,16 @@ def test_lists_of_domains_and_international_addresses_are_read(
 ) -> None:
     pytest.importorskip("tldextract")
     (tmp_path / "list").write_text(f"{listed}\n", "utf-8")
-    assert after(f"urls:domains={tmp_path / 'list'}", "t", url=url) == (wanted or ["t"])
+    assert apply_step(f"urls:domains={tmp_path / 'list'}", "t", url=url) == (wanted or ["t"])
 
 
 def test_languages_are_told_apart() -> None:
     pytest.importorskip("py3langid")
     turkish = "Ertesi sabah erkenden kalkıp yola çıktık, çünkü hava güzeldi ve yolumuz uzundu."
-    assert after("language:keep=en", PROSE) == [PROSE]
-    assert after("language:keep=en+de", turkish) == "is in tr"
-    assert after("language:keep=tr,score=1.1", turkish) == "is tr with too low a score"
-    assert after("language:keep=en,shorter_than=20", turkish) == [turkish]
+    assert apply_step("language:keep=en", PROSE) == [PROSE]
+    assert apply_step("language:keep=en+de", turkish) == "is in tr"
+    assert apply_step("language:keep=tr,score=1.1", turkish) == "is tr with too low a score"
+    assert apply_step("language:keep=en,shorter_than=20", turkish) == [turkish]
     (result,) = step_from_flag("language").step.start()(row(turkish))
     assert result.values["language"] == "tr"
 
@@ -187,13 +190,13 @@ def test_languages_are_told_apart() -> None:
 TASK = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen"
 
 
-def contaminated(words: str) -> str:
+def contaminate(words: str) -> str:
     return f"{'A sentence before. ' * 30}{words}. {'A sentence after it. ' * 30}".strip()
 
 
 def test_task_text_is_cut_out_with_its_windows_and_the_rest_is_whole_sentences(tmp_path: Path) -> None:
     (tmp_path / "task.jsonl").write_text(json.dumps({"question": TASK.title()}) + "\n")
-    text = contaminated(TASK)
+    text = contaminate(TASK)
     step = step_from_flag(f"decontaminate:tasks={tmp_path / 'task.jsonl'}").step
     verdict = step.start()(row(text, id=7))
     before, after = verdict
@@ -207,26 +210,26 @@ def test_task_text_is_cut_out_with_its_windows_and_the_rest_is_whole_sentences(t
         f"task-00000-0000000001-{n:04d}" for n in (0, 1)
     ]
     assert before.values["id"] == 7
-    clean = contaminated(TASK.replace("two", "2").replace("nine", "9"))
+    clean = contaminate(TASK.replace("two", "2").replace("nine", "9"))
     assert step.start()(row(clean)) == [row(clean)]
 
 
 def test_a_short_task_text_counts_whole_and_a_shorter_one_not_at_all(tmp_path: Path) -> None:
     (tmp_path / "task.txt").write_text("alpha beta gamma delta epsilon zeta eta theta\nten nine eight\n")
     flag = f"decontaminate:tasks={tmp_path / 'task.txt'}"
-    assert after(flag, contaminated("alpha beta gamma delta epsilon zeta eta theta")) != [
-        contaminated("alpha beta gamma delta epsilon zeta eta theta")
+    assert apply_step(flag, contaminate("alpha beta gamma delta epsilon zeta eta theta")) != [
+        contaminate("alpha beta gamma delta epsilon zeta eta theta")
     ]
-    assert after(flag, contaminated("ten nine eight")) == [contaminated("ten nine eight")]
+    assert apply_step(flag, contaminate("ten nine eight")) == [contaminate("ten nine eight")]
     # the last words of a document of 13 are not looked at, those of a longer one are
     tail = "alpha beta gamma delta epsilon zeta eta theta"
-    assert after(flag, f"1 2 3 4 5 {tail}") == [f"1 2 3 4 5 {tail}"]
-    assert after(flag, f"1 2 3 4 5 6 {tail}") == "nothing left beside task text"
+    assert apply_step(flag, f"1 2 3 4 5 {tail}") == [f"1 2 3 4 5 {tail}"]
+    assert apply_step(flag, f"1 2 3 4 5 6 {tail}") == "nothing left beside task text"
 
 
 def test_many_pieces_drop_the_document(tmp_path: Path) -> None:
     (tmp_path / "task.txt").write_text(TASK)
-    assert after(f"decontaminate:tasks={tmp_path / 'task.txt'}", " ".join([contaminated(TASK)] * 12)) == (
+    assert apply_step(f"decontaminate:tasks={tmp_path / 'task.txt'}", " ".join([contaminate(TASK)] * 12)) == (
         "falls into more than 10 pieces"
     )
 
@@ -235,12 +238,12 @@ def cut_slowly(step: Decontaminate, text: str) -> list[str]:
     """The pieces as filter_ngrams.py makes them: after each hit the rest is cut into words again."""
     pieces, rest = [], text
     while (hit := next(iter(NgramSet(step.task_words(), step.longest).find_hits(rest)), None)) is not None:
-        at, gram = hit
-        ends = [match.start() for match in re.finditer("[.!?]", rest[: max(0, at - step.window + 1)])]
+        start, gram = hit
+        ends = [match.start() for match in re.finditer("[.!?]", rest[: max(0, start - step.window + 1)])]
         piece = rest[: ends[-1] + 1] if ends and ends[-1] > 0 else ""
         if len(piece) > step.window:
             pieces.append(piece)
-        after = re.compile("[.!?]").search(rest, at + len(gram) + step.window)
+        after = re.compile("[.!?]").search(rest, start + len(gram) + step.window)
         rest = rest[after.end() :] if after else ""
         if len(rest) <= step.window:
             return pieces
@@ -260,7 +263,7 @@ def test_pieces_are_those_of_cutting_the_rest_into_words_again(tmp_path: Path, s
 
 def test_decontamination_takes_time_in_proportion_to_the_hits_and_once_a_process(tmp_path: Path) -> None:
     words = [f"w{n}" for n in range(60_000)]
-    tasks = [" ".join(words[at : at + 13]) for at in range(0, 60_000, 13)]
+    tasks = [" ".join(words[start : start + 13]) for start in range(0, 60_000, 13)]
     (tmp_path / "t.txt").write_text("\n".join(tasks))
     step = step_from_flag(f"decontaminate:tasks={tmp_path / 't.txt'},pieces=100000").step
     work = step.start()
@@ -282,14 +285,17 @@ def test_hits_are_those_of_a_search_of_every_place(tmp_path: Path, seed: int) ->
     (tmp_path / "t.txt").write_text("\n".join(map(" ".join, tasks)))
     step = step_from_flag(f"decontaminate:tasks={tmp_path / 't.txt'},longest=5,shortest=3").step
     grams = {
-        " ".join(task[at : at + 5]) for task in tasks if len(task) > 2 for at in range(max(1, len(task) - 4))
+        " ".join(task[start : start + 5])
+        for task in tasks
+        if len(task) > 2
+        for start in range(max(1, len(task) - 4))
     }
     counts = step.count([" ".join(words)])
     wanted: dict[str, int] = {}
-    for at in range(len(words)):
-        for size in [5, 3, 4] if at + 5 <= len(words) else [3, 4]:
-            gram = " ".join(words[at : at + size])
-            if gram in grams and at + size <= len(words):
+    for start in range(len(words)):
+        for size in [5, 3, 4] if start + 5 <= len(words) else [3, 4]:
+            gram = " ".join(words[start : start + size])
+            if gram in grams and start + size <= len(words):
                 wanted[gram] = wanted.get(gram, 0) + 1
                 break
     assert counts == wanted
@@ -325,7 +331,7 @@ def recipe(tmp_path: Path) -> Path:
 
 
 def documents() -> list[dict[str, Any]]:
-    texts = ["abc", "“quoted”", '"quoted"', contaminated(TASK), *(f"document {n % 9}" for n in range(20))]
+    texts = ["abc", "“quoted”", '"quoted"', contaminate(TASK), *(f"document {n % 9}" for n in range(20))]
     return [{"id": n, "text": text} for n, text in enumerate(texts)]
 
 
@@ -352,7 +358,7 @@ def test_a_recipe_gives_the_same_bytes_whatever_the_workers(tmp_path: Path, reci
 
 
 def test_a_phrase_of_the_corpus_stays(tmp_path: Path, recipe: Path) -> None:
-    many = [{"text": contaminated(TASK) + str(n)} for n in range(10)]
+    many = [{"text": contaminate(TASK) + str(n)} for n in range(10)]
     folder = corpus(tmp_path / "in", many)
     clean(
         "--input",
@@ -463,7 +469,7 @@ def test_a_mistake_in_a_recipe_is_answered_with_its_place(tmp_path: Path, text: 
 def test_a_task_file_of_another_form_is_named(tmp_path: Path) -> None:
     (tmp_path / "task.jsonl").write_text('{"label": 3}\n')
     with pytest.raises(MegaError, match=r"task\.jsonl:1: not a task's line"):
-        after(f"decontaminate:tasks={tmp_path / 'task.jsonl'}", "text")
+        apply_step(f"decontaminate:tasks={tmp_path / 'task.jsonl'}", "text")
 
 
 def test_no_step_is_a_mistake(tmp_path: Path) -> None:
@@ -478,7 +484,7 @@ def test_sentences_of_75_languages_are_told_apart_nine_times_in_ten() -> None:
     pytest.importorskip("py3langid")
     zstandard = pytest.importorskip("zstandard")
     with zstandard.open(
-        shared("data/corpora/noisy/langid-sentences.jsonl.zst"), "rt", encoding="utf-8"
+        shared_file("data/corpora/noisy/langid-sentences.jsonl.zst"), "rt", encoding="utf-8"
     ) as file:
         samples = [json.loads(line) for line in file][::10]
     work = step_from_flag("language").step.start()
@@ -513,12 +519,14 @@ def test_a_browser_shows_the_report_without_asking_for_anything(tmp_path: Path) 
     clean("--input", folder, "--output", tmp_path / "out", "--step", "length:minimum=4")
     flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
     page = (tmp_path / "out/report.html").as_uri()
-    done = subprocess.run([browser, *flags, "--dump-dom", page], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run(
+        [browser, *flags, "--dump-dom", page], capture_output=True, text=True, timeout=120
+    )
+    assert process.returncode == 0, process.stderr
     # what the browser made of it: the bars are elements, the texts are in place
-    assert done.stdout.count('<span class="bar"') == 4
-    assert "shorter than 4 characters" in done.stdout
-    assert "<h2>1. length</h2>" in done.stdout
+    assert process.stdout.count('<span class="bar"') == 4
+    assert "shorter than 4 characters" in process.stdout
+    assert "<h2>1. length</h2>" in process.stdout
 
 
 @pytest.mark.parametrize(

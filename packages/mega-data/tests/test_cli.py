@@ -26,7 +26,7 @@ def call(*words: object) -> str:
     return result.stdout
 
 
-def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+def refusal(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     """The one line on stderr of a command that ends with 2."""
     with pytest.raises(SystemExit) as exit_error:
         run_command(commands, [str(word) for word in words])
@@ -53,11 +53,11 @@ def test_from_nothing_to_a_verified_dataset(tmp_path):
         *("--workers", 1),
     )
     assert re.fullmatch(r".*corpus.jsonl: \d+ documents, 0.2\d MB\n.*held-out.jsonl: .* MB\n", output)
-    train, held = (
+    train, held_out_prefix = (
         [json.loads(line)["text"] for line in path.read_bytes().splitlines()] for path in (corpus, held_out)
     )
-    assert held
-    assert not {*train} & {*held}
+    assert held_out_prefix
+    assert not {*train} & {*held_out_prefix}
     output = call("train-tokenizer", "--input", corpus, "--vocab-size", 400, "--output", tmp_path / "tok")
     assert "400 ids, eod 0" in output
     model = (
@@ -73,8 +73,8 @@ def test_from_nothing_to_a_verified_dataset(tmp_path):
     )
     prefix = tmp_path / "p_text_document"
     data, tokenizer = IndexedDataset(prefix), open_tokenizer_folder(tmp_path / "p_text_document.tokenizer")
-    assert len(data) == len(train + held)
-    texts = train + held
+    assert len(data) == len(train + held_out_prefix)
+    texts = train + held_out_prefix
     for i in (0, len(data) // 2, len(data) - 1):
         assert tokenizer.decode(data[i]) == texts[i] + "<|endoftext|>"
     output = call("inspect", prefix, "--documents", 2)
@@ -97,7 +97,7 @@ def test_several_words_after_an_option_are_several_values(tmp_path):
 
 
 def test_an_option_of_several_words_needs_one(tmp_path, capsys):
-    line = refused(capsys, "preprocess", "--input", "--output-prefix", tmp_path / "p")
+    line = refusal(capsys, "preprocess", "--input", "--output-prefix", tmp_path / "p")
     assert line == "error: --input: needs a value\n"
 
 
@@ -105,10 +105,10 @@ def test_a_wrong_line_is_one_line_on_stderr_and_leaves_nothing(tmp_path, capsys)
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "1"}\nnonsense\n', "utf-8")
     null = ("--tokenizer-type", "NullTokenizer", "--vocab-size", 9, "--output-prefix", tmp_path / "p")
-    line = refused(capsys, "preprocess", "--input", path, *null)
+    line = refusal(capsys, "preprocess", "--input", path, *null)
     assert line.startswith(f"error: {path}:2: not JSON: found ")
     assert list(tmp_path.iterdir()) == [path]
-    line = refused(capsys, "train-tokenizer", "--input", path, "--output", tmp_path / "t")
+    line = refusal(capsys, "train-tokenizer", "--input", path, "--output", tmp_path / "t")
     assert line.startswith(f"error: {path}:2: not JSON")
     assert list(tmp_path.iterdir()) == [path]
 
@@ -120,12 +120,12 @@ def test_a_fault_in_a_dataset_is_one_line_on_stderr(tmp_path, capsys):
     call("preprocess", "--input", path, *null)
     payload = tmp_path / "p_text_document.bin"
     payload.write_bytes(b"\1\0\2\0\x77\0")
-    line = refused(capsys, "verify", tmp_path / "p_text_document")
+    line = refusal(capsys, "verify", tmp_path / "p_text_document")
     fault = f"error: {payload}: token 2 of sequence 0: found 119, wanted 0 to 9, the vocabulary"
     assert line == f"{fault}; hint: the file was cut off or written to; copy or preprocess it again\n"
     payload.write_bytes(b"\1\0\2\0")
     for command in ("verify", "inspect"):
-        assert f"{payload}: size in bytes: found 4, wanted 6" in refused(
+        assert f"{payload}: size in bytes: found 4, wanted 6" in refusal(
             capsys, command, tmp_path / "p_text_document"
         )
 
@@ -133,11 +133,11 @@ def test_a_fault_in_a_dataset_is_one_line_on_stderr(tmp_path, capsys):
 def test_flags_that_do_not_fit_are_refused(tmp_path, capsys):
     (tmp_path / "a").write_text('{"text": "1"}\n', "utf-8")
     words = ("preprocess", "--input", tmp_path / "a", "--output-prefix", tmp_path / "p", "--tokenizer-type")
-    assert "--tokenizer-type: unknown: found Nulltokenizer" in refused(capsys, *words, "Nulltokenizer")
-    assert "--tokenizer-model: not given" in refused(capsys, *words, "HuggingFaceTokenizer")
-    nothing = refused(capsys, "preprocess", "--input", tmp_path / "nothing", *words[3:], "NullTokenizer")
-    assert "--input: no files there: found " in nothing
-    assert "unexpected" in refused(capsys, *words, "NullTokenizer", "stray").lower()
+    assert "--tokenizer-type: unknown: found Nulltokenizer" in refusal(capsys, *words, "Nulltokenizer")
+    assert "--tokenizer-model: not given" in refusal(capsys, *words, "HuggingFaceTokenizer")
+    message = refusal(capsys, "preprocess", "--input", tmp_path / "nothing", *words[3:], "NullTokenizer")
+    assert "--input: no files there: found " in message
+    assert "unexpected" in refusal(capsys, *words, "NullTokenizer", "stray").lower()
 
 
 def test_a_sample_that_is_smaller_than_asked_says_how_small(tmp_path, monkeypatch):
@@ -159,12 +159,12 @@ def test_help_needs_no_heavy_library():
     code = (
         "import sys, mega_data.cli; print(sorted({'numpy', 'tokenizers', 'rich', 'orjson'} & {*sys.modules}))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert process.stdout == "[]\n"
     for words in ([], ["--help"], ["preprocess", "-h"]):
         program = [sys.executable, "-m", "mega_data", *words]
-        done = subprocess.run(program, capture_output=True, text=True, check=False)
-        assert (done.returncode, "Usage: " in done.stdout + done.stderr) == (0 if words else 2, True)
+        process = subprocess.run(program, capture_output=True, text=True, check=False)
+        assert (process.returncode, "Usage: " in process.stdout + process.stderr) == (0 if words else 2, True)
 
 
 def test_the_progress_bar_is_on_stderr_where_it_is_a_terminal(tmp_path):
@@ -174,7 +174,7 @@ def test_the_progress_bar_is_on_stderr_where_it_is_a_terminal(tmp_path):
     words += ["--tokenizer-type", "NullTokenizer", "--vocab-size", "9"]
     ours, theirs = pty.openpty()
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-m", "mega_data", *words],
             stdout=subprocess.PIPE,
             stderr=theirs,
@@ -184,7 +184,7 @@ def test_the_progress_bar_is_on_stderr_where_it_is_a_terminal(tmp_path):
         shown = os.read(ours, 1 << 16)
         assert b"encoding" in shown
         assert b"100 documents" in shown
-        assert done.stdout.count(b"\n") == 1
+        assert process.stdout.count(b"\n") == 1
     finally:
         os.close(ours)
         os.close(theirs)

@@ -43,7 +43,7 @@ def call(*words: object) -> tuple[str, str]:
     return result.stdout, result.stderr
 
 
-def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+def refusal(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     with pytest.raises(SystemExit) as exit_error:
         run_command(commands, [str(word) for word in words])
     out, err = capsys.readouterr()
@@ -51,18 +51,20 @@ def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     return err
 
 
-@pytest.mark.parametrize(("one", "two"), [*itertools.product(INDEX_FORMATS, INDEX_FORMATS)])
-def test_any_form_becomes_any_other(one, two, tmp_path):
+@pytest.mark.parametrize(("first_form", "two"), [*itertools.product(INDEX_FORMATS, INDEX_FORMATS)])
+def test_any_form_becomes_any_other(first_form, two, tmp_path):
     identity = open_tokenizer("NullTokenizer", vocab_size=65400).identity
-    dataset(tmp_path / "a", one, info=DatasetInfo(identity))
-    kept = FLAT if "fairseq" in one + two else DOCS
-    _, note = call("convert", tmp_path / "a", "--from", one, "--to", two, "--output-prefix", tmp_path / "b")
-    assert ("fairseq's forms have no documents" in note) == ("fairseq" in two and "fairseq" not in one)
-    assert back(tmp_path / "b") == kept
+    dataset(tmp_path / "a", first_form, info=DatasetInfo(identity))
+    documents = FLAT if "fairseq" in first_form + two else DOCS
+    _, note = call(
+        "convert", tmp_path / "a", "--from", first_form, "--to", two, "--output-prefix", tmp_path / "b"
+    )
+    assert ("fairseq's forms have no documents" in note) == ("fairseq" in two and "fairseq" not in first_form)
+    assert back(tmp_path / "b") == documents
     assert IndexedDataset(tmp_path / "b").index_format == two
     call("verify", tmp_path / "b")
     dataset(tmp_path / "c", two, info=DatasetInfo(identity))
-    if kept is DOCS or "fairseq" in two:
+    if documents is DOCS or "fairseq" in two:
         for suffix in (".bin", ".idx"):
             assert (tmp_path / f"b{suffix}").read_bytes() == (tmp_path / f"c{suffix}").read_bytes()
 
@@ -82,9 +84,9 @@ def test_ids_get_another_dtype_or_the_first_that_does_not_fit_is_named(tmp_path,
     call("convert", tmp_path / "b", "--to", "fairseq-cached", "--output-prefix", tmp_path / "c")
     assert (back(tmp_path / "c"), IndexedDataset(tmp_path / "c").dtype) == (FLAT, np.int32)
     files_before = sorted(tmp_path.iterdir())
-    line = refused(capsys, "convert", tmp_path / "a", "--dtype", "int16", "--output-prefix", tmp_path / "d")
+    line = refusal(capsys, "convert", tmp_path / "a", "--dtype", "int16", "--output-prefix", tmp_path / "d")
     assert f"error: {tmp_path}/a.bin: ids: found 1 to 65000, wanted -32768 to 32767, which int16" in line
-    line = refused(capsys, "convert", tmp_path / "a", "--from", "cached", "--output-prefix", tmp_path / "d")
+    line = refusal(capsys, "convert", tmp_path / "a", "--from", "cached", "--output-prefix", tmp_path / "d")
     assert line == f"error: {tmp_path}/a.idx: form: found mmap, wanted cached; hint: --from auto\n"
     assert sorted(tmp_path.iterdir()) == files_before
 
@@ -96,7 +98,7 @@ def test_fairseqs_wide_ids_become_megatrons_where_they_fit(tmp_path, capsys):
     with IndexedWriter(tmp_path / "c", "uint32", index_format="fairseq-mmap") as writer:
         writer.add([2**31])
         writer.end_document()
-    line = refused(capsys, "convert", tmp_path / "c", "--output-prefix", tmp_path / "d")
+    line = refusal(capsys, "convert", tmp_path / "c", "--output-prefix", tmp_path / "d")
     assert "c.bin: ids: found 2147483648 to 2147483648, wanted -2147483648 to 2147483647, which int32" in line
 
 
@@ -114,7 +116,7 @@ def test_text_comes_back_as_it_was(tmp_path, capsys):
     IndexedDataset(prefix)  # the tokenizer is not beside the next
     for suffix in (".bin", ".idx", ".json"):
         (tmp_path / f"bare{suffix}").write_bytes((tmp_path / f"p_text_document{suffix}").read_bytes())
-    line = refused(capsys, "convert", tmp_path / "bare", "--to", "jsonl", "--output", tmp_path / "c")
+    line = refusal(capsys, "convert", tmp_path / "bare", "--to", "jsonl", "--output", tmp_path / "c")
     assert "--to jsonl: needs the tokenizer of the ids: found no " in line
     words = ("--tokenizer-model", tmp_path / "tok")
     call("convert", tmp_path / "bare", "--to", "jsonl", "--output", tmp_path / "c", *words)
@@ -125,7 +127,7 @@ def test_a_token_outside_the_vocabulary_has_no_text_and_leaves_no_file(tmp_path,
     dataset(tmp_path / "a", "mmap", info=DatasetInfo(open_tokenizer("NullTokenizer", vocab_size=9).identity))
     open_tokenizer("NullTokenizer", vocab_size=9).save(tmp_path / "a.tokenizer")
     files_before = sorted(tmp_path.iterdir())
-    line = refused(capsys, "convert", tmp_path / "a", "--to", "jsonl", "--output", tmp_path / "b")
+    line = refusal(capsys, "convert", tmp_path / "a", "--to", "jsonl", "--output", tmp_path / "b")
     assert "a.bin: token 0 of sequence 2: found 65000, wanted 0 to 9, the vocabulary" in line
     assert sorted(tmp_path.iterdir()) == files_before
 
@@ -147,6 +149,6 @@ def test_text_is_not_written_over_the_corpus_that_the_dataset_was_made_of(tmp_pa
     words = ("--output-prefix", tmp_path / "p", "--tokenizer-type", "NullTokenizer", "--vocab-size", "9")
     call("preprocess", "--input", tmp_path / "corpus.jsonl", *words)
     output = ("--output", tmp_path / "corpus.jsonl")
-    line = refused(capsys, "convert", tmp_path / "p_text_document", "--to", "jsonl", *output)
+    line = refusal(capsys, "convert", tmp_path / "p_text_document", "--to", "jsonl", *output)
     assert "--output: is one of the inputs: found" in line
     assert (tmp_path / "corpus.jsonl").read_text("utf-8") == '{"text": "1 2 3"}\n'

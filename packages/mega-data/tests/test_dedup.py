@@ -37,7 +37,7 @@ def words(rng: random.Random, count: int) -> list[str]:
     return ["".join(rng.choices("abcdefghij", k=rng.randint(2, 7))) for _ in range(count)]
 
 
-def planted(seed: int, originals: int = 60, copies: int = 2) -> list[str]:
+def plant_duplicates(seed: int, originals: int = 60, copies: int = 2) -> list[str]:
     """Documents, and copies of them with a few to many words exchanged, in any order."""
     rng, texts = random.Random(seed), list[str]()
     for _ in range(originals):
@@ -61,7 +61,7 @@ def write(folder: Path, texts: list[str], files: int) -> Path:
     return folder
 
 
-def kept(output: Path) -> list[str]:
+def kept_texts(output: Path) -> list[str]:
     return [
         json.loads(line)["text"]
         for file in sorted(output.glob("*.jsonl"))
@@ -73,7 +73,7 @@ def deduplicate(inputs: list[Path], output: Path, preset: Preset, workers: int =
     job = Deduplication(tuple(find_shards(inputs)), output, output / ".work", preset, memory=1 << 14)
     job.begin()
     run(job.stages(), job.work, workers=workers)
-    return kept(output)
+    return kept_texts(output)
 
 
 def jaccard(a: set[object], b: set[object]) -> float:
@@ -99,7 +99,7 @@ def sets(preset: Preset, texts: list[str]) -> list[set[int]]:
 
 @pytest.mark.parametrize("name", ["megatron", "datatrove"])
 def test_shingle_sets_have_the_sizes_and_similarities_of_the_sets_of_strings(name: str) -> None:
-    texts = ["", "a", "abcde", "abcdef", "çığ öş üü", "x" * 40, *planted(3, 8)]
+    texts = ["", "a", "abcde", "abcdef", "çığ öş üü", "x" * 40, *plant_duplicates(3, 8)]
     cut = characters if name == "megatron" else word_shingles
     ours, theirs = sets(PRESETS[name], texts), [cut(text) for text in texts]
     assert [len(s) for s in ours] == [len(s) for s in theirs]
@@ -108,15 +108,15 @@ def test_shingle_sets_have_the_sizes_and_similarities_of_the_sets_of_strings(nam
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("first", "second"),
     [
         ("The Cat, sat: on the mat", "the cat sat on   the\nmat!"),
         ("in 1999 we sold 25 cars today", "in 7 we sold 301 cars today"),
         ("un café déjà vu ici là", "un cafe deja vu ici la"),
     ],
 )
-def test_words_differ_neither_by_case_nor_marks_nor_numbers(one: str, other: str) -> None:
-    a, b = sets(PRESETS["datatrove"], [one, other])
+def test_words_differ_neither_by_case_nor_marks_nor_numbers(first: str, second: str) -> None:
+    a, b = sets(PRESETS["datatrove"], [first, second])
     assert a == b != set()
 
 
@@ -126,7 +126,7 @@ def test_each_ideograph_is_a_word() -> None:
 
 
 def test_a_set_does_not_depend_on_the_documents_beside_it() -> None:
-    texts = planted(5, 10)
+    texts = plant_duplicates(5, 10)
     for preset in (PRESETS["megatron"], PRESETS["datatrove"]):
         together = sets(preset, texts)
         assert together == [sets(preset, [text])[0] for text in texts]
@@ -198,8 +198,8 @@ def test_a_document_of_20_megabytes_needs_memory_for_its_text_and_its_shingle_se
         pytest.skip("no /proc to read a process's memory from")
     words_ = [sys.executable, "-c", MEASURE, "--input", str(tmp_path / "in.jsonl"), "--preset", name]
     words_ += ["--output", str(tmp_path / "out")]
-    done = subprocess.run(words_, check=True, capture_output=True, text=True)
-    assert int(done.stdout.split()[-1]) < 500  # MB; all shingles at once take more than 1,000
+    process = subprocess.run(words_, check=True, capture_output=True, text=True)
+    assert int(process.stdout.split()[-1]) < 500  # MB; all shingles at once take more than 1,000
     outputs = [*(tmp_path / "out").rglob("*.jsonl")]
     assert sum(len(output.read_bytes().splitlines()) for output in outputs) == 1
 
@@ -216,8 +216,8 @@ def test_groups_are_the_connected_parts_with_their_smallest_member_as_root(seed:
     rng, count = random.Random(seed), 40
     edges = [(rng.randrange(count), rng.randrange(count)) for _ in range(rng.randrange(1, 60))]
     parents = np.arange(count, dtype=np.uint64)
-    for at in range(0, len(edges), 7):
-        union(parents, np.array(edges[at : at + 7], np.uint64))
+    for start in range(0, len(edges), 7):
+        union(parents, np.array(edges[start : start + 7], np.uint64))
     smallest = list(range(count))
     for _ in range(count):
         for a, b in edges:
@@ -250,11 +250,11 @@ def test_a_column_is_read_as_it_was_written_whatever_the_batches(
     rng = np.random.default_rng(count)
     table = rng.integers(0, 2**64, (count, 3), dtype=np.uint64)
     with open_column_writer(tmp_path / "keys", 3) as put:
-        at = 0
-        while at < count:
+        start = 0
+        while start < count:
             size = int(rng.integers(1, 20))
-            put(table[at : at + size])
-            at += size
+            put(table[start : start + size])
+            start += size
     assert count_documents(tmp_path / "keys", 3) == count
     for number in range(3):
         read = [*read_column(tmp_path / "keys", number, 3), np.empty(0, np.uint64)]
@@ -300,7 +300,7 @@ def test_a_key_of_very_many_documents_costs_a_bounded_number_of_comparisons() ->
 
 @pytest.mark.parametrize(("name", "cut"), [("megatron", characters), ("datatrove", word_shingles)])
 def test_planted_near_duplicates_are_found_as_by_brute_force(tmp_path: Path, name: str, cut: object) -> None:
-    texts = planted(11)
+    texts = plant_duplicates(11)
     assert callable(cut)
     shingle_sets = [cut(text) for text in texts]
     survivors = set(deduplicate([write(tmp_path / "in", texts, 3)], tmp_path / "out", PRESETS[name]))
@@ -328,10 +328,10 @@ def test_planted_near_duplicates_are_found_as_by_brute_force(tmp_path: Path, nam
 def test_the_same_bytes_come_out_whatever_the_workers_and_the_order_of_files(
     tmp_path: Path, name: str
 ) -> None:
-    folder = write(tmp_path / "in", planted(2), 4)
+    folder = write(tmp_path / "in", plant_duplicates(2), 4)
     files = sorted(folder.iterdir())
     once = deduplicate(files, tmp_path / "one", PRESETS[name])
-    assert 60 <= len(once) < len(planted(2))
+    assert 60 <= len(once) < len(plant_duplicates(2))
     second = deduplicate(files[::-1], tmp_path / "two", PRESETS[name], workers=2)
     assert second == once
     for file in files:
@@ -345,7 +345,7 @@ def test_exact_keeps_the_first_of_equal_texts_and_everything_else(tmp_path: Path
 
 
 def test_a_run_goes_on_where_finished_tasks_end(tmp_path: Path) -> None:
-    folder = write(tmp_path / "in", planted(4), 4)
+    folder = write(tmp_path / "in", plant_duplicates(4), 4)
     whole = deduplicate([folder], tmp_path / "whole", PRESETS["megatron"])
     job = Deduplication(
         tuple(find_shards([folder])), tmp_path / "o", tmp_path / "w", PRESETS["megatron"], memory=1 << 14
@@ -360,7 +360,7 @@ def test_a_run_goes_on_where_finished_tasks_end(tmp_path: Path) -> None:
             continue  # a stage asked for before its turn names the one that is missing
     job.begin()
     run(job.stages(), job.work, workers=1)
-    assert kept(tmp_path / "o") == whole
+    assert kept_texts(tmp_path / "o") == whole
 
 
 def _stop(rng: random.Random) -> None:
@@ -369,7 +369,7 @@ def _stop(rng: random.Random) -> None:
 
 
 def test_one_task_at_a_time_as_in_a_job_array_gives_the_same(tmp_path: Path) -> None:
-    folder = write(tmp_path / "in", planted(4), 3)
+    folder = write(tmp_path / "in", plant_duplicates(4), 3)
     whole = deduplicate([folder], tmp_path / "whole", PRESETS["megatron"])
     flags = ["--input", str(folder), "--output", str(tmp_path / "o"), "--work-dir", str(tmp_path / "w")]
     flags += ["--preset", "megatron"]
@@ -379,7 +379,7 @@ def test_one_task_at_a_time_as_in_a_job_array_gives_the_same(tmp_path: Path) -> 
         assert outcome.exit_code == 0, outcome.output
     assert not list((tmp_path / "o").glob("*.jsonl"))  # files get their names when the run is whole
     assert CliRunner().invoke(commands, ["dedup", *flags]).exit_code == 0
-    assert kept(tmp_path / "o") == whole
+    assert kept_texts(tmp_path / "o") == whole
 
 
 def test_the_command_tells_what_it_kept_and_keeps_what_it_dropped(tmp_path: Path) -> None:
@@ -435,7 +435,7 @@ def test_mistakes_are_answered_by_name(tmp_path: Path) -> None:
 
 
 def test_a_command_killed_at_random_moments_ends_with_the_same_bytes(tmp_path: Path) -> None:
-    folder = write(tmp_path / "in", planted(6, originals=120), 16)
+    folder = write(tmp_path / "in", plant_duplicates(6, originals=120), 16)
     whole = deduplicate([folder], tmp_path / "whole", PRESETS["megatron"])
     output, rng, killed = tmp_path / "out", random.Random(1), 0
     command = [sys.executable, "-m", "mega_data", "dedup", "--input", str(folder), "--output", str(output)]
@@ -453,7 +453,7 @@ def test_a_command_killed_at_random_moments_ends_with_the_same_bytes(tmp_path: P
     for file in output.glob("*.jsonl"):  # what has its name is whole, at any moment
         assert file.read_bytes() == (tmp_path / "whole" / file.name).read_bytes()
     subprocess.run([*command, "--preset", "megatron"], check=True, capture_output=True)
-    assert kept(output) == whole
+    assert kept_texts(output) == whole
     names = [".mega-data.json", *(f"{n:02d}.jsonl" for n in range(16))]
     assert sorted(file.name for file in output.iterdir()) == names
 
@@ -487,9 +487,9 @@ folder, output = {str(folder)!r}, {str(tmp_path / "o")!r}
 commands.main(['dedup', '--input', folder, '--output', output, '--preset', 'megatron'])
 """
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "kept 6,000 of 6,000" in done.stdout
+    process = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    assert "kept 6,000 of 6,000" in process.stdout
 
 
 @pytest.mark.parametrize("ending", ["gz", "xz", "bz2", "zst"])
@@ -513,6 +513,8 @@ def test_damaged_compression_is_named(tmp_path: Path, ending: str, harm: str) ->
 def test_zstandard_frames_are_read_one_after_another(tmp_path: Path) -> None:
     zstandard = pytest.importorskip("zstandard")
     text = b"".join(b"line %d\n" % n for n in range(60_000))
-    packed = b"".join(zstandard.compress(text[at : at + 250_000]) for at in range(0, len(text), 250_000))
+    packed = b"".join(
+        zstandard.compress(text[start : start + 250_000]) for start in range(0, len(text), 250_000)
+    )
     (tmp_path / "a.zst").write_bytes(packed)
     assert b"".join(read_lines(tmp_path / "a.zst")) == text

@@ -20,7 +20,7 @@ from mega_data.cli import commands
 from mega_data.executors.local import run
 from mega_data.extract.formats import FileRange, find_inputs, read_pages, split_inputs
 from mega_data.extract.pipeline import Extraction
-from mega_data.extract.types import Page, Skipped
+from mega_data.extract.types import Page, SkippedPage
 from mega_data.readers.bzip2 import read_bzip2
 from mega_data.readers.compression import DamagedRange, TextPiece, read_pieces
 from mega_schema.errors import FormatError
@@ -50,11 +50,15 @@ def dump(rng: random.Random, count: int, longest: int) -> list[str]:
 
 def multistream(parts: list[str]) -> bytes:
     """As Wikipedia's: the head, some pages a stream, the end."""
-    groups = [parts[:1], *(parts[at : at + 9] for at in range(1, len(parts) - 1, 9)), parts[-1:]]
+    groups = [
+        parts[:1],
+        *(parts[position : position + 9] for position in range(1, len(parts) - 1, 9)),
+        parts[-1:],
+    ]
     return b"".join(bz2.compress("".join(group).encode()) for group in groups)
 
 
-def found(path: Path, size: int = 1 << 60) -> list[Page | Skipped | DamagedRange]:
+def read_parts(path: Path, size: int = 1 << 60) -> list[Page | SkippedPage | DamagedRange]:
     return [
         page for part in split_inputs([path], "wiki-dump", size) for page in read_pages(part, "wiki-dump")
     ]
@@ -76,27 +80,27 @@ def test_the_parts_of_a_dump_have_its_pages_wherever_it_is_cut(tmp_path: Path, n
         place = rng.randrange(len(data))
         data[place : place + 8] = rng.randbytes(8)
     path.write_bytes(data)
-    whole = found(path)
+    whole = read_parts(path)
     assert sum(isinstance(page, Page) for page in whole) > (20 if hurt else 120)
     assert any(isinstance(page, DamagedRange) for page in whole) == hurt
     sizes = [len(data) // 2, len(data) // 7, 5_000, *(rng.randrange(2_000, len(data)) for _ in range(2))]
     if name == "a.xml":
         sizes.append(701)
     for size in sizes:
-        assert found(path, size) == whole, size
+        assert read_parts(path, size) == whole, size
 
 
 def test_a_cut_within_a_tag_gives_no_page_twice_and_loses_none(tmp_path: Path) -> None:
     data, path = PACKINGS["a.xml"](dump(random.Random(2), 3, 3)), tmp_path / "a.xml"
     path.write_bytes(data)
-    whole = found(path)
+    whole = read_parts(path)
     assert len(whole) == 3
-    for at in range(1, len(data)):
-        parts = [FileRange(path, 0, at), FileRange(path, at)]
-        assert [page for part in parts for page in read_pages(part, "wiki-dump")] == whole, at
+    for position in range(1, len(data)):
+        parts = [FileRange(path, 0, position), FileRange(path, position)]
+        assert [page for part in parts for page in read_pages(part, "wiki-dump")] == whole, position
 
 
-def marked(count: int) -> str:
+def bzip2_marker_text(count: int) -> str:
     """Text in whose block the table of bytes used has the 48 bits that a block begins with.
 
     The bits of that table are set for the bytes that occur: here of 80 to AF, which UTF-8 uses after others.
@@ -108,7 +112,7 @@ def marked(count: int) -> str:
 
 
 def test_the_mark_of_a_block_within_a_block_is_text(tmp_path: Path) -> None:
-    parts = [HEAD, *(page(number, marked(3_000)) for number in range(1, 40)), "</mediawiki>\n"]
+    parts = [HEAD, *(page(number, bzip2_marker_text(3_000)) for number in range(1, 40)), "</mediawiki>\n"]
     for level in (1, 4):
         data, path = bz2.compress("".join(parts).encode(), level), tmp_path / "a.xml.bz2"
         path.write_bytes(data)
@@ -117,10 +121,10 @@ def test_the_mark_of_a_block_within_a_block_is_text(tmp_path: Path) -> None:
         texts = list(read_bzip2(path))
         assert bits.count(mark) >= 2 * len(texts)
         assert b"".join(text.data for text in texts if isinstance(text, TextPiece)) == "".join(parts).encode()
-        whole = found(path)
+        whole = read_parts(path)
         assert len(whole) == 39
         for size in (len(data) // 3, 20_000, 7_000):
-            assert found(path, size) == whole
+            assert read_parts(path, size) == whole
         first = bits.find(mark, bits.find(mark) + 1) // 8  # in the first block: no part may begin there
         assert next(read_bzip2(path, first), None) in [None, *texts[1:2]]
 
@@ -144,7 +148,7 @@ def test_blocks_are_what_bz2_unpacks_and_gaps_are_all_that_is_between(tmp_path: 
     assert gaps > 10
 
 
-def packed(kind: str) -> Callable[[bytes], bytes]:
+def compressor(kind: str) -> Callable[[bytes], bytes]:
     return {
         "gz": gzip.compress,
         "xz": lzma.compress,
@@ -159,9 +163,9 @@ def packed(kind: str) -> Callable[[bytes], bytes]:
 def test_what_comes_after_a_damaged_member_or_frame_is_read(tmp_path: Path, kind: str, place: str) -> None:
     rng, path = random.Random(6), tmp_path / f"a.xml.{kind}"
     parts = [HEAD, *(page(number, rng.randbytes(9_000).hex()) for number in range(1, 6)), "</mediawiki>"]
-    members = [packed(kind)(part.encode()) for part in parts]
+    members = [compressor(kind)(part.encode()) for part in parts]
     path.write_bytes(b"".join(members))
-    assert [page.id for page in found(path) if not isinstance(page, DamagedRange)] == [
+    assert [page.id for page in read_parts(path) if not isinstance(page, DamagedRange)] == [
         "1",
         "2",
         "3",
@@ -169,20 +173,20 @@ def test_what_comes_after_a_damaged_member_or_frame_is_read(tmp_path: Path, kind
         "5",
     ]
     hurt, begin = bytearray(members[3]), sum(map(len, members[:3]))
-    at = {"head": 0, "middle": len(hurt) // 2, "end": len(hurt) - 6}[place]
-    hurt[at : at + 4] = b"\xff\0\xff\0"
+    damage_offset = {"head": 0, "middle": len(hurt) // 2, "end": len(hurt) - 6}[place]
+    hurt[damage_offset : damage_offset + 4] = b"\xff\0\xff\0"
     path.write_bytes(b"".join([*members[:3], hurt, *members[4:]]))
-    got = found(path)
-    ids = [page.id for page in got if not isinstance(page, DamagedRange)]
+    pages = read_parts(path)
+    ids = [page.id for page in pages if not isinstance(page, DamagedRange)]
     assert [number for number in ids if number != "3"] == ["1", "2", "4", "5"]
-    gaps = [gap for gap in got if isinstance(gap, DamagedRange) and gap.reason == "damaged"]
+    gaps = [gap for gap in pages if isinstance(gap, DamagedRange) and gap.reason == "damaged"]
     assert len(gaps) == 1
     assert begin <= gaps[0].start < begin + len(hurt)
 
 
 @pytest.mark.parametrize("kind", ["gz", "xz", "zst", "bz2", "lz4"])
 def test_a_packed_file_that_is_cut_off_says_so(tmp_path: Path, kind: str) -> None:
-    path, whole = tmp_path / f"a.{kind}", packed(kind)(b"text " * 99)
+    path, whole = tmp_path / f"a.{kind}", compressor(kind)(b"text " * 99)
     for size in range(1, len(whole)):
         path.write_bytes(whole[:size])
         assert any(isinstance(part, DamagedRange) for part in read_pieces(path)), size
@@ -230,10 +234,10 @@ def test_damage_ends_a_run_by_file_and_byte_or_is_skipped_and_counted(tmp_path: 
     assert "--on-error skip" in str(failed.exception)
     assert not output.exists()
     words += ["--work-dir", str(tmp_path / "work"), "--on-error", "skip", "--keep-dropped"]
-    done = CliRunner().invoke(commands, words)
-    assert done.exit_code == 0, done.output
-    assert "left out 1: damaged\n" in done.output
-    assert f"lost to damage: {gap.end - gap.start:,} bytes" in done.output
+    result = CliRunner().invoke(commands, words)
+    assert result.exit_code == 0, result.output
+    assert "left out 1: damaged\n" in result.output
+    assert f"lost to damage: {gap.end - gap.start:,} bytes" in result.output
     dropped = list(rows(tmp_path / "all.dropped.jsonl"))
     (damage,) = [row for row in dropped if row["dropped"] == "damaged"]
     assert (damage["file"], damage["byte"], damage["to"]) == (str(path), gap.start, gap.end)
@@ -263,8 +267,8 @@ def test_a_dump_may_be_larger_than_memory(tmp_path: Path, kind: str) -> None:
     text = "".join([HEAD, *(page(4, text) for text in texts), "</mediawiki>\n"]).encode()
     path, memory = tmp_path / f"a.xml{kind}", 18 << 20
     assert len(text) > 1.9 * memory
-    path.write_bytes(packed(kind[1:])(text) if kind else text)
+    path.write_bytes(compressor(kind[1:])(text) if kind else text)
     words = [sys.executable, "-c", FRUGAL, str(path), str(memory)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    process = subprocess.run(words, capture_output=True, text=True, check=False)
     path.unlink()
-    assert done.returncode == 0, done.stderr[-2000:]
+    assert process.returncode == 0, process.stderr[-2000:]

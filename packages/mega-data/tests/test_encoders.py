@@ -127,13 +127,13 @@ def test_any_text_has_the_tokenizers_ids(make, kind, tmp_path_factory):
 
     @settings(max_examples=150, deadline=None)
     @given(st.lists(TEXT | JOINED, max_size=5), st.none() | st.just(3))
-    def same(texts: list[str], eod: int | None) -> None:
+    def check_ids(texts: list[str], eod: int | None) -> None:
         documents = [ids + ([eod] if ids and eod else []) for ids in tokenizer.encode_batch(texts)]
         ids, lengths = encode(texts, eod)
         assert ids.tolist() == [i for document in documents for i in document]
         assert lengths.tolist() == [len(document) for document in documents]
 
-    same()
+    check_ids()
     unpickled = pickle.loads(pickle.dumps(encode))
     assert unpickled(["hello ab"])[0].tolist() == tokenizer.encode("hello ab")
 
@@ -169,7 +169,7 @@ def test_ids_are_the_published_ones_and_the_tokenizers_on_every_document_of_the_
     assert ids.tolist() == [i for document in wanted for i in document]
 
 
-class Shifted(CachedWordPieceEncoder):
+class ShiftedEncoder(CachedWordPieceEncoder):
     name = "shifted"
 
     def __call__(self, texts, eod=None):  # type: ignore[no-untyped-def]
@@ -179,7 +179,7 @@ class Shifted(CachedWordPieceEncoder):
 
 def test_an_encoder_whose_ids_differ_is_not_used_and_that_is_said(tmp_path, monkeypatch, caplog):
     tokenizer = bert(tmp_path)
-    monkeypatch.setattr(fastest_encoder, "CachedWordPieceEncoder", Shifted)
+    monkeypatch.setattr(fastest_encoder, "CachedWordPieceEncoder", ShiftedEncoder)
     with caplog.at_level(logging.WARNING, "mega.data"):
         encode = find_fastest_encoder(tokenizer, ["hello"])
     assert isinstance(encode, ReferenceEncoder)
@@ -230,9 +230,9 @@ def test_a_library_is_checked_where_it_would_work(workers, tmp_path, caplog):
     tokenizer = like(tmp_path, added_tokens=[{"id": 300, "content": "hello", **flags}])
     (tmp_path / "a.jsonl").write_text('{"text": "hello ahello"}\n')
     with caplog.at_level(logging.WARNING, "mega.data"):
-        done = preprocess([tmp_path / "a.jsonl"], tmp_path / "p", tokenizer, workers=workers)
+        result = preprocess([tmp_path / "a.jsonl"], tmp_path / "p", tokenizer, workers=workers)
     assert "the ids of gigatoken differ on 'ahellob hello hellohello" in caplog.text
-    assert IndexedDataset(done.prefixes[0])[0].tolist() == tokenizer.encode("hello ahello")
+    assert IndexedDataset(result.prefixes[0])[0].tolist() == tokenizer.encode("hello ahello")
 
 
 def test_a_text_that_holds_the_mark_between_texts_has_its_own_ids(tmp_path):
@@ -286,9 +286,9 @@ print(len(libraries))
 def test_a_library_that_remembers_too_many_words_is_opened_again(tmp_path):
     bpe(tmp_path)
     arguments = [sys.executable, "-c", REOPENED, str(tmp_path / "vocab.json"), str(tmp_path / "merges.txt")]
-    done = subprocess.run(arguments, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 2
+    process = subprocess.run(arguments, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    assert int(process.stdout) > 2
 
 
 def test_where_the_memory_of_a_process_is_not_told_gigatoken_is_not_used(tmp_path, monkeypatch, caplog):

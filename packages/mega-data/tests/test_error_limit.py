@@ -44,17 +44,17 @@ COMMANDS = pytest.mark.parametrize("command", ["preprocess", "clean", "dedup"])
 @pytest.mark.parametrize("limit", ["12", "30%", "30.5%"])
 def test_as_many_wrong_rows_as_allowed_do_not_end_a_run(command: str, limit: str, tmp_path: Path) -> None:
     words = words_of(command, corpus(tmp_path / "in"), tmp_path / "out")
-    done = call(*words, "--on-error", "skip", "--max-errors", limit)
-    assert done.exit_code == 0, (done.output, done.exception)
+    result = call(*words, "--on-error", "skip", "--max-errors", limit)
+    assert result.exit_code == 0, (result.output, result.exception)
 
 
 @COMMANDS
 @pytest.mark.parametrize(
-    ("limit", "found"),
+    ("limit", "count"),
     [("11", "found 12, wanted at most 11"), ("29.9%", "found 12 of 40, wanted at most 29.9%")],
 )
 def test_one_more_wrong_row_than_allowed_ends_the_run_and_a_higher_limit_goes_on(
-    command: str, limit: str, found: str, tmp_path: Path
+    command: str, limit: str, count: str, tmp_path: Path
 ) -> None:
     words = (*words_of(command, corpus(tmp_path / "in"), tmp_path / "out"), "--on-error", "skip")
     ended = call(*words, "--max-errors", limit)
@@ -62,7 +62,7 @@ def test_one_more_wrong_row_than_allowed_ends_the_run_and_a_higher_limit_goes_on
     assert line.startswith("--max-errors: too many rows are wrong, the first is ")
     assert f"{tmp_path / 'in/0.jsonl'}:8, not JSON" in line
     assert line.count("found ") == 1
-    assert found in line
+    assert count in line
     assert not [*(tmp_path / "out").glob("*.jsonl"), *(tmp_path / "out").glob("*.idx")]
     after = call(*words, "--max-errors", "12")
     assert after.exit_code == 0, (after.output, after.exception)
@@ -84,7 +84,7 @@ def test_a_run_above_its_limit_reads_no_row_again(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(
         ResumableOutput,
         "add",
-        lambda parts, key, one: (added.append(len(one.sequences)), add(parts, key, one)),
+        lambda parts, key, document: (added.append(len(document.sequences)), add(parts, key, document)),
     )
     assert call(*words, "--max-errors", "50%").exit_code == 0
     assert sum(added) == 0  # the share is checked at the end, when all was noted
@@ -153,6 +153,6 @@ def test_what_is_no_limit_is_refused(text: str) -> None:
 
 def test_an_extraction_without_a_document_exits_with_1(tmp_path: Path) -> None:
     (tmp_path / "a.html").write_text("<html></html>")
-    done = call("extract", "--input", tmp_path / "a.html", "--output", tmp_path / "out")
-    assert done.exit_code == 1
-    assert "none of 1 documents is left: exit code 1" in done.stderr
+    result = call("extract", "--input", tmp_path / "a.html", "--output", tmp_path / "out")
+    assert result.exit_code == 1
+    assert "none of 1 documents is left: exit code 1" in result.stderr

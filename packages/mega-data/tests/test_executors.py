@@ -56,7 +56,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in sorted(folder.iterdir()) if file.is_file()}
 
 
-def invoked(command: str, *arguments: str) -> str:
+def invoke(command: str, *arguments: str) -> str:
     outcome = CliRunner().invoke(commands, [command, *arguments])
     if isinstance(outcome.exception, MegaError):
         raise outcome.exception
@@ -64,8 +64,8 @@ def invoked(command: str, *arguments: str) -> str:
     return outcome.output
 
 
-def deduplicated(inputs: Path, output: Path, *more: str) -> dict[str, bytes]:
-    invoked("dedup", *flags(inputs, output), *more)
+def deduplicate(inputs: Path, output: Path, *more: str) -> dict[str, bytes]:
+    invoke("dedup", *flags(inputs, output), *more)
     return files(output)
 
 
@@ -110,7 +110,7 @@ def test_an_element_of_an_array_that_names_no_stage_is_refused_before_it_writes(
     for others in (False, True):  # elements that began at the same time
         lock = lock_folder(output, shared=True) if others else nullcontext()
         with lock, pytest.raises(ConfigError) as refused:
-            invoked(command, *words)
+            invoke(command, *words)
         assert str(refused.value) == (
             f"--stage: an element of a job array does one stage: wanted {stages}; "
             "hint: infra/slurm/data.sh submits an array per stage, and a job that ends the run"
@@ -120,7 +120,7 @@ def test_an_element_of_an_array_that_names_no_stage_is_refused_before_it_writes(
 
 def test_an_array_per_stage_gives_the_bytes_of_one_process(tmp_path: Path) -> None:
     inputs = corpus(tmp_path / "in", 5)
-    once = deduplicated(inputs, tmp_path / "once")
+    once = deduplicate(inputs, tmp_path / "once")
     (tmp_path / "bin").mkdir()
     for name, words in (
         ("sbatch", str(Path(__file__).with_name("sbatch.py"))),
@@ -133,9 +133,9 @@ def test_an_array_per_stage_gives_the_bytes_of_one_process(tmp_path: Path) -> No
     environment = {**os.environ, "PATH": path, "JOBS": str(tmp_path / "bin")}
     output = tmp_path / "array"
     words = ["bash", str(SLURM / "data.sh"), "2", STAGES, "dedup", *flags(inputs, output)]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    process = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
     logs = [(tmp_path / "bin" / f"{job}.said").read_text() for job in range(1, 7)]
-    assert done.returncode == 0, done.stderr + "".join(logs)
+    assert process.returncode == 0, process.stderr + "".join(logs)
     assert files(output) == once
     prefixes = sorted(line.partition(":")[0] for line in logs[0].splitlines())
     assert prefixes == ["keys 1/2", "keys 1/3", "keys 2/2", "keys 2/3", "keys 3/3"]
@@ -144,8 +144,8 @@ def test_an_array_per_stage_gives_the_bytes_of_one_process(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("script", ["data.sh", "data.sbatch"])
 def test_the_scripts_for_slurm_are_what_bash_reads(script: str) -> None:
-    done = subprocess.run(["bash", "-n", str(SLURM / script)], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    process = subprocess.run(["bash", "-n", str(SLURM / script)], capture_output=True, text=True, check=False)
+    assert (process.returncode, process.stderr) == (0, "")
 
 
 def test_elements_that_begin_at_once_agree_on_one_plan(tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_a_stage_that_takes_no_time_is_one_line_in_a_log(tmp_path: Path) -> None
 def test_without_ray_the_flag_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match=r"--executor: ray is not installed.*mega-data\[ray\]"):
-        deduplicated(corpus(tmp_path / "in", 1), tmp_path / "out", "--executor", "ray")
+        deduplicate(corpus(tmp_path / "in", 1), tmp_path / "out", "--executor", "ray")
 
 
 def test_ray_gives_the_bytes_of_one_process(tmp_path: Path) -> None:
@@ -225,11 +225,11 @@ def test_ray_gives_the_bytes_of_one_process(tmp_path: Path) -> None:
         pytest.skip("ray is not installed")
     # in a process of its own, for Ray starts others and leaves files open
     inputs = corpus(tmp_path / "in", 4)
-    once = deduplicated(inputs, tmp_path / "once")
+    once = deduplicate(inputs, tmp_path / "once")
     words = [sys.executable, "-m", "mega_data", "dedup", *flags(inputs, tmp_path / "ray")]
     words += ["--executor", "ray", "--workers", "2"]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run(words, capture_output=True, text=True, check=False, timeout=300)
+    assert process.returncode == 0, process.stderr
     assert files(tmp_path / "ray") == once
 
 
@@ -241,14 +241,14 @@ def test_a_cluster_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytes
         address = f"127.0.0.1:{listener.getsockname()[1]}"
         monkeypatch.setenv("RAY_ADDRESS", address)
         with pytest.raises(ConfigError, match=f"RAY_ADDRESS: no cluster to use: found {address}: .*refused"):
-            deduplicated(corpus(tmp_path / "in", 1), tmp_path / "out", "--executor", "ray")
+            deduplicate(corpus(tmp_path / "in", 1), tmp_path / "out", "--executor", "ray")
 
 
 def test_workers_end_with_who_started_them_and_whoever_is_killed_the_bytes_are_the_same(
     tmp_path: Path,
 ) -> None:
     inputs = corpus(tmp_path / "in", 16)
-    once = deduplicated(inputs, tmp_path / "once")
+    once = deduplicate(inputs, tmp_path / "once")
     rng, output = random.Random(3), tmp_path / "killed"
     words = [sys.executable, "-m", "mega_data", "dedup", *flags(inputs, output), "--workers", "2"]
     for turn in range(6):
@@ -262,7 +262,7 @@ def test_workers_end_with_who_started_them_and_whoever_is_killed_the_bytes_are_t
             log = process.stderr.read()  # to its end: nobody holds it any more
         assert process.wait() == (-signal.SIGKILL if turn % 2 else 2), log
         assert "Traceback" not in log
-    assert deduplicated(inputs, output, "--workers", "2") == once
+    assert deduplicate(inputs, output, "--workers", "2") == once
 
 
 def _workers(pid: int) -> list[int]:

@@ -54,7 +54,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in sorted(folder.glob("*.jsonl"))}
 
 
-def under(pid: int, mark: bytes) -> list[int]:
+def descendants(pid: int, mark: bytes) -> list[int]:
     """The processes that were started under one, and have a mark in their command line."""
     pids, ahead = list[int](), [pid]
     while ahead:
@@ -68,7 +68,7 @@ def under(pid: int, mark: bytes) -> list[int]:
     return sorted(set(pids) - {pid})
 
 
-def hunted(
+def run_with_kills(
     words: list[str], rng: random.Random, kills: int, victims: Callable[[int], list[int]], **more: object
 ) -> tuple[int, str, int]:
     """How a command ended, what it said, and how many of its workers were killed, of at most so many."""
@@ -120,14 +120,14 @@ def test_workers_killed_at_random_are_replaced_or_told_and_the_bytes_are_the_sam
     assert len(once) == SHARDS
     local, killed = [*python, *flags(inputs, tmp_path / "local"), "--workers", "2"], 0
     while killed < kills:
-        code, log, more = hunted(local, rng, 1, lambda pid: under(pid, b"spawn_main"))
+        code, log, more = run_with_kills(local, rng, 1, lambda pid: descendants(pid, b"spawn_main"))
         killed += more
         assert code == (2 if more else 0), log
         assert not more or "error: --workers: a process was killed" in log.splitlines()[-1]
         if code == 0:  # done before it could be killed: once more from the start
             assert files(tmp_path / "local") == once
             shutil.rmtree(tmp_path / "local.work")
-    hunted(local, rng, 0, lambda pid: [])
+    run_with_kills(local, rng, 0, lambda pid: [])
     assert files(tmp_path / "local") == once
 
     (tmp_path / "jobs").mkdir()
@@ -140,10 +140,12 @@ def test_workers_killed_at_random_are_replaced_or_told_and_the_bytes_are_the_sam
     array = ["bash", str(SLURM / "data.sh"), "4", "extract join", *flags(inputs, tmp_path / "array")]
     killed = 0
     while killed < kills:
-        code, log, more = hunted(array, rng, 3, lambda pid: under(pid, b"-m\0mega_data"), env=environment)
+        code, log, more = run_with_kills(
+            array, rng, 3, lambda pid: descendants(pid, b"-m\0mega_data"), env=environment
+        )
         killed += more
         assert code == 0, log  # the jobs are submitted; which of them end well is another matter
-    hunted(array, rng, 0, lambda pid: [], env=environment)
+    run_with_kills(array, rng, 0, lambda pid: [], env=environment)
     assert files(tmp_path / "array") == once
 
 
@@ -169,8 +171,8 @@ def test_a_ray_cluster_whose_workers_are_killed_gives_the_bytes_of_one_process(t
         ended = 2
         while killed < kills or ended:
             kills_left = kills - killed
-            ended, log, more = hunted(
-                words, rng, kills_left, lambda _: under(head, b"ray::_task"), env=environment
+            ended, log, more = run_with_kills(
+                words, rng, kills_left, lambda _: descendants(head, b"ray::_task"), env=environment
             )
             killed += more
             assert ended in (0, 2), log
@@ -181,6 +183,6 @@ def test_a_ray_cluster_whose_workers_are_killed_gives_the_bytes_of_one_process(t
         assert files(output) == wanted
         (inputs / "03.xml").write_text("<other/>")
         words[words.index(str(output.with_suffix(".work")))] = str(tmp_path / "other.work")
-        ended, log, _ = hunted(words, rng, 0, lambda _: [], env=environment)
+        ended, log, _ = run_with_kills(words, rng, 0, lambda _: [], env=environment)
         assert ended == 2
         assert f"error: {inputs}/03.xml: begins like no form" in log.splitlines()[-1]

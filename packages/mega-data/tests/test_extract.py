@@ -264,8 +264,8 @@ def test_a_file_of_html_is_one_page(tmp_path: Path) -> None:
 
 
 def test_the_form_is_seen_by_the_first_bytes(tmp_path: Path) -> None:
-    held = {"wiki-dump": DUMP.encode(), "warc": record("warcinfo", b"x"), "html": PAGE}
-    for form, data in held.items():
+    heads = {"wiki-dump": DUMP.encode(), "warc": record("warcinfo", b"x"), "html": PAGE}
+    for form, data in heads.items():
         (tmp_path / form).write_bytes(data)
         assert detect_format(tmp_path / form) == form
     (tmp_path / "other").write_text("just text")
@@ -313,8 +313,10 @@ def test_mutated_files_end_in_pages_reasons_or_an_error_that_names_them(tmp_path
         for _ in range(120):
             hurt = bytearray(data)
             for _ in range(rng.randint(1, 6)):
-                at = rng.randrange(len(hurt))
-                hurt[at : at + rng.choice([0, 1, 1, 30])] = rng.randbytes(rng.choice([0, 1, 1, 20]))
+                position = rng.randrange(len(hurt))
+                hurt[position : position + rng.choice([0, 1, 1, 30])] = rng.randbytes(
+                    rng.choice([0, 1, 1, 20])
+                )
             file = tmp_path / name
             file.write_bytes(bytes(hurt[: rng.choice([len(hurt), rng.randrange(len(hurt))])]))
             form = {"xml": "wiki-dump"}.get(name.split(".")[1], name.split(".")[1])
@@ -338,7 +340,7 @@ def inputs(folder: Path) -> Path:
     return folder
 
 
-def extracted(folder: Path, output: Path, workers: int = 1) -> dict[str, bytes]:
+def extract_files(folder: Path, output: Path, workers: int = 1) -> dict[str, bytes]:
     job = Extraction(split_inputs(find_inputs([folder])), output, output.with_name(f"{output.name}.work"))
     job.begin()
     run(job.stages(), job.work, workers=workers)
@@ -348,10 +350,10 @@ def extracted(folder: Path, output: Path, workers: int = 1) -> dict[str, bytes]:
 
 def test_the_same_bytes_come_out_whatever_the_workers(tmp_path: Path) -> None:
     folder = inputs(tmp_path / "in")
-    once = extracted(folder, tmp_path / "one")
+    once = extract_files(folder, tmp_path / "one")
     assert sorted(once) == sorted(f"{file.name}.jsonl" for file in folder.iterdir())
-    assert extracted(folder, tmp_path / "two", workers=2) == once
-    (single,) = extracted(folder, tmp_path / "all.jsonl", workers=2).values()
+    assert extract_files(folder, tmp_path / "two", workers=2) == once
+    (single,) = extract_files(folder, tmp_path / "all.jsonl", workers=2).values()
     assert single == b"".join(once[f"{file.name}.jsonl"] for file in sorted(folder.iterdir()))
     rows = [json.loads(line) for line in single.splitlines()]
     assert {tuple(row) for row in rows} == {("id", "url", "title", "text")}

@@ -18,7 +18,7 @@ from mega_schema.tokenizer.tokenizer import open_tokenizer
 CUT_OFF = "the file was cut off or written to; copy or preprocess it again"
 
 
-def refused(*words: object) -> str:
+def refusal(*words: object) -> str:
     with pytest.raises(MegaError) as caught:
         commands.main([str(word) for word in words], standalone_mode=False)
     assert "\n" not in str(caught.value)
@@ -33,10 +33,10 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return preprocess([folder / "a.jsonl"], folder / "corpus", tokenizer).prefixes[0]
 
 
-def written(at: int, value: bytes) -> Callable[[Path], None]:
+def overwrite(offset: int, value: bytes) -> Callable[[Path], None]:
     def damage(path: Path) -> None:
         data = bytearray(path.read_bytes())
-        data[at : at + len(value)] = value
+        data[offset : offset + len(value)] = value
         path.write_bytes(data)
 
     return damage
@@ -48,16 +48,16 @@ def with_key(key: str, value: object) -> Callable[[Path], None]:
 
 AGAIN = "copy it again; a dataset without this file opens too, and its tokenizer is not known"
 DAMAGES = {
-    "magic": (".idx", written(0, b"PK\3\4"), "not an index", "mega-data preprocess makes an index of text"),
-    "version": (".idx", written(9, struct.pack("<Q", 2)), "version", "another version of its format"),
-    "dtype": (".idx", written(17, b"\x63"), "dtype code", CUT_OFF),
-    "boundaries": (".idx", written(26, struct.pack("<Q", 0)), "document boundaries", CUT_OFF),
-    "length": (".idx", written(34, struct.pack("<i", -1)), "length of a sequence", CUT_OFF),
-    "pointer": (".idx", written(42, struct.pack("<q", 2)), "pointer of sequence 0", CUT_OFF),
-    "documents": (".idx", written(58, struct.pack("<q", 1)), "document index", CUT_OFF),
+    "magic": (".idx", overwrite(0, b"PK\3\4"), "not an index", "mega-data preprocess makes an index of text"),
+    "version": (".idx", overwrite(9, struct.pack("<Q", 2)), "version", "another version of its format"),
+    "dtype": (".idx", overwrite(17, b"\x63"), "dtype code", CUT_OFF),
+    "boundaries": (".idx", overwrite(26, struct.pack("<Q", 0)), "document boundaries", CUT_OFF),
+    "length": (".idx", overwrite(34, struct.pack("<i", -1)), "length of a sequence", CUT_OFF),
+    "pointer": (".idx", overwrite(42, struct.pack("<q", 2)), "pointer of sequence 0", CUT_OFF),
+    "documents": (".idx", overwrite(58, struct.pack("<q", 1)), "document index", CUT_OFF),
     "cut off": (".idx", lambda path: path.write_bytes(path.read_bytes()[:20]), "size in bytes", CUT_OFF),
     "no .bin": (".bin", Path.unlink, "no such file", "copy it to the folder of corpus_text_document.idx"),
-    "token": (".bin", written(2, b"\xff\x7f"), "token 1 of sequence 0", CUT_OFF),
+    "token": (".bin", overwrite(2, b"\xff\x7f"), "token 1 of sequence 0", CUT_OFF),
     "no JSON": (".json", lambda path: path.write_text("{"), "not JSON", AGAIN),
     "format": (".json", with_key("format", 9), "format number", AGAIN),
     "keys": (".json", with_key("more", 1), "keys", AGAIN),
@@ -72,22 +72,22 @@ def test_a_damaged_dataset_is_refused_with_what_to_do(name: str, dataset: Path, 
     suffix, damage, what, hint = DAMAGES[name]
     path = tmp_path / "d" / f"{dataset.name}{suffix}"
     damage(path)
-    line = refused("verify", path.with_suffix(""))
+    line = refusal("verify", path.with_suffix(""))
     assert line.startswith(f"{path}: {what}"), line
     assert f"; hint: {hint}" in line, line
 
 
 def test_ids_above_a_vocabulary_that_a_person_names_are_not_called_damage(dataset: Path) -> None:
-    line = refused("verify", dataset, "--vocab-size", 3)
+    line = refusal("verify", dataset, "--vocab-size", 3)
     assert line.endswith("hint: --vocab-size of the tokenizer that made the ids, or leave it out")
 
 
 def test_a_path_without_a_dataset_is_refused_with_what_is_near_it(dataset: Path, tmp_path: Path) -> None:
     text, prefix = dataset.parent / "a.jsonl", dataset.parent / "a"
     for command in (("verify",), ("inspect",), ("convert", "--to", "jsonl", "--output", tmp_path / "new")):
-        assert refused(*command, dataset.parent / "corpus").endswith(f"hint: did you mean {dataset}?")
-        assert refused(*command, dataset.parent).endswith(f"hint: datasets in this folder: {dataset}")
-        assert refused(*command, text).endswith(
+        assert refusal(*command, dataset.parent / "corpus").endswith(f"hint: did you mean {dataset}?")
+        assert refusal(*command, dataset.parent).endswith(f"hint: datasets in this folder: {dataset}")
+        assert refusal(*command, text).endswith(
             f"mega-data preprocess --input {text} --output-prefix {prefix} --tokenizer-type TYPE, "
             f"then {prefix}_text_document"
         )
@@ -144,7 +144,7 @@ def test_a_file_that_is_not_the_vocabulary_asked_for_is_named_with_the_flags_tha
     path = vocabularies / name
     flags = ["--tokenizer-type", type, "--vocab-file", path, "--merge-file", vocabularies / "merges.txt"]
     words = ["--input", vocabularies / "a.jsonl", "--output-prefix", vocabularies / "new/p", *flags]
-    line = refused("preprocess", *words)
+    line = refusal("preprocess", *words)
     assert line.startswith(f"{path}: {what}"), line
     assert (
         hint.replace("PATH", str(path)).replace("FOLDER", str(vocabularies)) in line.partition("; hint: ")[2]

@@ -119,8 +119,8 @@ def test_a_folder_with_outputs_of_ours_is_an_input_again(tmp_path, caplog):
         assert ids(folder / "corpus_text_document") == [[1], [2]]
     assert "read without outputs of mega-data" in caplog.text
     assert (folder / "corpus_quarantine.jsonl").exists()
-    mine = lines(folder / "of_mine_quarantine.jsonl", "3")
-    assert mine.name in [item.path.name for item in expand_inputs([str(folder)])]
+    quarantine = lines(folder / "of_mine_quarantine.jsonl", "3")
+    assert quarantine.name in [item.path.name for item in expand_inputs([str(folder)])]
 
 
 def test_pages_and_a_tokenizer_below_the_input_folder_are_not_read_again(tmp_path):
@@ -160,7 +160,7 @@ def test_a_compressed_file_is_unpacked_whatever_its_name(tmp_path, ending):
 
 
 @pytest.mark.parametrize(
-    ("name", "head", "said"),
+    ("name", "head", "message"),
     [
         ("a.csv", b"text,id\nx,1\n", "is a CSV table"),
         (
@@ -177,14 +177,14 @@ def test_a_compressed_file_is_unpacked_whatever_its_name(tmp_path, ending):
         ("a.tar", b"x" * 257 + b"ustar\0", "is a tar archive"),
     ],
 )
-def test_a_form_that_is_not_read_is_named(tmp_path, name, head, said):
+def test_a_form_that_is_not_read_is_named(tmp_path, name, head, message):
     path = tmp_path / name
     path.write_bytes(head)
     outcome = call(
         "preprocess", "--input", path, "--output-prefix", tmp_path / "p", *NULL, "--on-error", "skip"
     )
     assert isinstance(outcome.exception, ConfigError)
-    assert f"{path}: {said}" in str(outcome.exception)
+    assert f"{path}: {message}" in str(outcome.exception)
     assert sorted(tmp_path.iterdir()) == [path]
 
 
@@ -205,10 +205,10 @@ def test_a_pipe_is_an_input_of_preprocess_and_refused_by_name_elsewhere(tmp_path
 def test_stdin_may_be_compressed_and_named_twice(tmp_path):
     words = ["preprocess", "--input", "-", "-", "--output-prefix", str(tmp_path / "p"), *NULL]
     data = gzip.compress(b'{"text": "1"}\n')
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "mega_data", *words], input=data, capture_output=True, check=False
     )
-    assert done.returncode == 0, done.stderr
+    assert process.returncode == 0, process.stderr
     assert ids(tmp_path / "p_text_document") == [[1]]
 
 
@@ -216,8 +216,8 @@ def test_a_list_with_an_item_that_is_no_string_is_a_fault(tmp_path):
     path = tmp_path / "a.jsonl"
     items = ["null", "0", "false", "[]", "{}", '""']
     path.write_text("".join(f'{{"text": ["1", {item}]}}\n' for item in items))
-    done = preprocess([path], tmp_path / "p", null(), Options(skip=True))
-    assert (done.skipped, ids(done.prefixes[0])) == (5, [[1]])
+    result = preprocess([path], tmp_path / "p", null(), Options(skip=True))
+    assert (result.skipped, ids(result.prefixes[0])) == (5, [[1]])
     with pytest.raises(FormatError, match=r"a.jsonl:1: an item of 'text': found NoneType, wanted a string"):
         preprocess([path], tmp_path / "q", null())
 
@@ -230,8 +230,8 @@ def test_nan_and_a_byte_order_mark_are_read_as_python_reads_them(tmp_path):
     assert ids(preprocess([path], tmp_path / "p", null()).prefixes[0]) == [[1], [2], [3]]
     plain = tmp_path / "a.txt"
     plain.write_bytes(b"\xef\xbb\xbf4 5\r\n\r\n6\n")
-    done = preprocess([plain], tmp_path / "q", null(), Options(unit="paragraph"))
-    assert ids(done.prefixes[0]) == [[4, 5], [6]]
+    result = preprocess([plain], tmp_path / "q", null(), Options(unit="paragraph"))
+    assert ids(result.prefixes[0]) == [[4, 5], [6]]
     path.write_bytes(b'{"text": "x", "score": NaN\n')
     with pytest.raises(FormatError, match="not JSON"):
         preprocess([path], tmp_path / "p", null())
@@ -300,8 +300,8 @@ def test_a_damaged_file_is_left_with_on_error_skip_and_the_next_is_read(tmp_path
     inputs = [InputFile(tmp_path / f"in/{name}", "jsonl") for name in ("a.jsonl.gz", "b.jsonl.gz", good.name)]
     with pytest.raises(FormatError, match=r"a.jsonl.gz: damaged: found "):
         preprocess(inputs, tmp_path / "p", null(), workers=workers)
-    done = preprocess(inputs, tmp_path / "p", null(), Options(skip=True), workers=workers, block=1 << 14)
-    data = IndexedDataset(done.prefixes[0])
+    result = preprocess(inputs, tmp_path / "p", null(), Options(skip=True), workers=workers, block=1 << 14)
+    data = IndexedDataset(result.prefixes[0])
     half = (len(data) - 1) // 2
     assert half > 1000
     assert [data[i].tolist() for i in (0, half - 1, half, len(data) - 1)] == [
@@ -310,7 +310,7 @@ def test_a_damaged_file_is_left_with_on_error_skip_and_the_next_is_read(tmp_path
         [0],
         [7, 8],
     ]
-    apart = [json.loads(line) for line in done.quarantine.read_bytes().splitlines()]
+    apart = [json.loads(line) for line in result.quarantine.read_bytes().splitlines()]
     assert [(row["file"], row["line"]) for row in apart] == [
         (str(item.path), half + 1) for item in inputs[:2]
     ]
@@ -342,8 +342,8 @@ def test_a_run_that_was_stopped_after_damage_does_not_meet_it_again(tmp_path):
     small = {"block": 1 << 10, "note": 1}
     with pytest.raises(KeyboardInterrupt):
         preprocess(inputs, tmp_path / "p", null(), Options(skip=True), progress=stop, **small)
-    done = preprocess(inputs, tmp_path / "p", null(), Options(skip=True), **small)
+    result = preprocess(inputs, tmp_path / "p", null(), Options(skip=True), **small)
     whole = preprocess(inputs, tmp_path / "q", null(), Options(skip=True))
-    assert done.skipped == whole.skipped == 1
-    assert ids(done.prefixes[0]) == ids(whole.prefixes[0])
-    assert done.quarantine.read_bytes() == whole.quarantine.read_bytes()
+    assert result.skipped == whole.skipped == 1
+    assert ids(result.prefixes[0]) == ids(whole.prefixes[0])
+    assert result.quarantine.read_bytes() == whole.quarantine.read_bytes()

@@ -24,7 +24,7 @@ def call(*arguments: object) -> Result:
     return CliRunner().invoke(commands, [*map(str, arguments)])
 
 
-def done(*arguments: object) -> Result:
+def call_ok(*arguments: object) -> Result:
     outcome = call(*arguments)
     assert outcome.exit_code == 0, outcome.output + repr(outcome.exception)
     return outcome
@@ -58,7 +58,7 @@ def test_a_table_gives_what_its_rows_as_json_lines_give(tmp_path: Path, form: st
             stream.write_table(table)
     how = ["--preset", "exact"] if command == "dedup" else ["--step", "duplicates", "--step", "length"]
     for name, source in (("one", plain), ("two", path)):
-        done(command, "--input", source, "--output", tmp_path / name, *how)
+        call_ok(command, "--input", source, "--output", tmp_path / name, *how)
     result = rows(tmp_path / "two/a.jsonl")
     assert result == rows(tmp_path / "one/a.jsonl")
     assert [row["n"] for row in result] == [0, 1, 3, 4]
@@ -119,12 +119,12 @@ def test_what_clean_kept_is_read_without_what_it_dropped(
     jsonl(tmp_path / "in/a.jsonl", [json.dumps({"text": text}) for text in ("one two", "three")] + ["{"])
     jsonl(tmp_path / "in/empty.jsonl", [])
     clean = ["clean", "--input", tmp_path / "in", "--step", "length:minimum=6", "--on-error", "skip"]
-    log = done(*clean, "--output", tmp_path / "kept", "--keep-dropped").stderr
+    log = call_ok(*clean, "--output", tmp_path / "kept", "--keep-dropped").stderr
     assert len(list((tmp_path / "kept").rglob("a.jsonl"))) == 3  # kept, dropped, set apart
     (tmp_path / "kept/.work").mkdir()
     jsonl(tmp_path / "kept/.work/half.jsonl", ["{"])
     assert [path.name for path in find_shards([tmp_path / "kept"])] == ["a.jsonl", "empty.jsonl"]
-    dedup_result = done(
+    dedup_result = call_ok(
         "dedup", "--input", tmp_path / "kept", "--output", tmp_path / "out", "--preset", "exact"
     )
     assert "kept: read without dropped and quarantine and report.json" in caplog.text
@@ -166,7 +166,7 @@ def test_lines_that_are_no_documents_are_set_apart_with_the_reason(
     assert str(error).startswith(f"{folder}/a.jsonl:2: no text under 'text': found text")
     assert "--on-error skip" in str(error)
     flags[3] = tmp_path / "kept"
-    outcome = done(command, *flags, "--on-error", "skip")
+    outcome = call_ok(command, *flags, "--on-error", "skip")
     inner = "" if command == "dedup" else "00-pass"
     assert f"note: 6 lines were passed over, see {tmp_path / 'kept/quarantine'}" in outcome.stderr
     apart = rows(tmp_path / "kept/quarantine" / inner / "a.jsonl")
@@ -190,7 +190,7 @@ def test_near_duplicates_are_found_around_lines_that_are_passed_over(tmp_path: P
     words = " ".join(f"word{n}" for n in range(60))
     texts = [words, words + " more", "nothing like it " * 9]
     wrong = jsonl(tmp_path / "in/a.jsonl", ["{", *(json.dumps({"text": text}) for text in texts), "3"])
-    done(
+    call_ok(
         "dedup", "--input", wrong, "--output", tmp_path / "out", "--preset", "megatron", "--on-error", "skip"
     )
     assert [row["text"] for row in rows(tmp_path / "out/a.jsonl")] == [texts[0], texts[2]]
@@ -202,7 +202,7 @@ def test_documents_that_go_are_told_by_the_id_of_the_one_that_stays(tmp_path: Pa
         documents = [{"url": f"http://é{n + start}", "text": text} for n, text in enumerate(TEXTS[:3])]
         jsonl(tmp_path / f"in/{name}.jsonl", [json.dumps(row) for row in documents])
     how = ["--preset", "exact"] if command == "dedup" else ["--step", "duplicates"]
-    done(
+    call_ok(
         command, "--input", tmp_path / "in", "--output", tmp_path / "out", *how, "--keep-dropped",
         "--id-key", "url",
     )  # fmt: skip
@@ -227,7 +227,7 @@ def test_a_document_without_an_id_is_named_or_set_apart(tmp_path: Path, command:
     assert isinstance(error, MegaError)
     assert str(error).startswith(f"{path}:2: no id under 'id': found text, wanted a string or a number there")
     flags[3] = tmp_path / "kept"
-    assert "note: 2 lines" in done(command, *flags, "--on-error", "skip").stderr
+    assert "note: 2 lines" in call_ok(command, *flags, "--on-error", "skip").stderr
     assert rows(tmp_path / "kept/a.jsonl") == [{"id": 7, "text": "x"}]
 
 
@@ -238,7 +238,7 @@ def test_what_is_read_and_how_fast_is_told_after_each_file(tmp_path: Path, comma
     for name in "ab":
         jsonl(tmp_path / f"in/{name}.jsonl", [json.dumps({"text": "x" * 400_000})] * 2)
     how = ["--preset", "exact"] if command == "dedup" else ["--step", f"decontaminate:tasks={task}"]
-    log_lines = done(
+    log_lines = call_ok(
         command, "--input", tmp_path / "in", "--output", tmp_path / "out", *how
     ).stderr.splitlines()
     stages = ["keys", "filter"] if command == "dedup" else ["00-pass: count", "00-pass: pass"]
@@ -256,12 +256,12 @@ def test_numbers_keep_their_digits_when_a_step_changes_the_text(tmp_path: Path) 
     number = "12345678901234567890123456789"
     line = f'{{"id": {number}, "n": [-{number}, 1.5], "text": "a  b", "u": "\\u00e9"}}'
     path = jsonl(tmp_path / "in/a.jsonl", [line])
-    done("clean", "--input", path, "--output", tmp_path / "out", "--step", "whitespace")
+    call_ok("clean", "--input", path, "--output", tmp_path / "out", "--step", "whitespace")
     text = (tmp_path / "out/a.jsonl").read_text("utf-8")
     assert text == f'{{"id":{number},"n":[-{number},1.5],"text":"a b","u":"é"}}\n'
     jsonl(tmp_path / "in/b.jsonl", [line])
     exact = ["--preset", "exact", "--keep-dropped"]
-    done("dedup", "--input", tmp_path / "in", "--output", tmp_path / "kept", *exact)
+    call_ok("dedup", "--input", tmp_path / "in", "--output", tmp_path / "kept", *exact)
     assert f'"id":{number}' in (tmp_path / "kept/dropped/b.jsonl").read_text("utf-8")
 
 
@@ -270,11 +270,11 @@ def test_sentences_in_a_list_are_a_text_of_clean_and_dedup(tmp_path: Path) -> No
     texts = ['{"text": ["One.", "Two."]}', '{"text": "One. Two."}', '{"text": ["A  b."], "n": 1}']
     path = jsonl(tmp_path / "in/a.jsonl", [*texts, *wrong])
     flags = ["--on-error", "skip", "--input", path]
-    done("dedup", *flags, "--output", tmp_path / "one", "--preset", "exact")
+    call_ok("dedup", *flags, "--output", tmp_path / "one", "--preset", "exact")
     assert rows(tmp_path / "one/a.jsonl") == [json.loads(texts[0]), json.loads(texts[2])]
-    done("clean", *flags, "--output", tmp_path / "two", "--step", "length:maximum=8")
+    call_ok("clean", *flags, "--output", tmp_path / "two", "--step", "length:maximum=8")
     assert rows(tmp_path / "two/a.jsonl") == [json.loads(texts[2])]
-    done("clean", *flags, "--output", tmp_path / "new", "--step", "whitespace", "--step", "duplicates")
+    call_ok("clean", *flags, "--output", tmp_path / "new", "--step", "whitespace", "--step", "duplicates")
     assert rows(tmp_path / "new/a.jsonl") == [{"text": "One. Two."}, {"text": "A b.", "n": 1}]
 
 
@@ -282,7 +282,7 @@ def test_nan_and_a_byte_order_mark_are_read_by_clean_and_dedup(tmp_path: Path) -
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'\xef\xbb\xbf{"text": "one"}\n{"text": "two", "x": NaN}\n')
     for command, *how in (("dedup", "--preset", "exact"), ("clean", "--step", "length")):
-        done(command, "--input", path, "--output", tmp_path / command, *how)
+        call_ok(command, "--input", path, "--output", tmp_path / command, *how)
         assert (tmp_path / command / "a.jsonl").read_bytes() == path.read_bytes()
 
 
@@ -294,7 +294,7 @@ def test_a_name_that_is_not_utf8_is_written_beside_what_was_dropped(tmp_path: Pa
     odd = tmp_path / "in" / os.fsdecode(b"\xff.jsonl")
     path.rename(odd)
     words = ["--input", tmp_path / "in", "--output", tmp_path / "out", "--preset", "exact", "--keep-dropped"]
-    done("dedup", *words)
+    call_ok("dedup", *words)
     (row,) = (json.loads(line) for line in (tmp_path / "out/dropped" / odd.name).read_bytes().splitlines())
     assert row["dropped"].startswith("like ")
 

@@ -41,7 +41,7 @@ def dataset(prefix: Path, docs: Docs, dtype: str = "uint16", **options) -> Index
     return IndexedDataset(prefix, multimodal=modes)
 
 
-def same(first: Path, second: Path, suffixes: tuple[str, ...] = (".bin", ".idx")) -> bool:
+def equal_files(first: Path, second: Path, suffixes: tuple[str, ...] = (".bin", ".idx")) -> bool:
     return all(
         first.with_name(first.name + suffix).read_bytes()
         == second.with_name(second.name + suffix).read_bytes()
@@ -59,7 +59,7 @@ def same(first: Path, second: Path, suffixes: tuple[str, ...] = (".bin", ".idx")
 )
 def test_a_merge_is_megatrons_byte_for_byte(parts, whole, tmp_path):
     merge_datasets([open_dataset(GOLDEN / part) for part in parts], tmp_path / "m")
-    assert same(tmp_path / "m", GOLDEN / whole)
+    assert equal_files(tmp_path / "m", GOLDEN / whole)
 
 
 many = st.lists(
@@ -73,28 +73,28 @@ def test_a_merge_is_what_writing_all_documents_at_once_gives(parts, multimodal, 
     folder = tmp_path_factory.mktemp("merge")
     datasets = [dataset(folder / f"{i}", docs, multimodal=multimodal) for i, docs in enumerate(parts)]
     dataset(folder / "all", [doc for docs in parts for doc in docs], multimodal=multimodal)
-    done = merge_datasets(datasets, folder / "m", workers=workers)
-    assert same(folder / "all", folder / "m")
-    assert done.documents == sum(map(len, parts))
+    result = merge_datasets(datasets, folder / "m", workers=workers)
+    assert equal_files(folder / "all", folder / "m")
+    assert result.documents == sum(map(len, parts))
     assert not list(folder.glob("*.tmp"))
 
 
 @pytest.mark.parametrize("in_kernel", [True, False])
 def test_payloads_of_many_pieces_are_copied_whole_in_any_order(in_kernel, tmp_path, monkeypatch):
-    def refused(*_: object) -> int:
+    def refuse_copy(*_: object) -> int:
         raise OSError(errno.EXDEV, "another file system")
 
     if not in_kernel:
-        monkeypatch.setattr(module.os, "copy_file_range", refused)
+        monkeypatch.setattr(module.os, "copy_file_range", refuse_copy)
     monkeypatch.setattr(module, "COPY_BYTES", 2000)
     rng = random.Random(1)
     parts = [[[[rng.randrange(60000) for _ in range(rng.randrange(4000))]]] for _ in range(5)]
     datasets = [dataset(tmp_path / f"{i}", docs) for i, docs in enumerate(parts)]
     dataset(tmp_path / "all", [doc for docs in parts for doc in docs])
     copied_bytes: list[int] = []
-    done = merge_datasets(datasets, tmp_path / "m", workers=3, progress=copied_bytes.append)
-    assert same(tmp_path / "all", tmp_path / "m")
-    assert sum(copied_bytes) == done.size == (tmp_path / "m.bin").stat().st_size
+    result = merge_datasets(datasets, tmp_path / "m", workers=3, progress=copied_bytes.append)
+    assert equal_files(tmp_path / "all", tmp_path / "m")
+    assert sum(copied_bytes) == result.size == (tmp_path / "m.bin").stat().st_size
 
 
 def test_a_folder_is_merged_in_the_order_of_megatrons_file_names(tmp_path):
@@ -118,12 +118,12 @@ def test_what_the_datasets_say_of_themselves_is_merged(tmp_path):
         info = DatasetInfo(tokenizer.identity, sources=(f"{name[0]}.jsonl",), options=options)
         prefixes.append(dataset(tmp_path / name, [[[1], [2]], []], info=info))
         tokenizer.save(tmp_path / f"{name}.tokenizer")
-    done = merge_datasets(prefixes, tmp_path / "m")
+    result = merge_datasets(prefixes, tmp_path / "m")
     merged = IndexedDataset(tmp_path / "m")
     assert merged.info == DatasetInfo(
         tokenizer.identity, 6, 6, 6, sources=("a.jsonl", "b.jsonl"), options={"key": "text"}
     )
-    assert done.differing == ("append_eod",)
+    assert result.differing == ("append_eod",)
     assert verify_dataset(merged) == 11
     assert (tmp_path / "m.tokenizer/identity.json").exists()
 
@@ -134,7 +134,7 @@ def test_datasets_that_do_not_belong_together_are_refused_and_leave_nothing(tmp_
     bare = dataset(tmp_path / "bare", [[[1]]])
     wide = dataset(tmp_path / "wide", [[[1]]], "int32")
     modes = dataset(tmp_path / "modes", [[[1]]], multimodal=True)
-    high = dataset(tmp_path / "high", [[[1]]], "int32", form="fairseq-cached")
+    high = dataset(tmp_path / "high", [[[1]]], "int32", index_format="fairseq-cached")
     files_before = sorted(tmp_path.iterdir())
     for datasets, line in (
         (
@@ -197,11 +197,14 @@ def test_the_command_merges_named_datasets_or_a_folder(tmp_path, capsys):
         assert result.stdout.startswith(f"{tmp_path}/m: 2 datasets, 4 documents, 2 sequences, 2 tokens, ")
         data = IndexedDataset(tmp_path / "m")
         assert [data[0].tolist(), data[1].tolist()] == [[97], [98]]
-    for words, found in (([], "neither"), (["--input", tmp_path, "--datasets", tmp_path / "m"], "both")):
+    for words, given_inputs in (
+        ([], "neither"),
+        (["--input", tmp_path, "--datasets", tmp_path / "m"], "both"),
+    ):
         with pytest.raises(SystemExit):
             run_command(commands, [*map(str, ["merge", *words, "--output-prefix", tmp_path / "n"])])
         assert (
-            f"--datasets, --input: one of the two names what is merged: found {found}"
+            f"--datasets, --input: one of the two names what is merged: found {given_inputs}"
             in capsys.readouterr().err
         )
 
@@ -232,9 +235,9 @@ def test_a_note_names_the_options_that_differ(tmp_path):
 
 def test_merging_to_another_form_keeps_documents_where_the_form_has_them(tmp_path):
     docs: Docs = [[[1, 2], [3]], [], [[4]]]
-    a, b = dataset(tmp_path / "a", docs), dataset(tmp_path / "b", docs, form="cached")
+    a, b = dataset(tmp_path / "a", docs), dataset(tmp_path / "b", docs, index_format="cached")
     merge_datasets([a, b], tmp_path / "m", form="cached")
-    dataset(tmp_path / "all", docs + docs, form="cached")
-    assert same(tmp_path / "m", tmp_path / "all")
+    dataset(tmp_path / "all", docs + docs, index_format="cached")
+    assert equal_files(tmp_path / "m", tmp_path / "all")
     merge_datasets([a, b], tmp_path / "f", form="fairseq-mmap")
     assert IndexedDataset(tmp_path / "f").documents.tolist() == np.arange(7).tolist()

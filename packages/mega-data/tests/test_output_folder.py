@@ -163,13 +163,13 @@ def test_a_run_killed_while_it_clears_its_work_folder_can_be_repeated(
     words = (*words, *STEP) if command == "clean" else words
     removed = list[Path]()
 
-    def killed(folder: Path, **_: object) -> None:
+    def die_after_plan(folder: Path, **_: object) -> None:
         if (folder / PLAN).exists():
             (folder / PLAN).unlink()
             removed.append(folder)
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("mega_data.task_stages.shutil.rmtree", killed)
+    monkeypatch.setattr("mega_data.task_stages.shutil.rmtree", die_after_plan)
     with pytest.raises((KeyboardInterrupt, Exception)):
         call(*words)
     assert removed
@@ -195,16 +195,16 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_after_it(command: str, tmp_
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 
-    done = run(*words, preexec_fn=limit)
-    assert done.returncode == 2, done.stderr
-    line = done.stderr.splitlines()[-1]
+    result = run(*words, preexec_fn=limit)
+    assert result.returncode == 2, result.stderr
+    line = result.stderr.splitlines()[-1]
     assert ": not written: found File too large; hint: make room there" in line
-    assert "Traceback" not in done.stderr
+    assert "Traceback" not in result.stderr
     assert run(*words).returncode == 0
     assert len((tmp_path / "out/a.jsonl").read_bytes().splitlines()) > 0
 
 
-class Failing:
+class FailingWork:
     """Work of which one task has a bug."""
 
     def __init__(self, inputs: int) -> None:
@@ -218,7 +218,7 @@ class Failing:
 
 def test_an_exception_in_a_task_is_passed_on_with_its_traceback(tmp_path: Path) -> None:
     with pytest.raises(AttributeError, match="a bug of ours") as raised:
-        run_tasks([TaskStage("bug", 4, Failing(4))], tmp_path, workers=2)
+        run_tasks([TaskStage("bug", 4, FailingWork(4))], tmp_path, workers=2)
     assert "in __call__" in raised.value.__notes__[0]
 
 
@@ -233,7 +233,7 @@ def test_a_task_is_sent_to_a_worker_as_two_numbers_however_many_inputs_a_run_has
         send(self, value)
 
     monkeypatch.setattr(Connection, "send", record)
-    run_tasks([TaskStage("none", 2, Failing(2000))], tmp_path, workers=2)
+    run_tasks([TaskStage("none", 2, FailingWork(2000))], tmp_path, workers=2)
     assert sorted(value for value in sent if isinstance(value, tuple)) == [(0, 0), (0, 1)]
 
 

@@ -35,33 +35,33 @@ def files(folder: Path) -> dict[str, bytes]:
 
 def test_documents_are_in_the_order_of_lines_and_files_with_eod_on_those_that_have_tokens(tmp_path):
     inputs = [lines(tmp_path / "a", "1 2", "", "3"), lines(tmp_path / "b", "4")]
-    done = preprocess(inputs, tmp_path / "out" / "p", null(), Options(append_eod=True))
-    data = IndexedDataset(done.prefixes[0])
-    assert done.prefixes == (tmp_path / "out" / "p_text_document",)
+    result = preprocess(inputs, tmp_path / "out" / "p", null(), Options(append_eod=True))
+    data = IndexedDataset(result.prefixes[0])
+    assert result.prefixes == (tmp_path / "out" / "p_text_document",)
     assert [data[i].tolist() for i in range(len(data))] == [[1, 2, 100], [3, 100], [4, 100]]
     assert data.documents.tolist() == [0, 1, 1, 2, 3]
-    assert (done.documents, done.tokens, done.size) == (4, 7, sum(p.stat().st_size for p in inputs))
+    assert (result.documents, result.tokens, result.size) == (4, 7, sum(p.stat().st_size for p in inputs))
     assert data.info is not None
     assert data.info.sources == tuple(map(str, inputs))
     assert data.info.options == {"key": "text", "append_eod": True}
 
 
 def test_without_append_eod_no_token_is_added(tmp_path):
-    done = preprocess([lines(tmp_path / "a", "1 2")], tmp_path / "p", null())
-    assert IndexedDataset(done.prefixes[0])[0].tolist() == [1, 2]
+    result = preprocess([lines(tmp_path / "a", "1 2")], tmp_path / "p", null())
+    assert IndexedDataset(result.prefixes[0])[0].tolist() == [1, 2]
 
 
 def test_the_tokenizer_travels_with_each_dataset(tmp_path):
-    done = preprocess([lines(tmp_path / "a", "1")], tmp_path / "p", null(7))
+    result = preprocess([lines(tmp_path / "a", "1")], tmp_path / "p", null(7))
     assert open_tokenizer_folder(tmp_path / "p_text_document.tokenizer").identity == null(7).identity
-    assert IndexedDataset(done.prefixes[0]).info.tokenizer == null(7).identity
+    assert IndexedDataset(result.prefixes[0]).info.tokenizer == null(7).identity
 
 
 def test_every_key_becomes_a_dataset_of_its_own_and_all_are_complete(tmp_path):
     path = tmp_path / "a"
     path.write_text('{"text": "1", "title": "5 6"}\n{"title": "", "text": "2 3"}\n', "utf-8")
-    done = preprocess([path], tmp_path / "p", null(), Options(("text", "title")))
-    text, title = (IndexedDataset(prefix) for prefix in done.prefixes)
+    result = preprocess([path], tmp_path / "p", null(), Options(("text", "title")))
+    text, title = (IndexedDataset(prefix) for prefix in result.prefixes)
     assert [text[i].tolist() for i in range(2)] == [[1], [2, 3]]
     assert title[0].tolist() == [5, 6]
     assert title.documents.tolist() == [0, 1, 1]
@@ -69,8 +69,8 @@ def test_every_key_becomes_a_dataset_of_its_own_and_all_are_complete(tmp_path):
 
 def test_the_vocabulary_decides_the_dtype(tmp_path):
     for size, dtype in ((65498, "uint16"), (65499, "int32")):  # and one more id, the eod
-        done = preprocess([lines(tmp_path / "a", "1")], tmp_path / "p", null(size))
-        assert IndexedDataset(done.prefixes[0]).dtype == dtype
+        result = preprocess([lines(tmp_path / "a", "1")], tmp_path / "p", null(size))
+        assert IndexedDataset(result.prefixes[0]).dtype == dtype
 
 
 def test_output_bytes_do_not_depend_on_the_workers(tmp_path):
@@ -151,10 +151,10 @@ def test_a_file_that_is_damaged_leaves_nothing(tmp_path):
 
 
 def test_the_index_may_have_megatrons_older_form(tmp_path):
-    done = preprocess(
+    result = preprocess(
         [lines(tmp_path / "a", "1 2", "", "3")], tmp_path / "p", null(), Options(index_format="lazy")
     )
-    data = IndexedDataset(done.prefixes[0])
+    data = IndexedDataset(result.prefixes[0])
     assert (tmp_path / "p_text_document.idx").read_bytes().startswith(b"TNTIDX")
     assert ([data[i].tolist() for i in range(len(data))], data.documents.tolist()) == (
         [[1, 2], [3]],
@@ -168,8 +168,8 @@ def test_llama2s_sequences_begin_with_bos(tmp_path):
     model = SHARED / "data/tokenizers/sentencepiece/test_model.model"
     tokenizer = open_tokenizer("Llama2Tokenizer", model=model)
     source = lines(tmp_path / "a", "Hello", "", "I saw a girl")
-    done = preprocess([source], tmp_path / "p", tokenizer, Options(append_eod=True))
-    data = IndexedDataset(done.prefixes[0])
+    result = preprocess([source], tmp_path / "p", tokenizer, Options(append_eod=True))
+    data = IndexedDataset(result.prefixes[0])
     assert [data[i].tolist() for i in range(2)] == [
         [1, *tokenizer.encode(t), 2] for t in ("Hello", "I saw a girl")
     ]
@@ -192,9 +192,9 @@ def test_a_key_named_twice_is_refused(tmp_path):
 
 def test_a_corpus_without_documents_is_a_dataset_without_documents(tmp_path):
     (tmp_path / "a").write_bytes(b"\n  \n")
-    done = preprocess([tmp_path / "a"], tmp_path / "p", null())
-    data = IndexedDataset(done.prefixes[0])
-    assert (len(data), data.documents.tolist(), done.tokens) == (0, [0], 0)
+    result = preprocess([tmp_path / "a"], tmp_path / "p", null())
+    data = IndexedDataset(result.prefixes[0])
+    assert (len(data), data.documents.tolist(), result.tokens) == (0, [0], 0)
 
 
 def test_texts_may_have_line_breaks_that_only_unicode_knows(tmp_path):

@@ -90,16 +90,16 @@ def test_arrays_come_whole_whether_they_fit_the_shared_memory_or_not_and_large_i
 class Costly:
     """Leaves a line in a file each time it is made."""
 
-    made: Path
+    log_file: Path
 
     def __reduce__(self):
-        return _made, (self.made,)
+        return _make_costly, (self.log_file,)
 
     def __call__(self, number: int) -> int:
         return os.getpid()
 
 
-def _made(path: Path) -> Costly:
+def _make_costly(path: Path) -> Costly:
     with path.open("a") as file:
         file.write("made\n")
     return Costly(path)
@@ -114,26 +114,26 @@ def test_the_work_is_made_once_for_all_processes_and_these_end_with_it(tmp_path)
             os.kill(pid, 0)
 
 
-class Broken(Costly):
+class UnpicklableWork(Costly):
     def __reduce__(self):
-        return _broken, (self.made,)
+        return _raise_error, (self.log_file,)
 
 
-def _broken(path: Path) -> Broken:
+def _raise_error(path: Path) -> UnpicklableWork:
     raise RuntimeError("cannot be made")
 
 
 def test_work_that_was_made_ready_is_not_made_again_and_work_that_cannot_be_made_is_no_matter(tmp_path):
     work = Costly(tmp_path / "made")
     with ProcessPool(2) as started:
-        started.prepare(Broken(tmp_path / "broken"))
+        started.prepare(UnpicklableWork(tmp_path / "broken"))
         started.prepare(work)
         assert len(set(started.map_in_order(work, range(6)))) == 2
     assert (tmp_path / "made").read_text() == "made\n"
 
 
 def remember(work: Costly) -> int:
-    work.made = Path("another")
+    work.log_file = Path("another")
     return os.getpid()
 
 
@@ -162,7 +162,7 @@ def test_work_is_asked_where_it_is_ready_and_what_a_question_changes_there_is_lo
 def test_what_work_that_cannot_be_made_is_asked_is_its_error(tmp_path):
     with ProcessPool(2) as started:
         with pytest.raises(RuntimeError, match="cannot be made"):
-            started.ask(Broken(tmp_path / "broken"), remember)
+            started.ask(UnpicklableWork(tmp_path / "broken"), remember)
         assert started.ask(Costly(tmp_path / "made"), remember) != os.getpid()
 
 
@@ -197,7 +197,7 @@ def test_a_file_beside_the_input_is_not_imported_for_a_module(tmp_path, monkeypa
 
 def test_work_that_cannot_be_made_is_told_in_a_line(tmp_path):
     with pytest.raises(RuntimeError, match="cannot be made"):
-        list(map_in_order(Broken(tmp_path / "broken"), range(6), 2))
+        list(map_in_order(UnpicklableWork(tmp_path / "broken"), range(6), 2))
 
 
 def fail_at_three(number):

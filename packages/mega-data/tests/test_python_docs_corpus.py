@@ -58,8 +58,8 @@ def test_training_text_is_as_much_as_asked_or_one_document_more(size, tmp_path):
     sample = collect(size, roots=[package(tmp_path)])
     last = len(sample.train[-1].text.encode())
     assert size <= sample.train_bytes < size + last
-    everything = collect(10**6, roots=[tmp_path])
-    assert {document.text for document in sample.train} <= {document.text for document in everything.train}
+    all_texts = collect(10**6, roots=[tmp_path])
+    assert {document.text for document in sample.train} <= {document.text for document in all_texts.train}
 
 
 def test_files_that_are_not_python_and_texts_that_are_not_text_are_passed_over(tmp_path):

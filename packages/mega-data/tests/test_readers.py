@@ -63,10 +63,12 @@ def test_lines_come_once_with_their_numbers_and_from_the_end_of_any_block(packin
     item, size = InputFile(path, "jsonl"), rng.randrange(1, 300)
     assert texts(item, size=size) == wanted
     all_blocks = list(read_blocks(item, keys=["text"], size=size))
-    assert sum(block.consumed for block in all_blocks) <= path.stat().st_size
-    at = rng.randrange(len(all_blocks))
-    passed = sum(block.rows(["text"]).count for block in all_blocks[: at + 1])
-    assert texts(item, all_blocks[at].end, size=size) == [(i - passed, text) for i, text in wanted[passed:]]
+    assert sum(block.consumed_bytes for block in all_blocks) <= path.stat().st_size
+    number = rng.randrange(len(all_blocks))
+    passed = sum(block.rows(["text"]).count for block in all_blocks[: number + 1])
+    assert texts(item, all_blocks[number].end, size=size) == [
+        (i - passed, text) for i, text in wanted[passed:]
+    ]
 
 
 @pytest.mark.parametrize("packing", [p for p in PACK if p])
@@ -179,9 +181,9 @@ def test_inputs_are_files_globs_and_folders_in_the_order_of_names(tmp_path):
     def names(*words: object, form: str | None = None) -> list[tuple[str, str]]:
         return [(item.path.name, item.format) for item in expand_inputs([str(word) for word in words], form)]
 
-    everything = [("a.jsonl.gz", "jsonl"), ("b.jsonl", "jsonl"), ("d.parquet", "table"), ("c.txt", "text")]
-    assert names(tmp_path) == everything
-    assert names(tmp_path / "*.jsonl*", tmp_path / "odd.data") == [*everything[:2], ("odd.data", "jsonl")]
+    expected = [("a.jsonl.gz", "jsonl"), ("b.jsonl", "jsonl"), ("d.parquet", "table"), ("c.txt", "text")]
+    assert names(tmp_path) == expected
+    assert names(tmp_path / "*.jsonl*", tmp_path / "odd.data") == [*expected[:2], ("odd.data", "jsonl")]
     assert names(tmp_path / "sub/c.txt", form="jsonl") == [("c.txt", "jsonl")]
     (item,) = expand_inputs(["-"])
     assert (item.is_stdin, item.size) == (True, 0)
@@ -220,12 +222,12 @@ def test_long_rows_of_a_table_are_read_by_bytes_not_by_count(tmp_path, monkeypat
     parquet.write_table(pyarrow.table({"id": list(range(200)), "text": rows}), tmp_path / "a.parquet")
     read, sizes = parquet.ParquetFile.iter_batches, []
 
-    def counted(*words, **names):
+    def count_bytes(*words, **names):
         for batch in read(*words, **names):
             sizes.append(batch.nbytes)
             yield batch
 
-    monkeypatch.setattr(parquet.ParquetFile, "iter_batches", counted)
+    monkeypatch.setattr(parquet.ParquetFile, "iter_batches", count_bytes)
     assert texts(InputFile(tmp_path / "a.parquet", "table")) == list(enumerate(rows))
     assert [row["text"] for row in arrow.read_rows(tmp_path / "a.parquet")] == rows
     assert max(sizes) < 6 << 20

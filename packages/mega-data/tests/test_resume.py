@@ -75,7 +75,7 @@ def test_a_run_that_is_stopped_again_and_again_writes_the_same_bytes(seed, tmp_p
                 raise Stop
 
         try:
-            done = preprocess(inputs, out, null(), OPTIONS, block=BLOCK, note=NOTE, progress=progress)
+            result = preprocess(inputs, out, null(), OPTIONS, block=BLOCK, note=NOTE, progress=progress)
         except Stop:
             assert stops < 199
             assert [path.name for path in out.parent.iterdir()] == ["p.unfinished"]
@@ -85,9 +85,9 @@ def test_a_run_that_is_stopped_again_and_again_writes_the_same_bytes(seed, tmp_p
         else:
             break
     assert files(out.parent) == files(tmp_path / "whole")
-    assert (done.documents, done.tokens, done.size) == (whole.documents, whole.tokens, whole.size)
-    assert (done.skipped, whole.fresh) == (whole.skipped, whole.size)
-    assert done.fresh < whole.size
+    assert (result.documents, result.tokens, result.size) == (whole.documents, whole.tokens, whole.size)
+    assert (result.skipped, whole.fresh) == (whole.skipped, whole.size)
+    assert result.fresh < whole.size
 
 
 KILLED = """
@@ -131,15 +131,15 @@ def test_a_run_killed_at_random_moments_writes_the_same_bytes(workers, tmp_path)
 def test_an_unfinished_run_of_other_inputs_or_options_is_not_gone_on_with(tmp_path):
     (tmp_path / "a").write_text('{"text": "1"}\n' * 2000, "utf-8")
 
-    def stopped(*_: int) -> None:
+    def stop(*_: int) -> None:
         raise Stop
 
     for options in (Options(), Options(append_eod=True)):
         with pytest.raises(Stop):
-            preprocess([tmp_path / "a"], tmp_path / "p", null(), options, block=100, note=1, progress=stopped)
+            preprocess([tmp_path / "a"], tmp_path / "p", null(), options, block=100, note=1, progress=stop)
     (tmp_path / "a").write_text('{"text": "2 3"}\n' * 3, "utf-8")
-    done = preprocess([tmp_path / "a"], tmp_path / "p", null())
-    assert (done.documents, done.tokens, done.fresh) == (3, 6, done.size)
+    result = preprocess([tmp_path / "a"], tmp_path / "p", null())
+    assert (result.documents, result.tokens, result.fresh) == (3, 6, result.size)
 
 
 def test_an_unfinished_run_whose_files_are_not_as_noted_begins_again(tmp_path):
@@ -157,8 +157,8 @@ def test_an_unfinished_run_whose_files_are_not_as_noted_begins_again(tmp_path):
         with pytest.raises(Stop):
             preprocess(inputs, tmp_path / "p", null(), OPTIONS, block=BLOCK, note=NOTE, progress=progress)
         damage(tmp_path / "p.unfinished")
-    done = preprocess(inputs, tmp_path / "p", null(), OPTIONS)
-    assert done.fresh == done.size
+    result = preprocess(inputs, tmp_path / "p", null(), OPTIONS)
+    assert result.fresh == result.size
 
 
 def test_two_runs_do_not_write_one_dataset_at_once(tmp_path):
@@ -183,11 +183,11 @@ def test_lines_passed_over_are_kept_with_file_number_and_reason(tmp_path):
     (tmp_path / "a").write_text('{"text": "1"}\n\n{oops\n{"text": "x"}\n{"text": "2"}\n', "utf-8")
     (tmp_path / "b").write_text('{"txt": "1"}\n{"text": "3"}\n', "utf-8")
     inputs = [tmp_path / "a", tmp_path / "b"]
-    done = preprocess(inputs, tmp_path / "p", null(), Options(skip=True), block=10, workers=2)
-    data = IndexedDataset(done.prefixes[0])
+    result = preprocess(inputs, tmp_path / "p", null(), Options(skip=True), block=10, workers=2)
+    data = IndexedDataset(result.prefixes[0])
     assert [data[i].tolist() for i in range(len(data))] == [[1], [2], [3]]
-    assert (done.skipped, done.quarantine) == (3, tmp_path / "p_quarantine.jsonl")
-    rows = [json.loads(line) for line in done.quarantine.read_text("utf-8").splitlines()]
+    assert (result.skipped, result.quarantine) == (3, tmp_path / "p_quarantine.jsonl")
+    rows = [json.loads(line) for line in result.quarantine.read_text("utf-8").splitlines()]
     assert [(Path(row["file"]).name, row["line"]) for row in rows] == [("a", 3), ("a", 4), ("b", 1)]
     assert rows[0]["row"] == "{oops"
     assert rows[0]["reason"].startswith("not JSON: found ")
@@ -203,8 +203,8 @@ def test_stdin_is_a_corpus_and_is_never_gone_on_with(tmp_path, monkeypatch):
         buffer = io.BytesIO(b'{"text": "1"}\n' * 50)
 
     monkeypatch.setattr(streams.sys, "stdin", Fake)
-    done = preprocess([InputFile(Path("-"), "jsonl")], tmp_path / "p", null(), block=100)
-    assert (done.documents, done.tokens) == (50, 50)
+    result = preprocess([InputFile(Path("-"), "jsonl")], tmp_path / "p", null(), block=100)
+    assert (result.documents, result.tokens) == (50, 50)
 
 
 def test_a_full_disk_is_told_and_the_run_goes_on_when_there_is_room(tmp_path):
@@ -219,9 +219,9 @@ def test_a_full_disk_is_told_and_the_run_goes_on_when_there_is_room(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert not list(tmp_path.glob("p_*"))
-    done = preprocess([tmp_path / "a"], tmp_path / "p", null(), block=10_000, note=100_000)
-    assert (done.documents, done.tokens) == (400, 400_000)
-    assert done.fresh < done.size
+    result = preprocess([tmp_path / "a"], tmp_path / "p", null(), block=10_000, note=100_000)
+    assert (result.documents, result.tokens) == (400, 400_000)
+    assert result.fresh < result.size
 
 
 def test_a_line_that_is_wrong_leaves_no_dataset_even_of_a_run_that_was_gone_on_with(tmp_path):
@@ -267,9 +267,9 @@ def test_a_corpus_larger_than_memory_is_encoded(tmp_path):
     size = corpus_file.stat().st_size
     assert size > 48 << 20
     code = [sys.executable, "-c", BOUNDED, str(corpus_file), str(tmp_path / "p"), str(vocab)]
-    done = subprocess.run(
+    process = subprocess.run(
         code, capture_output=True, text=True, check=False, env={**os.environ, "RAYON_NUM_THREADS": "1"}
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == [str(size), str(1000 * (size // len(part)))]
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.split() == [str(size), str(1000 * (size // len(part)))]
     assert len(IndexedDataset(tmp_path / "p_text_document")) == 1000 * (size // len(part))

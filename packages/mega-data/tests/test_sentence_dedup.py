@@ -60,20 +60,20 @@ def random_texts(seed: int, count: int = 60) -> list[str]:
     return ["".join(rng.choices(pool, k=rng.randint(0, 9))).strip() for _ in range(count)]
 
 
-def one_by_one(texts: list[str], size: int, fewest: int) -> list[str | None]:
+def dedup_reference(texts: list[str], size: int, fewest: int) -> list[str | None]:
     """The rule, with a dictionary of the spans seen."""
     cut = [split_sentences(text) for text in texts]
     places: dict[tuple[str, ...], list[tuple[int, int]]] = {}
     for number, pieces in enumerate(cut):
         plain = [" ".join(piece.lower().split()) for piece in pieces]
-        for at in range(len(plain) - size + 1):
-            places.setdefault(tuple(plain[at : at + size]), []).append((number, at))
+        for position in range(len(plain) - size + 1):
+            places.setdefault(tuple(plain[position : position + size]), []).append((number, position))
     goes = [[False] * len(pieces) for pieces in cut]
     repeated = [occurrences for occurrences in places.values() if len(occurrences) > 1]
-    for number, at in (place for occurrences in repeated for place in occurrences[1:]):
-        goes[number][at : at + size] = [True] * size
-    for number, at in (occurrences[0] for occurrences in repeated):
-        goes[number][at : at + size] = [False] * size
+    for number, position in (place for occurrences in repeated for place in occurrences[1:]):
+        goes[number][position : position + size] = [True] * size
+    for number, position in (occurrences[0] for occurrences in repeated):
+        goes[number][position : position + size] = [False] * size
     results = list[str | None]()
     for text, pieces, is_cut in zip(texts, cut, goes, strict=True):
         stay = [piece for piece, g in zip(pieces, is_cut, strict=True) if not g]
@@ -95,7 +95,7 @@ def test_spans_are_cut_as_counting_them_one_by_one_cuts_them(
     monkeypatch.setattr(sentence_dedup, "BYTES_PER_SPAN", 1 << 16)
     clean(*flags, "--step", f"spans:sentences={size},fewest={fewest}")
     ordered = [n for file in range(3) for n in range(file, len(texts), 3)]  # shards by name, then lines
-    expected = one_by_one([texts[n] for n in ordered], size, fewest)
+    expected = dedup_reference([texts[n] for n in ordered], size, fewest)
     wanted = [(n, text) for n, text in zip(ordered, expected, strict=True) if text is not None]
     assert [(row["id"], row["text"]) for rows in read(tmp_path / "out").values() for row in rows] == wanted
     assert [text for _, text in wanted] != [texts[n] for n, _ in wanted]
@@ -107,11 +107,11 @@ def test_every_span_of_the_corpus_that_is_repeated_stays_once(tmp_path: Path) ->
         "--input", corpus(tmp_path / "in", texts, 2), "--output", tmp_path / "out", "--step", "spans:fewest=1"
     )
 
-    def found(texts: list[str]) -> list[int]:
+    def repeated_keys(texts: list[str]) -> list[int]:
         return [key for text in texts for key in span_keys(split_sentences(text), 3).tolist()]
 
-    before = found(texts)
-    after = found([row["text"] for rows in read(tmp_path / "out").values() for row in rows])
+    before = repeated_keys(texts)
+    after = repeated_keys([row["text"] for rows in read(tmp_path / "out").values() for row in rows])
     repeated = {key for key in before if before.count(key) > 1}
     assert len(repeated) > 20
     assert repeated <= set(after)
@@ -251,8 +251,8 @@ def test_sorting_takes_the_memory_allowed_and_not_the_corpus(tmp_path: Path) -> 
         for n in range(40):  # 800,000 spans, 50 MB if they were sorted at once
             out.write(json.dumps({"text": text.replace("is", f"is{n % 30}")}) + "\n")
     command = [sys.executable, "-c", MEMORY, str(tmp_path / "w"), str(tmp_path / "a.jsonl")]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=dict(os.environ))
-    assert int(done.stdout) < 24 << 20
+    process = subprocess.run(command, capture_output=True, text=True, check=True, env=dict(os.environ))
+    assert int(process.stdout) < 24 << 20
     assert output_name(tmp_path / "a.jsonl") == "a.jsonl"
     shutil.rmtree(tmp_path / "w")
     assert SentenceDedupStep().sentences == 3

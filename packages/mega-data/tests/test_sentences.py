@@ -19,13 +19,13 @@ pytest.importorskip("nltk")
 TEXT = "Dr. Smith went home. He slept.\n\nThe next day he woke up! Did he? Yes."
 
 
-def trained(**more: bool) -> SentenceSplitter:
+def train_splitter(**more: bool) -> SentenceSplitter:
     return make_splitter("klingon", ["Dr. Smith went to see Dr. Jones. He met Dr. Brown. " * 20], **more)
 
 
 def test_a_model_is_trained_on_the_corpus_where_there_is_none_and_that_is_said(caplog):
     with caplog.at_level(logging.WARNING, "mega.data"):
-        split = trained()
+        split = train_splitter()
     assert (
         "a Punkt model trained on 0.0 million characters of the input: nltk has none of klingon"
         in caplog.text
@@ -36,23 +36,23 @@ def test_a_model_is_trained_on_the_corpus_where_there_is_none_and_that_is_said(c
 
 
 def test_sentences_that_keep_newlines_are_together_the_text():
-    split = trained(keep_newlines=True)
+    split = train_splitter(keep_newlines=True)
     assert "".join(split(TEXT)) == TEXT
     assert split(TEXT)[1] == "He slept.\n\n"
 
 
 def test_a_splitter_sent_to_another_process_splits_alike():
-    split = trained()
+    split = train_splitter()
     unpickled = pickle.loads(pickle.dumps(split))
     assert (unpickled, unpickled(TEXT)) == (split, split(TEXT))
-    assert unpickled.model == trained().model
+    assert unpickled.model == train_splitter().model
 
 
 def test_a_text_of_any_length_is_cut_in_blocks_that_punkt_can_take(monkeypatch):
     from mega_data import sentences
 
     monkeypatch.setattr(sentences, "MAX_CHARACTERS", 30)
-    assert "".join(trained(keep_newlines=True)(TEXT)) == TEXT
+    assert "".join(train_splitter(keep_newlines=True)(TEXT)) == TEXT
 
 
 def test_a_published_model_is_used_where_nltk_has_one(tmp_path, monkeypatch):
@@ -76,9 +76,9 @@ def test_documents_have_a_sequence_for_each_sentence_and_eod_on_the_last(tmp_pat
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), "utf-8")
     (tmp_path / "vocab.txt").write_text("\n".join(("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"12345.")))
     tokenizer = open_tokenizer("BertWordPieceCase", vocab_file=tmp_path / "vocab.txt")
-    done = preprocess([path], tmp_path / "p", tokenizer, Options(language="klingon"), workers=2)
+    result = preprocess([path], tmp_path / "p", tokenizer, Options(language="klingon"), workers=2)
     data = IndexedDataset(tmp_path / "p_text_sentence")
-    assert done.prefixes == (data.prefix,)
+    assert result.prefixes == (data.prefix,)
     assert data.documents.tolist()[0] == 0
     assert (len(data.documents) - 1, int(data.documents[-1])) == (3, len(data))
     assert data.documents[1] == data.documents[2]
@@ -91,8 +91,8 @@ def test_a_list_of_strings_is_sentences_already(tmp_path):
     rows = [["1 2", "", "3"], [], "4"]
     path.write_text("".join(json.dumps({"text": row}) + "\n" for row in rows), "utf-8")
     tokenizer = open_tokenizer("NullTokenizer", vocab_size=9)
-    done = preprocess([path], tmp_path / "p", tokenizer, Options(append_eod=True))
-    data = IndexedDataset(done.prefixes[0])
+    result = preprocess([path], tmp_path / "p", tokenizer, Options(append_eod=True))
+    data = IndexedDataset(result.prefixes[0])
     assert [data[i].tolist() for i in range(len(data))] == [[1, 2], [3, 9], [4, 9]]
     assert data.documents.tolist() == [0, 2, 2, 3]
 
@@ -150,13 +150,16 @@ def test_a_run_goes_on_only_with_the_sentence_model_it_began_with(tmp_path):
     bert = open_tokenizer("BertWordPieceCase", vocab_file=tmp_path / "vocab.txt")
     inputs = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
     texts = [json.dumps({"text": "a a. a a. A b. "}) + "\n", json.dumps({"text": "a etc. a etc. "}) + "\n"]
-    other = json.dumps({"text": "A. a. a vol. a vol. a vol. a no. a no. " * 40}) + "\n"
+    longer = json.dumps({"text": "A. a. a vol. a vol. a vol. a no. a no. " * 40}) + "\n"
     options = Options(language="klingon")  # whose model is trained on the inputs
     inputs[0].write_text(texts[0])
-    for name, mended, again in (("same", texts[1], len(texts[1])), ("other", other, len(texts[0] + other))):
+    for name, mended, expected_bytes in (
+        ("same", texts[1], len(texts[1])),
+        ("other", longer, len(texts[0] + longer)),
+    ):
         inputs[1].write_text(texts[1] + "oops\n")
         with pytest.raises(FormatError, match=r"b\.jsonl:2"):
             preprocess(inputs, tmp_path / name, bert, options)
         inputs[1].write_text(mended)
-        done = preprocess(inputs, tmp_path / name, bert, options)
-        assert (done.size, done.fresh) == (len(texts[0] + mended), again)
+        result = preprocess(inputs, tmp_path / name, bert, options)
+        assert (result.size, result.fresh) == (len(texts[0] + mended), expected_bytes)

@@ -50,7 +50,7 @@ def documents(prefix: Path) -> list[list[int]]:
     return [data[i].tolist() for i in range(len(data))]
 
 
-def theirs(folder: Path, *, add: bool, split: bool) -> list[list[int]]:
+def transformers_ids(folder: Path, *, add: bool, split: bool) -> list[list[int]]:
     """The ids of `transformers`, which Megatron's HuggingFaceTokenizer calls."""
     transformers = pytest.importorskip("transformers")
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
@@ -67,10 +67,10 @@ def test_ids_are_those_of_transformers_with_its_flags(tmp_path, single, include,
     tokenizer = with_post_processor(tmp_path / "t", single)
     options = Options(special_tokens=include, parse_special_tokens=parse)
     path = corpus(tmp_path / "a.jsonl", *TEXTS)
-    done = preprocess([path], tmp_path / "p", tokenizer, options, workers=workers)
-    assert documents(done.prefixes[0]) == theirs(tmp_path / "t", add=include, split=not parse)
-    assert IndexedDataset(done.prefixes[0]).documents.tolist() == [0, 1, 2, 2, 3]
-    recorded = IndexedDataset(done.prefixes[0]).info.options
+    result = preprocess([path], tmp_path / "p", tokenizer, options, workers=workers)
+    assert documents(result.prefixes[0]) == transformers_ids(tmp_path / "t", add=include, split=not parse)
+    assert IndexedDataset(result.prefixes[0]).documents.tolist() == [0, 1, 2, 2, 3]
+    recorded = IndexedDataset(result.prefixes[0]).info.options
     ids = post_processor_tokens(tokenizer) if include else SpecialTokens()
     assert (recorded["prefix_ids"], recorded["suffix_ids"]) == ([*ids.prefix], [*ids.suffix])
     assert recorded.get("parse_special_tokens", False) is parse
@@ -81,9 +81,9 @@ def test_ids_are_those_of_transformers_with_its_flags(tmp_path, single, include,
 
 def test_a_tokenizer_without_a_post_processor_adds_and_says_nothing(tmp_path):
     tokenizer = train(["Hello world"] * 9, 300)
-    done = preprocess([corpus(tmp_path / "a", "Hello")], tmp_path / "p", tokenizer)
-    assert documents(done.prefixes[0]) == [tokenizer.encode("Hello")]
-    assert set(IndexedDataset(done.prefixes[0]).info.options) == {"key", "append_eod"}
+    result = preprocess([corpus(tmp_path / "a", "Hello")], tmp_path / "p", tokenizer)
+    assert documents(result.prefixes[0]) == [tokenizer.encode("Hello")]
+    assert set(IndexedDataset(result.prefixes[0]).info.options) == {"key", "append_eod"}
 
 
 def test_added_tokens_are_around_each_sequence_and_eod_ends_the_document(tmp_path):
@@ -109,12 +109,12 @@ def test_datasets_with_and_without_bos_are_not_merged(tmp_path):
         words += ["--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", tmp_path / "t"]
         outcome = CliRunner().invoke(commands, [*map(str, words)])
         assert outcome.exit_code == 0, outcome.output
-    for other, option in (("two", "prefix_ids"), ("three", "parse_special_tokens")):
-        words = ["merge", "--datasets", tmp_path / "one_text_document", tmp_path / f"{other}_text_document"]
+    for folder, option in (("two", "prefix_ids"), ("three", "parse_special_tokens")):
+        words = ["merge", "--datasets", tmp_path / "one_text_document", tmp_path / f"{folder}_text_document"]
         words += ["--output-prefix", tmp_path / "all"]
         error = CliRunner().invoke(commands, [*map(str, words)]).exception
         assert isinstance(error, FormatError)
-        assert f"{other}_text_document.json: {option} is not that of " in str(error)
+        assert f"{folder}_text_document.json: {option} is not that of " in str(error)
 
 
 def test_special_text_is_asked_of_a_tokenizer_that_has_special_tokens(tmp_path):

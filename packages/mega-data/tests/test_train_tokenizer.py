@@ -168,7 +168,7 @@ def test_the_command_trains_each_kind(tmp_path):
     (path / "a.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
     for kind, file in (("bpe", "merges.txt"), ("wordpiece", "vocab.txt"), ("unigram", "tokenizer.model")):
         words = ["train-tokenizer", "--input", path, "--type", kind, "--vocab-size", 350]
-        done = CliRunner().invoke(commands, [*map(str, words), "--output", str(tmp_path / kind)])
-        assert done.exit_code == 0
+        result = CliRunner().invoke(commands, [*map(str, words), "--output", str(tmp_path / kind)])
+        assert result.exit_code == 0
         assert (tmp_path / kind / file).exists()
-        assert ("asked for" in done.stderr) == (" 350 ids" not in done.stdout)
+        assert ("asked for" in result.stderr) == (" 350 ids" not in result.stdout)

@@ -16,7 +16,7 @@ LINES = "".join(f'{{"text": "{text}"}}\n' for text in TEXTS)
 
 
 @pytest.fixture
-def held_out(tmp_path):
+def held_out_file(tmp_path):
     path = tmp_path / "held-out.jsonl"
     path.write_text(LINES)
     return path
@@ -53,15 +53,15 @@ def write_dataset(prefix, identity, texts):
             writer.end_document()
 
 
-def test_a_lambada_result_says_what_is_needed_to_reproduce_it(call, run, held_out):
-    code, out, err, result = call("lambada", "--load", run, "--data", held_out, "--strict-lambada")
+def test_a_lambada_result_says_what_is_needed_to_reproduce_it(call, run, held_out_file):
+    code, out, err, result = call("lambada", "--load", run, "--data", held_out_file, "--strict-lambada")
     assert (code, err) == (0, "")
     assert "accuracy" in out
     assert out.rstrip().endswith("result.json")
     assert (result["format"], result["task"]) == (1, "lambada")
     assert result["checkpoint"] == {"path": str((run / "iter_0000010").resolve()), "iteration": 10}
     digest = hashlib.sha256(LINES.encode()).hexdigest()
-    assert result["data"] == [{"path": str(held_out.resolve()), "bytes": len(LINES), "sha256": digest}]
+    assert result["data"] == [{"path": str(held_out_file.resolve()), "bytes": len(LINES), "sha256": digest}]
     assert result["options"] == {"strict_lambada": True, "micro_batch_size": 16}
     assert result["versions"]["mega-eval"] == mega_eval.__version__
     assert result["device"] == "cpu"
@@ -71,9 +71,10 @@ def test_a_lambada_result_says_what_is_needed_to_reproduce_it(call, run, held_ou
     assert result["tokens_read"] == sum(min(16, 3 + s) for s in range(1, 20))
 
 
-def test_lambada_does_not_depend_on_the_batch_size(call, run, held_out):
+def test_lambada_does_not_depend_on_the_batch_size(call, run, held_out_file):
     single, batched = (
-        call("lambada", "--load", run, "--data", held_out, "--micro-batch-size", size)[3] for size in (1, 7)
+        call("lambada", "--load", run, "--data", held_out_file, "--micro-batch-size", size)[3]
+        for size in (1, 7)
     )
     assert single["counts"] == batched["counts"]
     assert single["scores"] == pytest.approx(batched["scores"], rel=1e-5)
@@ -91,12 +92,12 @@ def test_wikitext_takes_its_detokenizer_from_the_path(call, run, tmp_path):
     assert result["scores"]["perplexity"] == result["scores"]["adjusted_perplexity"]
 
 
-def test_perplexity_of_lines_and_of_the_dataset_made_from_them_agree(call, run, held_out, tmp_path):
+def test_perplexity_of_lines_and_of_the_dataset_made_from_them_agree(call, run, held_out_file, tmp_path):
     identity = open_tokenizer_folder(run / "iter_0000010/tokenizer").identity
     write_dataset(tmp_path / "held", identity, TEXTS)
     write_dataset(tmp_path / "train", identity, TEXTS * 2)
     baseline = ("--baseline-data", tmp_path / "train")
-    lines = call("perplexity", "--load", run, "--data", held_out, *baseline)[3]
+    lines = call("perplexity", "--load", run, "--data", held_out_file, *baseline)[3]
     dataset = call("perplexity", "--load", run, "--data", tmp_path / "held", *baseline)[3]
     assert lines["scores"] == dataset["scores"]
     assert lines["counts"] == dataset["counts"]
@@ -114,14 +115,14 @@ def test_a_missing_data_file_is_one_line(call, run, tmp_path, task):
     check_error(call(task, "--load", run, "--data", tmp_path / "wiki.none"), "wiki.none: no such file")
 
 
-def test_a_line_that_is_not_json_is_one_line_that_names_it(call, run, held_out):
-    held_out.write_text(LINES + "oops\n")
+def test_a_line_that_is_not_json_is_one_line_that_names_it(call, run, held_out_file):
+    held_out_file.write_text(LINES + "oops\n")
     for task in ("lambada", "perplexity"):
-        check_error(call(task, "--load", run, "--data", held_out), "held-out.jsonl:20: not JSON")
+        check_error(call(task, "--load", run, "--data", held_out_file), "held-out.jsonl:20: not JSON")
 
 
-def test_a_line_without_the_key_is_one_line_that_names_it(call, run, held_out):
-    options = ("--load", run, "--data", held_out)
+def test_a_line_without_the_key_is_one_line_that_names_it(call, run, held_out_file):
+    options = ("--load", run, "--data", held_out_file)
     check_error(
         call("perplexity", *options, "--json-key", "body"), "held-out.jsonl:1: no key 'body'", "found text"
     )
@@ -133,48 +134,52 @@ def test_an_empty_data_file_is_one_line(call, run, tmp_path):
         check_error(call(task, "--load", run, "--data", tmp_path / "wiki"), "wiki: no ")
 
 
-def test_a_missing_checkpoint_is_one_line(call, tmp_path, held_out):
+def test_a_missing_checkpoint_is_one_line(call, tmp_path, held_out_file):
     check_error(
-        call("lambada", "--load", tmp_path / "nowhere", "--data", held_out), "nowhere: no such folder"
+        call("lambada", "--load", tmp_path / "nowhere", "--data", held_out_file), "nowhere: no such folder"
     )
 
 
-def test_a_half_written_checkpoint_is_one_line(call, checkpoint_writer, tmp_path, held_out):
+def test_a_half_written_checkpoint_is_one_line(call, checkpoint_writer, tmp_path, held_out_file):
     folder = checkpoint_writer(tmp_path / "cut")
     weights = folder / "model-00000.safetensors"
     weights.write_bytes(weights.read_bytes()[:-8])
-    check_error(call("lambada", "--load", tmp_path / "cut", "--data", held_out), "size in bytes")
+    check_error(call("lambada", "--load", tmp_path / "cut", "--data", held_out_file), "size in bytes")
     (tmp_path / "half/.iter_0000010.partial").mkdir(parents=True)
     check_error(
-        call("lambada", "--load", tmp_path / "half", "--data", held_out), "half-written .iter_0000010"
+        call("lambada", "--load", tmp_path / "half", "--data", held_out_file), "half-written .iter_0000010"
     )
 
 
-def test_a_checkpoint_without_a_tokenizer_is_one_line(call, checkpoint_writer, tmp_path, held_out):
+def test_a_checkpoint_without_a_tokenizer_is_one_line(call, checkpoint_writer, tmp_path, held_out_file):
     checkpoint_writer(tmp_path / "bare", tokenizer=False)
     check_error(
-        call("lambada", "--load", tmp_path / "bare", "--data", held_out), "has no tokenizer", "hint: cp -r"
+        call("lambada", "--load", tmp_path / "bare", "--data", held_out_file),
+        "has no tokenizer",
+        "hint: cp -r",
     )
 
 
-def test_a_tokenizer_larger_than_the_model_is_one_line(call, checkpoint_writer, tmp_path, held_out):
+def test_a_tokenizer_larger_than_the_model_is_one_line(call, checkpoint_writer, tmp_path, held_out_file):
     checkpoint_writer(tmp_path / "small", vocab=30)
-    outcome = call("lambada", "--load", tmp_path / "small", "--data", held_out)
+    outcome = call("lambada", "--load", tmp_path / "small", "--data", held_out_file)
     check_error(outcome, "the tokenizer has more tokens than the model: found 41, wanted at most 30")
 
 
-def test_a_dataset_of_another_tokenizer_is_one_line(call, run, tmp_path, held_out):
+def test_a_dataset_of_another_tokenizer_is_one_line(call, run, tmp_path, held_out_file):
     identity = TokenizerIdentity("HuggingFaceTokenizer", 41, 40, None, None, "f" * 64)
     write_dataset(tmp_path / "other", identity, ["1 2 3"])
     check_error(
         call("perplexity", "--load", run, "--data", tmp_path / "other"), "other: tokenizer of the dataset"
     )
-    outcome = call("perplexity", "--load", run, "--data", held_out, "--baseline-data", tmp_path / "other")
+    outcome = call(
+        "perplexity", "--load", run, "--data", held_out_file, "--baseline-data", tmp_path / "other"
+    )
     check_error(outcome, "other: tokenizer of the dataset")
 
 
-def test_a_missing_baseline_is_one_line(call, run, tmp_path, held_out):
-    outcome = call("perplexity", "--load", run, "--data", held_out, "--baseline-data", tmp_path / "none")
+def test_a_missing_baseline_is_one_line(call, run, tmp_path, held_out_file):
+    outcome = call("perplexity", "--load", run, "--data", held_out_file, "--baseline-data", tmp_path / "none")
     check_error(outcome, "none: no such indexed dataset")
 
 
@@ -185,10 +190,10 @@ def test_a_dataset_that_lost_its_tokens_is_one_line(call, run, tmp_path):
     check_error(call("perplexity", "--load", run, "--data", tmp_path / "held"), "held.bin: No such file")
 
 
-def test_a_terminal_shows_progress_and_then_a_clean_line(run, held_out, capsys, monkeypatch, tmp_path):
+def test_a_terminal_shows_progress_and_then_a_clean_line(run, held_out_file, capsys, monkeypatch, tmp_path):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
-    argv = [f"--load={run}", f"--data={held_out}", f"--output={tmp_path / 'r.json'}"]
+    argv = [f"--load={run}", f"--data={held_out_file}", f"--output={tmp_path / 'r.json'}"]
     with pytest.raises(SystemExit):
         cli_runner.run_command(cli, ["lambada", *argv, "--micro-batch-size=10"])
     shown = capsys.readouterr().err
@@ -214,8 +219,8 @@ def test_windows_the_model_cannot_read_are_one_line(call, run, tmp_path):
     check_error(call(*options), "--overlapping-eval: ", "found 32 tokens", "hint: --overlapping-eval 16")
 
 
-def test_a_device_the_machine_lacks_is_one_line(run, held_out, capsys, tmp_path):
-    argv = [f"--load={run}", f"--data={held_out}", f"--output={tmp_path / 'r.json'}", "--device=abacus"]
+def test_a_device_the_machine_lacks_is_one_line(run, held_out_file, capsys, tmp_path):
+    argv = [f"--load={run}", f"--data={held_out_file}", f"--output={tmp_path / 'r.json'}", "--device=abacus"]
     with pytest.raises(SystemExit) as exit_info:
         cli_runner.run_command(cli, ["lambada", *argv])
     assert exit_info.value.code == 2
@@ -223,11 +228,13 @@ def test_a_device_the_machine_lacks_is_one_line(run, held_out, capsys, tmp_path)
     assert capsys.readouterr().err.startswith(message)
 
 
-def test_an_output_that_cannot_be_written_is_refused_before_the_evaluation(run, held_out, capsys, tmp_path):
+def test_an_output_that_cannot_be_written_is_refused_before_the_evaluation(
+    run, held_out_file, capsys, tmp_path
+):
     for output, message in ((tmp_path / "no/where.json", "no such folder"), (tmp_path, "is a folder")):
         with pytest.raises(SystemExit) as exit_info:
             cli_runner.run_command(
-                cli, ["lambada", f"--load={run}", f"--data={held_out}", f"--output={output}"]
+                cli, ["lambada", f"--load={run}", f"--data={held_out_file}", f"--output={output}"]
             )
         assert exit_info.value.code == 2
         assert f"--output: {message}" in capsys.readouterr().err

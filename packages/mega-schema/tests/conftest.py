@@ -15,13 +15,13 @@ from mega_model.distributed.mesh import AsyncTensor
 class _Threads:
     """A rank of an axis whose ranks are threads of this process: what the loss asks of one."""
 
-    def __init__(self, rank: int, meet: threading.Barrier, given: list[torch.Tensor]) -> None:
-        self.rank, self.size, self.meet, self.given = rank, meet.parties, meet, given
+    def __init__(self, rank: int, meet: threading.Barrier, slots: list[torch.Tensor]) -> None:
+        self.rank, self.size, self.meet, self.slots = rank, meet.parties, meet, slots
 
     def reduce(self, x: torch.Tensor, how: str = "sum") -> torch.Tensor:
-        self.given[self.rank] = x
+        self.slots[self.rank] = x
         self.meet.wait()
-        together = torch.stack(self.given)
+        together = torch.stack(self.slots)
         self.meet.wait()
         return x.copy_(together.sum(0) if how == "sum" else together.amax(0))
 
@@ -36,8 +36,8 @@ class _Threads:
 def axes() -> Callable[[int], Sequence[Any]]:
     """Makes the ranks of an axis of this size; each is for a thread of its own."""
 
-    def made(size: int) -> Sequence[Any]:
-        meet, given = threading.Barrier(size, timeout=60), [torch.empty(0)] * size
-        return [_Threads(rank, meet, given) for rank in range(size)]
+    def make_axes(size: int) -> Sequence[Any]:
+        meet, slots = threading.Barrier(size, timeout=60), [torch.empty(0)] * size
+        return [_Threads(rank, meet, slots) for rank in range(size)]
 
-    return made
+    return make_axes

@@ -73,7 +73,7 @@ def _in_place(order: dict[str, Any]) -> InProcessWriter:
     return InProcessWriter(order, lambda space, number: VALUES[number].data)
 
 
-def _ended(writing: WriterHandle, seconds: float = 20) -> int:
+def _wait_for_end(writing: WriterHandle, seconds: float = 20) -> int:
     end = time.monotonic() + seconds
     while (state := writing.state()) is None:
         assert time.monotonic() < end
@@ -81,18 +81,18 @@ def _ended(writing: WriterHandle, seconds: float = 20) -> int:
     return state
 
 
-def _committed(writing: WriterHandle) -> None:
-    assert _ended(writing) == 0
+def _commit(writing: WriterHandle) -> None:
+    assert _wait_for_end(writing) == 0
     writing.send(COMMIT)
-    assert _ended(writing) == 0
+    assert _wait_for_end(writing) == 0
     writing.close()
 
 
 def test_what_is_written_in_the_background_in_place_and_at_once_is_the_same(tmp_path: Path) -> None:
     background = _background(_order(tmp_path / "background"))
-    _committed(background)
+    _commit(background)
     in_place = _in_place(_order(tmp_path / "in-place"))
-    _committed(in_place)
+    _commit(in_place)
     assert background.bytes == in_place.bytes == sum(box.bytes for box in BOXES)
     save = CheckpointWriter(tmp_path / "at-once", 3)
     save.begin()
@@ -110,7 +110,7 @@ def test_what_is_written_in_the_background_in_place_and_at_once_is_the_same(tmp_
 
 def test_nothing_is_committed_before_it_is_told(tmp_path: Path) -> None:
     writing = _background(_order(tmp_path))
-    assert _ended(writing) == 0
+    assert _wait_for_end(writing) == 0
     assert iterations(tmp_path) == []
     writing.close()
     assert iterations(tmp_path) == []
@@ -119,7 +119,7 @@ def test_nothing_is_committed_before_it_is_told(tmp_path: Path) -> None:
 def test_memory_serves_one_order_after_another_and_grows(tmp_path: Path) -> None:
     memory = SharedBuffer()
     for iteration in (1, 2):
-        _committed(_background(_order(tmp_path, iteration=iteration), memory))
+        _commit(_background(_order(tmp_path, iteration=iteration), memory))
     assert memory.map is not None
     before = len(memory.map)
     memory.stage({"run": "x" * 10_000}, before)
@@ -154,10 +154,10 @@ def test_a_disk_that_takes_no_more_is_a_state_and_what_was_written_goes(
     order = _order(tmp_path)
     writing: WriterHandle = _background(order, most=500) if background else _in_place(order)
     with _files_of_at_most(500):
-        assert describe_failure(_ended(writing)) == "File too large"
+        assert describe_failure(_wait_for_end(writing)) == "File too large"
     assert list(partial_folder(tmp_path, 3).iterdir())
     writing.send(DISCARD)
-    assert _ended(writing) == 0
+    assert _wait_for_end(writing) == 0
     writing.close()
     assert not partial_folder(tmp_path, 3).exists()
 
@@ -166,14 +166,14 @@ def test_a_disk_that_takes_no_more_is_a_state_and_what_was_written_goes(
 def test_a_commit_that_finds_no_room_leaves_the_checkpoint_before_and_nothing_of_itself(
     tmp_path: Path, background: bool
 ) -> None:
-    _committed(_in_place(_order(tmp_path, iteration=2)))
+    _commit(_in_place(_order(tmp_path, iteration=2)))
     order = _order(tmp_path)
     order["commit"]["texts"]["trainer.json"] = "x" * 100_000
     writing: WriterHandle = _background(order, most=50_000) if background else _in_place(order)
     with _files_of_at_most(50_000):
-        assert _ended(writing) == 0
+        assert _wait_for_end(writing) == 0
         writing.send(COMMIT)
-        assert describe_failure(_ended(writing)) == "File too large"
+        assert describe_failure(_wait_for_end(writing)) == "File too large"
     writing.close()
     assert Checkpoint.open(tmp_path).iteration == 2
     assert not list(tmp_path.glob(".*"))
@@ -187,7 +187,7 @@ def test_an_earlier_checkpoint_that_cannot_be_removed_is_a_note(
 
     monkeypatch.setattr("mega_schema.checkpoint.checkpoint_dir.prune", refuses)
     writing = _in_place(_order(tmp_path, last=1))
-    _committed(writing)
+    _commit(writing)
     assert writing.note == f"{tmp_path}: Operation not permitted"
     assert iterations(tmp_path) == [3]
 
@@ -195,13 +195,13 @@ def test_an_earlier_checkpoint_that_cannot_be_removed_is_a_note(
 def test_a_writer_that_was_killed_is_a_state(tmp_path: Path) -> None:
     writing = _background(_order(tmp_path))
     os.kill(writing._process.pid, signal.SIGKILL)
-    state = _ended(writing)
+    state = _wait_for_end(writing)
     if state == 0:  # it was faster
         writing.send(COMMIT)
-        state = _ended(writing)
+        state = _wait_for_end(writing)
     assert describe_failure(state) == "the process that writes was ended by SIGKILL"
     writing.send(DISCARD)
-    assert _ended(writing) == state
+    assert _wait_for_end(writing) == state
     writing.close()
 
 
@@ -209,7 +209,7 @@ def test_what_a_terminal_and_a_scheduler_send_to_all_does_not_end_a_writer(tmp_p
     writing = _background(_order(tmp_path))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
         os.kill(writing._process.pid, number)
-    _committed(writing)
+    _commit(writing)
     assert iterations(tmp_path) == [3]
     assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, []), "here they are heard"
 
@@ -220,7 +220,7 @@ def test_a_bug_in_a_writer_is_told_with_its_traceback(
     order = _order(tmp_path)
     del order["spaces"][MODEL][0]["name"]
     writing = _background(order)
-    assert describe_failure(_ended(writing)) == "the process that writes ended with an error"
+    assert describe_failure(_wait_for_end(writing)) == "the process that writes ended with an error"
     writing.close()
     assert "KeyError" in capfd.readouterr().err
 
@@ -235,14 +235,14 @@ os._exit(0)
 
 
 def test_a_writer_whose_run_is_gone_commits_nothing_and_goes_too(tmp_path: Path) -> None:
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", ORPHAN, str(tmp_path)],
         capture_output=True,
         text=True,
         env=os.environ | {"PYTHONPATH": f"{Path(__file__).parent}:{os.environ.get('PYTHONPATH', '')}"},
         check=True,
     )
-    pid, end = int(done.stdout), time.monotonic() + 20
+    pid, end = int(process.stdout), time.monotonic() + 20
     while _runs(pid):
         assert time.monotonic() < end
         time.sleep(0.01)

@@ -49,7 +49,7 @@ def _model(spec: ModelSpec) -> Decoder:
     return model.requires_grad_(False)
 
 
-def _packed(
+def _packed_logits(
     model: Decoder, token_BS: Tensor, document_BS: Tensor | None = None, place_BS: Tensor | None = None
 ) -> Tensor:
     rows, length = token_BS.shape
@@ -62,13 +62,13 @@ def _packed(
 @pytest.mark.parametrize("steps", [[12], [5, 7], [1] * 12, [3, 1, 1, 7]])
 def test_a_cache_gives_the_logits_of_one_pass(name: str, steps: list[int]) -> None:
     model = _model(SPECS[name])
-    cache, at, parts = KVCacheAttention(SPECS[name], rows=3, capacity=12), 0, []
+    cache, offset, parts = KVCacheAttention(SPECS[name], rows=3, capacity=12), 0, []
     for step in steps:
-        assert cache.length == at
-        place = torch.arange(at, at + step).repeat(3)
-        parts.append(model(TOKENS[:, at : at + step].flatten(), place, cache).unflatten(0, (3, step)))
-        at += step
-    torch.testing.assert_close(torch.cat(parts, 1), _packed(model, TOKENS), atol=1e-5, rtol=1e-5)
+        assert cache.length == offset
+        place = torch.arange(offset, offset + step).repeat(3)
+        parts.append(model(TOKENS[:, offset : offset + step].flatten(), place, cache).unflatten(0, (3, step)))
+        offset += step
+    torch.testing.assert_close(torch.cat(parts, 1), _packed_logits(model, TOKENS), atol=1e-5, rtol=1e-5)
 
 
 def test_selected_rows_go_on_from_what_they_were() -> None:
@@ -78,7 +78,7 @@ def test_selected_rows_go_on_from_what_they_were() -> None:
     rows = torch.tensor([2, 2, 0, 1])
     cache.select(rows)
     logits = model(TOKENS[rows, 8], torch.full((4,), 8), cache)
-    torch.testing.assert_close(logits, _packed(model, TOKENS[rows, :9])[:, -1], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(logits, _packed_logits(model, TOKENS[rows, :9])[:, -1], atol=1e-5, rtol=1e-5)
 
 
 def test_more_tokens_than_the_cache_holds_are_a_bug() -> None:
@@ -90,10 +90,10 @@ def test_more_tokens_than_the_cache_holds_are_a_bug() -> None:
 @pytest.mark.parametrize("name", SPECS)
 def test_rows_do_not_see_each_other(name: str) -> None:
     model = _model(SPECS[name])
-    together = _packed(model, TOKENS)
+    together = _packed_logits(model, TOKENS)
     for row in range(3):
         torch.testing.assert_close(
-            _packed(model, TOKENS[row : row + 1])[0], together[row], atol=1e-5, rtol=1e-5
+            _packed_logits(model, TOKENS[row : row + 1])[0], together[row], atol=1e-5, rtol=1e-5
         )
 
 
@@ -103,12 +103,12 @@ def test_packed_documents_are_as_if_each_were_alone(name: str, seed: int) -> Non
     model, generator = _model(SPECS[name]), torch.Generator().manual_seed(seed)
     token_BS = torch.where(torch.rand(TOKENS.shape, generator=generator) < 0.3, 0, TOKENS)
     number_BS, place_BS = document_positions(token_BS, 0)
-    packed = _packed(model, token_BS, number_BS, place_BS)
+    packed = _packed_logits(model, token_BS, number_BS, place_BS)
     for row in range(3):
         for number in number_BS[row].unique():
-            mine = number_BS[row] == number
-            alone = _packed(model, token_BS[row, mine][None])[0]
-            torch.testing.assert_close(packed[row, mine], alone, atol=1e-5, rtol=1e-5)
+            in_document = number_BS[row] == number
+            alone = _packed_logits(model, token_BS[row, in_document][None])[0]
+            torch.testing.assert_close(packed[row, in_document], alone, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -117,8 +117,8 @@ def test_documents_end_with_their_eod(seed: int) -> None:
     number_BS, place_BS = document_positions(token_BS, 0)
     for tokens, numbers, places in zip(token_BS.tolist(), number_BS.tolist(), place_BS.tolist(), strict=True):
         number = place = 0
-        for token, found in zip(tokens, zip(numbers, places, strict=True), strict=True):
-            assert found == (number, place)
+        for token, location in zip(tokens, zip(numbers, places, strict=True), strict=True):
+            assert location == (number, place)
             number, place = (number + 1, 0) if token == 0 else (number, place + 1)
 
 
@@ -160,8 +160,10 @@ def test_dropping_next_to_nothing_attends_as_without_dropout(
     q, k, v = torch.randn(3, 2 * 7, 2, 6, generator=generator).unbind()
     document_BS = torch.tensor([[0, 0, 0, 1, 1, 1, 2]] * 2) if documents_apart else None
     drop = Dropout(0.0, 1e-9, token_keys(1, [0, 1], torch.arange(7)), Axis("tp"))
-    kept, dropped = (PackedAttention(2, 7, document_BS, dropout=d)(0, q, k, v, reach) for d in (None, drop))
-    torch.testing.assert_close(dropped, kept)
+    undropped, dropped = (
+        PackedAttention(2, 7, document_BS, dropout=d)(0, q, k, v, reach) for d in (None, drop)
+    )
+    torch.testing.assert_close(dropped, undropped)
 
 
 @pytest.mark.parametrize(

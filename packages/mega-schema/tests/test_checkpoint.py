@@ -30,7 +30,7 @@ def _save(run: Path, spec: ModelSpec, array: np.ndarray, dtype: str, *, iteratio
     save = CheckpointWriter(run, iteration)
     save.begin()
     for rank, rows in enumerate((slice(0, 2), slice(2, 6))):
-        cut = [Slab((rows.start, at), (rows.stop - rows.start, 2), (0, at)) for at in (0, 2)]
+        cut = [Slab((rows.start, column), (rows.stop - rows.start, 2), (0, column)) for column in (0, 2)]
         save.write(
             MODEL,
             rank,

@@ -14,7 +14,7 @@ from mega_schema.errors import ConfigError
 
 @click.group()
 def cli() -> None:
-    """A command of the house."""
+    """A command of this repository."""
 
 
 @cli.command()
@@ -48,7 +48,7 @@ def system() -> None:
 
 
 @cli.command()
-def interrupted() -> None:
+def interrupt() -> None:
     raise KeyboardInterrupt
 
 
@@ -59,7 +59,7 @@ def midway() -> None:
 
 @cli.command()
 @click.option("--number", type=int)
-def typed(number: int) -> None:
+def print_number(number: int) -> None:
     click.echo(number)
 
 
@@ -83,10 +83,10 @@ def _leave(*words: str) -> int | str | None:
         (("five",), 5, "", ""),
         (("mistake",), 2, "", "error: key: is wrong; hint: mend it\n"),
         (("absent",), 2, "", "error: data.jsonl: No such file or directory\n"),
-        (("interrupted",), 130, "", "\ninterrupted\n"),
+        (("interrupt",), 130, "", "\ninterrupted\n"),
         (("midway",), 130, "", "\ninterrupted: after iteration 7\n"),
         (
-            ("typed", "--number", "x"),
+            ("print-number", "--number", "x"),
             2,
             "",
             "error: --number: 'x' is not a valid integer.\n",
@@ -97,9 +97,9 @@ def test_a_command_leaves_with_its_code_and_one_line(
     capsys: pytest.CaptureFixture[str], words: tuple[str, ...], code: int, out: str, err: str
 ) -> None:
     assert _leave(*words) == code
-    found = capsys.readouterr()
-    assert found.out == out
-    assert found.err == err
+    captured = capsys.readouterr()
+    assert captured.out == out
+    assert captured.err == err
 
 
 @pytest.mark.parametrize(("word", "kind"), [("bug", ValueError), ("system", OSError)])
@@ -110,29 +110,29 @@ def test_a_bug_of_ours_keeps_its_traceback(word: str, kind: type[Exception]) -> 
 
 def test_no_words_print_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert _leave() == 2
-    assert "A command of the house." in capsys.readouterr().err
+    assert "A command of this repository." in capsys.readouterr().err
 
 
 def test_a_word_that_click_does_not_know_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert _leave("typed", "--numbr", "1") == 2
+    assert _leave("print-number", "--numbr", "1") == 2
     err = capsys.readouterr().err
     assert err == "error: --numbr: no such option; hint: did you mean --number?\n"
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
-        (("typed", "--number"), "error: --number: needs a value\n"),
-        (("typed", "extra"), "error: Got unexpected extra argument (extra)\n"),
+        (("print-number", "--number"), "error: --number: needs a value\n"),
+        (("print-number", "extra"), "error: Got unexpected extra argument (extra)\n"),
         (("copy", "x"), "error: --to: missing; hint: add --to ...\n"),
         (("copy", "--to", "x"), "error: SOURCE: missing\n"),
     ],
 )
 def test_what_click_asks_for_begins_with_its_name(
-    words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+    words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert _leave(*words) == 2
-    assert capsys.readouterr().err == said
+    assert capsys.readouterr().err == message
 
 
 @pytest.mark.parametrize("lines", [1, 100_000], ids=["still buffered", "in the middle"])

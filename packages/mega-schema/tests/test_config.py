@@ -61,9 +61,9 @@ def _file(folder: Path, text: str | bytes) -> Path:
     return path
 
 
-def _refused(file: Path | None = None, given: dict[str, Any] | None = None, *sets: str) -> str:
+def _refusal(file: Path | None = None, flag_values: dict[str, Any] | None = None, *sets: str) -> str:
     with pytest.raises(ConfigError) as caught:
-        load_config(Train, file, given or {}, sets)
+        load_config(Train, file, flag_values or {}, sets)
     return str(caught.value)
 
 
@@ -74,8 +74,8 @@ def test_nothing_said_gives_the_defaults() -> None:
 
 def test_the_later_source_wins(tmp_path: Path) -> None:
     file = _file(tmp_path, "[engine]\npower = 4\nspeed = 1\nname = 'a'\n[cabin]\nseats = 9\n")
-    got = load_config(Train, file, {"speed": 2.0, "name": "b"}, ["engine.name=c", "engine.name=d"])
-    assert got == Train(engine=Engine(power=4, speed=2.0, name="d"), cabin=Cabin(seats=9))
+    config = load_config(Train, file, {"speed": 2.0, "name": "b"}, ["engine.name=c", "engine.name=d"])
+    assert config == Train(engine=Engine(power=4, speed=2.0, name="d"), cabin=Cabin(seats=9))
 
 
 def test_none_takes_an_optional_value_out_that_the_file_gives(tmp_path: Path) -> None:
@@ -88,16 +88,16 @@ def test_none_takes_an_optional_value_out_that_the_file_gives(tmp_path: Path) ->
         "a text that is not optional"
     )
     assert load_config(Train, file, {}, ['engine.file="none"']).engine.file == Path("none")
-    assert _refused(None, None, "engine.power=none").startswith("--set engine.power: has another type")
+    assert _refusal(None, None, "engine.power=none").startswith("--set engine.power: has another type")
 
 
 def test_values_become_the_types_of_their_fields(tmp_path: Path) -> None:
     file = _file(
         tmp_path, "[engine]\nspeed = 3\nfile = 'a/b'\npart = ['x', 'y']\nquiet = true\nfuel = 'coal'"
     )
-    got = load_config(Train, file, {}).engine
-    assert got == Engine(speed=3.0, file=Path("a/b"), parts=("x", "y"), quiet=True, fuel="coal")
-    assert type(got.speed) is float
+    config = load_config(Train, file, {}).engine
+    assert config == Engine(speed=3.0, file=Path("a/b"), parts=("x", "y"), quiet=True, fuel="coal")
+    assert type(config.speed) is float
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_set_takes_a_value_as_toml_writes_it_and_text_without_quotes(text: str, 
     ],
 )
 def test_a_set_that_means_nothing_is_refused(text: str, line: str) -> None:
-    assert _refused(None, {}, text).startswith(line)
+    assert _refusal(None, {}, text).startswith(line)
 
 
 @pytest.mark.parametrize(
@@ -161,18 +161,18 @@ def test_a_set_that_means_nothing_is_refused(text: str, line: str) -> None:
 )
 def test_a_file_that_means_nothing_is_refused(tmp_path: Path, text: str | bytes, line: str) -> None:
     file = _file(tmp_path, text)
-    found = _refused(file)
-    assert found.startswith(line.format(file=file))
-    assert "\n" not in found
+    refusal = _refusal(file)
+    assert refusal.startswith(line.format(file=file))
+    assert "\n" not in refusal
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    assert _refused(tmp_path / "no.toml") == f"--config: no such file: found {tmp_path / 'no.toml'}"
-    assert _refused(tmp_path) == f"--config: no such file: found {tmp_path}"
+    assert _refusal(tmp_path / "no.toml") == f"--config: no such file: found {tmp_path / 'no.toml'}"
+    assert _refusal(tmp_path) == f"--config: no such file: found {tmp_path}"
 
 
 def test_a_value_of_a_flag_is_checked_under_the_flags_name() -> None:
-    assert _refused(None, {"power": "x"}) == ("--power: has another type: found 'x', wanted a whole number")
+    assert _refusal(None, {"power": "x"}) == ("--power: has another type: found 'x', wanted a whole number")
 
 
 def test_every_value_has_a_flag_and_a_dotted_name() -> None:
@@ -191,7 +191,7 @@ def test_a_key_is_its_flag_with_underscores_whatever_the_field_is_called() -> No
     assert keys["parts"] == "engine.part"
     assert keys["brakes"] == "engine.air_brakes"
     assert keys["horn"] == "engine.horn"
-    assert _refused(None, None, "engine.parts=a").startswith("--set: engine.parts: unknown key")
+    assert _refusal(None, None, "engine.parts=a").startswith("--set: engine.parts: unknown key")
 
 
 @pytest.mark.parametrize("flag", ["--no-air-brakes", "--no-horn"])
@@ -205,31 +205,31 @@ def test_a_flag_that_turns_a_default_off_writes_false_under_the_key_without_no(f
 
 
 def test_an_unknown_key_names_the_key_of_the_same_flag_or_the_closest() -> None:
-    assert _refused(None, None, "engine.doors=2") == (
+    assert _refusal(None, None, "engine.doors=2") == (
         f"--set: engine.doors: unknown key; {RULE}; did you mean cabin.doors?"
     )
-    assert _refused(None, None, "engine.no-air-brakes=1") == (
+    assert _refusal(None, None, "engine.no-air-brakes=1") == (
         f"--set: engine.no-air-brakes: unknown key; {RULE}; did you mean engine.air_brakes?"
     )
-    assert _refused(None, None, "engine.powr=2") == (
+    assert _refusal(None, None, "engine.powr=2") == (
         f"--set: engine.powr: unknown key; {RULE}; did you mean engine.power?"
     )
-    assert _refused(None, None, "zzzzzz=2") == f"--set: zzzzzz: unknown key; {RULE}"
+    assert _refusal(None, None, "zzzzzz=2") == f"--set: zzzzzz: unknown key; {RULE}"
 
 
 @click.command()
 @add_flags(Train)
-def command(config: Path | None, sets: tuple[str, ...], **given: Any) -> None:
-    click.echo(to_toml(load_config(Train, config, given, sets)))
+def command(config: Path | None, sets: tuple[str, ...], **options: Any) -> None:
+    click.echo(to_toml(load_config(Train, config, options, sets)))
 
 
 def test_flags_and_file_and_set_arrive_through_a_command(tmp_path: Path) -> None:
     file = _file(tmp_path, "[engine]\npower = 4\nname = 'file'\n")
     argv = ["--config", str(file), "--name", "flag", "--quiet", "--part", "a", "--part", "b"]
     argv += ["--set", "cabin.seats=2", "--fuel", "coal"]
-    done = CliRunner().invoke(command, argv, catch_exceptions=False)
+    result = CliRunner().invoke(command, argv, catch_exceptions=False)
     engine = Engine(power=4, name="flag", quiet=True, parts=("a", "b"), fuel="coal")
-    assert done.output.strip() == to_toml(Train(engine=engine, cabin=Cabin(seats=2))).strip()
+    assert result.output.strip() == to_toml(Train(engine=engine, cabin=Cabin(seats=2))).strip()
 
 
 def test_help_tells_every_flag_with_its_default() -> None:
@@ -299,8 +299,8 @@ def _stops(*args: str) -> Engine:
 
     @click.command(cls=MultiValueCommand)
     @add_flags(Train)
-    def command(config: Path | None, sets: tuple[str, ...], **given: Any) -> None:
-        seen.append(load_config(Train, config, given, sets))
+    def command(config: Path | None, sets: tuple[str, ...], **options: Any) -> None:
+        seen.append(load_config(Train, config, options, sets))
 
     result = CliRunner().invoke(command, list(args), catch_exceptions=False, standalone_mode=False)
     assert result.exception is None
@@ -322,10 +322,10 @@ def _stops(*args: str) -> Engine:
 def test_a_flag_of_several_words_takes_them_up_to_the_next_flag(
     args: list[str], stops: tuple[str, ...]
 ) -> None:
-    found = _stops(*args)
-    assert found.stops == stops
-    assert found.power == (4 if "--power" in args else 3)
-    assert found.quiet == ("--quiet" in args)
+    parsed_stops = _stops(*args)
+    assert parsed_stops.stops == stops
+    assert parsed_stops.power == (4 if "--power" in args else 3)
+    assert parsed_stops.quiet == ("--quiet" in args)
 
 
 def test_a_flag_of_several_words_needs_one() -> None:
@@ -342,11 +342,11 @@ def test_a_flag_of_several_words_needs_one() -> None:
     ],
 )
 def test_several_words_of_a_file_are_a_list_or_one_text(text: str, stops: tuple[str, ...]) -> None:
-    found = load_config(Train, None, {}, [text])
-    assert found.engine.stops == stops
-    assert "stops" in to_toml(found)
+    config = load_config(Train, None, {}, [text])
+    assert config.engine.stops == stops
+    assert "stops" in to_toml(config)
 
 
 def test_several_words_are_words() -> None:
     line = "--set engine.stops: has another type: found [True], wanted a list of strings"
-    assert _refused(None, {}, "engine.stops=[true]") == line
+    assert _refusal(None, {}, "engine.stops=[true]") == line

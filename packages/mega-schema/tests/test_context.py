@@ -11,9 +11,9 @@ from mega_model.distributed.mesh import Axis
 
 @pytest.mark.parametrize("cp", [1, 2, 4, 8])
 def test_every_token_is_on_one_rank_and_ranks_have_equal_work(cp: int) -> None:
-    held = [token_positions(48, Axis("cp", cp, rank)) for rank in range(cp)]
-    assert torch.cat(held).sort().values.tolist() == list(range(48))
-    pairs = {int((place + 1).sum()) for place in held}  # a token sees the tokens up to itself
+    positions = [token_positions(48, Axis("cp", cp, rank)) for rank in range(cp)]
+    assert torch.cat(positions).sort().values.tolist() == list(range(48))
+    pairs = {int((place + 1).sum()) for place in positions}  # a token sees the tokens up to itself
     assert len(pairs) == 1
 
 

@@ -22,7 +22,7 @@ BF16 = torch.bfloat16
 
 
 @pytest.fixture
-def _compiled() -> None:
+def _require_library() -> None:
     try:
         library.load_kernels()
     except cpp_library.CompileError as error:
@@ -40,7 +40,7 @@ def _random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(BF16)
 
 
-@pytest.mark.usefixtures("_compiled", "_threads")
+@pytest.mark.usefixtures("_require_library", "_threads")
 @pytest.mark.parametrize(
     ("dtype", "rounded"), [(torch.bfloat16, False), (torch.bfloat16, True), (torch.float32, False)]
 )
@@ -54,7 +54,7 @@ def test_a_product_is_added_in_float32_by_any_number_of_threads(
     grad, x = _random(tokens, out, seed=1).to(dtype), _random(tokens, into, seed=2).to(dtype)
     exact = grad.double().t() @ x.double()
     tolerance = {"rtol": 2**-8, "atol": 1e-4} if rounded else {"rtol": 1e-5, "atol": 1e-4}
-    found = []
+    results = []
     for threads in (1, 2):
         torch.set_num_threads(threads)
         main = torch.full((out, into), torch.nan)
@@ -66,11 +66,11 @@ def test_a_product_is_added_in_float32_by_any_number_of_threads(
         torch.testing.assert_close(
             main, 2 * once, rtol=1e-6, atol=1e-5
         )  # parts of many tokens are summed apart
-        found.append(main)
-    assert torch.equal(*found)
+        results.append(main)
+    assert torch.equal(*results)
 
 
-@pytest.mark.usefixtures("_compiled")
+@pytest.mark.usefixtures("_require_library")
 def test_a_product_of_parts_of_larger_tensors_writes_to_its_part_alone() -> None:
     grad, x, main = _random(9, 40)[1:, 5:30], _random(9, 70, seed=3)[:8, 3:60], torch.ones(30, 80)
     wanted = main.clone().double()
@@ -82,7 +82,7 @@ def test_a_product_of_parts_of_larger_tensors_writes_to_its_part_alone() -> None
     torch.testing.assert_close(turned.double(), wanted[2:27, 4:61] - 1, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.usefixtures("_compiled")
+@pytest.mark.usefixtures("_require_library")
 @pytest.mark.parametrize("first", [False, True])
 def test_a_product_over_no_tokens_is_zero(first: bool) -> None:
     main = torch.ones(4, 3)
@@ -90,7 +90,7 @@ def test_a_product_over_no_tokens_is_zero(first: bool) -> None:
     assert torch.equal(main, torch.zeros(4, 3) if first else torch.ones(4, 3))
 
 
-@pytest.mark.usefixtures("_compiled", "_threads")
+@pytest.mark.usefixtures("_require_library", "_threads")
 @pytest.mark.parametrize(
     ("tokens", "into", "out"),
     [(128, 128, 128), (129, 131, 145), (200, 2050, 150), (131, 300, 3100), (1100, 130, 160)],
@@ -101,7 +101,7 @@ def test_a_linear_layer_and_its_inputs_gradient_by_any_number_of_threads(
     x, weight = _random(tokens, 2, into).float()[:, 1], _random(out, into + 3, seed=1).float()[:, 2:-1]
     bias, grad = _random(out, seed=2).float(), _random(tokens, out, seed=3).float()
     wanted = x.double() @ weight.double().t()
-    for given, turned, exact in (
+    for weight_argument, turned, exact in (
         ((x, weight, bias), False, wanted + bias.double()),
         ((x, weight, None), False, wanted),
         ((grad, weight.t(), None), True, grad.double() @ weight.double()),
@@ -109,12 +109,12 @@ def test_a_linear_layer_and_its_inputs_gradient_by_any_number_of_threads(
         found = []
         for threads in (1, 2, 7):
             torch.set_num_threads(threads)
-            found.append(cpp.linear(*given))
+            found.append(cpp.linear(*weight_argument))
         torch.testing.assert_close(found[0].double(), exact, rtol=1e-5, atol=1e-4, msg=str(turned))
-        assert all(torch.equal(found[0], other) for other in found)
+        assert all(torch.equal(found[0], result) for result in found)
 
 
-@pytest.mark.usefixtures("_compiled")
+@pytest.mark.usefixtures("_require_library")
 def test_a_row_of_a_linear_layer_does_not_depend_on_the_others() -> None:
     x, weight = _random(300, 140).float(), _random(150, 140, seed=1).float()
     whole = cpp.linear(x, weight)
@@ -133,20 +133,20 @@ def test_a_small_linear_layer_and_other_dtypes_are_left_to_torch(tokens: int, dt
     assert torch.equal(cpp.linear(x.float(), square), products.linear(x.float(), square))
 
 
-@pytest.mark.parametrize("other", ["weight's dtype", "bias's dtype", "weight's columns", "dimensions"])
-def test_a_linear_layer_whose_parts_do_not_fit_is_torchs_to_answer(other: str) -> None:
+@pytest.mark.parametrize("case", ["weight's dtype", "bias's dtype", "weight's columns", "dimensions"])
+def test_a_linear_layer_whose_parts_do_not_fit_is_torchs_to_answer(case: str) -> None:
     x, weight, bias = torch.ones(130, 140), torch.ones(150, 140), torch.ones(150)
-    if other == "dimensions":
+    if case == "dimensions":
         assert torch.equal(cpp.linear(x[None], weight, bias)[0], products.linear(x, weight, bias))
         return
-    weight = weight.to(BF16) if other == "weight's dtype" else weight
-    weight = weight[:, :-1].clone() if other == "weight's columns" else weight
-    bias = bias.to(BF16) if other == "bias's dtype" else bias
+    weight = weight.to(BF16) if case == "weight's dtype" else weight
+    weight = weight[:, :-1].clone() if case == "weight's columns" else weight
+    bias = bias.to(BF16) if case == "bias's dtype" else bias
     with pytest.raises(RuntimeError, match="dtype|shapes"):
         cpp.linear(x, weight, bias)
 
 
-@pytest.mark.usefixtures("_compiled")
+@pytest.mark.usefixtures("_require_library")
 @pytest.mark.parametrize(("vendor", "ours"), [("AuthenticAMD", True), ("GenuineIntel", False), ("", False)])
 def test_float32_layers_are_ours_on_amds_cpus(
     monkeypatch: pytest.MonkeyPatch, vendor: str, ours: bool
@@ -156,14 +156,14 @@ def test_float32_layers_are_ours_on_amds_cpus(
 
 
 def test_the_vendor_of_a_cpu_that_does_not_say_it_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(*_: object) -> str:
+    def raise_not_found(*_: object) -> str:
         raise FileNotFoundError
 
-    monkeypatch.setattr(Path, "read_text", missing)
+    monkeypatch.setattr(Path, "read_text", raise_not_found)
     assert cpp_library.cpu_vendor.__wrapped__() == ""
 
 
-@pytest.mark.usefixtures("_compiled")
+@pytest.mark.usefixtures("_require_library")
 @pytest.mark.parametrize(("out", "into"), [(0, 3), (4, 0), (0, 0)])
 def test_a_weight_of_no_rows_or_columns_has_no_gradient(out: int, into: int) -> None:
     """As of the share of a rank of tp that holds padding alone."""
@@ -172,13 +172,13 @@ def test_a_weight_of_no_rows_or_columns_has_no_gradient(out: int, into: int) -> 
     assert main.shape == (out, into)
 
 
-def _attended(kernel: object, given: list[Tensor], grad: Tensor, visible: Visible) -> list[Tensor]:
-    leaves = [x.detach().clone().requires_grad_() for x in given]
+def _run_attention(kernel: object, inputs: list[Tensor], grad: Tensor, visible: Visible) -> list[Tensor]:
+    leaves = [x.detach().clone().requires_grad_() for x in inputs]
     out = kernel(*leaves, visible)  # type: ignore[operator]
     return [out.detach(), *torch.autograd.grad(out, leaves, grad.to(out.dtype))]
 
 
-@pytest.mark.usefixtures("_compiled", "_threads")
+@pytest.mark.usefixtures("_require_library", "_threads")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize(
     ("rows", "heads", "key_heads", "queries", "keys", "width", "visible"),
@@ -207,30 +207,32 @@ def test_attention_and_its_gradients_are_the_definitions(
     k = _random(rows, key_heads, keys, width, seed=1)
     v = _random(rows, keys, 2, key_heads, width, seed=2)[:, :, 1].transpose(1, 2)
     grad = _random(rows, heads, queries, width, seed=3)
-    wanted = _attended(reference.attention, [x.double() for x in (q, k, v)], grad, visible)
+    wanted = _run_attention(reference.attention, [x.double() for x in (q, k, v)], grad, visible)
     torch.set_num_threads(2)
-    found = _attended(cpp.attention, [x.to(dtype) for x in (q, k, v)], grad, visible)
+    found = _run_attention(cpp.attention, [x.to(dtype) for x in (q, k, v)], grad, visible)
     # probabilities and the scores' gradients are rounded before they are multiplied
     share = 2 * torch.finfo(dtype).eps if dtype == BF16 else 1e-6
-    for got, exact in zip(found, wanted, strict=True):
-        assert got.dtype == dtype
-        torch.testing.assert_close(got.double(), exact, rtol=share, atol=2 * share * float(exact.abs().max()))
+    for actual, exact in zip(found, wanted, strict=True):
+        assert actual.dtype == dtype
+        torch.testing.assert_close(
+            actual.double(), exact, rtol=share, atol=2 * share * float(exact.abs().max())
+        )
 
 
-@pytest.mark.usefixtures("_compiled")
+@pytest.mark.usefixtures("_require_library")
 def test_what_attention_in_cpp_is_not_for_is_left_to_others() -> None:
     q, k, v = (_random(1, 2, 6, 7, seed=i) for i in range(3))  # of an odd width
     mask = torch.ones(6, 6, dtype=torch.bool).tril()
     exact = reference.attention(q.double(), k.double(), v.double(), mask)
     for visible in (mask, "before"):
         torch.testing.assert_close(cpp.attention(q, k, v, visible).double(), exact, rtol=0.02, atol=0.02)
-    one = cpp.attention(q[:, :, -1:], k, v, "before")
-    torch.testing.assert_close(one.double(), exact[:, :, -1:], rtol=0.02, atol=0.02)
+    single = cpp.attention(q[:, :, -1:], k, v, "before")
+    torch.testing.assert_close(single.double(), exact[:, :, -1:], rtol=0.02, atol=0.02)
     half = [x.half() for x in (q, k, v)]
     torch.testing.assert_close(cpp.attention(*half, "before").double(), exact, rtol=1e-2, atol=1e-2)
 
 
-@pytest.mark.usefixtures("_compiled", "_threads")
+@pytest.mark.usefixtures("_require_library", "_threads")
 @pytest.mark.parametrize(("dtype", "share"), [(torch.bfloat16, 2**-7), (torch.float32, 1e-5)])
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (5, 16), (7, 300), (129, 128)])
@@ -240,7 +242,7 @@ def test_gelu_and_its_gradients_are_the_definitions(
     x, grad = (4 * _random(rows, columns)).to(dtype), _random(rows, columns, seed=1).to(dtype)
     bias = _random(columns, seed=2).to(dtype) if with_bias else None
     torch.set_num_threads(2)
-    leaves = [each.requires_grad_() for each in (x, bias) if each is not None]
+    leaves = [tensor.requires_grad_() for tensor in (x, bias) if tensor is not None]
     out = cpp.bias_gelu(x, bias, "tanh")
     grads = torch.autograd.grad(out, leaves, grad)
     # the sum of x and bias is rounded in both
@@ -255,16 +257,16 @@ def test_gelu_and_its_gradients_are_the_definitions(
         )
 
 
-@pytest.mark.usefixtures("_compiled")
+@pytest.mark.usefixtures("_require_library")
 def test_gelu_of_extremes() -> None:
     x = torch.tensor([torch.nan, torch.inf, 1e30, 200, 0, -200, -1e30]).to(BF16)
-    found = cpp.bias_gelu(x[None], None, "tanh")[0]
-    assert torch.equal(found.nan_to_num(7), torch.tensor([7, *x[1:5], 0, 0]).to(BF16).nan_to_num(7))
+    output = cpp.bias_gelu(x[None], None, "tanh")[0]
+    assert torch.equal(output.nan_to_num(7), torch.tensor([7, *x[1:5], 0, 0]).to(BF16).nan_to_num(7))
     erf = cpp.bias_gelu(x[None], None, "none")[0]
     assert torch.equal(erf.nan_to_num(7), reference.bias_gelu(x[None], None, "none")[0].nan_to_num(7))
 
 
-@pytest.mark.usefixtures("_compiled", "_threads")
+@pytest.mark.usefixtures("_require_library", "_threads")
 @pytest.mark.parametrize(("dtype", "share"), [(torch.bfloat16, 2**-7), (torch.float32, 1e-5)])
 @pytest.mark.parametrize("scale", [None, 1.0, 1024.0])
 @pytest.mark.parametrize(("tokens", "columns"), [(1, 1), (3, 17), (40, 500), (5, 4096)])
@@ -284,7 +286,7 @@ def test_the_cross_entropy_and_its_gradient_are_the_definitions(
         torch.testing.assert_close(found.double(), exact, rtol=share, atol=1e-6 * share * scale)
 
 
-@pytest.mark.usefixtures("_compiled")
+@pytest.mark.usefixtures("_require_library")
 @pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
 def test_a_logit_that_is_no_number_makes_a_loss_that_is_none(wrong: float) -> None:
     logits = _random(3, 40)
@@ -312,7 +314,7 @@ def _program(path: Path, text: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (None, r"no C\+\+ compiler: .*nosuch is not on PATH; hint: apt-get install g\+\+"),
         ("echo 'x.h:3: error: unknown type' >&2; exit 1", r"failed: x.h:3: error: unknown type"),
@@ -325,18 +327,18 @@ def _program(path: Path, text: str) -> str:
     ],
 )
 def test_without_a_compiler_that_works_the_definitions_compute(
-    text: str | None, said: str, fresh: Path, monkeypatch: pytest.MonkeyPatch
+    text: str | None, message: str, fresh: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = fresh / "nosuch"
     monkeypatch.setenv("CXX", str(path) if text is None else _program(path, text))
     monkeypatch.setattr(dispatch, "has_native", lambda half: True)
-    with pytest.raises(cpp_library.CompileError, match=said):
+    with pytest.raises(cpp_library.CompileError, match=message):
         library.load_kernels()
-    found = dispatch.choose_kernels("auto", torch.device("cpu"))
-    assert found.kernels.add_product is products.add_product
-    assert found.sources["add_product"] == "reference"
-    with pytest.raises(cpp_library.CompileError, match=said):
-        raise cpp_library.CompileError(found.reasons["add_product"])
+    kernels = dispatch.choose_kernels("auto", torch.device("cpu"))
+    assert kernels.kernels.add_product is products.add_product
+    assert kernels.sources["add_product"] == "reference"
+    with pytest.raises(cpp_library.CompileError, match=message):
+        raise cpp_library.CompileError(kernels.reasons["add_product"])
 
 
 def test_a_cpu_without_the_instructions_has_no_kernels_in_cpp(
@@ -347,17 +349,17 @@ def test_a_cpu_without_the_instructions_has_no_kernels_in_cpp(
         library.load_kernels()
 
 
-@pytest.mark.usefixtures("_compiled")
+@pytest.mark.usefixtures("_require_library")
 def test_a_library_is_compiled_once(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(library.load_kernels(), ctypes.CDLL)
-    (made,) = (fresh / "cache" / "mega").iterdir()  # nothing is left beside it
+    (library_file,) = (fresh / "cache" / "mega").iterdir()  # nothing is left beside it
     library.load_kernels.cache_clear()
     monkeypatch.setattr(cpp_library, "_compile", lambda *_: pytest.fail("compiled again"))
     assert isinstance(library.load_kernels(), ctypes.CDLL)
-    assert made.suffix == ".so"
+    assert library_file.suffix == ".so"
 
 
-@pytest.mark.usefixtures("_compiled")
+@pytest.mark.usefixtures("_require_library")
 def test_a_cache_that_cannot_be_written_is_no_error_of_a_run(
     fresh: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -104,20 +104,20 @@ def test_a_small_probability_is_not_lost_in_float16() -> None:
     assert float(logits[0, 0]) == pytest.approx(-1024, rel=1e-3)
 
 
-class _Made(TorchDispatchMode):
+class _ElementCounter(TorchDispatchMode):
     """Elements of every tensor that an operation makes."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.made: list[int] = []
+        self.elements: list[int] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
-        given = {t.untyped_storage().data_ptr() for t in pytree.tree_leaves((args, kwargs)) if _is(t)}
+        pointers = {t.untyped_storage().data_ptr() for t in pytree.tree_leaves((args, kwargs)) if _is(t)}
         for t in pytree.tree_leaves(out):
-            if _is(t) and t.untyped_storage().data_ptr() not in given:
-                self.made.append(t.numel())
+            if _is(t) and t.untyped_storage().data_ptr() not in pointers:
+                self.elements.append(t.numel())
         return out
 
 
@@ -133,9 +133,9 @@ def test_nothing_as_large_as_the_logits_is_made(dtype: torch.dtype, scale: float
     target = torch.randint(0, 2048, (1025,), generator=generator)
     target[7] = IGNORED
     wanted, wanted_grad = _torchs(logits, target)
-    with _Made() as passes:
+    with _ElementCounter() as passes:
         loss = cross_entropy(logits, target, ALONE, scale)
-    assert max(passes.made) <= 1 << 20
+    assert max(passes.elements) <= 1 << 20
     torch.testing.assert_close(loss.double(), wanted, atol=1e-5, rtol=1e-5)
     if scale is not None:
         torch.testing.assert_close(
@@ -160,9 +160,9 @@ def test_ranks_that_hold_a_slice_each_get_the_loss_and_slices_of_the_gradient(
         for first in (0, 8, 16)
     ]
     with ThreadPoolExecutor(3) as pool:
-        losses = list(pool.map(lambda *given: cross_entropy(*given, 1.0), slices, targets, axes(3)))
+        losses = list(pool.map(lambda *arguments: cross_entropy(*arguments, 1.0), slices, targets, axes(3)))
     for loss in losses:
         torch.testing.assert_close(loss.double(), wanted, atol=1e-5, rtol=1e-5)
         assert torch.equal(loss, losses[0])
-    got = torch.cat(slices, 1).double()
-    torch.testing.assert_close(got, wanted_grad, atol=1e-6, rtol=2 * torch.finfo(dtype).eps + 1e-5)
+    gradient = torch.cat(slices, 1).double()
+    torch.testing.assert_close(gradient, wanted_grad, atol=1e-6, rtol=2 * torch.finfo(dtype).eps + 1e-5)

@@ -68,13 +68,13 @@ def test_a_cpu_without_products_of_bfloat16_takes_attention_in_blocks_of_float32
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(dispatch, "has_native", lambda half: False)
-    found = choose_kernels("auto", CPU)
-    assert found.kernels == replace(REFERENCE, attention=cpu_attention.attention_in_float32)
-    assert found.summary == "reference, blocked (attention)"
-    assert found.reasons["attention"] == "in float32: this CPU has no products of bfloat16"
-    assert found.reasons["swiglu"] == "what a CPU computes"
+    kernels = choose_kernels("auto", CPU)
+    assert kernels.kernels == replace(REFERENCE, attention=cpu_attention.attention_in_float32)
+    assert kernels.summary == "reference, blocked (attention)"
+    assert kernels.reasons["attention"] == "in float32: this CPU has no products of bfloat16"
+    assert kernels.reasons["swiglu"] == "what a CPU computes"
     for dtype in (torch.float32, torch.bfloat16):
-        assert [result for result in check_kernels(found.kernels, CPU, dtype) if not result.ok] == []
+        assert [result for result in check_kernels(kernels.kernels, CPU, dtype) if not result.ok] == []
 
 
 def test_a_cpu_with_products_of_bfloat16_takes_attention_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,35 +83,35 @@ def test_a_cpu_with_products_of_bfloat16_takes_attention_in_blocks(monkeypatch: 
 
     monkeypatch.setattr(dispatch, "has_native", lambda half: half == torch.bfloat16)
     monkeypatch.setattr(cpp, "build_overrides", part)
-    found = choose_kernels("auto", CPU)
-    assert found.kernels == replace(REFERENCE, attention=cpu_attention.attention)
-    assert found.reasons["attention"] == "this CPU has products of bfloat16"
-    assert found.reasons["add_product"] == "no compiler"
+    kernels = choose_kernels("auto", CPU)
+    assert kernels.kernels == replace(REFERENCE, attention=cpu_attention.attention)
+    assert kernels.reasons["attention"] == "this CPU has products of bfloat16"
+    assert kernels.reasons["add_product"] == "no compiler"
     for dtype in (torch.float32, torch.bfloat16):
-        assert [result for result in check_kernels(found.kernels, CPU, dtype) if not result.ok] == []
+        assert [result for result in check_kernels(kernels.kernels, CPU, dtype) if not result.ok] == []
 
 
 def test_a_cpu_with_products_of_bfloat16_takes_what_was_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "has_native", lambda half: half == torch.bfloat16)
     monkeypatch.setattr(cpp, "build_overrides", lambda: {"bias_gelu": cpp.bias_gelu})
-    found = choose_kernels("auto", CPU)
-    assert found.summary == "reference, c++ (bias_gelu), blocked (attention)"
-    assert found.kernels == replace(REFERENCE, attention=cpu_attention.attention, bias_gelu=cpp.bias_gelu)
+    kernels = choose_kernels("auto", CPU)
+    assert kernels.summary == "reference, c++ (bias_gelu), blocked (attention)"
+    assert kernels.kernels == replace(REFERENCE, attention=cpu_attention.attention, bias_gelu=cpp.bias_gelu)
 
 
 def test_a_gpu_takes_triton_and_torchs_attention() -> None:
-    found = choose_kernels("auto", GPU)
-    assert found.summary == "triton, reference (attention, linear, add_product)"
-    assert found.kernels.attention is REFERENCE.attention
-    mine = {field.name for field in fields(Kernels)} - {"attention", "linear", "add_product"}
-    assert not [name for name in mine if getattr(found.kernels, name) is getattr(REFERENCE, name)]
+    kernels = choose_kernels("auto", GPU)
+    assert kernels.summary == "triton, reference (attention, linear, add_product)"
+    assert kernels.kernels.attention is REFERENCE.attention
+    own_kernels = {field.name for field in fields(Kernels)} - {"attention", "linear", "add_product"}
+    assert not [name for name in own_kernels if getattr(kernels.kernels, name) is getattr(REFERENCE, name)]
 
 
 def test_a_gpu_without_triton_computes_the_definitions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "find_spec", lambda name: None)
-    found = choose_kernels("auto", GPU)
-    assert found.summary == "reference"
-    assert found.reasons["swiglu"] == "triton is not installed"
+    kernels = choose_kernels("auto", GPU)
+    assert kernels.summary == "reference"
+    assert kernels.reasons["swiglu"] == "triton is not installed"
 
 
 @pytest.mark.parametrize("device", [CPU, GPU])
@@ -138,10 +138,10 @@ def test_what_needs_a_gpu_is_refused_without_one(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.usefixtures("apex")
 def test_a_package_gives_what_it_has_and_triton_the_rest() -> None:
-    found = choose_kernels("apex", GPU)
+    kernels = choose_kernels("apex", GPU)
     norms = "rms_norm, layer_norm, add_rms_norm, add_layer_norm"
-    assert found.summary == f"triton, apex ({norms}), reference (attention, linear, add_product)"
-    assert found.reasons["rms_norm"] == "asked for"
+    assert kernels.summary == f"triton, apex ({norms}), reference (attention, linear, add_product)"
+    assert kernels.reasons["rms_norm"] == "asked for"
 
 
 @pytest.mark.usefixtures("flash_attn")
@@ -181,20 +181,22 @@ def test_the_definitions_pass_the_check(dtype: torch.dtype) -> None:
 # torch.compile looks at the gradient of what it is given, which tensors that have none warn of
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 def test_torch_compile_leaves_every_kernel_its_definition() -> None:
-    found = choose_kernels("compile", CPU, backend="aot_eager")
-    assert found.summary == "compile, reference (attention, cross_entropy, dropout_add, linear, add_product)"
-    assert [result for result in check_kernels(found.kernels, CPU, torch.float32) if not result.ok] == []
+    kernels = choose_kernels("compile", CPU, backend="aot_eager")
+    assert (
+        kernels.summary == "compile, reference (attention, cross_entropy, dropout_add, linear, add_product)"
+    )
+    assert [result for result in check_kernels(kernels.kernels, CPU, torch.float32) if not result.ok] == []
 
 
 def test_the_check_finds_a_kernel_that_is_wrong_and_one_that_fails() -> None:
     def forgets_its_gradient(x: Tensor) -> Tensor:
         return REFERENCE.swiglu(x) + 0.1 * (x - x.detach())[:, : x.shape[1] // 2]
 
-    def fails(*given: object) -> Tensor:
+    def fails(*arguments: object) -> Tensor:
         raise RuntimeError("no such instruction")
 
     wrong = replace(REFERENCE, swiglu=forgets_its_gradient, rms_norm=fails)
-    found = {result.name: result for result in check_kernels(wrong, CPU, torch.float32) if not result.ok}
-    assert set(found) == {"swiglu", "rms_norm"}
-    assert found["rms_norm"].failure == "RuntimeError: no such instruction"
-    assert found["swiglu"].error > 100
+    failures = {result.name: result for result in check_kernels(wrong, CPU, torch.float32) if not result.ok}
+    assert set(failures) == {"swiglu", "rms_norm"}
+    assert failures["rms_norm"].failure == "RuntimeError: no such instruction"
+    assert failures["swiglu"].error > 100

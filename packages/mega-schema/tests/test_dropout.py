@@ -23,7 +23,7 @@ def _dropout(samples: int = 4, length: int = 64, *, hidden: float = 0.1, seed: i
     return Dropout(hidden, 0.0, key_T, ONE)
 
 
-def _dropped(dropout: Dropout, site: str = "layers.0.out", width: int = 128) -> Tensor:
+def _drop_ones(dropout: Dropout, site: str = "layers.0.out", width: int = 128) -> Tensor:
     return dropout(site, torch.ones(dropout.token_T.shape[0], width)) == 0
 
 
@@ -34,8 +34,8 @@ def test_as_many_are_dropped_as_asked_and_the_mean_stays(probability: float, wid
     x = dropout("embed", torch.ones(64 * 256, width))
     deviation = (probability * (1 - probability) / x.numel()) ** 0.5
     assert abs(float((x == 0).float().mean()) - probability) <= 4 * deviation + 1e-5
-    kept = x[x != 0]
-    assert float(kept.min()) == float(kept.max()) == pytest.approx(1 / (1 - probability), rel=1e-4)
+    remaining = x[x != 0]
+    assert float(remaining.min()) == float(remaining.max()) == pytest.approx(1 / (1 - probability), rel=1e-4)
 
 
 def test_backward_drops_what_forward_dropped() -> None:
@@ -47,24 +47,24 @@ def test_backward_drops_what_forward_dropped() -> None:
 
 
 def test_whatever_differs_between_two_elements_they_are_dropped_independently() -> None:
-    first = _dropped(_dropout(16, 256))
+    first = _drop_ones(_dropout(16, 256))
     others = {
-        "seed": _dropped(_dropout(16, 256, seed=2)),
+        "seed": _drop_ones(_dropout(16, 256, seed=2)),
         "sample": first.roll(256, 0),
         "place": first.roll(1, 0),
         "column": first.roll(1, 1),
-        "layer": _dropped(_dropout(16, 256), "layers.1.out"),
-        "site": _dropped(_dropout(16, 256), "layers.0.down"),
+        "layer": _drop_ones(_dropout(16, 256), "layers.1.out"),
+        "site": _drop_ones(_dropout(16, 256), "layers.0.down"),
         "place and column": first.roll((1, 1), (0, 1)),
         "place and column the other way": first.roll((1, -1), (0, 1)),
     }
     deviation = (0.01 * 0.99 / first.numel()) ** 0.5
-    for name, other in others.items():
-        assert abs(float((first & other).float().mean()) - 0.01) <= 5 * deviation, name
+    for name, dropout_mask in others.items():
+        assert abs(float((first & dropout_mask).float().mean()) - 0.01) <= 5 * deviation, name
 
 
 def test_the_counts_of_dropped_elements_spread_as_independent_ones_do() -> None:
-    dropped = _dropped(_dropout(16, 256)).float()
+    dropped = _drop_ones(_dropout(16, 256)).float()
     for dim in (0, 1):
         count = dropped.sum(dim)
         assert count.var().item() == pytest.approx(0.09 * dropped.shape[dim], rel=0.3 if dim == 0 else 0.1)
@@ -72,12 +72,12 @@ def test_the_counts_of_dropped_elements_spread_as_independent_ones_do() -> None:
 
 def test_the_choice_is_the_one_that_was_written_down() -> None:
     """The hash in Python's integers: a run goes on with the same choices on any machine, with any torch."""
-    dropped = _dropped(_dropout(2, 3, hidden=0.25), width=5)
+    dropped = _drop_ones(_dropout(2, 3, hidden=0.25), width=5)
 
     def key(text: str) -> int:
         return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
 
-    def mixed(z: int) -> int:
+    def mix(z: int) -> int:
         z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & WHOLE_64
         z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & WHOLE_64
         return z ^ (z >> 31)
@@ -92,20 +92,20 @@ def test_the_choice_is_the_one_that_was_written_down() -> None:
         return half - 65536 if half >= 32768 else half
 
     for sample, place, column in itertools.product(range(2), range(3), range(5)):
-        token = mixed((key(f"1/{sample}") + place * 0x9E3779B97F4A7C15) & WHOLE_64)
-        wanted = uniform(mixed(token ^ key("layers.0.out")), column) < 0.25 * 65536 - 32768
+        token = mix((key(f"1/{sample}") + place * 0x9E3779B97F4A7C15) & WHOLE_64)
+        wanted = uniform(mix(token ^ key("layers.0.out")), column) < 0.25 * 65536 - 32768
         assert bool(dropped[sample * 3 + place, column]) == wanted
 
 
 def test_a_rank_drops_of_its_tokens_what_one_process_drops() -> None:
-    whole = _dropped(_dropout(2, 16)).unflatten(0, (2, 16))
+    whole = _drop_ones(_dropout(2, 16)).unflatten(0, (2, 16))
     for rank in range(2):
         mine_s = token_positions(16, Axis("cp", 2, rank))
         dropout = Dropout(0.1, 0.0, token_keys(1, range(2), mine_s), ONE)
-        assert torch.equal(_dropped(dropout), whole[:, mine_s].flatten(0, 1))
+        assert torch.equal(_drop_ones(dropout), whole[:, mine_s].flatten(0, 1))
 
 
-def _attended(dropout: Dropout | None, *, causal: bool, apart: bool) -> list[Tensor]:
+def _run_attention(dropout: Dropout | None, *, causal: bool, apart: bool) -> list[Tensor]:
     """Attention over 3 rows of 16 tokens, and its gradients."""
     rng = torch.Generator().manual_seed(7)
     q, k, v = (torch.randn(48, n, 8, generator=rng).requires_grad_() for n in (4, 2, 2))
@@ -123,7 +123,9 @@ def _attended(dropout: Dropout | None, *, causal: bool, apart: bool) -> list[Ten
 def test_attention_that_could_drop_and_drops_nothing_is_attention(causal: bool, apart: bool) -> None:
     never = Dropout(0.0, 1e-9, token_keys(1, range(3), torch.arange(16)), ONE)
     pairs = zip(
-        _attended(never, causal=causal, apart=apart), _attended(None, causal=causal, apart=apart), strict=True
+        _run_attention(never, causal=causal, apart=apart),
+        _run_attention(None, causal=causal, apart=apart),
+        strict=True,
     )
     for ours, torchs in pairs:
         torch.testing.assert_close(ours, torchs, atol=1e-5, rtol=1e-5)
@@ -138,8 +140,8 @@ def test_attention_drops_weights_and_scales_the_rest() -> None:
     )
     assert float((weight == 0).float().mean()) == pytest.approx(0.3, abs=0.01)
     torch.testing.assert_close(weight.max(), torch.tensor(1 / 64 / 0.7), rtol=1e-4, atol=0)
-    other = (weight[:, 0] == 0) & (weight[:, 1] == 0)
-    assert float(other.float().mean()) == pytest.approx(0.09, abs=0.01)  # each head by itself
+    both_dropped = (weight[:, 0] == 0) & (weight[:, 1] == 0)
+    assert float(both_dropped.float().mean()) == pytest.approx(0.09, abs=0.01)  # each head by itself
 
 
 def test_a_rank_of_heads_drops_what_the_whole_drops_there() -> None:

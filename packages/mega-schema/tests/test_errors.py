@@ -38,6 +38,6 @@ def test_who_catches_mega_error_catches_all(kind: type[MegaError]) -> None:
 
 def test_an_error_of_another_process_says_the_same() -> None:
     error = LayoutError("tp", "is odd", found=None, wanted=2, hint="--tp 2")
-    again = pickle.loads(pickle.dumps(error))
-    assert type(again) is LayoutError
-    assert str(again) == str(error) == "tp: is odd: found None, wanted 2; hint: --tp 2"
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is LayoutError
+    assert str(copy) == str(error) == "tp: is odd: found None, wanted 2; hint: --tp 2"

@@ -23,12 +23,12 @@ def test_the_boxes_of_a_stretch_are_its_elements_in_order(seed: int) -> None:
         shape = _shape(rng)
         numbers = np.arange(math.prod(shape)).reshape(shape)
         begin, end = sorted(rng.randint(0, numbers.size) for _ in range(2))
-        found = [
+        elements = [
             numbers[Slab(start, extent, start).in_global].flatten()
             for start, extent in range_boxes(shape, begin, end)
         ]
-        assert np.concatenate([*found, []]).tolist() == list(range(begin, end)), (shape, begin, end)
-        assert len(found) <= max(1, 2 * len(shape) - 1), "no more boxes than are needed"
+        assert np.concatenate([*elements, []]).tolist() == list(range(begin, end)), (shape, begin, end)
+        assert len(elements) <= max(1, 2 * len(shape) - 1), "no more boxes than are needed"
 
 
 def test_whole_tensors_and_whole_rows_are_one_box_and_nothing_is_none() -> None:
@@ -61,14 +61,14 @@ def test_shares_of_shares_hold_every_element_of_a_tensor_once(seed: int) -> None
         whole = np.arange(1, math.prod(shape) + 1).reshape(shape)
         seen = np.zeros_like(whole)
         for rank in range(tp):
-            held = slabs("w", shape, split, rank, tp)
+            boxes = slabs("w", shape, split, rank, tp)
             local = np.zeros(local_shape("w", shape, split, tp), whole.dtype)
-            for slab in held:
+            for slab in boxes:
                 local[slab.in_local] = whole[slab.in_global]
             cuts = sorted([0, local.size, *(rng.randint(0, local.size) for _ in range(rng.randint(0, 3)))])
             for begin, end in zip(cuts[:-1], cuts[1:], strict=True):
                 stretch = local.reshape(-1)[begin:end]
-                for part in fragments(held, local.shape, begin, end):
+                for part in fragments(boxes, local.shape, begin, end):
                     values = stretch[part.in_range].reshape(part.block)[part.slab.in_local]
                     np.testing.assert_array_equal(values, whole[part.slab.in_global])
                     seen[part.slab.in_global] += 1

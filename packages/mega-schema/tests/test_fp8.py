@@ -32,7 +32,7 @@ def _random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> T
     return x.to(dtype)
 
 
-def _off(x: Tensor, dtype: torch.dtype) -> Tensor:
+def _rounding_bound(x: Tensor, dtype: torch.dtype) -> Tensor:
     """The most that rounding x to FP8, once scaled, can move each of its elements; in float64."""
     share, least = HALF_STEP[dtype]
     scale = float(x.abs().max()) / torch.finfo(dtype).max
@@ -40,9 +40,14 @@ def _off(x: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.maximum(x.double().abs() * share, torch.tensor(least * scale).double()) * (1 + 2.0**-20)
 
 
-def _bound(a_MK: Tensor, a: torch.dtype, b_NK: Tensor, b: torch.dtype) -> Tensor:
+def _product_bound(a_MK: Tensor, a: torch.dtype, b_NK: Tensor, b: torch.dtype) -> Tensor:
     """Of every element of a bᵀ: Σ |a| δb + δa |b| + δa δb, and float32's roundings of the sum."""
-    x, y, dx, dy = a_MK.double().abs(), b_NK.double().abs(), _off(a_MK, a), _off(b_NK, b)
+    x, y, dx, dy = (
+        a_MK.double().abs(),
+        b_NK.double().abs(),
+        _rounding_bound(a_MK, a),
+        _rounding_bound(b_NK, b),
+    )
     return (x @ dy.t() + dx @ y.t() + dx @ dy.t()) * (1 + 2.0**-18) + 2.0**-20 * (x @ y.t())
 
 
@@ -52,8 +57,8 @@ def test_every_number_is_rounded_to_the_nearest_and_the_largest_is_kept(dtype: t
     values, scale = quantize(x, dtype)
     assert values.dtype == dtype
     off = (values.double() * scale.double() - x.double()).abs()
-    assert bool((off <= _off(x, dtype)).all())
-    assert float(off.max()) > 0.1 * float(_off(x, dtype).max()), "nothing was rounded"
+    assert bool((off <= _rounding_bound(x, dtype)).all())
+    assert float(off.max()) > 0.1 * float(_rounding_bound(x, dtype).max()), "nothing was rounded"
     largest = int(x.abs().argmax())
     assert float(values.float().flatten()[largest].abs()) == torch.finfo(dtype).max
 
@@ -62,8 +67,8 @@ def test_every_number_is_rounded_to_the_nearest_and_the_largest_is_kept(dtype: t
 def test_a_tensor_of_any_size_uses_the_whole_range(size: float) -> None:
     x = _random(T, IN)
     wanted = quantize(x, E4M3)
-    got = quantize((x.double() * size).float(), E4M3)
-    same = (got.values.float() == wanted.values.float()).float().mean()
+    quantized = quantize((x.double() * size).float(), E4M3)
+    same = (quantized.values.float() == wanted.values.float()).float().mean()
     assert float(same) > 0.99, "but for ties, the same numbers"
 
 
@@ -88,7 +93,7 @@ def test_turning_is_transposing_with_zeros_behind(rows: int) -> None:
     assert back.values.float()[:, rows:].abs().sum() == 0
 
 
-def _trained(
+def _run_linear(
     linear: object, recipe: Fp8Recipe, dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Input, weight, gradient of the output; output, gradient of the input, main gradient of the weight."""
@@ -107,15 +112,15 @@ def _trained(
 def test_output_and_both_gradients_are_within_what_rounding_their_factors_allows(
     linear: object, recipe: Fp8Recipe, of_gradients: torch.dtype
 ) -> None:
-    x, weight, grad, y, grad_x, grad_weight = _trained(linear, recipe)
+    x, weight, grad, y, grad_x, grad_weight = _run_linear(linear, recipe)
     products = {
         "output": (y, x, E4M3, weight, E4M3),
         "input's gradient": (grad_x, grad, of_gradients, weight.t(), E4M3),
         "weight's gradient": (grad_weight, grad.t(), of_gradients, x.t(), E4M3),
     }
-    for name, (got, a, a_dtype, b, b_dtype) in products.items():
-        off = (got.double() - a.double() @ b.double().t()).abs()
-        bound = _bound(a, a_dtype, b, b_dtype) + 2.0**-23  # the main gradient began at 1
+    for name, (actual, a, a_dtype, b, b_dtype) in products.items():
+        off = (actual.double() - a.double() @ b.double().t()).abs()
+        bound = _product_bound(a, a_dtype, b, b_dtype) + 2.0**-23  # the main gradient began at 1
         assert bool((off <= bound).all()), name
         assert float(off.sum() / bound.sum()) > 0.01, f"{name} was not rounded"
 
@@ -123,16 +128,16 @@ def test_output_and_both_gradients_are_within_what_rounding_their_factors_allows
 def test_gradients_are_e5m2_in_hybrid_and_e4m3_in_e4m3() -> None:
     grad, weight = _random(T, OUT, seed=5), _random(OUT, IN)
     for recipe, dtype in ((HYBRID, E5M2), (PLAIN, E4M3)):
-        *_, grad_x, _ = _trained(column_linear, recipe)
+        *_, grad_x, _ = _run_linear(column_linear, recipe)
         wanted = matmul(quantize(grad, dtype), transpose(quantize(weight, E4M3)), torch.float32)
         assert torch.equal(grad_x, wanted)
 
 
 @pytest.mark.parametrize("linear", [column_linear, row_linear])
 def test_without_fp8_weight_gradients_theirs_is_the_exact_product(linear: object) -> None:
-    x, _, grad, y, grad_x, grad_weight = _trained(linear, Fp8Recipe("hybrid", weight_gradients=False))
+    x, _, grad, y, grad_x, grad_weight = _run_linear(linear, Fp8Recipe("hybrid", weight_gradients=False))
     torch.testing.assert_close(grad_weight.double(), grad.double().t() @ x.double(), rtol=1e-5, atol=1e-4)
-    *_, their_y, their_grad_x, their_grad_weight = _trained(linear, HYBRID)
+    *_, their_y, their_grad_x, their_grad_weight = _run_linear(linear, HYBRID)
     assert torch.equal(y, their_y)
     assert torch.equal(grad_x, their_grad_x)
     assert not torch.allclose(grad_weight, their_grad_weight, rtol=1e-3)
@@ -140,7 +145,7 @@ def test_without_fp8_weight_gradients_theirs_is_the_exact_product(linear: object
 
 @pytest.mark.parametrize("linear", [column_linear, row_linear])
 def test_a_main_gradient_is_added_to_in_float32_whatever_the_dtype_of_the_model(linear: object) -> None:
-    x, weight, grad, y, grad_x, grad_weight = _trained(linear, HYBRID, torch.bfloat16)
+    x, weight, grad, y, grad_x, grad_weight = _run_linear(linear, HYBRID, torch.bfloat16)
     assert (y.dtype, grad_x.dtype) == (torch.bfloat16, torch.bfloat16)
     factors = transpose(quantize(grad, E5M2)), transpose(quantize(x, E4M3))
     wanted = matmul(*factors, torch.float32)
@@ -164,14 +169,14 @@ def test_a_weight_without_a_main_gradient_gets_autograds_and_one_put_off_waits()
 
 def test_what_is_computed_again_has_the_same_bits() -> None:
     x, weight = _random(T, IN).requires_grad_(), nn.Parameter(_random(OUT, IN))
-    found = []
-    for again in (False, True):
+    results = []
+    for is_recomputed in (False, True):
         x.grad = weight.grad = None
         run = lambda x: column_linear(x, weight, ALONE, WeightGradients(), HYBRID).tanh()  # noqa: E731
-        y = checkpoint(run, x, use_reentrant=False) if again else run(x)
+        y = checkpoint(run, x, use_reentrant=False) if is_recomputed else run(x)
         y.square().sum().backward()
-        found.append((y.detach(), x.grad, weight.grad))
-    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+        results.append((y.detach(), x.grad, weight.grad))
+    assert all(torch.equal(first, second) for first, second in zip(*results, strict=True))
 
 
 def test_only_what_is_asked_for_is_computed() -> None:

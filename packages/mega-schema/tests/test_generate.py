@@ -82,12 +82,12 @@ def test_a_ragged_batch_gives_every_row_what_it_gets_alone(model: Decoder) -> No
 
 
 def test_a_seed_reproduces_a_batch_and_another_seed_does_not(model: Decoder) -> None:
-    def drawn(seed: int) -> list[list[int]]:
+    def draw(seed: int) -> list[list[int]]:
         generator = torch.Generator().manual_seed(seed)
         return generate(model, PROMPTS, new_tokens=10, top_p=0.9, temperature=1.3, generator=generator).rows
 
-    assert drawn(1) == drawn(1)
-    assert drawn(1) != drawn(2)
+    assert draw(1) == draw(1)
+    assert draw(1) != draw(2)
 
 
 def test_drawing_leaves_the_generator_of_the_process_alone(model: Decoder) -> None:
@@ -271,8 +271,8 @@ def test_a_beam_never_takes_the_word_it_must_not(model: Decoder) -> None:
 
 
 def test_what_before_step_raises_ends_the_work(model: Decoder) -> None:
-    def leave(at: int) -> None:
-        if at == 5:
+    def leave(step: int) -> None:
+        if step == 5:
             raise InterruptedError
 
     with pytest.raises(InterruptedError):
@@ -295,12 +295,12 @@ def stories() -> Decoder:
         max_seq_len=max_seq_len,
         tied=True,
     )
-    values, at = torch.frombuffer(bytearray(raw[28:]), dtype=torch.float32), 0
+    values, offset = torch.frombuffer(bytearray(raw[28:]), dtype=torch.float32), 0
 
     def take(*shape: int) -> Tensor:
-        nonlocal at
-        at += math.prod(shape)
-        return values[at - math.prod(shape) : at].view(shape)
+        nonlocal offset
+        offset += math.prod(shape)
+        return values[offset - math.prod(shape) : offset].view(shape)
 
     def halves(weight_LRD: Tensor) -> Tensor:
         """Rotary pairs lie side by side in the file, and in the two halves of a head with us."""

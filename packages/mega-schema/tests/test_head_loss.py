@@ -31,11 +31,11 @@ def _case(seed: int, tokens: int, *, width: int = 8, rows: int = 24) -> tuple[Te
 
 
 def _head(x: Tensor, weight: nn.Parameter, target: Tensor, **others: Any) -> Tensor:
-    given = {"vocab": VOCAB, "tp": ALONE, "gradients": WeightGradients()} | others
-    return head_loss(x, weight, target, **given)
+    options = {"vocab": VOCAB, "tp": ALONE, "gradients": WeightGradients()} | others
+    return head_loss(x, weight, target, **options)
 
 
-def _whole(x: Tensor, weight: Tensor, target: Tensor, vocab: int = VOCAB) -> Tensor:
+def _reference_loss(x: Tensor, weight: Tensor, target: Tensor, vocab: int = VOCAB) -> Tensor:
     logits = x.double() @ weight[:vocab].double().t()
     return F.cross_entropy(logits, target, reduction="sum", ignore_index=IGNORED).float()
 
@@ -49,9 +49,9 @@ def chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.usefixtures("chunks")
 def test_the_loss_and_both_gradients_are_those_of_whole_logits(tokens: int) -> None:
     x, weight, target = _case(tokens, tokens)
-    got, wanted = _head(x, weight, target), _whole(x, weight, target)
-    torch.testing.assert_close(got, wanted)
-    grads = torch.autograd.grad(0.3 * got, (x, weight))
+    actual, wanted = _head(x, weight, target), _reference_loss(x, weight, target)
+    torch.testing.assert_close(actual, wanted)
+    grads = torch.autograd.grad(0.3 * actual, (x, weight))
     torch.testing.assert_close(grads, torch.autograd.grad(0.3 * wanted, (x, weight)))
     assert torch.count_nonzero(grads[1][VOCAB:]) == 0
 
@@ -62,15 +62,15 @@ def test_half_precision_is_as_near_as_its_roundings_allow(dtype: torch.dtype) ->
     low_x, low_weight = x.detach().to(dtype).requires_grad_(), nn.Parameter(weight.detach().to(dtype))
     gradients, main = WeightGradients(), torch.zeros_like(weight)
     gradients.register_main_grad(low_weight, lambda: main)
-    got = _head(low_x, low_weight, target, gradients=gradients)
-    (0.3 * got).backward()
+    actual = _head(low_x, low_weight, target, gradients=gradients)
+    (0.3 * actual).backward()
     exact_x, exact_weight = low_x.detach().double().requires_grad_(), low_weight.detach().double()
-    wanted = _whole(exact_x, exact_weight.requires_grad_(), target)
+    wanted = _reference_loss(exact_x, exact_weight.requires_grad_(), target)
     grad_x, grad_weight = torch.autograd.grad(0.3 * wanted, (exact_x, exact_weight))
     step = torch.finfo(dtype).eps / 2  # of a rounding: of logits, of their gradients, of what these give
     logits = float((exact_x @ exact_weight.t()).detach().abs().amax())
-    assert got.dtype == torch.float32
-    assert got.item() == pytest.approx(wanted.detach().item(), abs=50 * step * logits)
+    assert actual.dtype == torch.float32
+    assert actual.item() == pytest.approx(wanted.detach().item(), abs=50 * step * logits)
     torch.testing.assert_close(low_x.grad, grad_x.to(dtype), rtol=0, atol=8 * step * logits)
     torch.testing.assert_close(main.double(), grad_weight, rtol=0, atol=50 * step * logits)
     assert low_weight.grad is None
@@ -84,7 +84,7 @@ def test_ranks_that_hold_a_slice_each_get_the_whole_loss(
     """Eight rows a rank, the last of them padding or, with a small vocabulary, nothing but padding."""
     x, weight, target = _case(2, 11)
     target = torch.where(target == IGNORED, target, target % vocab)
-    wanted = _whole(x, weight, target, vocab)
+    wanted = _reference_loss(x, weight, target, vocab)
     grad_x, grad_weight = torch.autograd.grad(wanted, (x, weight))
     parts = [nn.Parameter(part.detach().clone()) for part in weight.split(8)]
     inputs = [x.detach().clone().requires_grad_() for _ in parts]
@@ -92,9 +92,9 @@ def test_ranks_that_hold_a_slice_each_get_the_whole_loss(
         found = list(
             pool.map(lambda x, part, tp: _head(x, part, target, vocab=vocab, tp=tp), inputs, parts, axes(3))
         )
-    for x, part, got, grad in zip(inputs, parts, found, grad_weight.split(8), strict=True):
-        torch.testing.assert_close(got, wanted)
-        got_x, got_weight = torch.autograd.grad(got, (x, part))
+    for x, part, actual, grad in zip(inputs, parts, found, grad_weight.split(8), strict=True):
+        torch.testing.assert_close(actual, wanted)
+        got_x, got_weight = torch.autograd.grad(actual, (x, part))
         torch.testing.assert_close(got_x, grad_x)
         torch.testing.assert_close(got_weight, grad)
 
@@ -108,12 +108,12 @@ def test_the_logits_are_never_there_as_a_whole() -> None:
         largest.append(logits.numel())
         return logits.new_zeros(len(logits), dtype=torch.float32)
 
-    kept: list[Tensor] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: (kept.append(t), t)[1], lambda t: t):
+    saved: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: (saved.append(t), t)[1], lambda t: t):
         _head(x, weight, target, vocab=512, kernel=kernel)
     assert max(largest) <= 256 * 512
     assert sum(largest) == 4096 * 512
-    assert sorted(t.numel() for t in kept) == [512 * 16, 4096 * 16]
+    assert sorted(t.numel() for t in saved) == [512 * 16, 4096 * 16]
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_without_a_gradient_only_the_loss_is_computed() -> None:
 @pytest.mark.parametrize(("needs_x", "needs_weight"), [(True, False), (False, True)])
 def test_one_gradient_alone_can_be_wanted(needs_x: bool, needs_weight: bool) -> None:
     x, weight, target = _case(1, 9)
-    wanted = torch.autograd.grad(_whole(x, weight, target), (x, weight))
+    wanted = torch.autograd.grad(_reference_loss(x, weight, target), (x, weight))
     x.requires_grad_(needs_x)
     weight.requires_grad_(needs_weight)
     _head(x, weight, target).backward()
@@ -162,7 +162,7 @@ def test_one_gradient_alone_can_be_wanted(needs_x: bool, needs_weight: bool) -> 
 
 def test_the_weights_gradient_is_added_at_once_also_where_others_are_put_off() -> None:
     x, weight, target = _case(1, 9)
-    _, wanted = torch.autograd.grad(_whole(x, weight, target), (x, weight))
+    _, wanted = torch.autograd.grad(_reference_loss(x, weight, target), (x, weight))
     gradients, main, ready = WeightGradients(), torch.ones_like(weight), []
     gradients.register_main_grad(weight, lambda: main)
     gradients.on_grad_ready = ready.append
@@ -171,7 +171,7 @@ def test_the_weights_gradient_is_added_at_once_also_where_others_are_put_off() -
     with gradients.defer(0):
         (2 * loss).backward()
     torch.testing.assert_close(main, 1 + 2 * wanted)
-    assert [some is weight for some in ready] == [True]
+    assert [weight_ready is weight for weight_ready in ready] == [True]
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_a_gradient_that_is_known_is_added_in_forward_where_that_rounds_nothing_
     monkeypatch.setattr(loss, "matmul_dtype", lambda x: x.dtype)
     x, weight, target = _case(1, 300)
     x, weight = x.detach().to(dtype).requires_grad_(), nn.Parameter(weight.detach().to(dtype))
-    wanted_x, wanted = torch.autograd.grad(gradient * _whole(x, weight, target), (x, weight))
+    wanted_x, wanted = torch.autograd.grad(gradient * _reference_loss(x, weight, target), (x, weight))
     gradients, main, ready = WeightGradients(), torch.ones(weight.shape), []
     gradients.register_main_grad(weight, lambda: main)
     gradients.on_grad_ready = ready.append
@@ -213,7 +213,7 @@ def test_a_gradient_that_is_not_the_one_said_is_an_error() -> None:
 
 def test_a_known_gradient_of_a_weight_that_autograd_has_changes_nothing() -> None:
     x, weight, target = _case(1, 9)
-    wanted = torch.autograd.grad(2 * _whole(x, weight, target), (x, weight))
+    wanted = torch.autograd.grad(2 * _reference_loss(x, weight, target), (x, weight))
     found = torch.autograd.grad(2 * _head(x, weight, target, gradient=2.0), (x, weight))
     torch.testing.assert_close(found, wanted)
 
@@ -232,7 +232,7 @@ def test_a_tied_weight_is_ready_once_both_its_uses_have_added() -> None:
 def test_a_small_probability_is_not_lost_in_float16(monkeypatch: pytest.MonkeyPatch) -> None:
     """exp(-18) of the second word is less than half of float16's smallest number."""
     monkeypatch.setattr(loss, "matmul_dtype", lambda x: x.dtype)  # also on a CPU that does it in float32
-    x, weight = (torch.tensor(of, dtype=torch.float16) for of in ([[1.0]], [[0.0], [-18.0]]))
+    x, weight = (torch.tensor(values, dtype=torch.float16) for values in ([[1.0]], [[0.0], [-18.0]]))
     gradients, main = WeightGradients(), torch.zeros(2, 1)
     gradients.register_main_grad(weight := nn.Parameter(weight), lambda: main)
     _head(x, weight, torch.tensor([0]), vocab=2, gradients=gradients).backward()
@@ -241,16 +241,16 @@ def test_a_small_probability_is_not_lost_in_float16(monkeypatch: pytest.MonkeyPa
 
 def test_rows_of_padding_give_no_probability_and_get_no_gradient() -> None:
     x, weight, target = _case(5, 9)
-    found = []
+    probabilities = []
     for padding in (0.0, 1e4, torch.nan):
         with torch.no_grad():
             weight[VOCAB:] = padding
         total = _head(x, weight, target)
-        found.append((total, *torch.autograd.grad(total, (x, weight))))
-    for total, grad_x, grad_weight in found:
-        assert torch.equal(total, found[0][0])
-        assert torch.equal(grad_x, found[0][1])
-        assert torch.equal(grad_weight, found[0][2])
+        probabilities.append((total, *torch.autograd.grad(total, (x, weight))))
+    for total, grad_x, grad_weight in probabilities:
+        assert torch.equal(total, probabilities[0][0])
+        assert torch.equal(grad_x, probabilities[0][1])
+        assert torch.equal(grad_weight, probabilities[0][2])
         assert torch.count_nonzero(grad_weight[VOCAB:]) == 0
 
 

@@ -165,8 +165,8 @@ def test_an_index_with_changed_bytes_is_refused_or_reads_within_the_payload(seed
     path = tmp_path / "p.idx"
     whole = path.read_bytes()
     for _ in range(30):
-        at = rng.randrange(len(whole))
-        path.write_bytes(whole[:at] + bytes([rng.randrange(256)]) + whole[at + 1 :])
+        position = rng.randrange(len(whole))
+        path.write_bytes(whole[:position] + bytes([rng.randrange(256)]) + whole[position + 1 :])
         try:
             data = IndexedDataset(tmp_path / "p")
             assert all(len(data[i]) == data.lengths[i] for i in range(len(data)))
@@ -178,9 +178,9 @@ def test_tampering_anywhere_in_the_header_is_refused(tmp_path):
     write(tmp_path / "p", [[[1, 2, 3]], [[4], [5, 6]]])
     path = tmp_path / "p.idx"
     whole = path.read_bytes()
-    for at in range(HEADER.size):
+    for position in range(HEADER.size):
         for flip in (1, 0x80):
-            path.write_bytes(whole[:at] + bytes([whole[at] ^ flip]) + whole[at + 1 :])
+            path.write_bytes(whole[:position] + bytes([whole[position] ^ flip]) + whole[position + 1 :])
             with pytest.raises(FormatError):
                 IndexedDataset(tmp_path / "p")
 
@@ -329,12 +329,12 @@ def test_whenever_a_replacement_stops_no_reader_sees_a_mixture(tmp_path, monkeyp
         write(tmp_path / "p", [[[7, 7]]], info=DatasetInfo(IDENTITY))
         left = iter([True] * stop)
 
-        def counted(self: Path, target: Path, left=left) -> Path:
+        def count_replacements(self: Path, target: Path, left=left) -> Path:
             if not next(left, False):
                 raise OSError("pulled the plug")
             return replace(self, target)
 
-        monkeypatch.setattr(Path, "replace", counted)
+        monkeypatch.setattr(Path, "replace", count_replacements)
         try:
             write(tmp_path / "p", [[[8, 8]]], info=DatasetInfo(IDENTITY))
         except OSError:

@@ -87,7 +87,7 @@ def _logits(model: Decoder, token_BS: Tensor) -> Tensor:
     return logits[:, : model.spec.vocab].unflatten(0, (rows, length))
 
 
-def _written_out(spec: ModelSpec, weights: dict[str, Tensor], token_BS: Tensor) -> Tensor:
+def _reference_logits(spec: ModelSpec, weights: dict[str, Tensor], token_BS: Tensor) -> Tensor:
     """The same model from the papers' equations, head by head and place by place."""
     rows = []
     for token_S in token_BS:
@@ -125,8 +125,8 @@ def _block(spec: ModelSpec, weights: dict[str, Tensor], x: Tensor) -> Tensor:
     y = _norm(spec, weights, "attn_norm", x)
     entered, x = x, (y if spec.post_norm_residual else x) + _attention(spec, weights, y)
     y = _norm(spec, weights, "ffn_norm", entered if spec.parallel_residual else x)
-    inner = _linear(weights, "gate_up" if spec.gated else "up", y)
-    if spec.gated:
+    inner = _linear(weights, "gate_up" if spec.is_gated else "up", y)
+    if spec.is_gated:
         gate, up = inner[..., : spec.ffn], inner[..., spec.ffn :]
         inner = {
             "swiglu": gate * torch.sigmoid(gate),
@@ -150,10 +150,14 @@ def _attention(spec: ModelSpec, weights: dict[str, Tensor], y: Tensor) -> Tensor
     distance = place[:, None] - place
     for head in range(spec.heads):
         group = head * spec.kv_heads // spec.heads
-        mine, key, value = q[:, _of(head, width)], k[:, _of(group, width)], v[:, _of(group, width)]
+        query, key, value = (
+            q[:, _head_columns(head, width)],
+            k[:, _head_columns(group, width)],
+            v[:, _head_columns(group, width)],
+        )
         if spec.qk_norm:
-            mine, key = _norm(spec, weights, "q_norm", mine), _norm(spec, weights, "k_norm", key)
-        scores = _turned(spec, mine) @ _turned(spec, key).T / width**0.5
+            query, key = _norm(spec, weights, "q_norm", query), _norm(spec, weights, "k_norm", key)
+        scores = _rotate(spec, query) @ _rotate(spec, key).T / width**0.5
         if spec.positions == "alibi":
             scores = scores + place * 2 ** (-8 * (head + 1) / spec.heads)  # by place, as BigScience writes it
         unseen = (distance < 0) | (distance >= (spec.sliding_window or spec.max_seq_len))
@@ -161,11 +165,11 @@ def _attention(spec: ModelSpec, weights: dict[str, Tensor], y: Tensor) -> Tensor
     return _linear(weights, "out", torch.cat(out, -1))
 
 
-def _of(head: int, width: int) -> slice:
+def _head_columns(head: int, width: int) -> slice:
     return slice(head * width, (head + 1) * width)
 
 
-def _turned(spec: ModelSpec, x: Tensor) -> Tensor:
+def _rotate(spec: ModelSpec, x: Tensor) -> Tensor:
     """Pairs of components as complex numbers, multiplied by e^(i·place·rate)."""
     half = spec.rotary_dim // 2
     if not half:
@@ -207,7 +211,7 @@ def test_a_loaded_model_has_the_weights_that_were_read_and_is_in_evaluation_mode
 @pytest.mark.parametrize("name", SPECS)
 def test_logits_are_those_of_the_equations(name: str) -> None:
     model = _model(SPECS[name])
-    wanted = _written_out(SPECS[name], dict(model.named_parameters()), TOKENS)
+    wanted = _reference_logits(SPECS[name], dict(model.named_parameters()), TOKENS)
     torch.testing.assert_close(_logits(model, TOKENS), wanted, atol=2e-5, rtol=2e-5)
 
 
@@ -243,7 +247,7 @@ def test_the_model_holds_the_rows_of_its_table_and_no_others(name: str) -> None:
 def test_stages_one_after_another_are_the_model(name: str, pp: int, vp: int) -> None:
     spec, layout, x = SPECS[name], Layout(pp=pp, vp=vp), TOKENS.flatten()
     read, place = initial_values(table(spec), 7), torch.arange(8).repeat(2)
-    held: set[str] = set()
+    param_names: set[str] = set()
     meshes = [Mesh(layout, rank, pp=Axis("pp", pp, rank)) for rank in range(pp)]
     runtimes = [Runtime.from_mesh(mesh, spec) for mesh in meshes]
     models = [build_chunks(rt, mesh) for rt, mesh in zip(runtimes, meshes, strict=True)]
@@ -252,37 +256,37 @@ def test_stages_one_after_another_are_the_model(name: str, pp: int, vp: int) -> 
         fill_weights(stage, read, rt)
         names = {row.name for row, _ in parameters(stage, rt)}
         assert names == {row.name for row in table(spec) if row.is_on(stage.stage)}
-        assert not names & held
-        held |= names
+        assert not names & param_names
+        param_names |= names
         with torch.no_grad():
             x = stage(x, place, PackedAttention(2, 8))
-    assert held == {row.name for row in table(spec)}
+    assert param_names == {row.name for row in table(spec)}
     whole = build_model(Runtime.single_process(spec))
     fill_weights(whole, read)
     torch.testing.assert_close(x[:, : spec.vocab].unflatten(0, (2, 8)), _logits(whole, TOKENS))
 
 
 @pytest.mark.parametrize(
-    "again", [RecomputePolicy(), RecomputePolicy("full"), RecomputePolicy("full", "block", 1)], ids=str
+    "policy", [RecomputePolicy(), RecomputePolicy("full"), RecomputePolicy("full", "block", 1)], ids=str
 )
 @pytest.mark.parametrize("name", SPECS)
-def test_what_a_stage_passes_on_is_not_kept_for_its_own_backward(name: str, again: RecomputePolicy) -> None:
+def test_what_a_stage_passes_on_is_not_kept_for_its_own_backward(name: str, policy: RecomputePolicy) -> None:
     """A pipeline frees it as soon as the next stage has it."""
     spec, place = SPECS[name], torch.arange(8)
-    rt = Runtime.from_mesh(Mesh(Layout(pp=2), 0, pp=Axis("pp", 2, 0)), spec, recompute=again)
+    rt = Runtime.from_mesh(Mesh(Layout(pp=2), 0, pp=Axis("pp", 2, 0)), spec, recompute=policy)
     stage = build_model(rt)
     fill_weights(stage, initial_values(table(spec), 7), rt)
     drop = Dropout(0.2, 0.2, token_keys(1, [0, 1], place), rt.tp)
-    kept: set[int] = set()
+    saved_pointers: set[int] = set()
 
     def keep(x: Tensor) -> Tensor:
-        kept.add(x.untyped_storage().data_ptr())
+        saved_pointers.add(x.untyped_storage().data_ptr())
         return x
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
         out = stage(TOKENS.flatten(), place.repeat(2), PackedAttention(2, 8, dropout=drop), drop)
-    assert kept
-    assert out.untyped_storage().data_ptr() not in kept
+    assert saved_pointers
+    assert out.untyped_storage().data_ptr() not in saved_pointers
 
 
 def test_filled_padding_is_zero_and_a_tied_head_is_the_embedding() -> None:
@@ -321,14 +325,14 @@ def test_turning_keeps_lengths_and_depends_on_distance_alone() -> None:
     rotate = Runtime.single_process(spec).kernels.apply_rotary
     q, k = torch.randn(2, 1, 1, 8, generator=torch.Generator().manual_seed(0))
 
-    def at(x: Tensor, place: int) -> Tensor:
+    def rotate_to(x: Tensor, place: int) -> Tensor:
         return rotate(x, *rotary_angles(torch.tensor([place]), spec))
 
-    torch.testing.assert_close(at(q, 5).norm(), q.norm())
-    score = [(at(q, near + 3) * at(k, near)).sum() for near in (0, 4, 90)]
+    torch.testing.assert_close(rotate_to(q, 5).norm(), q.norm())
+    score = [(rotate_to(q, near + 3) * rotate_to(k, near)).sum() for near in (0, 4, 90)]
     torch.testing.assert_close(score[0], score[1])
     torch.testing.assert_close(score[0], score[2], atol=1e-4, rtol=1e-4)
-    assert torch.equal(at(q, 0), q)
+    assert torch.equal(rotate_to(q, 0), q)
 
 
 def test_the_reference_norms_are_torchs_own() -> None:

@@ -15,9 +15,9 @@ DEGREE = st.integers(1, 5)
 @given(DEGREE, DEGREE, DEGREE, DEGREE)
 def test_ranks_and_coordinates_are_one_to_one(tp: int, pp: int, dp: int, cp: int) -> None:
     layout = Layout(tp=tp, pp=pp, dp=dp, cp=cp)
-    found = [layout.coordinates(rank) for rank in range(layout.world)]
-    assert len(set(found)) == layout.world == tp * pp * dp * cp
-    assert [layout.rank(at) for at in found] == list(range(layout.world))
+    coordinates = [layout.coordinates(rank) for rank in range(layout.world)]
+    assert len(set(coordinates)) == layout.world == tp * pp * dp * cp
+    assert [layout.rank(coordinate) for coordinate in coordinates] == list(range(layout.world))
 
 
 def test_tensor_parallel_ranks_are_neighbours_and_stages_far_apart() -> None:
@@ -52,7 +52,7 @@ def test_data_parallel_takes_what_remains() -> None:
 
 
 @pytest.mark.parametrize(
-    ("world", "tp", "pp", "said"),
+    ("world", "tp", "pp", "message"),
     [
         (6, 4, 1, r"world size: is not a multiple of tp x pp: found 6 processes, .*; hint: torchrun .* 4$"),
         (4, 0, 1, r"--tensor-model-parallel-size: not a degree: found 0, wanted 1 or more"),
@@ -60,9 +60,9 @@ def test_data_parallel_takes_what_remains() -> None:
     ],
 )
 def test_ranks_that_are_no_whole_number_of_models_are_refused(
-    world: int, tp: int, pp: int, said: str
+    world: int, tp: int, pp: int, message: str
 ) -> None:
-    with pytest.raises(LayoutError, match=said):
+    with pytest.raises(LayoutError, match=message):
         Layout.from_world_size(world, tp=tp, pp=pp)
 
 
@@ -116,7 +116,7 @@ def test_embedding_and_head_count_as_layers_when_asked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("asked", "message"),
     [
         (
             {"first": 0},
@@ -142,8 +142,8 @@ def test_embedding_and_head_count_as_layers_when_asked() -> None:
         ),
     ],
 )
-def test_a_dealing_that_cannot_be_is_refused(asked: dict[str, int], said: str) -> None:
-    with pytest.raises(LayoutError, match=said):
+def test_a_dealing_that_cannot_be_is_refused(asked: dict[str, int], message: str) -> None:
+    with pytest.raises(LayoutError, match=message):
         split_layers(8, **{"pp": 4, **asked})
 
 

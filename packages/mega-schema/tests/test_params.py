@@ -32,8 +32,8 @@ def test_names_are_unique_and_rows_are_consistent(name: str) -> None:
         if row.split is not None and row.split.blocks:
             assert sum(row.split.blocks) == row.shape[row.split.dim]
         if row.tied_to is not None:
-            (other,) = (r for r in rows if r.name == row.tied_to)
-            assert (other.shape, other.split, other.tied_to) == (row.shape, row.split, None)
+            (tied_row,) = (r for r in rows if r.name == row.tied_to)
+            assert (tied_row.shape, tied_row.split, tied_row.tied_to) == (row.shape, row.split, None)
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -60,11 +60,11 @@ def test_the_family_changes_no_row(name: str) -> None:
 def test_the_first_matrix_of_a_gated_feed_forward_is_gate_up(name: str) -> None:
     spec = SPECS[name]
     rows = {row.name: row for row in table(spec)}
-    have, absent = ("gate_up", "up") if spec.gated else ("up", "gate_up")
+    have, absent = ("gate_up", "up") if spec.is_gated else ("up", "gate_up")
     row = rows[f"layers.0.{have}.weight"]
-    assert row.shape == (spec.ffn * (2 if spec.gated else 1), spec.hidden)
+    assert row.shape == (spec.ffn * (2 if spec.is_gated else 1), spec.hidden)
     assert row.split is not None
-    assert row.split.blocks == ((spec.ffn, spec.ffn) if spec.gated else ())
+    assert row.split.blocks == ((spec.ffn, spec.ffn) if spec.is_gated else ())
     assert not any(f".{absent}." in other for other in rows)
 
 

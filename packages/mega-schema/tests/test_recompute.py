@@ -83,9 +83,9 @@ def test_gradients_are_bit_for_bit_those_of_keeping_everything(name: str, kind: 
         _forward(model, recompute, dropout).backward()
         return [weight.grad for weight in model.parameters() if weight.grad is not None]
 
-    kept, recomputed = gradients(KEEP_ALL), gradients(KINDS[kind])
-    assert len(kept) == len(recomputed) == len(list(_model(SPECS[name], KEEP_ALL).parameters()))
-    assert all(torch.equal(a, b) for a, b in zip(kept, recomputed, strict=True))
+    unrecomputed, recomputed = gradients(KEEP_ALL), gradients(KINDS[kind])
+    assert len(unrecomputed) == len(recomputed) == len(list(_model(SPECS[name], KEEP_ALL).parameters()))
+    assert all(torch.equal(a, b) for a, b in zip(unrecomputed, recomputed, strict=True))
 
 
 def _kept_bytes(forward: Callable[[], Tensor], weights: list[Tensor]) -> int:
@@ -104,41 +104,41 @@ def _kept_bytes(forward: Callable[[], Tensor], weights: list[Tensor]) -> int:
     return sum(storage.nbytes() for storage in storages.values())
 
 
-def _kept(kind: RecomputePolicy, layers: int, dropout: float = 0.0, length: int = LENGTH) -> int:
+def _saved_bytes(kind: RecomputePolicy, layers: int, dropout: float = 0.0, length: int = LENGTH) -> int:
     model = _model(gpt(**(SIZES | {"layers": layers})), kind)
     return _kept_bytes(lambda: _forward(model, kind, dropout, length), list(model.parameters()))
 
 
 def _kept_by_a_layer(kind: RecomputePolicy, length: int) -> int:
-    return _kept(kind, 3, 0.3, length) - _kept(kind, 2, 0.3, length)
+    return _saved_bytes(kind, 3, 0.3, length) - _saved_bytes(kind, 2, 0.3, length)
 
 
 INPUT = ROWS * LENGTH * 16 * 4  # bytes of what enters a layer
 
 
 def test_full_recomputation_keeps_what_enters_a_layer() -> None:
-    assert _kept(KINDS["full"], 4) - _kept(KINDS["full"], 2) == 2 * INPUT
-    assert _kept(KINDS["full by three"], 6) - _kept(KINDS["full by three"], 3) == INPUT
-    one_layer = _kept(KEEP_ALL, 4) - _kept(KEEP_ALL, 3)
-    assert _kept(KINDS["block of two"], 4) == _kept(KEEP_ALL, 4) - 2 * (one_layer - INPUT)
+    assert _saved_bytes(KINDS["full"], 4) - _saved_bytes(KINDS["full"], 2) == 2 * INPUT
+    assert _saved_bytes(KINDS["full by three"], 6) - _saved_bytes(KINDS["full by three"], 3) == INPUT
+    one_layer = _saved_bytes(KEEP_ALL, 4) - _saved_bytes(KEEP_ALL, 3)
+    assert _saved_bytes(KINDS["block of two"], 4) == _saved_bytes(KEEP_ALL, 4) - 2 * (one_layer - INPUT)
 
 
 def test_selective_recomputation_keeps_nothing_that_grows_with_the_square_of_the_length() -> None:
     """5·a·s²·b in 16 bits with a mask (arXiv:2205.05198 §4.1): here two copies in 32 bits, and no mask."""
     selective = [_kept_by_a_layer(KINDS["selective"], length) for length in (16, 32)]
-    everything = [_kept_by_a_layer(KEEP_ALL, length) for length in (16, 32)]
+    saved_bytes = [_kept_by_a_layer(KEEP_ALL, length) for length in (16, 32)]
     assert selective[1] == 2 * selective[0]
     # the two copies of the probabilities, and a byte for every pair of places: which is seen
     square = 2 * 4 * ROWS * 4 + 1
-    assert everything[1] - 2 * everything[0] == square * (32 * 32 - 2 * 16 * 16)
+    assert saved_bytes[1] - 2 * saved_bytes[0] == square * (32 * 32 - 2 * 16 * 16)
 
 
 def test_norms_and_activation_that_are_recomputed_are_not_kept() -> None:
     """Of GPT the inputs of qkv and up, 2 h, and of down, 4 h (arXiv:2205.05198 §4.1, table 2)."""
-    kept = _kept(KEEP_ALL, 3) - _kept(KEEP_ALL, 2)
+    layer_bytes = _saved_bytes(KEEP_ALL, 3) - _saved_bytes(KEEP_ALL, 2)
     for modules, saved in ((("layernorm",), 2), (("mlp_act",), 4), (("layernorm", "mlp_act"), 6)):
-        again = RecomputePolicy("selective", modules=modules)
-        assert _kept(again, 3) - _kept(again, 2) == kept - saved * INPUT, modules
+        policy = RecomputePolicy("selective", modules=modules)
+        assert _saved_bytes(policy, 3) - _saved_bytes(policy, 2) == layer_bytes - saved * INPUT, modules
 
 
 def test_a_share_of_what_enters_is_enough() -> None:
@@ -180,6 +180,6 @@ def test_weights_main_gradients_get_every_product_once(kind: str, put_off: bool)
             runtime.weight_gradients.run_deferred(micro)
         return main
 
-    kept, recomputed = mains(KEEP_ALL, False), mains(KINDS[kind], put_off)
-    assert sum(bool(main.any()) for main in kept.values()) > 10
-    assert all(torch.equal(recomputed[name], main) for name, main in kept.items())
+    unrecomputed, recomputed = mains(KEEP_ALL, False), mains(KINDS[kind], put_off)
+    assert sum(bool(main.any()) for main in unrecomputed.values()) > 10
+    assert all(torch.equal(recomputed[name], main) for name, main in unrecomputed.items())

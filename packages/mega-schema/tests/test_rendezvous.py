@@ -15,19 +15,19 @@ from mega_schema.errors import LayoutError
 
 
 def _meet(store: Store, size: int, late: int | None = None) -> list[Store]:
-    found: dict[int, Store] = {}
+    stores: dict[int, Store] = {}
 
     def come(rank: int) -> None:
         if rank == late:
             time.sleep(0.2)
-        found[rank] = agree_on_roster(store, rank, size, timedelta(seconds=30))
+        stores[rank] = agree_on_roster(store, rank, size, timedelta(seconds=30))
 
     threads = [threading.Thread(target=come, args=(rank,)) for rank in range(size)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return [found[rank] for rank in range(size)]
+    return [stores[rank] for rank in range(size)]
 
 
 def test_all_ranks_share_what_one_of_them_writes() -> None:

@@ -56,11 +56,11 @@ def test_a_temperature_near_zero_takes_the_likeliest_word(temperature: float) ->
 
 def test_a_seed_decides_the_draw() -> None:
     logits_BV = torch.zeros(6, 1000)
-    first, again, other = (
+    first, repeat, different = (
         sample_token(logits_BV, generator=torch.Generator().manual_seed(s)) for s in (7, 7, 8)
     )
-    assert first.tolist() == again.tolist()
-    assert first.tolist() != other.tolist()
+    assert first.tolist() == repeat.tolist()
+    assert first.tolist() != different.tolist()
 
 
 def test_temperature_flattens_the_draw_as_the_formula_says() -> None:

@@ -63,14 +63,14 @@ def test_the_places_of_a_ranks_boxes_are_apart_and_inside_its_share(
     shape, split, ranks = cut
     share = local_shape("w", shape, split, ranks)
     for rank in range(ranks):
-        taken = np.zeros(share, int)
-        held = slabs("w", shape, split, rank, ranks)
-        for slab in held:
-            assert taken[slab.in_local].shape == slab.shape
-            taken[slab.in_local] += 1
-        assert taken.max(initial=0) <= 1
+        counts = np.zeros(share, int)
+        boxes = slabs("w", shape, split, rank, ranks)
+        for slab in boxes:
+            assert counts[slab.in_local].shape == slab.shape
+            counts[slab.in_local] += 1
+        assert counts.max(initial=0) <= 1
         if split is None or not split.pad:
-            assert (taken == 1).all()
+            assert (counts == 1).all()
 
 
 @given(cuts(), st.data())
@@ -130,10 +130,10 @@ def test_what_one_layout_holds_is_found_in_any_other(
     a: tuple[tuple[int, ...], Split | None, int], b: tuple[tuple[int, ...], Split | None, int]
 ) -> None:
     shape, split, ranks = a
-    other = Split("tp", 0, pad=1) if b[1] else None
+    other_split = Split("tp", 0, pad=1) if b[1] else None
     whole = np.arange(np.prod(shape)).reshape(shape)
-    have = [slab for rank in range(b[2]) for slab in slabs("w", shape, other, rank, b[2])]
-    have = have if other else have[:1]
+    have = [slab for rank in range(b[2]) for slab in slabs("w", shape, other_split, rank, b[2])]
+    have = have if other_split else have[:1]
     for rank in range(ranks):
         for want in slabs("w", shape, split, rank, ranks):
             out = np.full(want.shape, -1)
@@ -167,42 +167,42 @@ def test_over_thousands_of_cuts_every_element_is_held_and_answered_for_once() ->
     rng, repeats = random.Random(11), 0
     for _ in range(2500):
         shape, split, ranks = _any_cut(rng)
-        held, answered = np.zeros(shape, int), np.zeros(shape, int)
-        again = replicated_range("w", shape, split, ranks)
+        holders, answered = np.zeros(shape, int), np.zeros(shape, int)
+        ranges = replicated_range("w", shape, split, ranks)
         for rank in range(ranks):
             share = np.zeros(local_shape("w", shape, split, ranks), int)
             boxes, own = slabs("w", shape, split, rank, ranks), saved_boxes("w", shape, split, rank, ranks)
             assert set(own) <= set(boxes)
             for box in boxes:
-                held[box.in_global] += 1
+                holders[box.in_global] += 1
                 share[box.in_local] += 1
             for box in own:
                 answered[box.in_global] += 1
                 share[box.in_local] += 1
             assert share.max(initial=0) <= 2
-            if split is not None and again is None:
+            if split is not None and ranges is None:
                 assert set(own) == set(boxes)
-            if again is not None:
-                twice = share.reshape(-1)[again.begin : again.end]
-                assert (twice == (2 if rank % again.head_replicas == 0 else 1)).all()
-                assert (np.delete(share.reshape(-1), np.s_[again.begin : again.end]) == 2).all()
+            if ranges is not None:
+                twice = share.reshape(-1)[ranges.begin : ranges.end]
+                assert (twice == (2 if rank % ranges.head_replicas == 0 else 1)).all()
+                assert (np.delete(share.reshape(-1), np.s_[ranges.begin : ranges.end]) == 2).all()
                 repeats += 1
         assert (answered == 1).all()
-        assert (held >= 1).all()
+        assert (holders >= 1).all()
         if split is None:
-            assert (held == ranks).all()
-        elif again is None:
-            assert (held == 1).all()
+            assert (holders == ranks).all()
+        elif ranges is None:
+            assert (holders == 1).all()
         else:
-            assert set(np.unique(held)) == {1, again.head_replicas}
+            assert set(np.unique(holders)) == {1, ranges.head_replicas}
     assert repeats > 250
 
 
 def test_a_rank_holds_the_key_head_its_query_heads_read() -> None:
     """Eight query heads and two key heads over four ranks: heads 0 to 3 read key head 0, the others 1."""
     split = Split("tp", 0, (8, 2, 2), repeats=(1, 2))
-    found = [[box.start[0] for box in slabs("qkv", (12,), split, rank, 4)] for rank in range(4)]
-    assert found == [[0, 8, 10], [2, 8, 10], [4, 9, 11], [6, 9, 11]]
+    key_heads = [[box.start[0] for box in slabs("qkv", (12,), split, rank, 4)] for rank in range(4)]
+    assert key_heads == [[0, 8, 10], [2, 8, 10], [4, 9, 11], [6, 9, 11]]
     assert [len(saved_boxes("qkv", (12,), split, rank, 4)) for rank in range(4)] == [3, 1, 3, 1]
     assert replicated_range("qkv", (12,), split, 4) == ReplicatedRange(2, 4, 2)
     assert replicated_range("qkv", (12,), split, 2) is None

@@ -60,7 +60,7 @@ def test_an_unknown_preset_is_answered_with_a_near_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"layers": 0}, "model.layers: not a count: found 0, wanted a whole number above 0"),
         ({"layers": True}, "model.layers: not a count: found True"),
@@ -98,10 +98,10 @@ def test_an_unknown_preset_is_answered_with_a_near_one() -> None:
         ({"hiden": 8}, "model.hiden: unknown key; hint: did you mean hidden?"),
     ],
 )
-def test_a_value_that_no_model_has_is_refused_by_its_key(change: dict[str, Any], said: str) -> None:
+def test_a_value_that_no_model_has_is_refused_by_its_key(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         gpt(**{**SMALL, **change})
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_a_missing_key_is_named() -> None:

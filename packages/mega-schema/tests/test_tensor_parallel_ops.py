@@ -25,11 +25,11 @@ def test_the_gradients_are_those_of_finite_differences() -> None:
         nn.Parameter(_random(4, 3)),
         nn.Parameter(_random(6, 3)),
     )
-    token, mine = torch.tensor([3, 0, 3]), torch.ones(3, dtype=torch.bool)
+    token, own_mask = torch.tensor([3, 0, 3]), torch.ones(3, dtype=torch.bool)
     check = torch.autograd.gradcheck
     assert check(lambda x, w, b: column_linear(x, w, b, ALONE, gradients), (x, weight, bias))
     assert check(lambda x, w: row_linear(x, w, ALONE, gradients), (x, weight))
-    assert check(lambda w: vocab_embedding(token, mine, w, ALONE, gradients), (table,))
+    assert check(lambda w: vocab_embedding(token, own_mask, w, ALONE, gradients), (table,))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -42,11 +42,11 @@ def test_values_and_gradients_are_torchs_up_to_one_rounding(
     x, weight, bias = (t.to(dtype) for t in (_random(tokens, 3), _random(4, 3), _random(4)))
     exact = F.linear(x.double(), weight.double(), bias.double())
     rounding = torch.finfo(dtype).eps
-    held = nn.Parameter(weight)
+    parameter = nn.Parameter(weight)
     x.requires_grad_()
-    y = column_linear(x, held, bias, ALONE, WeightGradients())
+    y = column_linear(x, parameter, bias, ALONE, WeightGradients())
     torch.testing.assert_close(y.double(), exact, rtol=rounding, atol=4 * rounding)
-    y = row_linear(x, held, ALONE, WeightGradients())
+    y = row_linear(x, parameter, ALONE, WeightGradients())
     torch.testing.assert_close(y.double(), exact - bias.double(), rtol=rounding, atol=4 * rounding)
     y.backward(torch.ones_like(y))
     assert x.grad is not None
@@ -82,8 +82,8 @@ def test_inference_gives_the_bits_of_training(dtype: torch.dtype) -> None:
 
 def test_a_layer_keeps_its_input_and_nothing_else() -> None:
     x, weight = _random(5, 3).requires_grad_(), nn.Parameter(_random(4, 3))
-    kept: list[Tensor] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: (kept.append(t), t)[1], lambda t: t):
+    saved: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: (saved.append(t), t)[1], lambda t: t):
         column_linear(x, weight, None, ALONE, WeightGradients())
         row_linear(x, weight, ALONE, WeightGradients())
-    assert [t.data_ptr() for t in kept] == [x.data_ptr()] * 2
+    assert [t.data_ptr() for t in saved] == [x.data_ptr()] * 2

@@ -185,11 +185,11 @@ def test_a_saved_tokenizer_opens_as_the_same_and_a_second_save_replaces_the_firs
     folder = tmp_path / "corpus.tokenizer"
     null(3).save(folder)
     opened.save(folder)
-    again = open_tokenizer_folder(folder)
-    assert again.identity == opened.identity
-    assert again.encode("1 2") == opened.encode("1 2")
+    reopened = open_tokenizer_folder(folder)
+    assert reopened.identity == opened.identity
+    assert reopened.encode("1 2") == opened.encode("1 2")
     assert [path.name for path in tmp_path.glob("corpus*")] == ["corpus.tokenizer"]
-    assert pickle.loads(pickle.dumps(again)).encode("7 1") == opened.encode("7 1")
+    assert pickle.loads(pickle.dumps(reopened)).encode("7 1") == opened.encode("7 1")
 
 
 def test_a_saved_folder_opens_as_a_hugging_face_model(small, tmp_path):

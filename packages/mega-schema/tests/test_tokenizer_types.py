@@ -37,8 +37,8 @@ def bert(name: str, **more: int) -> Tokenizer:
 @needs_shared
 @pytest.mark.parametrize("name", BERT)
 def test_bert_ids_are_the_published_ones(name):
-    opened, told = bert(name), cases()
-    assert opened.encode_batch([str(case["text"]) for case in told]) == [case[name] for case in told]
+    opened, expected = bert(name), cases()
+    assert opened.encode_batch([str(case["text"]) for case in expected]) == [case[name] for case in expected]
 
 
 @needs_shared
@@ -94,12 +94,12 @@ def test_a_file_that_is_not_berts_is_refused(vocab, message, tmp_path):
 @needs_shared
 def test_sentencepiece_ids_are_the_published_ones():
     pytest.importorskip("sentencepiece")
-    told = cases()
-    texts = [str(case["text"]) for case in told]
+    expected = cases()
+    texts = [str(case["text"]) for case in expected]
     for type in ("SentencePieceTokenizer", "GPTSentencePieceTokenizer", "Llama2Tokenizer"):
         opened = open_tokenizer(type, model=FILES / "t5/spiece.model")
-        assert opened.encode_batch(texts) == [case["t5"] for case in told]
-        assert opened.encode(texts[0]) == told[0]["t5"]
+        assert opened.encode_batch(texts) == [case["t5"] for case in expected]
+        assert opened.encode(texts[0]) == expected[0]["t5"]
 
 
 @needs_shared
@@ -122,13 +122,13 @@ def test_a_sentencepiece_model_is_saved_sent_and_opened_as_it_was(type, tmp_path
     pytest.importorskip("sentencepiece")
     opened = open_tokenizer(type, model=FILES / "sentencepiece/test_model.model", vocab_extra_ids=2)
     opened.save(tmp_path / "t")
-    for again in (open_tokenizer_folder(tmp_path / "t"), pickle.loads(pickle.dumps(opened))):
-        assert again.identity == opened.identity
-        ids = again.encode("I saw a girl with a telescope.")
+    for reopened in (open_tokenizer_folder(tmp_path / "t"), pickle.loads(pickle.dumps(opened))):
+        assert reopened.identity == opened.identity
+        ids = reopened.encode("I saw a girl with a telescope.")
         assert ids == opened.encode("I saw a girl with a telescope.")
-        assert again.decode([*ids, 2]) == "I saw a girl with a telescope.</s>"
-        assert "".join(again.pieces(ids)) == " I saw a girl with a telescope."
-        assert again.decode([again.identity.vocab_size]) == ""
+        assert reopened.decode([*ids, 2]) == "I saw a girl with a telescope.</s>"
+        assert "".join(reopened.pieces(ids)) == " I saw a girl with a telescope."
+        assert reopened.decode([reopened.identity.vocab_size]) == ""
     if type == "SentencePieceTokenizer":
         assert opened.pieces([1002, opened.identity.vocab_size - 1]) == ["<EOD>", "<extra_id_1>"]
         assert opened.decode([1002]) == "<EOD>"
@@ -181,11 +181,11 @@ def test_tiktoken_ids_are_the_librarys(pattern, tmp_path_factory):
     @given(
         st.lists(st.sampled_from([*"helo wrdéa日本12\n .'", "hello", " world", "aaaaa", "</s>"])).map("".join)
     )
-    def same(text: str) -> None:
+    def check_text(text: str) -> None:
         assert opened.encode(text) == theirs.encode_ordinary(text)
         assert opened.decode(opened.encode(text)) == text
 
-    same()
+    check_text()
 
 
 def test_tiktokens_special_tokens_come_first(tmp_path):

@@ -52,15 +52,15 @@ def test_a_tracker_without_any_checkpoint_is_not_mended(tmp_path: Path) -> None:
 def test_a_folder_that_does_not_exist_is_told_with_what_is_there(tmp_path: Path) -> None:
     run = run_of(tmp_path / "run", 10, tracker="10")
     for missing, listed in ((tmp_path / "a/b", str(tmp_path)), (run / "iter_0000011", f"-d {run}/iter_*")):
-        said = refusal(missing)
-        assert (said.where, said.what) == (missing, "no such folder")
-        assert said.hint == f"ls {listed}"
+        message = refusal(missing)
+        assert (message.where, message.what) == (missing, "no such folder")
+        assert message.hint == f"ls {listed}"
 
 
 def test_a_file_in_the_place_of_a_folder_is_told(tmp_path: Path) -> None:
     run = run_of(tmp_path / "run", 10, tracker="10")
-    said = refusal(run / "iter_0000010" / MANIFEST)
-    assert (said.what, said.hint) == ("is a file", f"name {run / 'iter_0000010'}")
+    message = refusal(run / "iter_0000010" / MANIFEST)
+    assert (message.what, message.hint) == ("is a file", f"name {run / 'iter_0000010'}")
     assert refusal(run / LATEST).hint == f"ls {run}"
 
 

@@ -1,4 +1,4 @@
-"""The tests of the files called interpreted, in a process in which Triton interprets."""
+"""Run the *_kernel_cases.py tests in a process in which Triton interprets."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ ARGUMENTS = ["-q", "--no-header", "-p", "no:cacheprovider", f"--rootdir={HERE.pa
 @pytest.mark.parametrize("cases", ["not dtype1 and not dtype2", pytest.param("", marks=pytest.mark.long)])
 def test_every_triton_kernel_is_its_definition(cases: str) -> None:
     """In float32; the long one in bfloat16 and float16 too."""
-    _interpreted("interpreted.py", cases)
+    _run_interpreted("triton_kernel_cases.py", cases)
 
 
 @pytest.mark.long
 def test_every_kernel_of_ligers_is_the_definition() -> None:
     if importlib.util.find_spec("liger_kernel") is None:
         pytest.skip("liger_kernel is not installed: pip install -r requirements-test.txt")
-    _interpreted("interpreted_liger.py", "")
+    _run_interpreted("liger_kernel_cases.py", "")
 
 
-def _interpreted(file: str, cases: str) -> None:
-    done = subprocess.run(
+def _run_interpreted(file: str, cases: str) -> None:
+    process = subprocess.run(
         [sys.executable, "-m", "pytest", *ARGUMENTS, "-k", cases, HERE / file],
         env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
-    assert re.search(r"^\d+ passed\b", done.stdout, re.MULTILINE), done.stdout[-300:]
+    assert process.returncode == 0, process.stdout[-4000:] + process.stderr[-1000:]
+    assert re.search(r"^\d+ passed\b", process.stdout, re.MULTILINE), process.stdout[-300:]

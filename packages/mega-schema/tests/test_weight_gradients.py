@@ -99,13 +99,13 @@ def test_a_row_read_twice_gets_both_gradients(into: bool) -> None:
     gradients, table = WeightGradients(), _weight(6, 2)
     main = torch.zeros(6, 2)
     gradients.register_main_grad(table, (lambda: main) if into else None)
-    row, mine = torch.tensor([4, 1, 4]), torch.ones(3, dtype=torch.bool)
-    vocab_embedding(row, mine, table, ALONE, gradients).backward(torch.tensor([[1.0, 2], [3, 4], [5, 6]]))
+    row, own_mask = torch.tensor([4, 1, 4]), torch.ones(3, dtype=torch.bool)
+    vocab_embedding(row, own_mask, table, ALONE, gradients).backward(torch.tensor([[1.0, 2], [3, 4], [5, 6]]))
     wanted = torch.zeros(6, 2)
     wanted[1], wanted[4] = torch.tensor([3.0, 4]), torch.tensor([6.0, 8])
-    got = main if into else table.grad
-    assert got is not None
-    assert torch.equal(got, wanted)
+    gradient = main if into else table.grad
+    assert gradient is not None
+    assert torch.equal(gradient, wanted)
 
 
 def test_ready_comes_once_a_pass_and_after_the_last_layer_that_uses_the_weight() -> None:
@@ -114,9 +114,9 @@ def test_ready_comes_once_a_pass_and_after_the_last_layer_that_uses_the_weight()
     gradients.register_main_grad(weight, lambda: main)
     assert gradients.share_weight(weight) is weight
     gradients.on_grad_ready = lambda w: seen.append((w is weight, main.clone()))
-    token, mine = torch.tensor([0, 5, 2]), torch.ones(3, dtype=torch.bool)
+    token, own_mask = torch.tensor([0, 5, 2]), torch.ones(3, dtype=torch.bool)
     for count in (1, 2):
-        x = vocab_embedding(token, mine, weight, ALONE, gradients)
+        x = vocab_embedding(token, own_mask, weight, ALONE, gradients)
         _loss(column_linear(x, weight, None, ALONE, gradients)).backward()
         assert len(seen) == count
         assert seen[-1][0]

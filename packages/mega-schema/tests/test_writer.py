@@ -34,7 +34,7 @@ def spec() -> ModelSpec:
     return gpt(layers=1, hidden=4, heads=2, vocab=6, max_seq_len=4)
 
 
-def _begun(run: Path, iteration: int, value: float = 1.0) -> CheckpointWriter:
+def _begin_save(run: Path, iteration: int, value: float = 1.0) -> CheckpointWriter:
     save = CheckpointWriter(run, iteration)
     save.begin()
     save.write(MODEL, 0, [BOX], lambda box: np.full(box.slab.shape, value, np.float32))
@@ -42,7 +42,7 @@ def _begun(run: Path, iteration: int, value: float = 1.0) -> CheckpointWriter:
 
 
 def test_nothing_is_seen_before_the_commit(tmp_path: Path, spec: ModelSpec) -> None:
-    save = _begun(tmp_path, 3)
+    save = _begin_save(tmp_path, 3)
     assert not [p for p in tmp_path.iterdir() if not p.name.startswith(".")]
     folder = save.commit(spec, layout=WHOLE, trainer={"iteration": 3}, run_config="a = 1\n")
     assert folder == tmp_path / "iter_0000003"
@@ -58,13 +58,13 @@ def test_nothing_is_seen_before_the_commit(tmp_path: Path, spec: ModelSpec) -> N
 
 
 def test_what_a_killed_save_left_is_cleared_by_the_next(tmp_path: Path, spec: ModelSpec) -> None:
-    _begun(tmp_path, 3)
-    _begun(tmp_path, 4).commit(spec, layout=WHOLE, trainer={})
+    _begin_save(tmp_path, 3)
+    _begin_save(tmp_path, 4).commit(spec, layout=WHOLE, trainer={})
     assert sorted(p.name for p in tmp_path.iterdir()) == ["iter_0000004", LATEST]
 
 
 def test_between_two_renames_the_replaced_one_is_the_latest(tmp_path: Path, spec: ModelSpec) -> None:
-    folder = _begun(tmp_path, 3).commit(spec, layout=WHOLE, trainer={})
+    folder = _begin_save(tmp_path, 3).commit(spec, layout=WHOLE, trainer={})
     replaced = tmp_path / ".iter_0000003.replaced"
     folder.rename(replaced)
     assert Checkpoint.open(tmp_path).folder == replaced
@@ -74,7 +74,7 @@ def test_between_two_renames_the_replaced_one_is_the_latest(tmp_path: Path, spec
 
 def test_a_checkpoint_of_the_same_iteration_is_replaced(tmp_path: Path, spec: ModelSpec) -> None:
     for value in (1.0, 2.0):
-        _begun(tmp_path, 3, value).commit(spec, layout=WHOLE, trainer={}, replace=value == 2.0)
+        _begin_save(tmp_path, 3, value).commit(spec, layout=WHOLE, trainer={}, replace=value == 2.0)
     assert Checkpoint.open(tmp_path).read(MODEL, "embed.weight", ALL).max() == 2.0
     assert not list(tmp_path.glob(".*"))
 
@@ -82,7 +82,7 @@ def test_a_checkpoint_of_the_same_iteration_is_replaced(tmp_path: Path, spec: Mo
 def test_the_tokenizers_files_travel_with_it(tmp_path: Path, spec: ModelSpec) -> None:
     (tmp_path / "t").mkdir()
     (tmp_path / "t" / "identity.json").write_text("{}", "utf-8")
-    folder = _begun(tmp_path / "run", 1).commit(spec, layout=WHOLE, trainer={}, tokenizer=tmp_path / "t")
+    folder = _begin_save(tmp_path / "run", 1).commit(spec, layout=WHOLE, trainer={}, tokenizer=tmp_path / "t")
     assert (folder / "tokenizer" / "identity.json").read_text("utf-8") == "{}"
 
 
@@ -139,20 +139,20 @@ def test_a_file_is_replaced_when_the_block_ends_well_and_only_then(tmp_path: Pat
         assert not path.exists()
     assert path.read_text("utf-8") == "one"
     with pytest.raises(KeyboardInterrupt):
-        _interrupted(path)
+        _interrupt_write(path)
     assert path.read_text("utf-8") == "one"
     assert [p.name for p in tmp_path.iterdir()] == ["x"]
 
 
-def _saved(run: Path, iteration: int, spec: ModelSpec) -> None:
-    _begun(run, iteration).commit(spec, layout=WHOLE, trainer={}, run_config="a = 1\n")
+def _save(run: Path, iteration: int, spec: ModelSpec) -> None:
+    _begin_save(run, iteration).commit(spec, layout=WHOLE, trainer={}, run_config="a = 1\n")
 
 
 @pytest.mark.parametrize("calls", range(8))
 def test_a_disk_that_is_full_is_one_line_and_leaves_the_checkpoint_before(
     tmp_path: Path, spec: ModelSpec, monkeypatch: pytest.MonkeyPatch, calls: int
 ) -> None:
-    _begun(tmp_path, 3).commit(spec, layout=WHOLE, trainer={"iteration": 3})
+    _begin_save(tmp_path, 3).commit(spec, layout=WHOLE, trainer={"iteration": 3})
     left = iter(range(calls))
 
     def full(descriptor: int) -> None:
@@ -162,24 +162,24 @@ def test_a_disk_that_is_full_is_one_line_and_leaves_the_checkpoint_before(
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         with pytest.raises(MegaError) as caught:
-            _saved(tmp_path, 4, spec)
+            _save(tmp_path, 4, spec)
     assert str(caught.value) == (
         f"{tmp_path / '.iter_0000004.partial'}: not written: found No space left on device; "
         "hint: make room there, or write to another disk"
     )
     assert Checkpoint.open(tmp_path).iteration == 3
-    _saved(tmp_path, 4, spec)
+    _save(tmp_path, 4, spec)
     assert Checkpoint.open(tmp_path).iteration == 4
 
 
-def _interrupted(path: Path) -> None:
+def _interrupt_write(path: Path) -> None:
     with atomic_write(path) as new:
         new.write_text("two", "utf-8")
         raise KeyboardInterrupt
 
 
 def test_a_file_that_is_shorter_than_it_was_written_is_not_committed(tmp_path: Path, spec: ModelSpec) -> None:
-    save = _begun(tmp_path, 3)
+    save = _begin_save(tmp_path, 3)
     os.truncate(save.folder / "model-00000.safetensors", 100)
     with pytest.raises(MegaError, match="model-00000.safetensors has 100 bytes where"):
         save.commit(spec, layout=WHOLE, trainer={})
@@ -187,19 +187,19 @@ def test_a_file_that_is_shorter_than_it_was_written_is_not_committed(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("last", "every", "kept"),
+    ("last", "every_nth", "remaining"),
     [(1, None, [7, 9]), (2, None, [6, 7, 9]), (9, None, [2, 3, 4, 6, 7, 9]), (1, 3, [3, 6, 7, 9])],
 )
 def test_older_checkpoints_go_but_for_those_to_keep(
-    tmp_path: Path, spec: ModelSpec, last: int, every: int | None, kept: list[int]
+    tmp_path: Path, spec: ModelSpec, last: int, every_nth: int | None, remaining: list[int]
 ) -> None:
     for iteration in (2, 3, 4, 6, 9, 7):  # 9 is of a course that was left
-        _saved(tmp_path, iteration, spec)
+        _save(tmp_path, iteration, spec)
     foreign = tmp_path / "iter_0000001" / "mp_rank_00"
     foreign.mkdir(parents=True)
-    gone = prune(tmp_path, 7, last=last, every=every)
-    assert iterations(tmp_path) == kept
-    assert gone == [i for i in (2, 3, 4, 6) if i not in kept]
+    removed = prune(tmp_path, 7, last=last, every=every_nth)
+    assert iterations(tmp_path) == remaining
+    assert removed == [i for i in (2, 3, 4, 6) if i not in remaining]
     assert Checkpoint.open(tmp_path).iteration == 7
     assert foreign.is_dir(), "what is not ours stays"
     assert not list(tmp_path.glob(".*"))
@@ -209,31 +209,31 @@ def test_a_removal_that_was_killed_is_seen_by_nobody_and_ended_by_the_next_save(
     tmp_path: Path, spec: ModelSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for iteration in (1, 2):
-        _saved(tmp_path, iteration, spec)
+        _save(tmp_path, iteration, spec)
 
-    def killed(*_: object) -> None:
+    def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("shutil.rmtree", killed)
+        patch.setattr("shutil.rmtree", interrupt)
         with pytest.raises(KeyboardInterrupt):
             prune(tmp_path, 2, last=1, every=None)
     assert iterations(tmp_path) == [2]
     assert len(list(tmp_path.glob(".iter_*.removed"))) == 1
-    _begun(tmp_path, 3)
+    _begin_save(tmp_path, 3)
     assert not list(tmp_path.glob(".iter_*.removed"))
 
 
 def test_a_checkpoint_is_replaced_only_where_that_is_asked_for(tmp_path: Path, spec: ModelSpec) -> None:
-    _begun(tmp_path, 3, 1.0).commit(spec, layout=WHOLE, trainer={})
+    _begin_save(tmp_path, 3, 1.0).commit(spec, layout=WHOLE, trainer={})
     with pytest.raises(FileExistsError, match="there is a checkpoint already"):
-        _begun(tmp_path, 3, 2.0).commit(spec, layout=WHOLE, trainer={})
+        _begin_save(tmp_path, 3, 2.0).commit(spec, layout=WHOLE, trainer={})
     assert Checkpoint.open(tmp_path).read(MODEL, "embed.weight", ALL).max() == 1.0
 
 
 def test_the_tracker_of_a_commit_that_lacks_its_last_rename_counts(tmp_path: Path, spec: ModelSpec) -> None:
     for iteration in (3, 4):
-        _saved(tmp_path, iteration, spec)
+        _save(tmp_path, iteration, spec)
     (tmp_path / LATEST).write_text("3\n", "utf-8")
     pending = pending_tracker(tmp_path)
     pending.write_text("4\n", "utf-8")
@@ -249,7 +249,7 @@ def test_the_tracker_of_a_commit_that_lacks_its_last_rename_counts(tmp_path: Pat
 def test_a_name_that_cannot_be_flushed_is_taken_back(
     tmp_path: Path, spec: ModelSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _begun(tmp_path, 3, 1.0).commit(spec, layout=WHOLE, trainer={})
+    _begin_save(tmp_path, 3, 1.0).commit(spec, layout=WHOLE, trainer={})
 
     def full(folder: Path) -> None:
         if folder == tmp_path:
@@ -257,7 +257,7 @@ def test_a_name_that_cannot_be_flushed_is_taken_back(
 
     monkeypatch.setattr("mega_schema.checkpoint.checkpoint_dir.sync_folder", full)
     for iteration in (3, 4):
-        save = _begun(tmp_path, iteration, 2.0)
+        save = _begin_save(tmp_path, iteration, 2.0)
         with pytest.raises(OSError, match="Input/output error"):
             save.commit(spec, layout=WHOLE, trainer={}, replace=True)
         assert iterations(tmp_path) == [3]
@@ -267,10 +267,10 @@ def test_a_name_that_cannot_be_flushed_is_taken_back(
 def test_superseded_checkpoints_are_seen_by_nobody_and_removed_as_the_run_passes_them(
     tmp_path: Path, spec: ModelSpec
 ) -> None:
-    _saved(tmp_path, 3, spec)
+    _save(tmp_path, 3, spec)
     for _ in range(2):  # the second time in place of the first
         for iteration in (6, 9):
-            _saved(tmp_path, iteration, spec)
+            _save(tmp_path, iteration, spec)
         supersede(tmp_path, (6, 7, 9))
     assert iterations(tmp_path) == [3]
     remove_superseded(tmp_path, 5)

@@ -20,7 +20,7 @@ import pytest
 from mega_schema.checkpoint.checkpoint_dir import FORMAT, TOKENIZER
 from mega_schema.checkpoint.reader import Checkpoint
 from mega_schema.checkpoint.side_files import rewrite_checksums
-from tests import warm
+from tests import fork_server
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 COMMAND = [sys.executable, "-m", "mega_serve"]
@@ -47,7 +47,7 @@ def serving(
 
 def get_error(*flags: str) -> str:
     """Run the command, check that it exits with code 2, and return its line on stderr."""
-    process = warm.run("mega_serve", flags, imports=warm.SERVER, env=ENVIRONMENT, timeout=60)
+    process = fork_server.run("mega_serve", flags, imports=fork_server.SERVER, env=ENVIRONMENT, timeout=60)
     assert (process.returncode, process.stdout) == (2, ""), process
     assert process.stderr.count("\n") == 1, process.stderr
     return process.stderr

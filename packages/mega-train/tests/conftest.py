@@ -69,7 +69,7 @@ TINY = {
 }
 
 
-def configured(**values: Any) -> RunConfig:
+def make_config(**values: Any) -> RunConfig:
     """TINY with these values, written section__key; None leaves one out."""
     merged = TINY | {key.replace("__", "."): value for key, value in values.items()}
     sets = [f"{key}={_toml(value)}" for key, value in merged.items() if value is not None]
@@ -80,7 +80,7 @@ def _toml(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-class Planned(Protocol):
+class ResolveConfig(Protocol):
     def __call__(
         self,
         *,
@@ -95,7 +95,7 @@ class Planned(Protocol):
 
 
 @pytest.fixture(scope="session")
-def planned() -> Planned:
+def resolve_config() -> ResolveConfig:
     """A plan of TINY with these values, written section__key."""
 
     def plan(
@@ -109,7 +109,7 @@ def planned() -> Planned:
         **values: Any,
     ) -> ResolvedConfig:
         return resolve(
-            configured(**values),
+            make_config(**values),
             family,
             world,
             corpus=corpus,

@@ -58,7 +58,7 @@ def multi_tensor_adam(
     gradients, weights, first, second = tensor_lists
     for g, p, m, v in zip(gradients, weights, first, second, strict=True):
         assert g.numel() == p.numel() == m.numel() == v.numel() > 0
-        assert {each.dtype for each in (g, p, m, v)} == {torch.float32}
+        assert {tensor.dtype for tensor in (g, p, m, v)} == {torch.float32}
         m.mul_(beta1).add_(g, alpha=1 - beta1)
         v.mul_(beta2).addcmul_(g, g, value=1 - beta2)
         update = (m / (1 - beta1**step)) / ((v / (1 - beta2**step)).sqrt() + epsilon) + weight_decay * p
@@ -71,9 +71,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     seen: list[dict[str, Any]] = []
 
     def applier(op: Callable[..., None], noop_flag: Tensor, lists: list[list[Tensor]], *rest: Any) -> None:
-        given = (2048 * 32, noop_flag, lists, *rest)
-        seen.append(dict(inspect.signature(multi_tensor_adam).bind(*given).arguments))
-        op(*given)
+        call_arguments = (2048 * 32, noop_flag, lists, *rest)
+        seen.append(dict(inspect.signature(multi_tensor_adam).bind(*call_arguments).arguments))
+        op(*call_arguments)
 
     members = {
         "apex": {},
@@ -88,35 +88,35 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return seen
 
 
-def _both() -> tuple[AdamW, AdamW]:
+def _build_both() -> tuple[AdamW, AdamW]:
     random = torch.Generator().manual_seed(1)
     start = [torch.randn(row.shape, generator=random).flatten() for row in ROWS]
 
-    def made(kind: type[AdamW]) -> AdamW:
-        stretches = [ShardRange(row, 0, len(each)) for row, each in zip(ROWS, start, strict=True)]
-        return kind(stretches, [each.clone() for each in start], betas=(0.9, 0.95), eps=1e-8)
+    def build_adamw(kind: type[AdamW]) -> AdamW:
+        stretches = [ShardRange(row, 0, len(tensor)) for row, tensor in zip(ROWS, start, strict=True)]
+        return kind(stretches, [tensor.clone() for tensor in start], betas=(0.9, 0.95), eps=1e-8)
 
-    return made(AdamW), made(ApexAdamW)
+    return build_adamw(AdamW), build_adamw(ApexAdamW)
 
 
 def _step(random: torch.Generator, *adams: AdamW, ends: float | None = None) -> None:
     gradients = [torch.randn(len(main), generator=random) for main in adams[0].main_params]
-    for each in adams:
-        each.step([g.clone() for g in gradients], 0.01, 0.1, ends)
+    for adam in adams:
+        adam.step([g.clone() for g in gradients], 0.01, 0.1, ends)
 
 
 def test_its_updates_are_torchs_with_decay_and_rate_of_each_group(calls: list[dict[str, Any]]) -> None:
-    torchs, apexs = _both()
+    torchs, apexs = _build_both()
     random = torch.Generator().manual_seed(2)
     for _ in range(4):
         _step(random, torchs, apexs, ends=0.003)
     assert torchs.steps == apexs.steps == 4
-    for (_, _, wanted), (space, stretch, got) in zip(
+    for (_, _, wanted), (space, stretch, actual) in zip(
         torchs.state_shards(), apexs.state_shards(), strict=True
     ):
-        torch.testing.assert_close(got, wanted, msg=f"{space} {stretch.row.name}")
-    for one, other in zip(torchs.main_params, apexs.main_params, strict=True):
-        torch.testing.assert_close(other, one)
+        torch.testing.assert_close(actual, wanted, msg=f"{space} {stretch.row.name}")
+    for first, second in zip(torchs.main_params, apexs.main_params, strict=True):
+        torch.testing.assert_close(second, first)
     assert [call["step"] for call in calls] == [1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4]
     assert {(call["lr"], call["weight_decay"]) for call in calls} == {(0.01, 0.1), (0.01, 0.0), (0.003, 0.1)}
     assert {(call["beta1"], call["beta2"], call["epsilon"]) for call in calls} == {(0.9, 0.95, 1e-8)}
@@ -124,20 +124,20 @@ def test_its_updates_are_torchs_with_decay_and_rate_of_each_group(calls: list[di
 
 @pytest.mark.usefixtures("calls")
 def test_what_took_up_a_state_goes_on_bitwise() -> None:
-    _, one = _both()
-    _, other = _both()
+    _, first = _build_both()
+    _, second = _build_both()
     random = torch.Generator().manual_seed(3)
     for _ in range(3):
-        _step(random, one)
-    state = {(space, stretch.row.name): values.clone() for space, stretch, values in one.state_shards()}
-    other.load_state(
-        lambda space, stretch, values: values.copy_(state[space, stretch.row.name]), steps=one.steps
+        _step(random, first)
+    state = {(space, stretch.row.name): values.clone() for space, stretch, values in first.state_shards()}
+    second.load_state(
+        lambda space, stretch, values: values.copy_(state[space, stretch.row.name]), steps=first.steps
     )
-    for main, its in zip(other.main_params, one.main_params, strict=True):
+    for main, its in zip(second.main_params, first.main_params, strict=True):
         main.copy_(its)
-    assert other.steps == 3
-    _step(random, one, other)
-    assert all(torch.equal(a, b) for a, b in zip(one.main_params, other.main_params, strict=True))
+    assert second.steps == 3
+    _step(random, first, second)
+    assert all(torch.equal(a, b) for a, b in zip(first.main_params, second.main_params, strict=True))
 
 
 @pytest.mark.usefixtures("calls")
@@ -154,11 +154,11 @@ def test_a_tensor_too_long_for_32_bits_is_handed_over_in_parts(
     calls: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(apex_adamw, "_MAX_ELEMENTS", 5)
-    torchs, apexs = _both()
+    torchs, apexs = _build_both()
     _step(torch.Generator().manual_seed(2), torchs, apexs)
     assert sorted(len(part) for call in calls for part in call["tensor_lists"][0]) == [2, 3, 4, 5, 5, 5]
-    for one, other in zip(torchs.main_params, apexs.main_params, strict=True):
-        torch.testing.assert_close(other, one)
+    for first, second in zip(torchs.main_params, apexs.main_params, strict=True):
+        torch.testing.assert_close(second, first)
 
 
 @pytest.mark.usefixtures("calls")
@@ -173,9 +173,9 @@ def test_it_is_taken_where_apex_is_asked_for_on_a_gpu_and_only_there() -> None:
 
 
 def test_apex_without_its_extensions_leaves_torchs_and_says_why() -> None:
-    found = choose_adamw("apex", GPU)
-    assert (found.optimizer_class, found.source) == (AdamW, "torch")
-    assert found.reason == "apex was built without its CUDA extensions"
+    choice = choose_adamw("apex", GPU)
+    assert (choice.optimizer_class, choice.source) == (AdamW, "torch")
+    assert choice.reason == "apex was built without its CUDA extensions"
 
 
 @pytest.mark.usefixtures("calls")
@@ -189,10 +189,10 @@ def test_a_run_that_asks_for_apex_updates_by_it(name: Any, monkeypatch: pytest.M
 
     monkeypatch.setattr(factory, "choose_adamw", on_a_gpu)
     run = RunConfig(train=TrainConfig(kernels="apex"), optimizer=OptimizerConfig(name=name))
-    held = [(row, nn.Parameter(torch.zeros(row.shape))) for row in ROWS]
-    weights, _ = build_buckets(held, Axis("replicas"), WeightGradients(), ShardingConfig())
-    made = build_optimizer(run, weights, Mesh())
-    assert isinstance(made._adamw if isinstance(made, Muon) else made, ApexAdamW)
+    params = [(row, nn.Parameter(torch.zeros(row.shape))) for row in ROWS]
+    weights, _ = build_buckets(params, Axis("replicas"), WeightGradients(), ShardingConfig())
+    optimizer = build_optimizer(run, weights, Mesh())
+    assert isinstance(optimizer._adamw if isinstance(optimizer, Muon) else optimizer, ApexAdamW)
     assert asked == [("apex", CPU)]
 
 
@@ -202,10 +202,12 @@ def test_the_doctors_check_passes_both_and_finds_one_that_is_wrong(monkeypatch: 
         result = check_adamw(kind, CPU)
         assert result.ok, result
 
-    def swapped(size: int, flag: Tensor, lists: list[list[Tensor]], lr: float, *rest: Any) -> None:
+    def multi_tensor_adam_with_swapped_lists(
+        size: int, flag: Tensor, lists: list[list[Tensor]], lr: float, *rest: Any
+    ) -> None:
         multi_tensor_adam(size, flag, lists, 2 * lr, *rest)
 
-    monkeypatch.setattr(sys.modules["amp_C"], "multi_tensor_adam", swapped)
+    monkeypatch.setattr(sys.modules["amp_C"], "multi_tensor_adam", multi_tensor_adam_with_swapped_lists)
     assert not check_adamw(ApexAdamW, CPU).ok
     monkeypatch.delattr(sys.modules["amp_C"], "multi_tensor_adam")
     assert check_adamw(ApexAdamW, CPU).failure.startswith("ImportError: ")

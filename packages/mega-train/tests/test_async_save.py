@@ -25,7 +25,7 @@ from mega_train.telemetry.events import Event, Message
 from mega_train.telemetry.observers import Observers
 
 
-class Planned(Protocol):
+class ResolveConfig(Protocol):
     def __call__(self, **values: Any) -> ResolvedConfig: ...
 
 
@@ -33,21 +33,21 @@ Start = Callable[..., Trainer]
 
 
 @pytest.fixture
-def start(planned: Planned, open_corpus: IndexedDataset, tmp_path: Path) -> Start:
+def start(resolve_config: ResolveConfig, open_corpus: IndexedDataset, tmp_path: Path) -> Start:
     """A trainer of 10 steps that saves every 2 to `tmp_path / "run"`, or goes on from there."""
 
-    def started(*, resume: bool = False, **values: Any) -> Trainer:
+    def start_trainer(*, resume: bool = False, **values: Any) -> Trainer:
         save = {"checkpoint__save": str(tmp_path / "run"), "checkpoint__save_interval": 2}
         checkpoint = Checkpoint.open(tmp_path / "run") if resume else None
-        return Trainer(planned(**save | values), Mesh(), open_corpus, checkpoint=checkpoint)
+        return Trainer(resolve_config(**save | values), Mesh(), open_corpus, checkpoint=checkpoint)
 
-    return started
+    return start_trainer
 
 
 def _run(trainer: Trainer) -> list[Event]:
     """The whole run, and what it told."""
 
-    class Kept:
+    class Recorder:
         def __init__(self) -> None:
             self.events: list[Event] = []
 
@@ -56,10 +56,10 @@ def _run(trainer: Trainer) -> list[Event]:
 
         def close(self) -> None: ...
 
-    kept, save = Kept(), trainer.config.run.checkpoint.save
+    recorder, save = Recorder(), trainer.config.run.checkpoint.save
     assert save is not None
-    TrainLoop(trainer, Observers([kept, EventLog(save)])).run()
-    return kept.events
+    TrainLoop(trainer, Observers([recorder, EventLog(save)])).run()
+    return recorder.events
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def full_at(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     iterations: set[int] = set()
     begun: list[int] = []
 
-    class Limited(SubprocessWriter):
+    class FileSizeLimitedWriter(SubprocessWriter):
         def __init__(self, memory: SharedBuffer) -> None:
             soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
             resource.setrlimit(resource.RLIMIT_FSIZE, (1000 if begun[-1] in iterations else soft, hard))
@@ -79,12 +79,12 @@ def full_at(monkeypatch: pytest.MonkeyPatch) -> set[int]:
 
     save = Trainer.save
 
-    def noted(trainer: Trainer) -> None:
+    def save_and_note(trainer: Trainer) -> None:
         begun.append(trainer.state.iteration)
         save(trainer)
 
-    monkeypatch.setattr(Trainer, "save", noted)
-    monkeypatch.setattr("mega_train.checkpointing.pending_save.SubprocessWriter", Limited)
+    monkeypatch.setattr(Trainer, "save", save_and_note)
+    monkeypatch.setattr("mega_train.checkpointing.pending_save.SubprocessWriter", FileSizeLimitedWriter)
     return iterations
 
 
@@ -92,7 +92,7 @@ def test_the_values_saved_are_those_of_the_step_though_the_run_goes_on(start: St
     trainer = start()
     for _ in range(3):
         trainer.step(trainer.state.lr)
-    kept = [main.clone() for main in trainer.sharding.main_params]
+    main_params = [main.clone() for main in trainer.sharding.main_params]
     trainer.save()
     assert trainer.saver.is_saving
     assert trainer.saver.saved_at is None
@@ -100,11 +100,11 @@ def test_the_values_saved_are_those_of_the_step_though_the_run_goes_on(start: St
         trainer.step(trainer.state.lr)
     trainer.saver.finish()
     assert trainer.saver.saved_at == 3
-    again = start(resume=True)
-    assert again.state.iteration == 3
-    for ours, theirs in zip(again.sharding.main_params, kept, strict=True):
+    resumed = start(resume=True)
+    assert resumed.state.iteration == 3
+    for ours, theirs in zip(resumed.sharding.main_params, main_params, strict=True):
         assert torch.equal(ours, theirs)
-    for ours, theirs in zip(trainer.sharding.main_params, kept, strict=True):
+    for ours, theirs in zip(trainer.sharding.main_params, main_params, strict=True):
         assert not torch.equal(ours, theirs), "the run went on meanwhile"
 
 
@@ -123,7 +123,7 @@ def test_a_save_in_place_writes_the_same_bytes(start: Start, tmp_path: Path, dty
 
 
 @pytest.mark.parametrize(
-    ("values", "kept"),
+    ("values", "remaining"),
     [
         ({}, [2, 4, 6, 8, 10]),
         ({"checkpoint__keep_last": 2}, [8, 10]),
@@ -132,10 +132,10 @@ def test_a_save_in_place_writes_the_same_bytes(start: Start, tmp_path: Path, dty
     ],
 )
 def test_old_checkpoints_go_as_new_ones_come(
-    start: Start, tmp_path: Path, values: dict[str, Any], kept: list[int]
+    start: Start, tmp_path: Path, values: dict[str, Any], remaining: list[int]
 ) -> None:
     _run(start(**values))
-    assert iterations(tmp_path / "run") == kept
+    assert iterations(tmp_path / "run") == remaining
     assert not list((tmp_path / "run").glob(".*"))
 
 
@@ -164,8 +164,8 @@ def test_a_full_disk_leaves_the_checkpoint_before_and_the_run_goes_on(
     assert not [event for event in events if isinstance(event, Message)], "nothing more to say"
     undisturbed = start(checkpoint__save=str(tmp_path / "other"))
     _run(undisturbed)
-    again = start(resume=True)
-    for ours, theirs in zip(again.sharding.main_params, undisturbed.sharding.main_params, strict=True):
+    resumed = start(resume=True)
+    for ours, theirs in zip(resumed.sharding.main_params, undisturbed.sharding.main_params, strict=True):
         assert torch.equal(ours, theirs)
 
 
@@ -192,15 +192,15 @@ def test_a_folder_that_cannot_be_written_to_is_no_end_either(
 ) -> None:
     trainer = start()
 
-    def refused(*_: object, **__: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied", "run")
 
     with monkeypatch.context() as patch:
-        patch.setattr("mega_schema.checkpoint.checkpoint_dir.begin", refused)
+        patch.setattr("mega_schema.checkpoint.checkpoint_dir.begin", refuse)
         trainer.save()
         trainer.saver.finish()
         patch.undo()
-        patch.setattr("subprocess.Popen", refused)
+        patch.setattr("subprocess.Popen", refuse)
         trainer.save()
         trainer.saver.finish()
     assert [saved.error for saved in trainer.saver.finished] == ["Permission denied"] * 2
@@ -218,8 +218,8 @@ def test_a_save_waits_for_the_one_before_and_says_so(
     until = [0.0]
 
     def slow(writing: SubprocessWriter) -> int | None:
-        found = state(writing)
-        return found if time.monotonic() > until[0] else None
+        state_code = state(writing)
+        return state_code if time.monotonic() > until[0] else None
 
     monkeypatch.setattr(SubprocessWriter, "state", slow)
     trainer = start(checkpoint__save_interval=4, train__train_iters=8)
@@ -231,10 +231,10 @@ def test_a_save_waits_for_the_one_before_and_says_so(
             until[0] = time.monotonic() + 1.5
 
     monkeypatch.setattr(Trainer, "save", slow_at_first)
-    said = [event.text for event in _run(trainer) if isinstance(event, Message)]
-    assert len(said) == 1
-    assert said[0].startswith("checkpoint 8 waited 1.")
-    assert said[0].endswith(" s for the previous checkpoint to finish")
+    messages = [event.text for event in _run(trainer) if isinstance(event, Message)]
+    assert len(messages) == 1
+    assert messages[0].startswith("checkpoint 8 waited 1.")
+    assert messages[0].endswith(" s for the previous checkpoint to finish")
     assert iterations(tmp_path / "run") == [4, 8]
 
 
@@ -244,14 +244,14 @@ def test_a_run_that_stops_at_a_number_that_is_none_keeps_the_save_that_was_under
     trainer = start(checkpoint__save_interval=1)
     step = trainer.step
 
-    def poisoned(rate: float) -> tuple[float, float]:
+    def poisoned_step(rate: float) -> tuple[float, float]:
         if trainer.state.iteration == 3:
             assert trainer.saver.is_saving
             with torch.no_grad():
                 trainer.params[0][1].fill_(torch.nan)
         return step(rate)
 
-    trainer.step = poisoned  # type: ignore[method-assign]
+    trainer.step = poisoned_step  # type: ignore[method-assign]
     with pytest.raises(MegaError, match="iteration 4: loss or gradient is not finite"):
         _run(trainer)
     assert Checkpoint.open(tmp_path / "run").iteration == 3

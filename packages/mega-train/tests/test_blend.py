@@ -63,8 +63,8 @@ def test_the_samples_made_of_each_corpus_are_megatrons(oracle: Callable[[str], A
     assert len(cases) == 3
     for case in cases:
         for weight, counts in zip(case["weights"], case["per_dataset"], strict=True):
-            found = [dataset_samples(weight, target, "surplus") for target in case["targets"]]
-            assert found == [(count, count) for count in counts]
+            dataset_counts = [dataset_samples(weight, target, "surplus") for target in case["targets"]]
+            assert dataset_counts == [(count, count) for count in counts]
 
 
 _WEIGHTS = st.one_of(
@@ -83,9 +83,9 @@ def test_runs_side_by_side_choose_as_the_loop_does(weights: list[float], size: i
 @given(st.lists(st.integers(1, 2500), min_size=1, max_size=6))
 def test_a_corpus_that_is_used_up_is_not_chosen_again(sizes: list[int]) -> None:
     shares = normalize([float(size) for size in sizes])
-    found = _blend(shares, sum(sizes), sizes)
-    assert found == _slowly(shares.tolist(), sum(sizes), sizes)
-    assert np.bincount(found[0], minlength=len(sizes)).tolist() == sizes
+    counts = _blend(shares, sum(sizes), sizes)
+    assert counts == _slowly(shares.tolist(), sum(sizes), sizes)
+    assert np.bincount(counts[0], minlength=len(sizes)).tolist() == sizes
 
 
 @pytest.mark.parametrize(

@@ -23,25 +23,25 @@ def _prefixes(source: SplitSource) -> list[str]:
     return [str(part.prefix) for part in source.parts]
 
 
-def _refused(**values: Any) -> str:
+def _refusal(**values: Any) -> str:
     with pytest.raises(ConfigError) as caught:
         parse_data_spec(_data(**values))
     return str(caught.value)
 
 
 def test_one_dataset_is_cut_in_three() -> None:
-    said = parse_data_spec(_data(path="P"))
-    assert [source.name for source in said] == ["training", "validation", "test"]
-    for use, source in enumerate(said):
+    spec = parse_data_spec(_data(path="P"))
+    assert [source.name for source in spec] == ["training", "validation", "test"]
+    for use, source in enumerate(spec):
         assert (_prefixes(source), source.weights) == (["P"], None)
         assert source.parts[0].fraction == SplitFraction("969, 30, 1", "mcore", use)
-    ranges = [source.parts[0].fraction.sequence_range(1000) for source in said]
+    ranges = [source.parts[0].fraction.sequence_range(1000) for source in spec]
     assert ranges == [(0, 969), (969, 999), (999, 1000)]
 
 
 def test_a_share_of_nothing_is_no_use() -> None:
-    said = parse_data_spec(_data(path="P", split="90,0,10"))
-    assert [source.name for source in said] == ["training", "test"]
+    spec = parse_data_spec(_data(path="P", split="90,0,10"))
+    assert [source.name for source in spec] == ["training", "test"]
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_a_dataset_may_have_a_number_for_a_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         ("0.3 A 0.7", "found nothing after A 0.7, wanted a prefix"),
         ("0.3 A B", "found 'B' after 0.3 A, wanted a weight"),
@@ -79,26 +79,26 @@ def test_a_dataset_may_have_a_number_for_a_name(tmp_path: Path) -> None:
         ("17", "found nothing after 17, wanted a prefix"),
     ],
 )
-def test_weights_and_datasets_that_do_not_pair_are_told(words: str, told: str) -> None:
-    assert _refused(path=words) == (
-        f"--data-path: weights and prefixes do not take turns: {told}; hint: --data-path 0.3 A 0.7 B"
+def test_weights_and_datasets_that_do_not_pair_are_told(words: str, message: str) -> None:
+    assert _refusal(path=words) == (
+        f"--data-path: weights and prefixes do not take turns: {message}; hint: --data-path 0.3 A 0.7 B"
     )
 
 
 @pytest.mark.parametrize("weight", ["0", "-1", "nan", "inf"])
 def test_a_weight_is_above_zero(weight: str) -> None:
-    assert _refused(path=f"{weight} A 1 B") == (
+    assert _refusal(path=f"{weight} A 1 B") == (
         f"--data-path: not a weight: found {weight}, wanted a number above 0"
     )
 
 
 def test_each_use_has_datasets_of_its_own() -> None:
-    said = parse_data_spec(_data(train_path="0.5 A 0.5 B", valid_path="C"))
-    assert [source.name for source in said] == ["training", "validation"]
-    assert said.training.weights == (0.5, 0.5)
-    assert _prefixes(said.validation[0]) == ["C"]
-    assert all(part.fraction == FractionRange() for source in said for part in source.parts)
-    assert said.training.parts[0].fraction.sequence_range(7) == (0, 7), "whole"
+    spec = parse_data_spec(_data(train_path="0.5 A 0.5 B", valid_path="C"))
+    assert [source.name for source in spec] == ["training", "validation"]
+    assert spec.training.weights == (0.5, 0.5)
+    assert _prefixes(spec.validation[0]) == ["C"]
+    assert all(part.fraction == FractionRange() for source in spec for part in source.parts)
+    assert spec.training.parts[0].fraction.sequence_range(7) == (0, 7), "whole"
 
 
 def test_a_file_stands_for_the_words(tmp_path: Path) -> None:
@@ -106,48 +106,48 @@ def test_a_file_stands_for_the_words(tmp_path: Path) -> None:
     file.write_text("0.3 A\n0.7 'B c'\n")
     training = parse_data_spec(_data(path_file=file)).training
     assert (_prefixes(training), training.weights) == (["A", "B c"], (0.3, 0.7))
-    told = tmp_path / "each.json"
-    told.write_text(json.dumps({"train": [0.3, "A", "0.7", "B"], "valid": ["C"], "test": None}))
-    said = parse_data_spec(_data(split_paths_file=told))
-    assert said.training.weights == (0.3, 0.7)
-    assert (_prefixes(said.validation[0]), said.test) == (["C"], ())
+    spec_file = tmp_path / "each.json"
+    spec_file.write_text(json.dumps({"train": [0.3, "A", "0.7", "B"], "valid": ["C"], "test": None}))
+    spec = parse_data_spec(_data(split_paths_file=spec_file))
+    assert spec.training.weights == (0.3, 0.7)
+    assert (_prefixes(spec.validation[0]), spec.test) == (["C"], ())
 
 
 def test_bigsciences_groups(tmp_path: Path) -> None:
-    said = parse_data_spec(
+    spec = parse_data_spec(
         DataConfig(
             train_group=("TRAIN: 0.3 0:0.6 A, 0.7 0:1 B",),
             valid_groups=("ONE: 1 0.6:0.8 A", "TWO: 1 0.6:0.7 A, 3 0.9:1 B"),
         )
     )
-    assert [source.name for source in said] == ["TRAIN", "ONE", "TWO"]
-    assert said.training.weights == (0.3, 0.7)
-    assert [part.fraction for part in said.training.parts] == [FractionRange(0, 0.6), FractionRange(0, 1)]
-    assert said.validation[1].parts[0].fraction.sequence_range(25) == (15, 18), (
+    assert [source.name for source in spec] == ["TRAIN", "ONE", "TWO"]
+    assert spec.training.weights == (0.3, 0.7)
+    assert [part.fraction for part in spec.training.parts] == [FractionRange(0, 0.6), FractionRange(0, 1)]
+    assert spec.validation[1].parts[0].fraction.sequence_range(25) == (15, 18), (
         "round(0.6 * 25), round(0.7 * 25): to even"
     )
-    assert said.training.separate_below == 0.95
-    assert [source.weights for source in said.validation] == [None, (1.0, 3.0)], "one alone is no blend"
+    assert spec.training.separate_below == 0.95
+    assert [source.weights for source in spec.validation] == [None, (1.0, 3.0)], "one alone is no blend"
     file = tmp_path / "groups.txt"
     file.write_text('"ONE: 1 0.6:0.8 A" "TWO: 1 0.6:0.7 A, 3 0.9:1 B"\n')
-    again = parse_data_spec(
+    repeated_spec = parse_data_spec(
         DataConfig(train_group=("TRAIN: 0.3 0:0.6 A, 0.7 0:1 B",), valid_groups_file=file)
     )
-    assert again == said
+    assert repeated_spec == spec
 
 
 @pytest.mark.parametrize(
     "group", ["0.3 0:1 A", "T: 0.3 A", "T: x 0:1 A", "T: 0.3 0-1 A", "T: 0.3 0:1 A,", "T:", "T: nan 0:1 A"]
 )
 def test_a_group_that_is_none_is_told(group: str) -> None:
-    assert _refused(train_group=(group,)).startswith(
+    assert _refusal(train_group=(group,)).startswith(
         "--train-weighted-split-paths: not a part of a group: found '"
     )
 
 
 @pytest.mark.parametrize("ends", ["0.6:0.6", "0.8:0.6", "-0.1:1", "0:1.1"])
 def test_a_range_of_a_group_is_two_shares(ends: str) -> None:
-    assert _refused(train_group=(f"T: 1 {ends} A",)) == (
+    assert _refusal(train_group=(f"T: 1 {ends} A",)) == (
         f"--train-weighted-split-paths: not a range: found {ends}, wanted two shares of 1, the less first"
     )
 
@@ -189,7 +189,7 @@ def test_a_range_of_a_group_is_two_shares(ends: str) -> None:
     ],
 )
 def test_what_contradicts_itself_is_told(values: dict[str, Any], line: str) -> None:
-    assert _refused(**values) == line
+    assert _refusal(**values) == line
 
 
 @pytest.mark.parametrize(
@@ -207,16 +207,16 @@ def test_what_contradicts_itself_is_told(values: dict[str, Any], line: str) -> N
 def test_a_file_that_means_nothing_is_told(tmp_path: Path, key: str, text: str, line: str) -> None:
     file = tmp_path / "words"
     file.write_bytes(text.encode("utf-8", "surrogateescape"))
-    assert _refused(**{key: file}) == line.format(file=file)
+    assert _refusal(**{key: file}) == line.format(file=file)
 
 
 def test_a_file_that_is_missing_or_too_much_is_told(tmp_path: Path) -> None:
     file = tmp_path / "words"
-    assert _refused(path_file=file) == f"--data-args-path: no such file: found {file}"
+    assert _refusal(path_file=file) == f"--data-args-path: no such file: found {file}"
     file.write_text("A")
-    assert _refused(path="B", path_file=file) == (
+    assert _refusal(path="B", path_file=file) == (
         "--data-args-path: excludes --data-path: found both, wanted one of them"
     )
-    assert _refused(train_path="B", split_paths_file=file) == (
+    assert _refusal(train_path="B", split_paths_file=file) == (
         "--per-split-data-args-path: excludes --train-data-path: found both, wanted one of them"
     )

@@ -35,9 +35,9 @@ def test_every_element_has_one_place_and_one_owner(seed: int) -> None:
                 seen = 0
                 for rank in range(replicas):
                     first, past = shard_range(bucket.length, rank, replicas)
-                    mine = owned_range(begin, sizes[number], first, past)
-                    assert mine[0] == seen or mine[0] == mine[1]
-                    seen = max(seen, mine[1])
+                    own_range = owned_range(begin, sizes[number], first, past)
+                    assert own_range[0] == seen or own_range[0] == own_range[1]
+                    seen = max(seen, own_range[1])
                 assert seen == sizes[number]
 
 

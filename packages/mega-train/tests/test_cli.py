@@ -34,7 +34,7 @@ COURSE = ["--train-iters", "60", "--lr", "0.02", "--eval-iters", "0", "--log-int
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class CommandResult:
     """How a command ended, and what it said."""
 
     code: object
@@ -42,46 +42,46 @@ class Done:
     stderr: str
 
 
-def _run(*argv: str, code: int = 0) -> Done:
+def _run(*argv: str, code: int = 0) -> CommandResult:
     """The command as its entry point runs it, in this process: starting another costs seconds."""
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as left:
         main(argv)
-    done = Done(left.value.code, out.getvalue(), err.getvalue())
-    assert done.code == code, done.stderr
-    return done
+    result = CommandResult(left.value.code, out.getvalue(), err.getvalue())
+    assert result.code == code, result.stderr
+    return result
 
 
-def _gpt(corpus: Path, *argv: str, code: int = 0) -> Done:
+def _gpt(corpus: Path, *argv: str, code: int = 0) -> CommandResult:
     return _run("gpt", "--data-path", str(corpus), *TINY, *COURSE, *argv, code=code)
 
 
-def _refused(done: Done) -> str:
+def _refusal(result: CommandResult) -> str:
     """The one line on stderr of a command that left with exit code 2."""
-    assert done.code == 2
-    assert done.stderr.startswith("error: ")
-    assert done.stderr.count("\n") == 1, done.stderr
-    return done.stderr.removeprefix("error: ").rstrip("\n")
+    assert result.code == 2
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1, result.stderr
+    return result.stderr.removeprefix("error: ").rstrip("\n")
 
 
 @pytest.fixture(scope="module")
-def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Done]:
+def trained_run(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, CommandResult]:
     """A run of 60 steps that saved at 20, 40 and 60, and what it said."""
     run = tmp_path_factory.mktemp("trained") / "run"
     validation = ["--eval-iters", "1", "--eval-interval", "30", "--split", "80,20,0"]
     return run, _gpt(corpus, "--save", str(run), "--save-interval", "20", *validation)
 
 
-def test_a_run_learns_and_says_so_in_plain_lines(trained: tuple[Path, Done]) -> None:
-    run, done = trained
-    lines = done.stdout.splitlines()
+def test_a_run_learns_and_says_so_in_plain_lines(trained_run: tuple[Path, CommandResult]) -> None:
+    run, result = trained_run
+    lines = result.stdout.splitlines()
     assert re.match(
         r"gpt, [\d,]+ parameters \| tp 1 x pp 1 x dp 1 \| 8 samples x 16 tokens a step \| ", lines[0]
     )
     assert sum(line.startswith("iteration ") for line in lines) == 6
     assert sum(line.startswith("validation at iteration ") for line in lines) == 2
-    assert "\x1b" not in done.stdout
-    assert done.stderr == ""
+    assert "\x1b" not in result.stdout
+    assert result.stderr == ""
     losses = [e["loss"] for e in read_events(run) if e["event"] == "train_log"]
     assert losses[-1] < losses[0] / 1.8, "means of ten steps: from about 3 to under 1.6 nats"
 
@@ -99,9 +99,9 @@ def test_a_run_goes_on_when_the_reader_of_its_lines_goes_away(corpus: Path, tmp_
         assert run.stderr is not None
         assert run.stdout.readline().startswith("gpt, ")
         run.stdout.close()
-        said = run.stderr.read()
+        output = run.stderr.read()
     why = "BrokenPipeError: [Errno 32] Broken pipe"
-    assert said == f"ConsoleReporter failed and is disabled ({why}); training continues\n"
+    assert output == f"ConsoleReporter failed and is disabled ({why}); training continues\n"
     assert run.returncode == 0
     assert Checkpoint.open(tmp_path).iteration == 60
     assert [e["iteration"] for e in read_events(tmp_path) if e["event"] == "train_log"] == list(range(1, 61))
@@ -110,10 +110,10 @@ def test_a_run_goes_on_when_the_reader_of_its_lines_goes_away(corpus: Path, tmp_
 def test_a_run_is_watched_by_what_its_flags_ask_for(corpus: Path, tmp_path: Path) -> None:
     shown = ["--tensorboard-dir", str(tmp_path / "board"), "--log-timers-to-tensorboard", "--log-params-norm"]
     times = ["--timing-log-level", "1", "--prometheus-port", "0", "--train-iters", "10"]
-    done = _gpt(corpus, "--save", str(tmp_path / "run"), *shown, *times)
-    assert done.stderr == ""
-    assert re.search(r"^metrics at http://127\.0\.0\.1:\d+/metrics$", done.stdout, re.MULTILINE)
-    assert re.search(r"^  optimizer\.+ [\d.]+ [\d.]+$", done.stdout, re.MULTILINE)
+    result = _gpt(corpus, "--save", str(tmp_path / "run"), *shown, *times)
+    assert result.stderr == ""
+    assert re.search(r"^metrics at http://127\.0\.0\.1:\d+/metrics$", result.stdout, re.MULTILINE)
+    assert re.search(r"^  optimizer\.+ [\d.]+ [\d.]+$", result.stdout, re.MULTILINE)
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     read = EventAccumulator(str(tmp_path / "board"))
@@ -125,7 +125,7 @@ def test_a_run_is_watched_by_what_its_flags_ask_for(corpus: Path, tmp_path: Path
     assert [point.step for point in read.Scalars("lm loss")] == list(range(1, 11))
     # linear to 0 at step 10: after step 1 Megatron logs the rate of step 2
     rates = [point.value for point in read.Scalars("learning-rate")]
-    assert rates == pytest.approx([0.02 * (1 - done / 10) for done in range(1, 11)], abs=1e-8)
+    assert rates == pytest.approx([0.02 * (1 - result / 10) for result in range(1, 11)], abs=1e-8)
 
 
 def test_a_megatron_script_trains_as_it_is(corpus: Path, tmp_path: Path) -> None:
@@ -139,11 +139,11 @@ def test_a_megatron_script_trains_as_it_is(corpus: Path, tmp_path: Path) -> None
         --use-rotary-position-embeddings --squared-relu --log-interval 1 --save-interval 10000
         --eval-interval 1000 --eval-iters 0 --save {tmp_path} --local-rank 0
     """
-    done = _run("gpt", *script.split())
-    assert done.stdout.count("\niteration ") == 3
-    assert done.stderr.count("\n") == 2
-    assert "0.1 in Megatron: --megatron-defaults takes its defaults" in done.stderr
-    assert done.stderr.startswith("left out: --data-impl (a dataset says which form it has); ")
+    result = _run("gpt", *script.split())
+    assert result.stdout.count("\niteration ") == 3
+    assert result.stderr.count("\n") == 2
+    assert "0.1 in Megatron: --megatron-defaults takes its defaults" in result.stderr
+    assert result.stderr.startswith("left out: --data-impl (a dataset says which form it has); ")
     spec = Checkpoint.open(tmp_path).spec
     assert (spec.positions, spec.activation) == ("rope", "squared_relu")
 
@@ -152,29 +152,29 @@ def test_what_cannot_watch_a_run_is_refused_before_anything_is_written(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save = ["--save", str(tmp_path / "run"), "--tensorboard-dir", str(tmp_path / "board")]
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        port = str(other.getsockname()[1])
-        said = _refused(_gpt(corpus, *save, "--prometheus-port", port, code=2))
-    assert said.startswith(
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = str(listener.getsockname()[1])
+        refusal = _refusal(_gpt(corpus, *save, "--prometheus-port", port, code=2))
+    assert refusal.startswith(
         f"--prometheus-port: cannot be listened on (Address already in use): found 127.0.0.1:{port}"
     )
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    said = _refused(_gpt(corpus, *save, code=2))
+    refusal = _refusal(_gpt(corpus, *save, code=2))
     assert (
-        said
+        refusal
         == '--tensorboard-dir: needs tensorboard; hint: pip install -e "packages/mega-train[tensorboard]"'
     )
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_record_of_a_run_is_complete(trained: tuple[Path, Done]) -> None:
-    events = read_events(trained[0])
+def test_the_record_of_a_run_is_complete(trained_run: tuple[Path, CommandResult]) -> None:
+    events = read_events(trained_run[0])
     assert [e["event"] for e in events].count("train_start") == 1
     start = events[0]
     assert (start["iteration"], start["iterations"], start["consumed_samples"]) == (0, 60, 0)
-    assert start["parameters"] == Checkpoint.open(trained[0]).spec.vocab * 16 + 16 * 16 + 2 * 3280 + 32
+    assert start["parameters"] == Checkpoint.open(trained_run[0]).spec.vocab * 16 + 16 * 16 + 2 * 3280 + 32
     assert start["layout"] == {"tp": 1, "pp": 1, "vp": 1, "cp": 1, "dp": 1}
     assert (start["global_batch_size"], start["seq_length"], start["device"]) == (8, 16, "cpu")
     assert start["config"]["optimizer"]["lr"] == 0.02
@@ -198,41 +198,41 @@ def test_the_record_of_a_run_is_complete(trained: tuple[Path, Done]) -> None:
 
 
 def test_a_checkpoint_carries_its_tokenizer_and_its_configuration(
-    trained: tuple[Path, Done], corpus: Path
+    trained_run: tuple[Path, CommandResult], corpus: Path
 ) -> None:
-    checkpoint = Checkpoint.open(trained[0])
+    checkpoint = Checkpoint.open(trained_run[0])
     assert checkpoint.iteration == 60
     assert checkpoint.trainer["consumed_samples"] == 480
     assert (checkpoint.folder / "tokenizer").is_dir()
-    again = _run(
+    resumed = _run(
         "gpt",
         "--config",
         str(checkpoint.folder / "run.toml"),
         "--train-iters",
         "60",
         "--load",
-        str(trained[0]),
+        str(trained_run[0]),
     )
-    assert "nothing is left to train" in again.stdout
+    assert "nothing is left to train" in resumed.stdout
 
 
 def test_a_run_resumed_from_its_middle_ends_bitwise_where_it_ended(
-    trained: tuple[Path, Done], corpus: Path, tmp_path: Path
+    trained_run: tuple[Path, CommandResult], corpus: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "again"
-    middle = str(trained[0] / "iter_0000040")
-    done = _gpt(corpus, "--load", middle, "--save", str(run), "--split", "80,20,0")
-    assert "from iteration 40" in done.stdout
-    ours, theirs = Checkpoint.open(run), Checkpoint.open(trained[0])
+    middle = str(trained_run[0] / "iter_0000040")
+    result = _gpt(corpus, "--load", middle, "--save", str(run), "--split", "80,20,0")
+    assert "from iteration 40" in result.stdout
+    ours, theirs = Checkpoint.open(run), Checkpoint.open(trained_run[0])
     assert sorted(ours.files) == sorted(theirs.files)
     for file in ours.files:
         assert (ours.folder / file).read_bytes() == (theirs.folder / file).read_bytes(), file
 
 
 def test_a_finetuned_run_begins_at_the_first_iteration_with_low_loss(
-    trained: tuple[Path, Done], corpus: Path, tmp_path: Path
+    trained_run: tuple[Path, CommandResult], corpus: Path, tmp_path: Path
 ) -> None:
-    argv = ["--load", str(trained[0]), "--finetune", "--save", str(tmp_path), "--train-iters", "3"]
+    argv = ["--load", str(trained_run[0]), "--finetune", "--save", str(tmp_path), "--train-iters", "3"]
     _gpt(corpus, *argv, "--log-interval", "1", "--lr", "1e-4")
     start, first, *_ = read_events(tmp_path)
     assert (start["iteration"], first["iteration"]) == (0, 1)
@@ -251,13 +251,13 @@ def test_the_first_run_of_a_script_that_always_resumes_begins_anew_and_warns(
     assert Checkpoint.open(tmp_path / "run").iteration == 4
 
 
-def test_a_curve_of_the_run_is_drawn(trained: tuple[Path, Done], tmp_path: Path) -> None:
+def test_a_curve_of_the_run_is_drawn(trained_run: tuple[Path, CommandResult], tmp_path: Path) -> None:
     picture = tmp_path / "loss.png"
-    assert _run("curve", str(trained[0]), "--output", str(picture)).stdout == f"{picture}\n"
+    assert _run("curve", str(trained_run[0]), "--output", str(picture)).stdout == f"{picture}\n"
     assert picture.read_bytes().startswith(b"\x89PNG")
-    assert _refused(_run("curve", str(tmp_path), code=2)).startswith(f"{tmp_path}: holds no record of a run")
+    assert _refusal(_run("curve", str(tmp_path), code=2)).startswith(f"{tmp_path}: holds no record of a run")
     nowhere = tmp_path / "none"
-    assert _refused(_run("curve", str(trained[0]), "--output", str(nowhere / "loss.png"), code=2)) == (
+    assert _refusal(_run("curve", str(trained_run[0]), "--output", str(nowhere / "loss.png"), code=2)) == (
         f"--output: no such folder: found {nowhere}; hint: mkdir -p {nowhere}"
     )
 
@@ -266,29 +266,31 @@ def test_a_run_that_diverges_stops_with_one_line_and_the_checkpoint_before_is_wh
     corpus: Path, tmp_path: Path
 ) -> None:
     argv = ["--save", str(tmp_path), "--save-interval", "1", "--lr", "1e38", "--clip-grad", "0"]
-    done = _gpt(corpus, *argv, code=2)
-    found = _refused(done)
+    result = _gpt(corpus, *argv, code=2)
+    refusal = _refusal(result)
     assert re.match(
         r"iteration \d+: loss or gradient is not finite: found loss \S+, gradient norm (nan|inf), first in",
-        found,
+        refusal,
     )
-    before = int(re.findall(r"\d+", found)[0]) - 1
+    before = int(re.findall(r"\d+", refusal)[0]) - 1
     assert Checkpoint.open(tmp_path).iteration == before > 0
 
 
-def test_a_mistake_in_the_files_is_one_line(corpus: Path, trained: tuple[Path, Done], tmp_path: Path) -> None:
+def test_a_mistake_in_the_files_is_one_line(
+    corpus: Path, trained_run: tuple[Path, CommandResult], tmp_path: Path
+) -> None:
     cut = tmp_path / "cut"
     for suffix in (".bin", ".idx"):
         shutil.copy(f"{corpus}{suffix}", f"{cut}{suffix}")
     os.truncate(f"{cut}.idx", 60)
-    assert _refused(_gpt(cut, code=2)).startswith(f"{cut}.idx: size in bytes: found 60, wanted ")
-    assert _refused(_gpt(tmp_path / "none", code=2)).startswith(f"{tmp_path / 'none'}.")
-    missing = _refused(_gpt(corpus, "--load", str(tmp_path / "nowhere"), code=2))
+    assert _refusal(_gpt(cut, code=2)).startswith(f"{cut}.idx: size in bytes: found 60, wanted ")
+    assert _refusal(_gpt(tmp_path / "none", code=2)).startswith(f"{tmp_path / 'none'}.")
+    missing = _refusal(_gpt(corpus, "--load", str(tmp_path / "nowhere"), code=2))
     assert missing == (
         f"{tmp_path / 'nowhere'}: no such folder: wanted a checkpoint or the folder of a run; "
         f"hint: ls {tmp_path}"
     )
-    assert _refused(_run("gpt", *TINY, *COURSE, code=2)) == (
+    assert _refusal(_run("gpt", *TINY, *COURSE, code=2)) == (
         "--data-path: missing: wanted prefix of an indexed dataset; hint: --data-path P"
     )
 
@@ -297,14 +299,14 @@ def test_a_mistake_in_the_files_is_one_line(corpus: Path, trained: tuple[Path, D
         for _ in range(50):
             out.add(range(100, 120))
             out.end_document()
-    found = _refused(_gpt(wide, "--vocab-size", "33", code=2))
-    assert found.startswith(f"{wide}: holds a token outside the model's vocabulary: found 11")
+    refusal = _refusal(_gpt(wide, "--vocab-size", "33", code=2))
+    assert refusal.startswith(f"{wide}: holds a token outside the model's vocabulary: found 11")
     with IndexedWriter(tmp_path / "thin", "uint16") as out:
         for length in (100, 1):
             out.add([1] * length)
             out.end_document()
     argv = ["--vocab-size", "33", "--eval-iters", "1", "--split", "50,50,0"]
-    thin = _refused(_gpt(tmp_path / "thin", *argv, code=2))
+    thin = _refusal(_gpt(tmp_path / "thin", *argv, code=2))
     assert thin.startswith(
         "--data-path: the validation split holds too few tokens for one sample: found 1 tokens"
     )
@@ -316,61 +318,63 @@ def test_more_processes_than_gpus_are_refused(corpus: Path, monkeypatch: pytest.
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     for name, value in {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}.items():
         monkeypatch.setenv(name, value)
-    assert _refused(_gpt(corpus, code=2)) == (
+    assert _refusal(_gpt(corpus, code=2)) == (
         "--device: more processes on this machine than GPUs: found process 2 and 1 GPUs, "
         "wanted a GPU for each process; hint: torchrun --nproc-per-node 1, or --device cpu"
     )
 
 
 def test_weights_without_an_optimizer_are_for_finetuning(
-    corpus: Path, trained: tuple[Path, Done], tmp_path: Path
+    corpus: Path, trained_run: tuple[Path, CommandResult], tmp_path: Path
 ) -> None:
     bare = tmp_path / "bare"
-    shutil.copytree(Checkpoint.open(trained[0]).folder, bare)
+    shutil.copytree(Checkpoint.open(trained_run[0]).folder, bare)
     manifest = json.loads((bare / "manifest.json").read_text())
     for space in ("optim.exp_avg", "optim.exp_avg_sq"):
         del manifest["tensors"][space]
     replace_manifest(bare, json.dumps(manifest))
-    assert _refused(_gpt(corpus, "--load", str(bare), code=2)) == (
+    assert _refusal(_gpt(corpus, "--load", str(bare), code=2)) == (
         f"{bare}: holds no optimizer state to resume with: found model, "
         "wanted optim.exp_avg, optim.exp_avg_sq; hint: --finetune begins anew with its weights"
     )
     _gpt(corpus, "--load", str(bare), "--finetune", "--train-iters", "1")
-    assert _refused(_gpt(corpus, "--load", str(trained[0]), "--optimizer", "muon", code=2)).endswith(
+    assert _refusal(_gpt(corpus, "--load", str(trained_run[0]), "--optimizer", "muon", code=2)).endswith(
         "holds the state of --optimizer adam: found optim.exp_avg, optim.exp_avg_sq, wanted optim.exp_avg, "
         "optim.exp_avg_sq, optim.momentum; hint: --optimizer adam, or --finetune begins anew with its weights"
     )
     trainer = {"consumed_samples": 480}
     (bare / "trainer.json").write_text(json.dumps(trainer))
-    shutil.copy(Checkpoint.open(trained[0]).folder / "manifest.json", bare)
+    shutil.copy(Checkpoint.open(trained_run[0]).folder / "manifest.json", bare)
     rewrite_checksums(bare, FORMAT)
-    assert "trainer.json: optimizer_steps: not a count: found None" in _refused(
+    assert "trainer.json: optimizer_steps: not a count: found None" in _refusal(
         _gpt(corpus, "--load", str(bare), code=2)
     )
     trainer |= {"optimizer_steps": 60, "skipped_samples": -8}
     (bare / "trainer.json").write_text(json.dumps(trainer))
     rewrite_checksums(bare, FORMAT)
-    assert "trainer.json: skipped_samples: not a count: found -8" in _refused(
+    assert "trainer.json: skipped_samples: not a count: found -8" in _refusal(
         _gpt(corpus, "--load", str(bare), code=2)
     )
 
 
-def test_a_corpus_of_another_tokenizer_is_refused(trained: tuple[Path, Done], tmp_path: Path) -> None:
-    other = open_tokenizer("NullTokenizer", vocab_size=20).identity
-    with IndexedWriter(tmp_path / "other", "uint16", info=DatasetInfo(tokenizer=other)) as out:
+def test_a_corpus_of_another_tokenizer_is_refused(
+    trained_run: tuple[Path, CommandResult], tmp_path: Path
+) -> None:
+    identity = open_tokenizer("NullTokenizer", vocab_size=20).identity
+    with IndexedWriter(tmp_path / "other", "uint16", info=DatasetInfo(tokenizer=identity)) as out:
         out.add([1, 2, 3] * 200)
         out.end_document()
-    found = _refused(_gpt(tmp_path / "other", "--load", str(trained[0]), code=2))
-    assert found.startswith("--data-path: tokenizer of the dataset is not the model's: found NullTokenizer")
+    refusal = _refusal(_gpt(tmp_path / "other", "--load", str(trained_run[0]), code=2))
+    assert refusal.startswith("--data-path: tokenizer of the dataset is not the model's: found NullTokenizer")
 
 
 def test_every_rank_refuses_a_layout_and_one_says_so(corpus: Path, tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     cut = ["--tensor-model-parallel-size", "2", "--num-attention-heads", "1", "--save", str(tmp_path / "run")]
     argv = [*torchrun, "-m", "mega_train", "gpt", "--data-path", str(corpus), *TINY, *COURSE, *cut]
-    done = subprocess.run(argv, capture_output=True, text=True, env=ENVIRONMENT)
-    assert done.returncode == 1, "torchrun's own code"
-    assert re.findall("^error: .*", done.stderr, re.MULTILINE) == [
+    result = subprocess.run(argv, capture_output=True, text=True, env=ENVIRONMENT)
+    assert result.returncode == 1, "torchrun's own code"
+    assert re.findall("^error: .*", result.stderr, re.MULTILINE) == [
         "error: layers.0.qkv.weight: 1 heads cannot be cut evenly over tp: found tp=2, "
         "wanted a divisor of 1; hint: --tensor-model-parallel-size 1"
     ]
@@ -383,9 +387,9 @@ def test_a_rank_beside_the_first_speaks_when_nothing_ended_it(
     waited: list[float] = []
     monkeypatch.setattr("time.sleep", waited.append)
     missing = ["gpt", "--data-path", str(corpus.with_name("none")), *TINY, *COURSE]
-    assert _refused(_run(*missing, code=2)).startswith(str(corpus.with_name("none")))
+    assert _refusal(_run(*missing, code=2)).startswith(str(corpus.with_name("none")))
     assert waited == []
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
-    assert _refused(_run(*missing, code=2)).startswith(str(corpus.with_name("none")))
+    assert _refusal(_run(*missing, code=2)).startswith(str(corpus.with_name("none")))
     assert waited == [REPORT_DELAY]

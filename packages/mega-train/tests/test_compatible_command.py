@@ -45,18 +45,18 @@ FAIRSEQ = """
 """
 
 
-def _parsed(*args: str) -> tuple[RunConfig, str]:
+def _parse(*args: str) -> tuple[RunConfig, str]:
     """The configuration that a command line is read as, and what was said."""
     seen: list[RunConfig] = []
 
     @click.command(cls=MegatronCompatibleCommand)
     @add_flags(RunConfig)
-    def command(config: Path | None, sets: Any, **given: Any) -> None:
-        seen.append(load_config(RunConfig, config, given, sets))
+    def command(config: Path | None, sets: Any, **options: Any) -> None:
+        seen.append(load_config(RunConfig, config, options, sets))
 
-    done = CliRunner().invoke(command, list(args), catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    return seen[0], done.stderr
+    result = CliRunner().invoke(command, list(args), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return seen[0], result.stderr
 
 
 OURS = {name for key in config_keys(RunConfig) for name in key.declared.split("/")} | {
@@ -75,12 +75,12 @@ def _plan(run: RunConfig, world: int = 1) -> ResolvedConfig:
 
 
 def test_a_megatron_script_is_read_as_it_is() -> None:
-    run, said = _parsed(*_words(MEGATRON))
-    assert said.count("\n") == 2
-    assert said.splitlines()[1].startswith("--hidden-dropout and --attention-dropout are 0 unless given")
-    assert said.startswith("left out: ")
-    assert "--distributed-backend (" in said
-    assert not {"--vocab-file", "--split", "--fp16"} & set(said.replace(",", " ").split()), "what counts"
+    run, message = _parse(*_words(MEGATRON))
+    assert message.count("\n") == 2
+    assert message.splitlines()[1].startswith("--hidden-dropout and --attention-dropout are 0 unless given")
+    assert message.startswith("left out: ")
+    assert "--distributed-backend (" in message
+    assert not {"--vocab-file", "--split", "--fp16"} & set(message.replace(",", " ").split()), "what counts"
     assert run.tokenizer.vocab_file == Path("gpt2-vocab.json")
     plan = _plan(run, 4)
     assert (plan.spec.layers, plan.spec.hidden, plan.spec.positions) == (24, 1024, "learned")
@@ -90,24 +90,24 @@ def test_a_megatron_script_is_read_as_it_is() -> None:
 
 
 def test_a_llama_script_is_read_as_it_is() -> None:
-    run, said = _parsed(*_words(LLAMA))
+    run, message = _parse(*_words(LLAMA))
     spec = _plan(run).spec
     assert (spec.positions, spec.kv_heads, spec.norm, spec.norm_eps) == ("rope", 2, "rmsnorm", 1e-6)
     assert (spec.activation, spec.ffn, spec.bias, spec.tied) == ("swiglu", 1024, False, False)
-    assert "--transformer-impl" in said
-    assert "--local-rank" in said
+    assert "--transformer-impl" in message
+    assert "--local-rank" in message
 
 
 def test_a_fairseq_script_is_megatron_11b() -> None:
     head, betas = FAIRSEQ.split("--adam-betas|(0.9, 0.98)")
-    run, _ = _parsed(*head.split(), "--adam-betas", "(0.9, 0.98)", *betas.split(), "--vocab-size", "51200")
+    run, _ = _parse(*head.split(), "--adam-betas", "(0.9, 0.98)", *betas.split(), "--vocab-size", "51200")
     plan = _plan(run)
     assert (plan.spec.layers, plan.spec.ffn, plan.spec.tied, plan.seq_length) == (72, 18432, True, 1024)
     assert (plan.micro_batch_size, plan.global_batch_size, plan.iterations) == (2, 6, 300000)
     assert (run.optimizer.decay_style, run.optimizer.beta2) == ("inverse-square-root", 0.98)
     assert (run.optimizer.warmup_iterations, run.optimizer.clip) == (3000, 0.0)
     assert (run.train.fp16, run.train.hidden_dropout) == (True, 0.1)
-    untied, _ = _parsed("--arch", "transformer_lm_megatron_11b")
+    untied, _ = _parse("--arch", "transformer_lm_megatron_11b")
     assert untied.model.untied
 
 
@@ -155,12 +155,12 @@ def test_a_fairseq_script_is_megatron_11b() -> None:
     ],
 )
 def test_words_of_theirs_become_words_of_ours(theirs: str, ours: str) -> None:
-    done = translate_flags(theirs.split(), OURS)
-    assert (done.words, done.refused) == (ours.split(), [])
+    result = translate_flags(theirs.split(), OURS)
+    assert (result.words, result.refused) == (ours.split(), [])
 
 
 @pytest.mark.parametrize(
-    ("theirs", "said"),
+    ("theirs", "message"),
     [
         (
             "--arch transformer_lm_gpt",
@@ -174,9 +174,9 @@ def test_words_of_theirs_become_words_of_ours(theirs: str, ours: str) -> None:
         ("--deepspeed_config none.json", "--deepspeed_config: no such file: found none.json"),
     ],
 )
-def test_words_that_mean_nothing_are_told(theirs: str, said: str) -> None:
+def test_words_that_mean_nothing_are_told(theirs: str, message: str) -> None:
     (error,) = translate_flags(theirs.split(), OURS).refused
-    assert str(error).startswith(said)
+    assert str(error).startswith(message)
 
 
 DEEPSPEED = {
@@ -194,9 +194,7 @@ DEEPSPEED = {
 def test_a_deepspeed_configuration_says_batch_zero_and_fp16(tmp_path: Path) -> None:
     file = tmp_path / "ds.json"
     file.write_text(json.dumps(DEEPSPEED))
-    run, _ = _parsed(
-        "--deepspeed", "--deepspeed_config", str(file), "--train-iters", "3", "--zero-stage", "2"
-    )
+    run, _ = _parse("--deepspeed", "--deepspeed_config", str(file), "--train-iters", "3", "--zero-stage", "2")
     assert (run.batch.global_samples, run.batch.micro, run.optimizer.clip) == (64, 2, 0.5)
     assert (run.parallel.zero_stage, run.parallel.overlap_reduce, run.parallel.bucket) == (2, True, 5 * 10**8)
     assert (run.train.fp16, run.train.initial_loss_scale, run.train.hysteresis) == (True, 4096.0, 3)
@@ -217,15 +215,15 @@ CURRICULUM = {
 def test_a_deepspeed_configuration_says_a_curriculum_over_lengths(tmp_path: Path) -> None:
     file = tmp_path / "ds.json"
     file.write_text(json.dumps({"curriculum_learning": CURRICULUM}))
-    run, _ = _parsed("--deepspeed_config", str(file), "--seq-length", "2048")
+    run, _ = _parse("--deepspeed_config", str(file), "--seq-length", "2048")
     c = run.curriculum
     assert (c.start, c.steps, c.multiple, c.root, run.batch.length) == (64, 36000, 8, 2.0, 2048)
     file.write_text(json.dumps({"curriculum_learning": CURRICULUM | {"enabled": False}}))
-    assert _parsed("--deepspeed_config", str(file))[0].curriculum == CurriculumConfig()
+    assert _parse("--deepspeed_config", str(file))[0].curriculum == CurriculumConfig()
 
 
 @pytest.mark.parametrize(
-    ("told", "given", "said"),
+    ("config_flag", "content", "message"),
     [
         (
             {"curriculum_learning": CURRICULUM},
@@ -261,20 +259,20 @@ def test_a_deepspeed_configuration_says_a_curriculum_over_lengths(tmp_path: Path
     ],
 )
 def test_what_a_deepspeed_configuration_cannot_say_is_told(
-    tmp_path: Path, told: Any, given: str, said: str
+    tmp_path: Path, config_flag: Any, content: str, message: str
 ) -> None:
     file = tmp_path / "ds.json"
-    file.write_text(json.dumps(told))
+    file.write_text(json.dumps(config_flag))
     config = f"--deepspeed_config={file}"
-    for line in ([*given.split(), config], [config, *given.split()]):
-        assert said in str(translate_flags(line, OURS).refused[0])
+    for line in ([*content.split(), config], [config, *content.split()]):
+        assert message in str(translate_flags(line, OURS).refused[0])
     file.write_text("{")
     (error,) = translate_flags([config], OURS).refused
     assert "ds.json: is not JSON" in str(error)
 
 
 @pytest.mark.parametrize(
-    ("told", "given", "said"),
+    ("config_flag", "content", "message"),
     [
         ({"train_batch_size": 512}, "--global-batch-size 1_024", "found 512, wanted 1024"),
         (
@@ -289,16 +287,16 @@ def test_what_a_deepspeed_configuration_cannot_say_is_told(
     ],
 )
 def test_a_deepspeed_configuration_disagrees_with_a_flag_in_any_spelling_and_order(
-    tmp_path: Path, told: Any, given: str, said: str
+    tmp_path: Path, config_flag: Any, content: str, message: str
 ) -> None:
     file = tmp_path / "ds.json"
-    file.write_text(json.dumps(told))
+    file.write_text(json.dumps(config_flag))
     for line in (
-        ["--deepspeed_config", str(file), *given.split()],
-        [*given.split(), f"--deepspeed_config={file}"],
+        ["--deepspeed_config", str(file), *content.split()],
+        [*content.split(), f"--deepspeed_config={file}"],
     ):
         (error,) = translate_flags(line, OURS).refused
-        assert said in str(error)
+        assert message in str(error)
 
 
 def test_equal_values_of_a_deepspeed_configuration_are_none_that_disagree(tmp_path: Path) -> None:
@@ -307,8 +305,8 @@ def test_equal_values_of_a_deepspeed_configuration_are_none_that_disagree(tmp_pa
         json.dumps({"train_batch_size": 1024, "gradient_clipping": 1.0, "bf16": {"enabled": True}})
     )
     line = ["--global-batch-size", "1_024", "--clip-norm", "1e0", "--bf16", f"--deepspeed_config={file}"]
-    done = translate_flags(line, OURS)
-    assert (done.refused, done.words) == (
+    result = translate_flags(line, OURS)
+    assert (result.refused, result.words) == (
         [],
         ["--global-batch-size", "1_024", "--clip-grad", "1e0", "--bf16"],
     )
@@ -317,28 +315,28 @@ def test_equal_values_of_a_deepspeed_configuration_are_none_that_disagree(tmp_pa
 def test_deepspeeds_own_scaler_replaces_a_flags_loss_scale(tmp_path: Path) -> None:
     file = tmp_path / "ds.json"
     file.write_text(json.dumps({"fp16": {"enabled": True, "loss_scale": 0, "initial_scale_power": 12}}))
-    run, said = _parsed("--loss-scale", "12", "--fp16", "--deepspeed_config", str(file))
+    run, message = _parse("--loss-scale", "12", "--fp16", "--deepspeed_config", str(file))
     assert (run.train.loss_scale, run.train.initial_loss_scale) == (None, 4096.0)
-    assert "--loss-scale (fp16.loss_scale 0 of DeepSpeed's configuration is a scale that moves)" in said
+    assert "--loss-scale (fp16.loss_scale 0 of DeepSpeed's configuration is a scale that moves)" in message
 
 
-def _refused(*args: str) -> tuple[list[str], str]:
+def _refused_flags(*args: str) -> tuple[list[str], str]:
     """What a command prints that refuses its flags, and the error it ends with."""
 
     group = SingleRankErrors("group")
 
     @group.command("start", cls=MegatronCompatibleCommand)
     @add_flags(RunConfig)
-    def command(config: Path | None, sets: Any, **given: Any) -> None:
+    def command(config: Path | None, sets: Any, **options: Any) -> None:
         raise AssertionError("it must not begin")
 
-    done = CliRunner().invoke(group, ["start", *args], standalone_mode=False)
-    return done.stderr.splitlines(), str(done.exception)
+    result = CliRunner().invoke(group, ["start", *args], standalone_mode=False)
+    return result.stderr.splitlines(), str(result.exception)
 
 
 def test_everything_that_cannot_be_read_is_told_at_once() -> None:
     line = "--num-experts 8 --lr high --mixed 3 --moe-router-topk 2 --arch other --lr-decay-style cosin"
-    table, error = _refused(*line.split())
+    table, error = _refused_flags(*line.split())
     assert [row.split()[0] for row in table] == [
         "flag",
         "--num-experts",
@@ -356,35 +354,37 @@ def test_everything_that_cannot_be_read_is_told_at_once() -> None:
 
 
 def test_one_flag_that_cannot_be_read_is_one_line() -> None:
-    assert _refused("--num-experts", "8") == (
+    assert _refused_flags("--num-experts", "8") == (
         [],
         "--num-experts: mixture-of-experts layers are not supported",
     )
-    assert _refused("--lr", "high")[0] == []
+    assert _refused_flags("--lr", "high")[0] == []
 
 
 def test_help_is_shown_beside_flags_that_cannot_be_read() -> None:
     @click.command(cls=MegatronCompatibleCommand)
     @add_flags(RunConfig)
-    def command(**given: Any) -> None:
+    def command(**options: Any) -> None:
         raise AssertionError("it must not begin")
 
-    done = CliRunner().invoke(command, ["--num-experts", "8", "--help"])
-    assert "--megatron-defaults" in done.stdout
+    result = CliRunner().invoke(command, ["--num-experts", "8", "--help"])
+    assert "--megatron-defaults" in result.stdout
 
 
 def test_a_script_that_leaves_dropout_to_megatrons_default_is_told() -> None:
-    told = "--hidden-dropout and --attention-dropout are 0 unless given, 0.1 in Megatron"
-    assert told in _parsed("--use-flash-attn")[1]
-    assert told in _parsed("--max-position-embeddings", "8")[1]
-    assert "--attention-dropout is 0 unless given" in _parsed("--use-flash-attn", "--hidden-dropout", "0")[1]
-    assert _parsed("--num-layers", "2")[1] == ""
-    run, said = _parsed("--megatron-defaults", "--max-position-embeddings", "8", "--attention-dropout", "0")
+    note = "--hidden-dropout and --attention-dropout are 0 unless given, 0.1 in Megatron"
+    assert note in _parse("--use-flash-attn")[1]
+    assert note in _parse("--max-position-embeddings", "8")[1]
+    assert "--attention-dropout is 0 unless given" in _parse("--use-flash-attn", "--hidden-dropout", "0")[1]
+    assert _parse("--num-layers", "2")[1] == ""
+    run, output = _parse("--megatron-defaults", "--max-position-embeddings", "8", "--attention-dropout", "0")
     assert (run.train.hidden_dropout, run.train.attention_dropout) == (0.1, 0.0)
     assert not run.checkpoint.signals
     assert not run.checkpoint.background
-    assert said == ""
-    assert "would replace what the file says" in _refused("--megatron-defaults", "--config", "f.toml")[1]
+    assert output == ""
+    assert (
+        "would replace what the file says" in _refused_flags("--megatron-defaults", "--config", "f.toml")[1]
+    )
 
 
 def test_fairseqs_world_size_is_checked_against_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,18 +35,18 @@ def mistake() -> None:
 
 
 @app.command()
-def interrupted() -> None:
+def interrupt() -> None:
     raise KeyboardInterrupt
 
 
 @pytest.fixture
-def waited(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+def sleep_seconds(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     seconds: list[float] = []
     monkeypatch.setattr("time.sleep", seconds.append)
     return seconds
 
 
-def _left(word: str, rank: int, file: Path, monkeypatch: pytest.MonkeyPatch) -> object:
+def _exit_code(word: str, rank: int, file: Path, monkeypatch: pytest.MonkeyPatch) -> object:
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", str(rank))
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
@@ -63,30 +63,30 @@ def test_torchrun_finds_the_line_of_a_mistake(
     word: str,
     line: str,
     rank: int,
-    waited: list[float],
+    sleep_seconds: list[float],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-    assert _left(word, rank, tmp_path / "error.json", monkeypatch) == 2
+    assert _exit_code(word, rank, tmp_path / "error.json", monkeypatch) == 2
     assert capsys.readouterr().err == f"{line}\n"
-    assert waited == [REPORT_DELAY] * rank
+    assert sleep_seconds == [REPORT_DELAY] * rank
     failure = ProcessFailure(rank, 7, 2, str(tmp_path / "error.json"))
     assert f"traceback : {line}\n" in str(ChildFailedError("mega_train", {rank: failure}))
 
 
-@pytest.mark.parametrize(("rank", "said"), [(0, "\ninterrupted\n"), (1, "")])
+@pytest.mark.parametrize(("rank", "message"), [(0, "\ninterrupted\n"), (1, "")])
 def test_an_interruption_is_said_by_the_first_rank_alone(
     rank: int,
-    said: str,
+    message: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert _left("interrupted", rank, tmp_path / "error.json", monkeypatch) == 130
-    assert capsys.readouterr().err == said
+    assert _exit_code("interrupt", rank, tmp_path / "error.json", monkeypatch) == 130
+    assert capsys.readouterr().err == message
 
 
 def _trainer(saved_at: int | None, save: str | None = "runs/a", interval: int | None = None) -> Any:
@@ -115,12 +115,12 @@ def test_a_run_that_was_ended_says_where_it_stood_and_how_to_go_on(
 
 
 def test_a_lost_rank_is_the_watchdogs_matter() -> None:
-    told: list[Exception] = []
-    watchdog: Any = SimpleNamespace(on_peer_lost=told.append)
+    content: list[Exception] = []
+    watchdog: Any = SimpleNamespace(on_peer_lost=content.append)
     error = RuntimeError(PAIR)
     with _report_early_exit(_trainer(None), watchdog):
         raise error
-    assert told == [error]
+    assert content == [error]
 
 
 def test_an_error_of_ours_keeps_its_traceback() -> None:

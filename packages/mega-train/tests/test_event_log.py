@@ -54,7 +54,7 @@ def began(iteration: int) -> TrainStart:
     )
 
 
-def validated(iteration: int, loss: float) -> ValidationEnd:
+def validation_event(iteration: int, loss: float) -> ValidationEnd:
     return ValidationEnd(
         iteration=iteration, consumed_samples=4 * iteration, loss=loss, perplexity=7.0, seconds=1.0
     )
@@ -89,7 +89,7 @@ def test_an_event_is_one_line_and_reads_back(tmp_path: Path) -> None:
             },
         ),
         (
-            replace(validated(20, 1.5), split="test"),
+            replace(validation_event(20, 1.5), split="test"),
             {
                 **{"event": "validation", "split": "test", "iteration": 20, "consumed_samples": 80},
                 **{"loss": 1.5, "perplexity": 7.0, "seconds": 1.0},
@@ -167,9 +167,9 @@ def test_steps_that_a_resume_did_again_are_told_once(tmp_path: Path) -> None:
     record.on_event(began(0))
     for iteration in (10, 20, 30):
         record.on_event(replace(NOW, iteration=iteration, loss=1.0))
-    again = EventLog(tmp_path)
-    again.on_event(began(20))
-    again.on_event(replace(NOW, iteration=30, loss=2.0))
+    second = EventLog(tmp_path)
+    second.on_event(began(20))
+    second.on_event(replace(NOW, iteration=30, loss=2.0))
     losses = [(e["iteration"], e["loss"]) for e in read_events(tmp_path) if e["event"] == "train_log"]
     assert losses == [(10, 1.0), (20, 1.0), (30, 2.0)]
 
@@ -179,13 +179,13 @@ def test_a_curve_is_a_png_of_several_runs(tmp_path: Path) -> None:
         record = EventLog(tmp_path / name)
         record.on_event(began(0))
         record.on_event(NOW)
-        record.on_event(validated(20, 2.0))
+        record.on_event(validation_event(20, 2.0))
     draw_loss([tmp_path / "a", tmp_path / "b"], tmp_path / "loss.png")
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "loss.png"]
 
 
-def _drawn(
+def _draw_curves(
     monkeypatch: pytest.MonkeyPatch, runs: list[Path], output: Path
 ) -> dict[str, tuple[str, list[float]]]:
     """What `draw_loss` puts into the picture: look and values of each line by its name in the legend."""
@@ -214,9 +214,9 @@ def test_a_curve_draws_the_test_apart_from_validations_and_names_runs_apart(
         record = EventLog(run)
         record.on_event(began(0))
         record.on_event(NOW)
-        record.on_event(validated(20, 2.0))
-        record.on_event(replace(validated(20, 1.5), split="test"))
-    lines = _drawn(monkeypatch, runs, tmp_path / "loss.png")
+        record.on_event(validation_event(20, 2.0))
+        record.on_event(replace(validation_event(20, 1.5), split="test"))
+    lines = _draw_curves(monkeypatch, runs, tmp_path / "loss.png")
     assert list(lines) == [
         f"{run}: {group}"
         for run in ("s1/$run", "s2/$run", "_run")
@@ -279,5 +279,5 @@ def test_a_record_that_cannot_be_written_misses_events_and_says_so_once(
         record.on_event(NOW)
         record.on_event(NOW)
     assert caplog.messages == [f"{tmp_path / EVENTS}: events are missing from it: No space left on device"]
-    record.on_event(validated(20, 2.0))
+    record.on_event(validation_event(20, 2.0))
     assert [e["event"] for e in read_events(tmp_path)] == ["train_start", "validation"]

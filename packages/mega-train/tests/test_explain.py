@@ -27,18 +27,18 @@ TINY = "--num-layers 2 --hidden-size 16 --num-attention-heads 2 --seq-length 8 -
 SHORT = "--train-iters 10 --lr 0.01 --eval-iters 0"
 
 
-class Planned(Protocol):
+class ResolveConfig(Protocol):
     def __call__(self, **values: Any) -> ResolvedConfig: ...
 
 
-def _said(*args: str, code: int = 0) -> Result:
-    done = CliRunner().invoke(app, args)
-    assert done.exit_code == code, done.output
-    return done
+def _invoke(*args: str, code: int = 0) -> Result:
+    result = CliRunner().invoke(app, args)
+    assert result.exit_code == code, result.output
+    return result
 
 
 @pytest.mark.parametrize(
-    ("word", "said"),
+    ("word", "message"),
     [
         ("--lr-warmup-fraction", "--lr-warmup-fraction   [optimizer]\n"),
         ("optimizer.lr_warmup_fraction", "--lr-warmup-fraction   [optimizer]\n"),
@@ -63,16 +63,16 @@ def _said(*args: str, code: int = 0) -> Result:
         ("--deepspeed_config", "--deepspeed_config   is read for batch, ZeRO stage, clipping and precision"),
     ],
 )
-def test_a_word_is_explained(word: str, said: str) -> None:
-    assert said in _said("explain", word).output
+def test_a_word_is_explained(word: str, message: str) -> None:
+    assert message in _invoke("explain", word).output
 
 
 def test_without_a_word_every_key_is_listed() -> None:
-    lines = _said("explain").output
+    lines = _invoke("explain").output
     for key in config_keys(RunConfig):
         assert f"  {key.name} " in lines
         assert key.flag not in lines
-    assert len(_said("presets").output.splitlines()) >= 15
+    assert len(_invoke("presets").output.splitlines()) >= 15
 
 
 def test_a_word_that_nothing_is_called_by_is_answered_with_a_near_one() -> None:
@@ -96,11 +96,11 @@ def test_validate_says_what_follows_and_starts_nothing(tmp_path: Path) -> None:
     words = (
         f"validate {TINY} {SHORT} --world 8 --tensor-model-parallel-size 2 --save {tmp_path / 'run'} --json"
     )
-    told = json.loads(_said(*words.split(), "--global-batch-size", "16").output)
-    assert (told["tp"], told["dp"], told["micro-batches of a rank and step"]) == (2, 4, 4)
-    assert (told["tokens of a step"], told["samples of the run"]) == (128, 160)
-    assert told["model.hidden_size"] == 16
-    plain = _said(*f"validate --family llama {TINY} {SHORT} --use-flash-attn".split())
+    content = json.loads(_invoke(*words.split(), "--global-batch-size", "16").output)
+    assert (content["tp"], content["dp"], content["micro-batches of a rank and step"]) == (2, 4, 4)
+    assert (content["tokens of a step"], content["samples of the run"]) == (128, 160)
+    assert content["model.hidden_size"] == 16
+    plain = _invoke(*f"validate --family llama {TINY} {SHORT} --use-flash-attn".split())
     assert f"{'model.family':48} llama" in plain.stdout
     assert plain.stderr.startswith("left out: --use-flash-attn")
     assert not list(tmp_path.iterdir())
@@ -109,77 +109,81 @@ def test_validate_says_what_follows_and_starts_nothing(tmp_path: Path) -> None:
 def test_validate_opens_the_corpus(corpus: Path) -> None:
     words = ["validate", *SHORT.split(), "--data-path", str(corpus), "--json"]
     shape = "--num-layers 2 --hidden-size 16 --num-attention-heads 2 --seq-length 8"
-    assert json.loads(_said(*words, *shape.split()).output)["model.vocab_size"] == 33
-    done = CliRunner().invoke(app, [*words[:-2], f"{corpus}-not", *shape.split()])
-    assert done.exit_code != 0
+    assert json.loads(_invoke(*words, *shape.split()).output)["model.vocab_size"] == 33
+    result = CliRunner().invoke(app, [*words[:-2], f"{corpus}-not", *shape.split()])
+    assert result.exit_code != 0
 
 
 def test_validate_says_how_the_run_would_start(corpus: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     flags = [*TINY.split(), *SHORT.split(), "--data-path", str(corpus), "--save", str(run)]
-    assert json.loads(_said("validate", *flags, "--json").output)["start"] == "anew"
-    _said("gpt", *flags, "--train-iters", "2", "--lr-decay-iters", "10")
+    assert json.loads(_invoke("validate", *flags, "--json").output)["start"] == "anew"
+    _invoke("gpt", *flags, "--train-iters", "2", "--lr-decay-iters", "10")
     loads = ["--lr-decay-iters", "10", "--load", str(run), "--json"]
-    assert json.loads(_said("validate", *flags, *loads).output)["start"] == f"from iteration 2 of {run}"
-    other = ["--save", str(tmp_path / "other")]
-    tuned = json.loads(_said("validate", *flags, *loads, *other, "--finetune").output)
+    assert json.loads(_invoke("validate", *flags, *loads).output)["start"] == f"from iteration 2 of {run}"
+    other_run = ["--save", str(tmp_path / "other")]
+    tuned = json.loads(_invoke("validate", *flags, *loads, *other_run, "--finetune").output)
     assert tuned["start"] == f"with the weights of {run / 'iter_0000002'}"
-    again = json.loads(_said("validate", *flags, "--overwrite", "--json").stdout)
-    assert again["start"] == f"anew; supersedes iteration 2 in {run}"
+    second = json.loads(_invoke("validate", *flags, "--overwrite", "--json").stdout)
+    assert second["start"] == f"anew; supersedes iteration 2 in {run}"
 
 
 def test_validate_shows_a_run_that_its_save_folder_keeps_from_starting(corpus: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     flags = [*TINY.split(), *SHORT.split(), "--data-path", str(corpus), "--save", str(run)]
-    _said("gpt", *flags)
+    _invoke("gpt", *flags)
     config = str(run / "iter_0000010/run.toml")
     for command in ("validate", "gpt"):
-        done = CliRunner().invoke(app, [command, "--config", config])
-        assert str(done.exception).startswith("--save: holds checkpoints of another run: found iteration 10")
-        assert f"hint: --load {run} --save {run} resumes from them" in str(done.exception)
-        assert (f"{'start':48} refused" in done.stdout) == (command == "validate")
-    assert "from iteration 10" in _said("validate", "--config", config, "--load", str(run)).stdout
+        result = CliRunner().invoke(app, [command, "--config", config])
+        assert str(result.exception).startswith(
+            "--save: holds checkpoints of another run: found iteration 10"
+        )
+        assert f"hint: --load {run} --save {run} resumes from them" in str(result.exception)
+        assert (f"{'start':48} refused" in result.stdout) == (command == "validate")
+    assert "from iteration 10" in _invoke("validate", "--config", config, "--load", str(run)).stdout
 
 
 def test_runs_differ_in_what_was_said_and_what_follows(tmp_path: Path) -> None:
-    one, other, half = (tmp_path / f"{name}.toml" for name in ("one", "other", "half"))
+    first, second, half = (tmp_path / f"{name}.toml" for name in ("one", "other", "half"))
     base = (
         "[model]\nnum_layers = 2\nhidden_size = 16\nnum_attention_heads = 2\nvocab_size = 33\n[batch]\n"
         "seq_length = 8\n[train]\ntrain_iters = 10\n[optimizer]\nlr = 0.1\n"
     )
-    one.write_text(base)
-    other.write_text(base.replace("hidden_size = 16", "hidden_size = 32").replace("lr = 0.1", "lr = 0.2"))
+    first.write_text(base)
+    second.write_text(base.replace("hidden_size = 16", "hidden_size = 32").replace("lr = 0.1", "lr = 0.2"))
     half.write_text(base.replace("heads = 2", "heads = 3"))
-    _said("diff", str(one), str(one))
-    lines = _said("diff", str(one), str(other), code=1).output.splitlines()
+    _invoke("diff", str(first), str(first))
+    lines = _invoke("diff", str(first), str(second), code=1).output.splitlines()
     names = [line.split("  ")[0] for line in lines]
     assert names[:2] == ["model.hidden_size", "optimizer.lr"]
     assert {"model.ffn_hidden_size", "model.kv_channels", "parameters"} <= set(names)
     assert "0.1 | 0.2" in lines[1]
-    done = _said("diff", str(one), str(half), code=1)
-    assert done.stderr.startswith(f"of {half} nothing follows: --num-attention-heads: does not divide")
-    assert done.stdout.split() == ["model.num_attention_heads", "2", "|", "3"]
+    result = _invoke("diff", str(first), str(half), code=1)
+    assert result.stderr.startswith(f"of {half} nothing follows: --num-attention-heads: does not divide")
+    assert result.stdout.split() == ["model.num_attention_heads", "2", "|", "3"]
 
 
-def test_a_checkpoint_is_compared_by_its_configuration_and_layout(planned: Planned, tmp_path: Path) -> None:
-    plan = planned()
+def test_a_checkpoint_is_compared_by_its_configuration_and_layout(
+    resolve_config: ResolveConfig, tmp_path: Path
+) -> None:
+    plan = resolve_config()
     save = CheckpointWriter(tmp_path / "run", 3)
     save.begin()
     rows = [row for row in table(plan.spec) if row.tied_to is None]
-    mine = [box for row in rows for box in boxes_to_write(row.name, row.shape, row.slabs(0, 1), "F32")]
-    save.write(MODEL, 0, mine, lambda box: np.zeros(box.slab.shape, np.float32))
+    boxes = [box for row in rows for box in boxes_to_write(row.name, row.shape, row.slabs(0, 1), "F32")]
+    save.write(MODEL, 0, boxes, lambda box: np.zeros(box.slab.shape, np.float32))
     state = {"iteration": 3, "consumed_samples": 12}
     save.commit(plan.spec, layout=Layout(dp=2), trainer=state, run_config=to_toml(plan.run))
     file = tmp_path / "run.toml"
     file.write_text(to_toml(plan.run))
-    lines = _said("diff", str(tmp_path / "run"), str(file), code=1).output.splitlines()
+    lines = _invoke("diff", str(tmp_path / "run"), str(file), code=1).output.splitlines()
     assert [line.split() for line in lines] == [
         ["dp", "2", "|", "1"],
         ["micro-batches", "of", "a", "rank", "and", "step", "2", "|", "4"],
     ]
-    _said("diff", str(tmp_path / "run"), str(file), "--world", "2")
+    _invoke("diff", str(tmp_path / "run"), str(file), "--world", "2")
     bare = tmp_path / "run" / "iter_0000003"
     (bare / "run.toml").unlink()
     rewrite_checksums(bare, FORMAT)
-    done = CliRunner().invoke(app, ["diff", str(bare), str(file)])
-    assert str(done.exception) == f"{bare}: holds no configuration: wanted run.toml"
+    result = CliRunner().invoke(app, ["diff", str(bare), str(file)])
+    assert str(result.exception) == f"{bare}: holds no configuration: wanted run.toml"

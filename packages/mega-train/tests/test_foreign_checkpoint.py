@@ -29,7 +29,7 @@ def _run(load: Path | None, save: Path | None = None, pretrained: Path | None = 
     return RunConfig(checkpoint=CheckpointConfig(load=load, save=save, pretrained=pretrained))
 
 
-def _refused(run: RunConfig, world: World = ALONE) -> str:
+def _refusal(run: RunConfig, world: World = ALONE) -> str:
     with pytest.raises(MegaError) as caught:
         convert_foreign_load(run, world)
     return str(caught.value)
@@ -47,7 +47,7 @@ def test_a_checkpoint_of_ours_and_a_run_that_begins_anew_are_left_as_they_are(tm
 
 def test_without_save_there_is_no_place_for_the_copy(hf: Path) -> None:
     command = f"mega-ckpt convert --from hf --to mega --load {hf} --save CONVERTED"
-    assert _refused(_run(hf)) == (
+    assert _refusal(_run(hf)) == (
         "--load: is a Hugging Face folder, and its converted copy needs a folder: "
         f"found {hf}, wanted --save, beside which it is put; hint: --save RUN, or {command}"
     )
@@ -57,11 +57,11 @@ def test_without_mega_ckpt_the_line_says_what_to_install_and_nothing_is_written(
     hf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(foreign_checkpoint, "_CONVERTER", "no_such_package_of_ours")
-    said = _refused(_run(hf, tmp_path / "run"))
-    assert said.startswith(
+    refusal = _refusal(_run(hf, tmp_path / "run"))
+    assert refusal.startswith(
         "--load: is a Hugging Face folder, and mega-ckpt, which converts it, is not installed"
     )
-    assert 'pip install -e "packages/mega-ckpt", or elsewhere mega-ckpt convert --from hf' in said
+    assert 'pip install -e "packages/mega-ckpt", or elsewhere mega-ckpt convert --from hf' in refusal
     assert [path.name for path in tmp_path.iterdir()] == ["hf"]
 
 
@@ -77,16 +77,18 @@ def test_a_converter_that_fails_is_one_line_and_leaves_nothing(
 
 
 def test_a_folder_that_is_no_copy_is_not_written_over(hf: Path, tmp_path: Path) -> None:
-    mine = tmp_path / "run.converted" / "thesis.txt"
-    mine.parent.mkdir()
-    mine.write_text("mine")
-    said = _refused(_run(hf, tmp_path / "run"))
-    assert said.startswith(f"--load: the folder for its converted copy is taken: found {mine.parent}, ")
-    assert mine.read_text() == "mine"
+    user_file = tmp_path / "run.converted" / "thesis.txt"
+    user_file.parent.mkdir()
+    user_file.write_text("mine")
+    refusal = _refusal(_run(hf, tmp_path / "run"))
+    assert refusal.startswith(
+        f"--load: the folder for its converted copy is taken: found {user_file.parent}, "
+    )
+    assert user_file.read_text() == "mine"
 
 
 def test_a_run_does_not_save_into_the_checkpoint_of_another_program(hf: Path) -> None:
-    assert _refused(_run(hf, hf)).startswith(
+    assert _refusal(_run(hf, hf)).startswith(
         "--save: holds a checkpoint of another program: found a Hugging "
     )
 
@@ -96,7 +98,7 @@ def test_a_pretrained_checkpoint_counts_only_where_load_holds_nothing(
 ) -> None:
     monkeypatch.setattr(foreign_checkpoint, "_CONVERTER", "no_such_package_of_ours")
     new = tmp_path / "new"
-    assert _refused(_run(new, new, hf)).startswith("--pretrained-checkpoint: is a Hugging Face folder")
+    assert _refusal(_run(new, new, hf)).startswith("--pretrained-checkpoint: is a Hugging Face folder")
     begun = tmp_path / "begun" / "iter_0000001"
     begun.mkdir(parents=True)
     (begun / "manifest.json").write_text("{}")
@@ -107,12 +109,12 @@ def test_a_pretrained_checkpoint_counts_only_where_load_holds_nothing(
 def test_files_of_weights_are_told_the_folder_or_the_command(hf: Path, tmp_path: Path) -> None:
     weights = hf / "model.safetensors"
     weights.touch()
-    assert _refused(_run(weights)).endswith(f"hint: --load {hf}")
+    assert _refusal(_run(weights)).endswith(f"hint: --load {hf}")
     (tmp_path / "loose").mkdir()
     (tmp_path / "loose" / "model.bin").touch()
-    said = _refused(_run(tmp_path / "loose"))
-    assert said.startswith("--load: is a folder of weights whose format its files do not tell: found ")
-    assert "hint: mega-ckpt convert --from FORMAT --to mega --load" in said
+    refusal = _refusal(_run(tmp_path / "loose"))
+    assert refusal.startswith("--load: is a folder of weights whose format its files do not tell: found ")
+    assert "hint: mega-ckpt convert --from FORMAT --to mega --load" in refusal
 
 
 def test_validate_refuses_what_cannot_be_converted_and_converts_nothing(hf: Path, tmp_path: Path) -> None:
@@ -123,5 +125,5 @@ def test_validate_refuses_what_cannot_be_converted_and_converts_nothing(hf: Path
 
 def test_a_rank_that_waits_gives_up_where_the_first_shows_no_sign_of_life(hf: Path, tmp_path: Path) -> None:
     run = replace(_run(hf, tmp_path / "run"), parallel=ParallelConfig(timeout_minutes=0.01))
-    said = _refused(run, World(2, rank=1))
-    assert said.startswith(f"{tmp_path / 'run.converted'}: rank 0 has not converted the checkpoint")
+    refusal = _refusal(run, World(2, rank=1))
+    assert refusal.startswith(f"{tmp_path / 'run.converted'}: rank 0 has not converted the checkpoint")

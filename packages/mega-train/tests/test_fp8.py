@@ -32,13 +32,15 @@ BF16 = {**SIZES, "train__bf16": True}
 HYBRID = {**BF16, "train__fp8_format": '"hybrid"'}
 
 
-class Planned(Protocol):
+class ResolveConfig(Protocol):
     def __call__(self, **values: Any) -> ResolvedConfig: ...
 
 
-def _trainer(planned: Planned, corpus: IndexedDataset, resume: Path | None = None, **values: Any) -> Trainer:
+def _trainer(
+    resolve_config: ResolveConfig, corpus: IndexedDataset, resume: Path | None = None, **values: Any
+) -> Trainer:
     assert corpus.info is not None
-    plan = planned(corpus=corpus.info.tokenizer, **values)
+    plan = resolve_config(corpus=corpus.info.tokenizer, **values)
     return Trainer(plan, Mesh(), corpus, checkpoint=Checkpoint.open(resume) if resume else None)
 
 
@@ -52,30 +54,30 @@ def _losses(steps: Sequence[tuple[float, float]]) -> list[float]:
 
 @pytest.mark.parametrize("more", [{}, {"train__fp8_format": '"e4m3"'}, {"train__fp8_wgrad": False}])
 def test_a_hundred_steps_follow_bfloat16_within_a_hundredth_of_the_loss(
-    planned: Planned, open_corpus: IndexedDataset, more: dict[str, Any]
+    resolve_config: ResolveConfig, open_corpus: IndexedDataset, more: dict[str, Any]
 ) -> None:
-    wanted = _losses(_steps(_trainer(planned, open_corpus, **BF16), 100))
-    got = _losses(_steps(_trainer(planned, open_corpus, **HYBRID | more), 100))
-    assert got == pytest.approx(wanted, rel=1e-2)
-    assert got != wanted
-    assert got[-1] < 0.3 * got[0]
+    wanted = _losses(_steps(_trainer(resolve_config, open_corpus, **BF16), 100))
+    fp8_losses = _losses(_steps(_trainer(resolve_config, open_corpus, **HYBRID | more), 100))
+    assert fp8_losses == pytest.approx(wanted, rel=1e-2)
+    assert fp8_losses != wanted
+    assert fp8_losses[-1] < 0.3 * fp8_losses[0]
 
 
-def test_it_repeats_bit_for_bit(planned: Planned, open_corpus: IndexedDataset) -> None:
-    one, other = (_steps(_trainer(planned, open_corpus, **HYBRID), 5) for _ in range(2))
-    assert one == other
+def test_it_repeats_bit_for_bit(resolve_config: ResolveConfig, open_corpus: IndexedDataset) -> None:
+    first, second = (_steps(_trainer(resolve_config, open_corpus, **HYBRID), 5) for _ in range(2))
+    assert first == second
 
 
 def test_a_resumed_run_goes_on_bitwise_and_a_checkpoint_knows_no_fp8(
-    planned: Planned, open_corpus: IndexedDataset, tmp_path: Path
+    resolve_config: ResolveConfig, open_corpus: IndexedDataset, tmp_path: Path
 ) -> None:
-    run = _trainer(planned, open_corpus, **HYBRID, checkpoint__save=f'"{tmp_path}"')
+    run = _trainer(resolve_config, open_corpus, **HYBRID, checkpoint__save=f'"{tmp_path}"')
     _steps(run, 3)
     run.save()
     run.saver.finish()
     on = _steps(run, 3)
-    assert _steps(_trainer(planned, open_corpus, tmp_path, **HYBRID), 3) == on
-    without = _steps(_trainer(planned, open_corpus, tmp_path, **BF16), 3)
+    assert _steps(_trainer(resolve_config, open_corpus, tmp_path, **HYBRID), 3) == on
+    without = _steps(_trainer(resolve_config, open_corpus, tmp_path, **BF16), 3)
     assert without != on
     assert _losses(without) == pytest.approx(_losses(on), rel=1e-2)
 
@@ -84,31 +86,33 @@ def test_a_resumed_run_goes_on_bitwise_and_a_checkpoint_knows_no_fp8(
     "recompute", [{"recompute__checkpoint_activations": True}, {"recompute__recompute_activations": True}]
 )
 def test_what_is_computed_again_trains_bitwise_alike(
-    planned: Planned, open_corpus: IndexedDataset, recompute: dict[str, bool]
+    resolve_config: ResolveConfig, open_corpus: IndexedDataset, recompute: dict[str, bool]
 ) -> None:
-    kept = _steps(_trainer(planned, open_corpus, **HYBRID), 3)
-    assert _steps(_trainer(planned, open_corpus, **HYBRID, **recompute), 3) == kept
+    unrecomputed = _steps(_trainer(resolve_config, open_corpus, **HYBRID), 3)
+    assert _steps(_trainer(resolve_config, open_corpus, **HYBRID, **recompute), 3) == unrecomputed
 
 
 def test_a_run_without_it_makes_no_product_in_fp8(
-    planned: Planned, open_corpus: IndexedDataset, monkeypatch: pytest.MonkeyPatch
+    resolve_config: ResolveConfig, open_corpus: IndexedDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted = _steps(_trainer(planned, open_corpus, **BF16), 2)
+    wanted = _steps(_trainer(resolve_config, open_corpus, **BF16), 2)
 
-    def never(*given: object, **named: object) -> None:
+    def never(*arguments: object, **named: object) -> None:
         raise AssertionError("a product in FP8")
 
     monkeypatch.setattr(fp8, "matmul", never)
     monkeypatch.setattr(fp8, "quantize", never)
-    assert _steps(_trainer(planned, open_corpus, **BF16), 2) == wanted
+    assert _steps(_trainer(resolve_config, open_corpus, **BF16), 2) == wanted
     with pytest.raises(AssertionError, match="a product in FP8"):
-        _steps(_trainer(planned, open_corpus, **HYBRID), 1)
+        _steps(_trainer(resolve_config, open_corpus, **HYBRID), 1)
 
 
-def test_validation_computes_as_training_does(planned: Planned, open_corpus: IndexedDataset) -> None:
+def test_validation_computes_as_training_does(
+    resolve_config: ResolveConfig, open_corpus: IndexedDataset
+) -> None:
     scores = []
     for values in (BF16, HYBRID):
-        run = _trainer(planned, open_corpus, **values, evaluation__eval_iters=1, data__split='"8,1,1"')
+        run = _trainer(resolve_config, open_corpus, **values, evaluation__eval_iters=1, data__split='"8,1,1"')
         scores.append(evaluate(run, next(iter(run.valid.values()))))
     assert scores[0] != scores[1]
     assert scores[1] == pytest.approx(scores[0], rel=1e-2)
@@ -168,27 +172,27 @@ def test_validation_computes_as_training_does(planned: Planned, open_corpus: Ind
     ],
 )
 def test_what_it_does_not_stand_beside_is_refused(
-    planned: Planned, values: dict[str, Any], kind: type[Exception], line: str
+    resolve_config: ResolveConfig, values: dict[str, Any], kind: type[Exception], line: str
 ) -> None:
     with pytest.raises(kind) as caught:
-        planned(**values)
+        resolve_config(**values)
     assert str(caught.value).startswith(line)
 
 
-def test_the_plan_says_how_products_are_made(planned: Planned) -> None:
-    assert planned(**BF16).fp8 is None
-    assert planned(**HYBRID).fp8 == Fp8Recipe("hybrid")
-    assert planned(**HYBRID, train__fp8_wgrad=False).fp8 == Fp8Recipe("hybrid", False)
+def test_the_plan_says_how_products_are_made(resolve_config: ResolveConfig) -> None:
+    assert resolve_config(**BF16).fp8 is None
+    assert resolve_config(**HYBRID).fp8 == Fp8Recipe("hybrid")
+    assert resolve_config(**HYBRID, train__fp8_wgrad=False).fp8 == Fp8Recipe("hybrid", False)
 
 
 def test_a_gpu_without_such_products_is_refused_before_ranks_meet(
     corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (8, 0))
-    assert fp8.why_unsupported(torch.device("cuda")) == "a GPU of compute capability 8.0"
+    assert fp8.unsupported_reason(torch.device("cuda")) == "a GPU of compute capability 8.0"
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (9, 0))
-    assert fp8.why_unsupported(torch.device("cuda")) == fp8.why_unsupported(torch.device("cpu")) == ""
-    monkeypatch.setattr(train, "why_unsupported", lambda device: "a GPU of compute capability 8.0")
+    assert fp8.unsupported_reason(torch.device("cuda")) == fp8.unsupported_reason(torch.device("cpu")) == ""
+    monkeypatch.setattr(train, "unsupported_reason", lambda device: "a GPU of compute capability 8.0")
     words = "gpt --num-layers 1 --hidden-size 16 --num-attention-heads 1 --seq-length 16 --train-iters 1"
     words += f" --lr 0.1 --bf16 --fp8-format hybrid --data-path {corpus}"
     line = "--fp8-format: no products in FP8 here: found a GPU of compute capability 8.0"
@@ -196,12 +200,12 @@ def test_a_gpu_without_such_products_is_refused_before_ranks_meet(
         CliRunner().invoke(app, words.split(), catch_exceptions=False)
 
 
-def test_the_record_of_a_run_says_it(planned: Planned, open_corpus: IndexedDataset) -> None:
-    choice = _trainer(planned, open_corpus, **BF16).kernel_choice
-    said = RunConfig(train=TrainConfig(bf16=True, fp8="hybrid"))
+def test_the_record_of_a_run_says_it(resolve_config: ResolveConfig, open_corpus: IndexedDataset) -> None:
+    choice = _trainer(resolve_config, open_corpus, **BF16).kernel_choice
+    run = RunConfig(train=TrainConfig(bf16=True, fp8="hybrid"))
     # whose attention is depends on the processor
     wanted = f"{choice.summary}, torch (products in FP8, hybrid)"
-    assert kernels_summary(said, choice, torch.device("cpu")) == wanted
+    assert kernels_summary(run, choice, torch.device("cpu")) == wanted
     assert kernels_summary(RunConfig(), choice, torch.device("cpu")) == choice.summary
 
 
@@ -211,11 +215,11 @@ def test_megatrons_flags_of_it_are_read_and_those_of_its_history_left_out() -> N
     assert translate_flags(["--fp8-recipe", "tensorwise"], ours).words == []
     words = "--fp8-format hybrid --fp8-margin 0 --fp8-interval 1 --fp8-amax-history-len 1024 "
     words += "--fp8-amax-compute-algo max --no-fp8-wgrad"
-    done = translate_flags(words.split(), ours)
-    assert done.words == ["--fp8-format", "hybrid", "--no-fp8-wgrad"]
+    result = translate_flags(words.split(), ours)
+    assert result.words == ["--fp8-format", "hybrid", "--no-fp8-wgrad"]
     why = "of FP8: a scale is found in the tensor it is for, each time, with no history and no margin"
     flags = "--fp8-margin, --fp8-interval, --fp8-amax-history-len, --fp8-amax-compute-algo"
-    assert format_skipped(done.left_out) == f"{flags} ({why})"
+    assert format_skipped(result.left_out) == f"{flags} ({why})"
     (error,) = translate_flags(["--fp8-recipe", "delayed"], ours).refused
     assert str(error).startswith("--fp8-recipe: means nothing here: found delayed")
     assert "--fp8-interval   is left out: of FP8" in next(iter(explain_word("--fp8-interval")))

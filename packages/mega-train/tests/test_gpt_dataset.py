@@ -15,7 +15,7 @@ from mega_schema.dataset.indexed_dataset import IndexedDataset, IndexedWriter
 from mega_train.data.gpt_dataset import GPTDataset, SampleIndex, build_sample_index, plan_epochs
 
 
-def _built(
+def _build_index(
     lengths: np.ndarray,
     sequences: np.ndarray,
     *,
@@ -32,7 +32,7 @@ def _built(
 
 
 def _index(case: dict[str, Any], corpus: IndexedDataset) -> SampleIndex:
-    return _built(
+    return _build_index(
         corpus.lengths,
         np.arange(*case["document_range"], dtype=np.int32),
         length=case["sequence_length"],
@@ -50,8 +50,8 @@ def test_the_arrays_and_samples_are_megatron_cores(golden: Path, oracle: Callabl
     for case in cases:
         name, corpus = case["case"], IndexedDataset(golden / "indexed" / case["prefix"])
         index = _index(case, corpus)
-        found = {"document": index.document, "sample": index.sample, "shuffle": index.shuffle}
-        for (array, ours), dtype in zip(found.items(), case["dtypes"], strict=True):
+        arrays = {"document": index.document, "sample": index.sample, "shuffle": index.shuffle}
+        for (array, ours), dtype in zip(arrays.items(), case["dtypes"], strict=True):
             theirs = np.load(golden / "gpt_mcore" / f"{name}_{array}_index.npy")
             assert ours.dtype == theirs.dtype == np.dtype(dtype), (name, array)
             np.testing.assert_array_equal(ours, theirs, f"{name} {array}")
@@ -70,8 +70,8 @@ def test_the_arrays_and_samples_are_those_of_megatron_before_core(
     for case in cases:
         name, corpus = case["case"], IndexedDataset(golden / "indexed" / case["prefix"])
         index = _index(case, corpus)
-        found = {"doc": index.document, "sample": index.sample, "shuffle": index.shuffle}
-        for array, ours in found.items():  # its sample array is int32, core's int64: the numbers are one
+        arrays = {"doc": index.document, "sample": index.sample, "shuffle": index.shuffle}
+        for array, ours in arrays.items():  # its sample array is int32, core's int64: the numbers are one
             theirs = np.load(golden / "gpt_legacy" / f"{name}_{array}_idx.npy")
             np.testing.assert_array_equal(ours, theirs, f"{name} {array}")
         samples = GPTDataset(corpus, index)
@@ -79,7 +79,7 @@ def test_the_arrays_and_samples_are_those_of_megatron_before_core(
             assert samples[number].tolist() == tokens, (name, number)
 
 
-def _written(folder: Path, lengths: list[int]) -> IndexedDataset:
+def _write_corpus(folder: Path, lengths: list[int]) -> IndexedDataset:
     """A corpus whose tokens are all different: 0, 1, 2, …"""
     prefix = folder / f"c{abs(hash(tuple(lengths)))}"
     first = 0
@@ -103,9 +103,9 @@ def test_every_token_of_the_stream_is_read_once_in_a_pass(
 ) -> None:
     if wanted is None and (sum(lengths) - 1) // length < 1:
         return
-    corpus = _written(tmp_path_factory.mktemp("c"), lengths)
+    corpus = _write_corpus(tmp_path_factory.mktemp("c"), lengths)
     sequences = np.arange(len(lengths), dtype=np.int32)
-    index = _built(corpus.lengths, sequences, length=length, samples=wanted, seed=seed)
+    index = _build_index(corpus.lengths, sequences, length=length, samples=wanted, seed=seed)
     # the slow walker: the stream token by token, cut where a person would cut it
     stream = [int(token) for document in index.document for token in corpus[int(document)]]
     count = (len(stream) - 1) // length
@@ -122,8 +122,10 @@ def test_every_token_of_the_stream_is_read_once_in_a_pass(
 def test_the_samples_of_one_pass_hold_every_token_where_the_length_divides(
     tmp_path: Path, extra: int
 ) -> None:
-    corpus = _written(tmp_path, [4, 0, 7, 1, 8])
-    index = _built(corpus.lengths, np.arange(5, dtype=np.int32), length=5, samples=None, seed=1, extra=extra)
+    corpus = _write_corpus(tmp_path, [4, 0, 7, 1, 8])
+    index = _build_index(
+        corpus.lengths, np.arange(5, dtype=np.int32), length=5, samples=None, seed=1, extra=extra
+    )
     samples = GPTDataset(corpus, index, extra=extra)
     read = [samples[i] for i in range(len(samples))]
     assert all(len(sample) == 5 + extra for sample in read)
@@ -135,8 +137,8 @@ def test_the_last_epoch_is_shuffled_by_itself_where_little_of_it_is_needed() -> 
     lengths = np.full(50, 20, np.int32)
     numbers = np.arange(50, dtype=np.int32)
     # 99 samples a pass: under 79 of the second, which is int(0.8 · 99), and from there on
-    little = _built(lengths, numbers, length=10, samples=99 + 78, seed=1)
-    much = _built(lengths, numbers, length=10, samples=99 + 79, seed=1)
+    little = _build_index(lengths, numbers, length=10, samples=99 + 78, seed=1)
+    much = _build_index(lengths, numbers, length=10, samples=99 + 79, seed=1)
     assert little.epochs == much.epochs == 2
     assert sorted(little.document[:50].tolist()) == list(range(50)), (
         "the first epoch whole, before the second"
@@ -147,13 +149,13 @@ def test_the_last_epoch_is_shuffled_by_itself_where_little_of_it_is_needed() -> 
 
 def test_the_order_depends_on_the_number_of_passes_and_not_on_the_number_of_samples() -> None:
     lengths, numbers = np.full(50, 20, np.int32), np.arange(50, dtype=np.int32)
-    some, more, again = (
-        _built(lengths, numbers, length=10, samples=samples, seed=1) for samples in (50, 90, 190)
+    fewer, more, repeat = (
+        _build_index(lengths, numbers, length=10, samples=samples, seed=1) for samples in (50, 90, 190)
     )
-    assert (some.epochs, more.epochs, again.epochs) == (1, 1, 2)
-    np.testing.assert_array_equal(some.shuffle, more.shuffle)
-    np.testing.assert_array_equal(some.document, more.document)
-    assert some.shuffle[:50].tolist() != again.shuffle[:50].tolist()
+    assert (fewer.epochs, more.epochs, repeat.epochs) == (1, 1, 2)
+    np.testing.assert_array_equal(fewer.shuffle, more.shuffle)
+    np.testing.assert_array_equal(fewer.document, more.document)
+    assert fewer.shuffle[:50].tolist() != repeat.shuffle[:50].tolist()
 
 
 @pytest.mark.parametrize(("tokens", "samples"), [(6, None), (1, 5), (0, 2), (8, None)])
@@ -171,7 +173,7 @@ def test_the_last_epoch_is_shuffled_with_the_others_where_most_of_it_is_needed()
 
 
 def test_a_file_that_is_read_gives_the_samples_of_a_file_that_is_mapped(tmp_path: Path) -> None:
-    corpus = _written(tmp_path, [4, 0, 7, 1, 8])
-    index = _built(corpus.lengths, np.arange(5, dtype=np.int32), length=5, samples=3)
+    corpus = _write_corpus(tmp_path, [4, 0, 7, 1, 8])
+    index = _build_index(corpus.lengths, np.arange(5, dtype=np.int32), length=5, samples=3)
     mapped, read = GPTDataset(corpus, index), GPTDataset(corpus, index, copy=True)
     assert [sample.tolist() for sample in mapped] == [sample.tolist() for sample in read]

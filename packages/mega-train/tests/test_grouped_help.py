@@ -14,9 +14,9 @@ SCREEN = 34  # lines of a terminal window
 
 
 def _help(command: str, flag: str = "--help") -> str:
-    done = CliRunner().invoke(app, [command, flag])
-    assert done.exit_code == 0, done.output
-    return done.output
+    result = CliRunner().invoke(app, [command, flag])
+    assert result.exit_code == 0, result.output
+    return result.output
 
 
 def _position(text: str, flag: str) -> int:

@@ -29,8 +29,8 @@ def test_a_run_imports_neither_dynamo_nor_dtensor(
     model = ["--num-layers", "1", "--hidden-size", "16", "--num-attention-heads", "2", "--seq-length", "16"]
     steps = ["--train-iters", "1", "--lr", "0.02", "--eval-iters", "1", "--global-batch-size", "1"]
     command = [sys.executable, "-c", RUN, "gpt", "--data-path", str(corpus), *model, *steps, *options]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    modules = done.stdout.splitlines()[-1].split()
+    process = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert process.returncode == 0, process.stderr
+    modules = process.stdout.splitlines()[-1].split()
     assert "torch" in modules
     assert not {"torch._dynamo", "torch.distributed.tensor", "sympy", "triton"} & set(modules)

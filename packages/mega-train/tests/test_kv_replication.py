@@ -24,16 +24,16 @@ SIZES = ((QKV, 24, 1.0), (CUT, 6, 2.0), (WHOLE, 4, 3.0), (TIED, 6, 4.0))  # of o
 
 def _ranks(size: int) -> list[Any]:
     """Axes whose ranks are threads of this process."""
-    meet, given = threading.Barrier(size, timeout=60), [torch.empty(0)] * size
+    meet, slots = threading.Barrier(size, timeout=60), [torch.empty(0)] * size
 
     class Threads:
         def __init__(self, rank: int) -> None:
             self.size, self.rank = size, rank
 
         def reduce(self, x: torch.Tensor) -> torch.Tensor:
-            given[self.rank] = x
+            slots[self.rank] = x
             meet.wait()
-            total = torch.stack(given).sum(0)
+            total = torch.stack(slots).sum(0)
             meet.wait()
             return x.copy_(total)
 

@@ -88,18 +88,18 @@ def _llama2(folder: Path) -> None:
     save = CheckpointWriter(folder / "llama", 1)
     save.begin()
     rows = [row for row in table(spec) if row.tied_to is None]
-    mine = [box for row in rows for box in boxes_to_write(row.name, row.shape, row.slabs(0, 1), "F32")]
-    save.write(MODEL, 0, mine, lambda box: np.zeros(box.slab.shape, np.float32))
+    boxes = [box for row in rows for box in boxes_to_write(row.name, row.shape, row.slabs(0, 1), "F32")]
+    save.write(MODEL, 0, boxes, lambda box: np.zeros(box.slab.shape, np.float32))
     save.commit(spec, layout=WHOLE, trainer={"iteration": 1, "consumed_samples": 8}, run_config="")
 
 
 def words_of(script: str, variables: Mapping[str, str]) -> list[str]:
     """The words that a script hands to its program."""
     text = STUBS + (SCRIPTS / f"{script}.sh").read_text("utf-8")
-    done = subprocess.run(
+    process = subprocess.run(
         [BASH or "bash", "-euc", text], env=dict(variables), capture_output=True, check=True
     )
-    words = done.stdout.decode().split("\0")[:-1]
+    words = process.stdout.decode().split("\0")[:-1]
     return words[next(place for place, word in enumerate(words) if word.endswith(".py")) + 1 :]
 
 
@@ -159,7 +159,7 @@ WITHOUT_DROPOUT = {
 }
 
 
-def _validated(script: str, world: int, variables: Mapping[str, str]) -> tuple[int, str, str]:
+def _validate(script: str, world: int, variables: Mapping[str, str]) -> tuple[int, str, str]:
     family = ["--family", "llama" if script == "megatron_llama2_finetune" else "gpt"]
     if script == "fairseq_megatron_11b":  # the folder of data is its first word, and it says the processes
         return mega_train("validate", *words_of(script, variables), *family, "--json")
@@ -169,10 +169,10 @@ def _validated(script: str, world: int, variables: Mapping[str, str]) -> tuple[i
 @pytest.mark.parametrize("script", ACCEPTED)
 def test_a_launch_script_is_accepted_as_it_is(script: str, variables: dict[str, str]) -> None:
     world, follows = ACCEPTED[script]
-    code, out, err = _validated(script, world, variables)
+    code, out, err = _validate(script, world, variables)
     assert code == 0, err
-    told = json.loads(out)
-    assert {name: told[name] for name in follows} == follows
+    values = json.loads(out)
+    assert {name: values[name] for name in follows} == follows
     assert ("are 0 unless given, 0.1 in Megatron" in err) == (script in WITHOUT_DROPOUT)
 
 
@@ -182,9 +182,9 @@ def test_every_script_is_tried() -> None:
 
 
 def test_a_ramp_up_counted_in_iterations_is_refused_as_in_megatron(variables: dict[str, str]) -> None:
-    code, _, err = _validated("megatron_2026_gpt3_175b", 1024, variables)
+    code, _, err = _validate("megatron_2026_gpt3_175b", 1024, variables)
     assert code == 2
     assert err.splitlines()[-1].startswith("error: --rampup-batch-size: needs a run counted in samples")
-    code, out, err = _validated("megatron_2026_gpt3_175b", 1024, {**variables, "RAMPUP": ""})
+    code, out, err = _validate("megatron_2026_gpt3_175b", 1024, {**variables, "RAMPUP": ""})
     assert code == 0, err
     assert json.loads(out)["samples of a step"] == 1536

@@ -14,7 +14,7 @@ from mega_train.optim.loss_scaler import DynamicLossScaler, param_dtype, scale_l
 from mega_train.resolve import ResolvedConfig
 
 
-class Planned(Protocol):
+class ResolveConfig(Protocol):
     def __call__(self, **values: Any) -> ResolvedConfig: ...
 
 
@@ -33,9 +33,11 @@ class Planned(Protocol):
         ({"fp16": True, "hysteresis": 0}, "--hysteresis: not a count: found 0, wanted 1 or more"),
     ],
 )
-def test_an_arithmetic_that_cannot_be_is_refused(planned: Planned, values: dict[str, Any], line: str) -> None:
+def test_an_arithmetic_that_cannot_be_is_refused(
+    resolve_config: ResolveConfig, values: dict[str, Any], line: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
-        planned(**{f"train__{name}": value for name, value in values.items()})
+        resolve_config(**{f"train__{name}": value for name, value in values.items()})
     assert str(caught.value).startswith(line)
 
 
@@ -93,15 +95,15 @@ def test_a_scale_that_is_not_dynamic_stays(train: TrainConfig, value: float) -> 
 
 def test_a_state_that_is_taken_up_goes_on_where_it_was() -> None:
     train = TrainConfig(fp16=True, loss_scale_window=3)
-    one, other = DynamicLossScaler.from_config(train), DynamicLossScaler.from_config(train)
+    first, second = DynamicLossScaler.from_config(train), DynamicLossScaler.from_config(train)
     for overflow in (True, True, False, False):
-        one.update(overflow=overflow)
-    assert one.state_dict() == {"value": 2.0**31, "growth_tracker": 2, "hysteresis_tracker": 0}
-    other.load_state_dict(one.state_dict())
-    one.update(overflow=False)
-    other.update(overflow=False)
-    assert one == other
-    assert one.value == 2.0**32, "halved by the second overflow, doubled by the third good step"
+        first.update(overflow=overflow)
+    assert first.state_dict() == {"value": 2.0**31, "growth_tracker": 2, "hysteresis_tracker": 0}
+    second.load_state_dict(first.state_dict())
+    first.update(overflow=False)
+    second.update(overflow=False)
+    assert first == second
+    assert first.value == 2.0**32, "halved by the second overflow, doubled by the third good step"
 
 
 def test_scaling_changes_the_gradient_and_not_the_loss() -> None:

@@ -1,7 +1,7 @@
 """Every flag of the training scripts we read: ours, replaced, left out, or refused with what replaces it.
 
-`their_flags.txt` has the names of Megatron-LM's (core 0.9 and before), its forks' and fairseq's that a
-training script may hold. `their_flags_2026.txt` has those of core 0.10 to 0.16 and of the tree of 2026: the
+`script_flags.txt` has the names of Megatron-LM's (core 0.9 and before), its forks' and fairseq's that a
+training script may hold. `script_flags_2026.txt` has those of core 0.10 to 0.16 and of the tree of 2026: the
 fields of megatron-core 0.16.1's dataclasses that become flags, and those that are declared by hand.
 `data/megatron_flags.txt` has every flag of four versions of Megatron-LM, and what DeepSpeed's fork adds.
 """
@@ -26,8 +26,8 @@ OURS = {name for key in config_keys(RunConfig) for name in key.declared.split("/
 OURS |= {"--config", "--set", "--help", MEGATRON_DEFAULTS}
 TABLE = flag_table()
 HERE = Path(__file__).parent
-NAMES = (HERE / "their_flags.txt").read_text("utf-8").split()
-NEWER = (HERE / "their_flags_2026.txt").read_text("utf-8").split()
+NAMES = (HERE / "script_flags.txt").read_text("utf-8").split()
+NEWER = (HERE / "script_flags_2026.txt").read_text("utf-8").split()
 VERSIONS_OF = {
     flag: versions
     for flag, *versions in map(str.split, (HERE / "data/megatron_flags.txt").read_text("utf-8").splitlines())
@@ -62,9 +62,9 @@ def test_what_is_to_be_given_instead_are_flags_that_we_have() -> None:
 
 
 def test_an_embedding_alone_on_its_stage_is_had_as_the_line_says() -> None:
-    said = "plan --preset gpt2-124m --num-layers 3 --pipeline-model-parallel-size 4 --seq-length 64"
+    command = "plan --preset gpt2-124m --num-layers 3 --pipeline-model-parallel-size 4 --seq-length 64"
     hint = TABLE.refused["--standalone-embedding-stage"].instead.split()
-    assert CliRunner().invoke(app, [*said.split(), *hint], standalone_mode=False).exception is None
+    assert CliRunner().invoke(app, [*command.split(), *hint], standalone_mode=False).exception is None
 
 
 def test_there_are_as_many_names_as_the_scripts_have() -> None:
@@ -97,26 +97,28 @@ def test_training_does_with_a_flag_what_explain_says(version: str) -> None:
         if version not in versions:
             continue
         first, *_ = explain_word(flag)
-        done = translate_flags([flag, "1"], OURS)
-        says, acts = first.removeprefix(flag).strip(), "\n".join(map(str, done.refused))
+        result = translate_flags([flag, "1"], OURS)
+        says, acts = first.removeprefix(flag).strip(), "\n".join(map(str, result.refused))
         if says.startswith("is left out: "):
-            assert done.left_out == {flag: says.removeprefix("is left out: ")}, flag
-            assert not done.words, flag
+            assert result.left_out == {flag: says.removeprefix("is left out: ")}, flag
+            assert not result.words, flag
         elif says.startswith("is refused: "):
             assert acts == f"{flag}: {says.removeprefix('is refused: ')}"
         else:
             assert flag in {*OURS, *TABLE.read_as, *TABLE.values, *TABLE.in_context}, flag
-            assert done.words or flag in {*TABLE.values, *TABLE.in_context}, flag
+            assert result.words or flag in {*TABLE.values, *TABLE.in_context}, flag
             assert not acts or flag in {*TABLE.values, *TABLE.in_context}, flag
 
 
 def test_refused_flags_of_a_version_end_a_start_with_code_2_in_one_table() -> None:
-    told = {flag: next(explain_word(flag)) for flag, versions in VERSIONS_OF.items() if "2026" in versions}
-    flags = [flag for flag, line in told.items() if "   is refused: " in line]
+    explanations = {
+        flag: next(explain_word(flag)) for flag, versions in VERSIONS_OF.items() if "2026" in versions
+    }
+    flags = [flag for flag, line in explanations.items() if "   is refused: " in line]
     command = [sys.executable, "-m", "mega_train", "gpt", *flags]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 2
-    heading, *rows, line = done.stderr.splitlines()
+    process = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert process.returncode == 2
+    heading, *rows, line = process.stderr.splitlines()
     assert heading.split() == ["flag", "why", "instead"]
     assert [row.split()[0] for row in rows if row.startswith("--")] == flags
     assert line.startswith(f"error: command line: {len(flags)} things cannot be read, listed above")

@@ -88,7 +88,7 @@ def test_the_vocabulary_is_padded_to_the_rows_that_are_asked_for() -> None:
         loaded_spec=None,
     )
     assert spec.vocab_multiple * 2 == 40
-    for sets, said in (
+    for sets, message in (
         (
             ("model.pad_vocab_size_to=32",),
             "--pad-vocab-size-to: is less than the vocabulary: found 32, wanted 33",
@@ -105,15 +105,15 @@ def test_the_vocabulary_is_padded_to_the_rows_that_are_asked_for() -> None:
     ):
         with pytest.raises(ConfigError) as caught:
             model_spec(_run(*sets), "gpt", vocab=None, loaded_spec=None)
-        assert str(caught.value).startswith(said)
+        assert str(caught.value).startswith(message)
 
 
 def test_flags_without_a_shape_describe_a_part_of_the_checkpoints_model() -> None:
     loaded = gpt(layers=2, hidden=16, heads=2, vocab=33, max_seq_len=8, positions="rope", norm="rmsnorm")
-    said = load_config(
+    run = load_config(
         RunConfig, None, {}, ["model.normalization=RMSNorm", "model.position_embedding_type=rope"]
     )
-    assert model_spec(said, "gpt", vocab=None, loaded_spec=loaded) == loaded
+    assert model_spec(run, "gpt", vocab=None, loaded_spec=loaded) == loaded
     with pytest.raises(ConfigError, match=r"differs from the checkpoint's"):
         model_spec(
             load_config(RunConfig, None, {}, ["model.normalization=LayerNorm"]),
@@ -137,16 +137,16 @@ def test_validate_accepts_the_first_start_of_a_script_that_always_resumes(tmp_pa
     run = tmp_path / "run"
     resumes = f"{SMALL} {SHORT} --vocab-size 33 --load {run} --save {run}"
     for data in ("", " --mock-data"):
-        told = json.loads(_mega_train(f"validate {resumes}{data} --json")[0])
-        assert told["steps"] == 3
-    assert told["dropout"] == "hidden 0, attention 0"
-    assert told["optimizer"] == "adam, betas 0.9 0.999, eps 1e-08, weight decay 0.01, clipped at 1"
-    assert told["learning rate"] == "0.001 to 0, linear"
+        values = json.loads(_mega_train(f"validate {resumes}{data} --json")[0])
+        assert values["steps"] == 3
+    assert values["dropout"] == "hidden 0, attention 0"
+    assert values["optimizer"] == "adam, betas 0.9 0.999, eps 1e-08, weight decay 0.01, clipped at 1"
+    assert values["learning rate"] == "0.001 to 0, linear"
     assert not run.exists()
     wsd = "--lr-decay-style WSD --lr-wsd-decay-iters 1 --decoupled-lr 1e-4 --optimizer muon"
-    told = json.loads(_mega_train(f"validate {resumes} {wsd} --json")[0])
-    assert told["learning rate"] == "0.001 to 0, WSD with exponential decay; embedding and output 0.0001"
-    assert told["optimizer"].startswith("muon, momentum 0.95, the rest by adam: betas 0.9 0.999")
+    values = json.loads(_mega_train(f"validate {resumes} {wsd} --json")[0])
+    assert values["learning rate"] == "0.001 to 0, WSD with exponential decay; embedding and output 0.0001"
+    assert values["optimizer"].startswith("muon, momentum 0.95, the rest by adam: betas 0.9 0.999")
 
 
 def test_the_family_of_a_run_is_in_its_configuration(tmp_path: Path) -> None:
@@ -159,8 +159,8 @@ def test_the_family_of_a_run_is_in_its_configuration(tmp_path: Path) -> None:
         "error: model.family: is not that of the command: found llama, wanted gpt; hint: mega-train llama\n"
     )
     _mega_train(f"llama --config {config} --save {tmp_path / 'x'}")
-    told, _ = _mega_train(f"validate --config {config} --save {tmp_path / 'y'} --json")
-    assert json.loads(told)["model.family"] == "llama"
+    values, _ = _mega_train(f"validate --config {config} --save {tmp_path / 'y'} --json")
+    assert json.loads(values)["model.family"] == "llama"
     (start, *_) = read_events(run)
     assert start["config"]["model"]["family"] == "llama", "the report's differences see it"
 

@@ -24,7 +24,7 @@ ROWS = (
 )
 
 
-def _whole() -> list[ShardRange]:
+def _whole_shards() -> list[ShardRange]:
     return [ShardRange(row, 0, row.size) for row in ROWS]
 
 
@@ -34,19 +34,19 @@ def _values(seed: int) -> list[Tensor]:
 
 
 def _sgd(main: list[Tensor]) -> Optimizer:
-    return SGD(_whole(), main, momentum=0.9)
+    return SGD(_whole_shards(), main, momentum=0.9)
 
 
 def _muon(main: list[Tensor], dtype: torch.dtype = torch.float32) -> Optimizer:
-    one = Axis("one")
+    axis = Axis("one")
     return Muon(
-        _whole(),
+        _whole_shards(),
         main,
         momentum=0.95,
         betas=(0.9, 0.95),
         eps=1e-8,
-        tp=one,
-        replicas=one,
+        tp=axis,
+        replicas=axis,
         is_sharded=False,
         dtype=dtype,
     )
@@ -65,7 +65,7 @@ def test_singular_values_go_through_the_quintic_and_vectors_stay(shape: tuple[in
 
 
 def test_sgd_is_torchs() -> None:
-    main, theirs = _values(1), [each.clone().requires_grad_() for each in _values(1)]
+    main, theirs = _values(1), [tensor.clone().requires_grad_() for tensor in _values(1)]
     groups = [
         {"params": [p for p, row in zip(theirs, ROWS, strict=True) if row.decay is decays], "weight_decay": w}
         for decays, w in ((True, 0.2), (False, 0.0))
@@ -79,7 +79,7 @@ def test_sgd_is_torchs() -> None:
             group["lr"] = rate
         torchs.step()
         ours.step(gradients, rate, 0.2)
-    torch.testing.assert_close(main, [each.detach() for each in theirs])
+    torch.testing.assert_close(main, [tensor.detach() for tensor in theirs])
     assert ours.steps == 3
 
 
@@ -109,30 +109,33 @@ def test_muon_is_torchs_on_each_run_of_a_matrix_and_adamw_elsewhere() -> None:
         muon.step()
         adam.step()
         ours.step(gradients, rate, 0.2)
-    torch.testing.assert_close([main[0], main[2]], [each.detach() for each in rest])
+    torch.testing.assert_close([main[0], main[2]], [tensor.detach() for tensor in rest])
     # a bfloat16 has 8 bits: five rounds of products of those, times a rate of 0.35 in all
-    found = [*main[1].view(12, 4).split([8, 2, 2]), main[3].view(4, 10)]
-    for mine, theirs in zip(found, runs, strict=True):
-        torch.testing.assert_close(mine, theirs.detach(), atol=0.02, rtol=0.02)
+    updates = [*main[1].view(12, 4).split([8, 2, 2]), main[3].view(4, 10)]
+    for update, theirs in zip(updates, runs, strict=True):
+        torch.testing.assert_close(update, theirs.detach(), atol=0.02, rtol=0.02)
 
 
 @pytest.mark.parametrize("make", [_sgd, _muon])
 def test_state_taken_up_goes_on_bitwise(make: Callable[[list[Tensor]], Optimizer]) -> None:
     main = _values(1)
-    one = make(main)
+    saved_optimizer = make(main)
     for step in range(3):
-        one.step(_values(step), 0.1, 0.1)
-    kept = {(space, stretch.row.name): values.clone() for space, stretch, values in one.state_shards()}
-    assert {space for space, _ in kept} == STATE_NAMESPACES["sgd" if make is _sgd else "muon"]
-    again = [each.clone() for each in main]
-    other = make(again)
-    other.load_state(
-        lambda space, stretch, values: values.copy_(kept[space, stretch.row.name]), steps=one.steps
+        saved_optimizer.step(_values(step), 0.1, 0.1)
+    state = {
+        (space, stretch.row.name): values.clone() for space, stretch, values in saved_optimizer.state_shards()
+    }
+    assert {space for space, _ in state} == STATE_NAMESPACES["sgd" if make is _sgd else "muon"]
+    copies = [tensor.clone() for tensor in main]
+    resumed = make(copies)
+    resumed.load_state(
+        lambda space, stretch, values: values.copy_(state[space, stretch.row.name]),
+        steps=saved_optimizer.steps,
     )
-    for optimizer in (one, other):
+    for optimizer in (saved_optimizer, resumed):
         optimizer.step(_values(7), 0.1, 0.1)
-    assert all(torch.equal(a, b) for a, b in zip(main, again, strict=True))
-    assert other.steps == one.steps == 4
+    assert all(torch.equal(a, b) for a, b in zip(main, copies, strict=True))
+    assert resumed.steps == saved_optimizer.steps == 4
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4])
@@ -146,9 +149,9 @@ def test_every_element_of_a_matrix_is_brought_once_and_held_by_all_who_need_it(
     for rank in range(tp):
         for place in range(replicas):
             ends = [(size * place // replicas, size * (place + 1) // replicas) for size in sizes]
-            kept = [ShardRange(row, *end) for row, end in zip(rows, ends, strict=True)]
-            stretches = [torch.ones(stretch.size) for stretch in kept]
-            for matrix, whole in zip(matrix_shards(kept, Axis("tp", tp, rank)), brought, strict=True):
+            stored = [ShardRange(row, *end) for row, end in zip(rows, ends, strict=True)]
+            stretches = [torch.ones(stretch.size) for stretch in stored]
+            for matrix, whole in zip(matrix_shards(stored, Axis("tp", tp, rank)), brought, strict=True):
                 sum_of_others = whole.clone()
                 whole.zero_()
                 matrix.copy_to_full(stretches[matrix.index], whole)

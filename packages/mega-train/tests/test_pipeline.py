@@ -41,7 +41,7 @@ def test_one_stage_gives_the_losses_in_order_and_adds_up_the_gradients() -> None
 
 
 def test_every_action_done_is_told() -> None:
-    table, told = one_forward_one_backward(PipelineShape(1, 1, 3), 0), list[None]()
+    table, heartbeats = one_forward_one_backward(PipelineShape(1, 1, 3), 0), list[None]()
     cpu = torch.device("cpu")
     execute(
         table,
@@ -50,9 +50,9 @@ def test_every_action_done_is_told() -> None:
         WeightGradients(),
         dtype=torch.float32,
         device=cpu,
-        on_action=lambda: told.append(None),
+        on_action=lambda: heartbeats.append(None),
     )
-    assert len(told) == len(table) == 6
+    assert len(heartbeats) == len(table) == 6
 
 
 def test_forward_only_gives_the_losses_and_no_gradient() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from bench.plan import predictions
-from bench.published_others import OTHERS
+from bench.published_other_runs import OTHERS
 from mega_train.cli import main
 
 GPT3 = ("plan", "--preset", "megatron-175b", "--bf16", "--world", "1024", "--hardware", "a100")
@@ -24,7 +24,7 @@ CUT = (
 HOW_TO = Path(__file__).parents[3] / "docs/howto/plan.md"
 
 
-def said(*argv: str) -> str:
+def run_plan(*argv: str) -> str:
     out = io.StringIO()
     with redirect_stdout(out), pytest.raises(SystemExit) as left:
         main(argv)
@@ -33,7 +33,7 @@ def said(*argv: str) -> str:
 
 
 def test_a_plan_tells_memory_traffic_flops_and_time() -> None:
-    text = said(*GPT3, *CUT)
+    text = run_plan(*GPT3, *CUT)
     assert text.startswith("gpt, 174,615,846,912 parameters, bf16 on 1024 x A100 80GB SXM\n")
     assert "tp 8 x pp 16 x dp 8, 1f1b, zero 0, recompute none | 1536 samples x 2048 tokens a step" in text
     for word in ("weights", "gradients", "optimizer", "activations", "loss", "buffers", "bubble", "MFU"):
@@ -43,16 +43,16 @@ def test_a_plan_tells_memory_traffic_flops_and_time() -> None:
 
 
 def test_a_plan_as_json_says_the_same() -> None:
-    told = json.loads(said(*GPT3, *CUT, "--json"))
-    assert told["parameters"] == 174_615_846_912
-    assert told["layout"] == {"tp": 8, "pp": 16, "dp": 8, "cp": 1, "vp": 1, "world": 1024}
-    assert len(told["memory_bytes"]) == 16
-    for place in told["memory_bytes"]:
+    plan = json.loads(run_plan(*GPT3, *CUT, "--json"))
+    assert plan["parameters"] == 174_615_846_912
+    assert plan["layout"] == {"tp": 8, "pp": 16, "dp": 8, "cp": 1, "vp": 1, "world": 1024}
+    assert len(plan["memory_bytes"]) == 16
+    for place in plan["memory_bytes"]:
         assert place.pop("total") == sum(place.values())
-    seconds = dict(told["seconds"])
+    seconds = dict(plan["seconds"])
     assert seconds.pop("step") == pytest.approx(sum(seconds.values()))
-    assert told["mfu"] == pytest.approx(told["model_flops"] / told["seconds"]["step"] / 1024 / 312e12)
-    assert set(told["sent_bytes"]) == {"tp", "cp", "pp", "dp"}
+    assert plan["mfu"] == pytest.approx(plan["model_flops"] / plan["seconds"]["step"] / 1024 / 312e12)
+    assert set(plan["sent_bytes"]) == {"tp", "cp", "pp", "dp"}
 
 
 def test_a_file_says_it_as_well_as_flags_do(tmp_path: Path) -> None:
@@ -65,8 +65,8 @@ def test_a_file_says_it_as_well_as_flags_do(tmp_path: Path) -> None:
     )
     world = ("--world", "1024", "--hardware", "a100", "--json")
     assert json.loads(
-        said("plan", "--config", str(file), "--set", "parallel.pipeline_model_parallel_size=16", *world)
-    ) == json.loads(said(*GPT3, *CUT, "--json"))
+        run_plan("plan", "--config", str(file), "--set", "parallel.pipeline_model_parallel_size=16", *world)
+    ) == json.loads(run_plan(*GPT3, *CUT, "--json"))
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_a_plan_is_of_the_kernels_that_were_asked_for(kernels: str, slower: tupl
     llama = ("plan", "--preset", "llama3-8b", "--bf16", "--world", "8", "--hardware", "h100", "--json")
     batch = ("--global-batch-size", "8")
     auto, asked = (
-        json.loads(said(*llama, *batch, "--kernels", name))["seconds"] for name in ("auto", kernels)
+        json.loads(run_plan(*llama, *batch, "--kernels", name))["seconds"] for name in ("auto", kernels)
     )
     assert {part for part in auto if asked[part] > auto[part]} == ({*slower, "step"} if slower else set())
 
@@ -94,13 +94,13 @@ def test_a_search_lists_layouts_and_the_flags_of_the_first() -> None:
         "96",
         "--search",
     )
-    text, found = said(*argv), json.loads(said(*argv, "--json"))
-    assert len(found) == 10
-    assert found[0]["flags"] in text
-    assert [e["fits"] for e in found] == [True] * 10
-    first = found[0]["layout"]
+    text, rows = run_plan(*argv), json.loads(run_plan(*argv, "--json"))
+    assert len(rows) == 10
+    assert rows[0]["flags"] in text
+    assert [e["fits"] for e in rows] == [True] * 10
+    first = rows[0]["layout"]
     assert first["tp"] * first["pp"] * first["cp"] * first["dp"] == 96
-    assert f"--tensor-model-parallel-size {first['tp']} " in found[0]["flags"]
+    assert f"--tensor-model-parallel-size {first['tp']} " in rows[0]["flags"]
 
 
 @pytest.mark.parametrize(
@@ -114,13 +114,13 @@ def test_a_search_lists_layouts_and_the_flags_of_the_first() -> None:
 def test_the_flags_of_a_search_are_a_plan_with_its_figures(
     model: tuple[str, ...], world: str, batch: str
 ) -> None:
-    given = ("plan", *model, "--world", world, "--json")
+    flags = ("plan", *model, "--world", world, "--json")
     overlap = "--tp-comm-overlap" in model
     tensor = ("--tensor-model-parallel-size", "2") if overlap else ()
-    for found in json.loads(said(*given, *tensor, "--global-batch-size", batch, "--search"))[:5]:
-        plain = [word for word in given if word not in ("--tp-comm-overlap", "--sequence-parallel")]
-        again = json.loads(said(*plain, *found.pop("flags").split()))
-        assert again == found
+    for row in json.loads(run_plan(*flags, *tensor, "--global-batch-size", batch, "--search"))[:5]:
+        plain = [word for word in flags if word not in ("--tp-comm-overlap", "--sequence-parallel")]
+        repeated_plan = json.loads(run_plan(*plain, *row.pop("flags").split()))
+        assert repeated_plan == row
 
 
 def test_a_plan_needs_no_torch() -> None:
@@ -130,9 +130,9 @@ def test_a_plan_needs_no_torch() -> None:
         "except SystemExit: pass\n"
         "sys.exit('torch' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code, *GPT3, *CUT], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "MFU" in done.stdout
+    process = subprocess.run([sys.executable, "-c", code, *GPT3, *CUT], capture_output=True, text=True)
+    assert (process.returncode, process.stderr) == (0, "")
+    assert "MFU" in process.stdout
 
 
 def test_the_how_to_has_the_figures_of_the_planner() -> None:

@@ -18,7 +18,7 @@ RESULT = Path(__file__).parents[3] / "bench/results/2026-11-21-comm.md"
 CASES = {_name(ranks, values): (ranks, values) for ranks, cases in LAYOUTS.items() for values in cases}
 
 
-def counted() -> dict[str, dict[str, float]]:
+def measured_bytes() -> dict[str, dict[str, float]]:
     """Of every layout and axis, bytes that the rank with most to send sends in a step, on a ring."""
     ranks: dict[str, dict[str, dict[int, float]]] = defaultdict(
         lambda: defaultdict(lambda: defaultdict(float))
@@ -37,14 +37,16 @@ def counted() -> dict[str, dict[str, float]]:
         if axis == "replicas" or (axis, operation) == ("cp", "all-reduce"):
             axis = "dp"  # gradients
         ranks[name][axis][int(rank)] += share * int(size.replace(",", ""))
-    return {name: {axis: max(of.values()) for axis, of in axes.items()} for name, axes in ranks.items()}
+    return {
+        name: {axis: max(by_rank.values()) for axis, by_rank in axes.items()} for name, axes in ranks.items()
+    }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_what_a_plan_says_a_rank_sends_was_counted(name: str) -> None:
     ranks, values = CASES[name]
     planned = comm_volume(build_workload(load_config(RunConfig, None, {}, [*COMMON, *values]), "gpt", ranks))
-    found = counted()[name]
-    for axis, sent in found.items():
+    measured = measured_bytes()[name]
+    for axis, sent in measured.items():
         assert getattr(planned, axis) == pytest.approx(sent, rel=0.05), axis
-    assert {axis for axis in ("tp", "cp", "pp", "dp") if getattr(planned, axis)} == set(found)
+    assert {axis for axis in ("tp", "cp", "pp", "dp") if getattr(planned, axis)} == set(measured)

@@ -10,31 +10,31 @@ from click.testing import CliRunner, Result
 
 from mega_schema.errors import ConfigError, MegaError
 from mega_train.cli import app
-from mega_train.config.refusals import Refusals, Refused, parts, show_table
+from mega_train.config.refusals import Refusals, RefusedRunError, parts, show_table
 from mega_train.resolve import ResolvedConfig
 
 SHAPE = "--num-layers 2 --hidden-size 16 --num-attention-heads 2 --seq-length 8"
 
 
-class Planned(Protocol):
+class ResolveConfig(Protocol):
     def __call__(self, **values: Any) -> ResolvedConfig: ...
 
 
-def _refused(*args: str) -> tuple[list[str], str]:
+def _refused_flags(*args: str) -> tuple[list[str], str]:
     """The flags of the table that a command prints, without the heading, and the line it ends with."""
-    done: Result = CliRunner().invoke(app, args, standalone_mode=False)
-    assert isinstance(done.exception, MegaError), done.output
-    return [row.split()[0] for row in done.stderr.splitlines()[1:]], str(done.exception)
+    result: Result = CliRunner().invoke(app, args, standalone_mode=False)
+    assert isinstance(result.exception, MegaError), result.output
+    return [row.split()[0] for row in result.stderr.splitlines()[1:]], str(result.exception)
 
 
-def _where(planned: Planned, **values: Any) -> list[str]:
-    with pytest.raises(Refused) as caught:
-        planned(**values)
+def _refused_keys(resolve_config: ResolveConfig, **values: Any) -> list[str]:
+    with pytest.raises(RefusedRunError) as caught:
+        resolve_config(**values)
     return [str(error.where) for error in caught.value.errors]
 
 
 def test_a_bare_command_lists_all_that_a_run_needs() -> None:
-    flags, line = _refused("gpt")
+    flags, line = _refused_flags("gpt")
     needed = ["--data-path", "--num-layers", "--hidden-size", "--num-attention-heads"]
     assert flags == [*needed, "--max-position-embeddings", "--train-iters", "--lr"]
     assert line == (
@@ -44,8 +44,8 @@ def test_a_bare_command_lists_all_that_a_run_needs() -> None:
 
 def test_each_row_has_the_reason_and_what_replaces_it(corpus: Path) -> None:
     line = f"gpt --data-path {corpus} {SHAPE} --train-iters 5 --lr 1e-3 --weight-decay -1 --keep-last 2"
-    done = CliRunner().invoke(app, line.split(), standalone_mode=False)
-    heading, *rows = (" ".join(row.split()) for row in done.stderr.splitlines())
+    result = CliRunner().invoke(app, line.split(), standalone_mode=False)
+    heading, *rows = (" ".join(row.split()) for row in result.stderr.splitlines())
     assert heading == "flag why instead"
     assert rows == [
         "--keep-last there is no place to save to: wanted --save DIR --save RUN",
@@ -65,19 +65,19 @@ def test_a_flag_is_never_broken_and_a_path_never_cut(capsys: pytest.CaptureFixtu
 
 
 def test_a_single_refusal_is_one_line_without_a_table(corpus: Path) -> None:
-    flags, line = _refused(*f"gpt --data-path {corpus} {SHAPE} --train-iters 5".split())
+    flags, line = _refused_flags(*f"gpt --data-path {corpus} {SHAPE} --train-iters 5".split())
     assert (flags, line) == ([], "--lr: missing: wanted a learning rate; hint: --lr 3e-4")
 
 
 def test_what_follows_from_a_corpus_that_cannot_be_opened_is_not_refused(tmp_path: Path) -> None:
     words = f"gpt --data-path {tmp_path / 'none'} {SHAPE} --lr 1e-3 --reset-position-ids"
-    _, line = _refused(*words.split())  # no vocabulary is missing, and no end of a document
+    _, line = _refused_flags(*words.split())  # no vocabulary is missing, and no end of a document
     assert f"listed above: found {tmp_path / 'none'}.idx, --train-iters; " in line
 
 
-def test_errors_of_every_part_of_a_run_are_collected(planned: Planned) -> None:
-    assert _where(
-        planned,
+def test_errors_of_every_part_of_a_run_are_collected(resolve_config: ResolveConfig) -> None:
+    assert _refused_keys(
+        resolve_config,
         world=3,
         parallel__tensor_model_parallel_size=2,
         model__num_attention_heads=3,
@@ -102,7 +102,7 @@ def test_errors_of_every_part_of_a_run_are_collected(planned: Planned) -> None:
     ]
 
 
-def test_a_check_that_depends_on_a_refused_value_is_left_out(planned: Planned) -> None:
+def test_a_check_that_depends_on_a_refused_value_is_left_out(resolve_config: ResolveConfig) -> None:
     # 9 tokens do not fit the model: whether 2 ranks of cp can share them is another question
     length = {
         "batch__seq_length": 9,
@@ -110,13 +110,19 @@ def test_a_check_that_depends_on_a_refused_value_is_left_out(planned: Planned) -
         "parallel__context_parallel_size": 2,
         "world": 2,
     }
-    assert _where(planned, **length, train__seed=-1) == ["--seq-length", "--seed"]
+    assert _refused_keys(resolve_config, **length, train__seed=-1) == ["--seq-length", "--seed"]
     # without a duration nothing says when the warm-up must end
     warmup = {"train__train_iters": None, "optimizer__lr_warmup_iters": 99}
-    assert _where(planned, **warmup, batch__micro_batch_size=0) == ["--train-iters", "--micro-batch-size"]
+    assert _refused_keys(resolve_config, **warmup, batch__micro_batch_size=0) == [
+        "--train-iters",
+        "--micro-batch-size",
+    ]
     # a scale that is none is neither above nor below another
     scales = {"train__fp16": True, "train__initial_loss_scale": -1.0}
-    assert _where(planned, **scales, log__log_interval=0) == ["--log-interval", "--initial-loss-scale"]
+    assert _refused_keys(resolve_config, **scales, log__log_interval=0) == [
+        "--log-interval",
+        "--initial-loss-scale",
+    ]
 
 
 def test_of_one_flag_the_first_error_is_kept() -> None:
@@ -135,6 +141,6 @@ def test_a_comparison_says_all_that_keeps_a_run_from_beginning(tmp_path: Path) -
         "[model]\nnum_layers = 2\nhidden_size = 16\nnum_attention_heads = 2\nvocab_size = 33\n"
         "[batch]\nseq_length = 8\n"
     )
-    done = CliRunner().invoke(app, ["diff", str(file), str(file)])
-    assert f"of {file} nothing follows: --train-iters: missing" in done.stderr
-    assert "--lr: missing" in done.stderr
+    result = CliRunner().invoke(app, ["diff", str(file), str(file)])
+    assert f"of {file} nothing follows: --train-iters: missing" in result.stderr
+    assert "--lr: missing" in result.stderr

@@ -61,7 +61,7 @@ def line(iteration: int, loss: float | None) -> LogLine:
     )
 
 
-def validated(iteration: int, loss: float) -> ValidationEnd:
+def validation_event(iteration: int, loss: float) -> ValidationEnd:
     perplexity = math.exp(loss)
     samples = 4 * iteration
     return ValidationEnd(
@@ -77,18 +77,18 @@ def run_in(folder: Path, *, gain: float = 1.0, lr: float = 0.01) -> Path:
     for i in (10, 20, 30, 40, 50, 60):
         record.on_event(line(i, gain * (4.0 - i / 50)))
         if i == 40:
-            record.on_event(validated(40, gain * 3.5))
+            record.on_event(validation_event(40, gain * 3.5))
             record.on_event(CheckpointSaved(iteration=40, blocked_seconds=0.25))
     record = EventLog(folder)
     record.on_event(replace(BEGAN, iteration=40, consumed_samples=160, config=config))
     for i in (50, 60, 70, 80, 90, 100):
         record.on_event(line(i, None if i == 70 else gain * (4.0 - i / 50)))
-    record.on_event(validated(100, gain * 2.5))
+    record.on_event(validation_event(100, gain * 2.5))
     record.on_event(CheckpointSaved(iteration=100, blocked_seconds=0.25))
     return folder
 
 
-class Whole(HTMLParser):
+class PageParser(HTMLParser):
     """What a page loads, and that every element that is opened is closed and has an id of its own."""
 
     def __init__(self, page: str) -> None:
@@ -126,22 +126,22 @@ def cells(page: str) -> dict[str, list[str]]:
 def test_the_page_says_where_a_run_stands_and_where_it_restarted(tmp_path: Path) -> None:
     run = run_in(tmp_path / "small")
     page = render_report([RunHistory.load(run)], "iteration")
-    told = {name: row[0] for name, row in cells(page).items() if row}
-    assert told["model"] == "gpt, 1,234,567 parameters"
-    assert told["ranks"] == "8 (tp 2 x dp 4) on cpu"
-    assert told["iterations"] == "100 of 100"
-    assert told["tokens"] == "6,400"
-    assert told["loss, last line of the log"] == "2.0000"
-    assert told["validation loss, best"] == "2.5000"
-    assert told["tokens/s, median"] == "128"
-    assert told["memory of the first rank, most"] == "2.50 GB"
-    assert told["training"] == "50 s"
-    assert told["validations"] == "2, 3 s in all"
-    assert told["saves"] == "2, 0.5 s in all"
-    assert told["restarts"] == "1, 20 steps done again"
-    assert told["steps that updated nothing"] == "1"
-    assert told["optimizer.lr"] == "0.01"
-    assert told["train.bf16"] == "true"
+    figures = {name: row[0] for name, row in cells(page).items() if row}
+    assert figures["model"] == "gpt, 1,234,567 parameters"
+    assert figures["ranks"] == "8 (tp 2 x dp 4) on cpu"
+    assert figures["iterations"] == "100 of 100"
+    assert figures["tokens"] == "6,400"
+    assert figures["loss, last line of the log"] == "2.0000"
+    assert figures["validation loss, best"] == "2.5000"
+    assert figures["tokens/s, median"] == "128"
+    assert figures["memory of the first rank, most"] == "2.50 GB"
+    assert figures["training"] == "50 s"
+    assert figures["validations"] == "2, 3 s in all"
+    assert figures["saves"] == "2, 0.5 s in all"
+    assert figures["restarts"] == "1, 20 steps done again"
+    assert figures["steps that updated nothing"] == "1"
+    assert figures["optimizer.lr"] == "0.01"
+    assert figures["train.bf16"] == "true"
     assert page.count("restart of small at iteration 40, 20 steps done again") == 6, "in every chart"
     headings = re.findall("<h2>(.*?)</h2>", page)
     assert headings == [
@@ -164,7 +164,7 @@ def test_a_page_is_whole_and_loads_nothing(tmp_path: Path) -> None:
     write_report(run_in(tmp_path / "a"), None, tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text("utf-8")
     assert page.startswith("<!doctype html>")
-    whole = Whole(page)
+    whole = PageParser(page)
     assert whole.loads == []
     assert {"loss-1", "loss-2", "memory-1"} <= set(whole.ids)
     assert not re.search(r"url\((?!#)|@import|<script|<link|<img", page)
@@ -231,7 +231,7 @@ def test_two_runs_are_compared_where_both_have_a_line(tmp_path: Path) -> None:
 
 
 def test_runs_that_are_called_alike_are_told_apart_by_their_paths(tmp_path: Path) -> None:
-    runs = [RunHistory.load(run_in(tmp_path / there / "run")) for there in ("x", "y")]
+    runs = [RunHistory.load(run_in(tmp_path / folder / "run")) for folder in ("x", "y")]
     assert "<h1>x/run against y/run</h1>" in render_report(runs, "iteration")
 
 
@@ -259,8 +259,8 @@ def test_a_record_from_before_phases_and_configuration_makes_a_page_too(tmp_path
         '{"event": "validation", "iteration": 10, "loss": 2.0, "perplexity": 7.4}\n'
     )
     page = render_report([RunHistory.load(tmp_path)], "tokens")
-    told = {name: row[0] for name, row in cells(page).items() if row}
-    assert (told["model"], told["ranks"], told["tokens"]) == ("7 parameters", "1 on cpu", "160")
+    figures = {name: row[0] for name, row in cells(page).items() if row}
+    assert (figures["model"], figures["ranks"], figures["tokens"]) == ("7 parameters", "1 on cpu", "160")
     assert "was written before phases were timed" in page
     assert "was written before it held the configuration" in page
     assert "<h2>Memory</h2>" not in page
@@ -271,7 +271,7 @@ def test_tokens_are_those_that_a_curriculum_read(tmp_path: Path) -> None:
     record.on_event(BEGAN)
     for i, tokens in ((10, 100), (20, 500), (30, 1140)):
         record.on_event(replace(line(i, 3.0), consumed_tokens=tokens))
-    record.on_event(validated(25, 3.0))
+    record.on_event(validation_event(25, 3.0))
     run = RunHistory.load(tmp_path)
     assert run.series("loss", "tokens")[0] == [100, 500, 1140]
     assert run.scores("validation", "tokens")[0] == [820], "between two lines on a straight one"
@@ -279,12 +279,12 @@ def test_tokens_are_those_that_a_curriculum_read(tmp_path: Path) -> None:
 
 def test_every_group_of_validations_is_a_curve_of_its_own(tmp_path: Path) -> None:
     record = EventLog(run_in(tmp_path))
-    record.on_event(replace(validated(100, 2.25), split="test"))
+    record.on_event(replace(validation_event(100, 2.25), split="test"))
     record.on_event(CheckpointSaved(iteration=100, blocked_seconds=0.5, error="No space left on device"))
     page = render_report([RunHistory.load(tmp_path)], "iteration")
-    told = {name: row[0] for name, row in cells(page).items() if row}
-    assert (told["validation loss, last"], told["test loss, last"]) == ("2.5000", "2.2500")
-    assert told["saves"] == "3, 1 s in all, 1 failed"
+    figures = {name: row[0] for name, row in cells(page).items() if row}
+    assert (figures["validation loss, last"], figures["test loss, last"]) == ("2.5000", "2.2500")
+    assert figures["saves"] == "3, 1 s in all, 1 failed"
     assert page.count('class="key dots"') == 2
     test = page[page.index("<h2>Loss") :].partition("</figure>")[0]
     assert test.count("fill: var(--page); stroke: #2f6f9f") == 1, "the test is a ring, validations are points"
@@ -296,14 +296,14 @@ def test_words_of_a_user_are_text(tmp_path: Path) -> None:
     record = EventLog(run)
     words = {"data": {"path": ["<script>1"]}, "<script>2": {"<script>3": "<script>4"}}
     record.on_event(replace(BEGAN, iteration=100, device="<script>5", config=words))
-    record.on_event(replace(validated(100, 2.0), of='<script>"6'))
+    record.on_event(replace(validation_event(100, 2.0), split='<script>"6'))
     page = render_report([RunHistory.load(run)], "iteration")
     assert "<script" not in page
     assert "<title>&lt;script&gt;&amp;$x: training</title>" in page
     for number in "12345":
         assert f"&lt;script&gt;{number}" in page
     assert "&lt;script&gt;&quot;6" in page
-    Whole(page)
+    PageParser(page)
 
 
 def test_a_browser_shows_the_page(tmp_path: Path) -> None:
@@ -313,12 +313,14 @@ def test_a_browser_shows_the_page(tmp_path: Path) -> None:
     write_report(run_in(tmp_path / "a"), run_in(tmp_path / "b", gain=1.1), tmp_path / "report.html")
     flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
     page = (tmp_path / "report.html").as_uri()
-    done = subprocess.run([browser, *flags, "--dump-dom", page], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run(
+        [browser, *flags, "--dump-dom", page], capture_output=True, text=True, timeout=120
+    )
+    assert process.returncode == 0, process.stderr
     # what the browser made of it: curves are elements of a drawing, words are in place
-    assert len(re.findall(r'<g id="\w+-[12]"><title>[ab]', done.stdout)) == 12
-    assert "a against b" in done.stdout
-    assert "apart in the mean" in done.stdout
+    assert len(re.findall(r'<g id="\w+-[12]"><title>[ab]', process.stdout)) == 12
+    assert "a against b" in process.stdout
+    assert "apart in the mean" in process.stdout
 
 
 @pytest.mark.parametrize(
@@ -352,6 +354,6 @@ def test_the_command_says_where_the_page_is(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     run_in(tmp_path / "a")
     run_in(tmp_path / "b")
-    done = CliRunner().invoke(app, ["report", "a", "--compare-with", "b", "--x-axis", "hours"])
-    assert (done.exit_code, done.output) == (0, "report.html\n")
+    result = CliRunner().invoke(app, ["report", "a", "--compare-with", "b", "--x-axis", "hours"])
+    assert (result.exit_code, result.output) == (0, "report.html\n")
     assert "Over hours of training." in (tmp_path / "report.html").read_text("utf-8")

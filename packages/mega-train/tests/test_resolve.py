@@ -29,18 +29,18 @@ NO_MODEL: dict[str, Any] = dict.fromkeys(
 )
 
 
-class Planned(Protocol):
+class ResolveConfig(Protocol):
     def __call__(self, **values: Any) -> ResolvedConfig: ...
 
 
-def _refused(planned: Planned, kind: type[MegaError] = ConfigError, **values: Any) -> str:
+def _refusal(resolve_config: ResolveConfig, kind: type[MegaError] = ConfigError, **values: Any) -> str:
     with pytest.raises(kind) as caught:
-        planned(**values)
+        resolve_config(**values)
     return str(caught.value)
 
 
-def test_defaults_follow_from_the_five_numbers_of_a_model(planned: Planned) -> None:
-    plan = planned(batch__global_batch_size=None)
+def test_defaults_follow_from_the_five_numbers_of_a_model(resolve_config: ResolveConfig) -> None:
+    plan = resolve_config(batch__global_batch_size=None)
     assert plan.spec == gpt(layers=2, hidden=16, heads=2, vocab=33, max_seq_len=8, vocab_multiple=8)
     assert (plan.seq_length, plan.micro_batch_size, plan.global_batch_size, plan.accumulation_steps) == (
         8,
@@ -53,8 +53,8 @@ def test_defaults_follow_from_the_five_numbers_of_a_model(planned: Planned) -> N
     assert plan.lr_schedule.lr_at(0) == 0.01
 
 
-def test_accumulation_and_samples_are_counted_over_all_ranks(planned: Planned) -> None:
-    plan = planned(
+def test_accumulation_and_samples_are_counted_over_all_ranks(resolve_config: ResolveConfig) -> None:
+    plan = resolve_config(
         world=8,
         parallel__tensor_model_parallel_size=2,
         batch__micro_batch_size=2,
@@ -69,38 +69,43 @@ def test_accumulation_and_samples_are_counted_over_all_ranks(planned: Planned) -
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_preset_is_the_model_and_flags_change_it(planned: Planned, name: str) -> None:
+def test_a_preset_is_the_model_and_flags_change_it(resolve_config: ResolveConfig, name: str) -> None:
     family = preset(name).family
-    plan = planned(family=family, model__preset=name, **NO_MODEL)
+    plan = resolve_config(family=family, model__preset=name, **NO_MODEL)
     assert plan.spec == preset(name)
-    changed = planned(family=family, **(NO_MODEL | {"model__preset": name, "model__num_layers": 3}))
+    changed = resolve_config(family=family, **(NO_MODEL | {"model__preset": name, "model__num_layers": 3}))
     assert changed.spec.layers == 3
     assert changed.spec.hidden == plan.spec.hidden
 
 
-def test_the_vocabulary_is_the_corpuss_where_nothing_is_said(planned: Planned) -> None:
-    assert planned(model__vocab_size=None, corpus=CORPUS).spec.vocab == 33
+def test_the_vocabulary_is_the_corpuss_where_nothing_is_said(resolve_config: ResolveConfig) -> None:
+    assert resolve_config(model__vocab_size=None, corpus=CORPUS).spec.vocab == 33
 
 
-def test_the_context_is_the_sequence_length_where_nothing_is_said(planned: Planned) -> None:
-    assert planned(batch__seq_length=24).spec.max_seq_len == 24
-    assert planned(batch__seq_length=None, model__max_position_embeddings=40).seq_length == 40
+def test_the_context_is_the_sequence_length_where_nothing_is_said(resolve_config: ResolveConfig) -> None:
+    assert resolve_config(batch__seq_length=24).spec.max_seq_len == 24
+    assert resolve_config(batch__seq_length=None, model__max_position_embeddings=40).seq_length == 40
 
 
-def test_a_llamas_feed_forward_is_eight_thirds_to_a_multiple_of_64(planned: Planned) -> None:
-    assert planned(family="llama", model__hidden_size=512, model__num_attention_heads=8).spec.ffn == 1344
-    assert planned(family="llama").spec.ffn == 64
-    assert planned(model__swiglu=True, model__hidden_size=512, model__num_attention_heads=8).spec.ffn == 1344
-    assert planned(family="llama", model__ffn_hidden_size=100).spec.ffn == 100
+def test_a_llamas_feed_forward_is_eight_thirds_to_a_multiple_of_64(resolve_config: ResolveConfig) -> None:
+    assert (
+        resolve_config(family="llama", model__hidden_size=512, model__num_attention_heads=8).spec.ffn == 1344
+    )
+    assert resolve_config(family="llama").spec.ffn == 64
+    assert (
+        resolve_config(model__swiglu=True, model__hidden_size=512, model__num_attention_heads=8).spec.ffn
+        == 1344
+    )
+    assert resolve_config(family="llama", model__ffn_hidden_size=100).spec.ffn == 100
 
 
-def test_heads_may_have_a_width_of_their_own(planned: Planned) -> None:
-    spec = planned(model__num_attention_heads=3, model__kv_channels=10).spec
+def test_heads_may_have_a_width_of_their_own(resolve_config: ResolveConfig) -> None:
+    spec = resolve_config(model__num_attention_heads=3, model__kv_channels=10).spec
     assert (spec.q_rows, spec.hidden) == (30, 16)
 
 
-def test_megatrons_words_become_the_specs(planned: Planned) -> None:
-    spec = planned(
+def test_megatrons_words_become_the_specs(resolve_config: ResolveConfig) -> None:
+    spec = resolve_config(
         model__normalization="RMSNorm",
         model__position_embedding_type="rope",
         model__untie_embeddings_and_output_weights=True,
@@ -119,38 +124,40 @@ def test_megatrons_words_become_the_specs(planned: Planned) -> None:
     assert (spec.rope_theta, spec.init_std, spec.norm_eps) == (5e5, 0.01, 1e-6)
 
 
-def test_a_checkpoint_is_the_model_where_nothing_is_said(planned: Planned) -> None:
+def test_a_checkpoint_is_the_model_where_nothing_is_said(resolve_config: ResolveConfig) -> None:
     loaded = gpt(layers=3, hidden=24, heads=3, vocab=40, max_seq_len=16)
-    assert planned(loaded=loaded, corpus=CORPUS, **NO_MODEL).spec == loaded
+    assert resolve_config(loaded=loaded, corpus=CORPUS, **NO_MODEL).spec == loaded
     # with flags its vocabulary is still taken from it, and padding and initial values may differ
-    said = {
+    flags = {
         "model__num_layers": 3,
         "model__hidden_size": 24,
         "model__num_attention_heads": 3,
         "model__max_position_embeddings": 16,
     }
-    again = planned(
-        loaded=loaded, corpus=CORPUS, **(NO_MODEL | said | {"model__make_vocab_size_divisible_by": 4})
+    resumed = resolve_config(
+        loaded=loaded, corpus=CORPUS, **(NO_MODEL | flags | {"model__make_vocab_size_divisible_by": 4})
     )
-    assert again.spec.vocab == 40
-    assert again.spec.vocab_multiple == 4
+    assert resumed.spec.vocab == 40
+    assert resumed.spec.vocab_multiple == 4
 
 
-def test_the_device_is_a_gpu_where_there_is_one_and_nothing_else_is_said(planned: Planned) -> None:
-    assert planned(cuda=True).device == "cuda"
-    assert planned(cuda=True, train__device="cpu").device == "cpu"
-    assert planned(cuda=False).device == "cpu"
+def test_the_device_is_a_gpu_where_there_is_one_and_nothing_else_is_said(
+    resolve_config: ResolveConfig,
+) -> None:
+    assert resolve_config(cuda=True).device == "cuda"
+    assert resolve_config(cuda=True, train__device="cpu").device == "cpu"
+    assert resolve_config(cuda=False).device == "cpu"
 
 
 @pytest.mark.parametrize("flag", ["reset_position_ids", "reset_attention_mask", "eod_mask_loss"])
-def test_the_end_of_a_document_is_known_where_it_is_needed(planned: Planned, flag: str) -> None:
-    assert planned(corpus=CORPUS, **{f"data__{flag}": True}).eod == 32
-    assert planned(corpus=CORPUS).eod is None
+def test_the_end_of_a_document_is_known_where_it_is_needed(resolve_config: ResolveConfig, flag: str) -> None:
+    assert resolve_config(corpus=CORPUS, **{f"data__{flag}": True}).eod == 32
+    assert resolve_config(corpus=CORPUS).eod is None
 
 
-def test_warm_up_is_counted_in_samples_or_as_a_share(planned: Planned) -> None:
-    assert planned(optimizer__lr_warmup_iters=3).lr_schedule.warmup == 12
-    share = planned(optimizer__lr_warmup_fraction=0.25, optimizer__lr_decay_iters=8).lr_schedule
+def test_warm_up_is_counted_in_samples_or_as_a_share(resolve_config: ResolveConfig) -> None:
+    assert resolve_config(optimizer__lr_warmup_iters=3).lr_schedule.warmup == 12
+    share = resolve_config(optimizer__lr_warmup_fraction=0.25, optimizer__lr_decay_iters=8).lr_schedule
     assert (share.warmup, share.decay) == (8.0, 32)
 
 
@@ -271,9 +278,9 @@ CASES: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("values", "line"), CASES)
 def test_a_run_that_cannot_begin_is_refused_by_name(
-    planned: Planned, values: dict[str, Any], line: str
+    resolve_config: ResolveConfig, values: dict[str, Any], line: str
 ) -> None:
-    assert _refused(planned, **values).startswith(line)
+    assert _refusal(resolve_config, **values).startswith(line)
 
 
 PIPELINES: list[tuple[dict[str, Any], str]] = [
@@ -328,27 +335,30 @@ PIPELINES: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("values", "line"), PIPELINES)
 def test_pipeline_flags_that_disagree_are_refused(
-    planned: Planned, values: dict[str, Any], line: str
+    resolve_config: ResolveConfig, values: dict[str, Any], line: str
 ) -> None:
-    assert _refused(planned, **values).startswith(line)
+    assert _refusal(resolve_config, **values).startswith(line)
 
 
-def test_layers_are_dealt_as_the_flags_say(planned: Planned) -> None:
-    def dealt(**values: Any) -> tuple[int, tuple[int, ...]]:
-        layout = planned(
+def test_layers_are_dealt_as_the_flags_say(resolve_config: ResolveConfig) -> None:
+    def assigned_layers(**values: Any) -> tuple[int, tuple[int, ...]]:
+        layout = resolve_config(
             world=4, parallel__pipeline_model_parallel_size=4, batch__global_batch_size=None, **values
         ).layout
         return layout.vp, layout.layers_per_stage
 
-    assert dealt(model__num_layers=8) == (1, ())
-    assert dealt(model__num_layers=8, parallel__num_layers_per_virtual_pipeline_stage=1) == (2, ())
-    assert dealt(model__num_layers=9, parallel__num_virtual_stages_per_pipeline_rank=2) == (2, ())
-    assert dealt(
+    assert assigned_layers(model__num_layers=8) == (1, ())
+    assert assigned_layers(model__num_layers=8, parallel__num_layers_per_virtual_pipeline_stage=1) == (2, ())
+    assert assigned_layers(model__num_layers=9, parallel__num_virtual_stages_per_pipeline_rank=2) == (2, ())
+    assert assigned_layers(
         model__num_layers=14,
         parallel__account_for_embedding_in_pipeline_split=True,
         parallel__account_for_loss_in_pipeline_split=True,
-    ) == (1, ())
-    assert dealt(
+    ) == (
+        1,
+        (),
+    )
+    assert assigned_layers(
         model__num_layers=2,
         parallel__account_for_embedding_in_pipeline_split=True,
         parallel__account_for_loss_in_pipeline_split=True,
@@ -360,12 +370,17 @@ def test_layers_are_dealt_as_the_flags_say(planned: Planned) -> None:
         "parallel__account_for_embedding_in_pipeline_split": True,
         "parallel__account_for_loss_in_pipeline_split": True,
     }
-    assert dealt(model__num_layers=14, parallel__num_layers_per_virtual_pipeline_stage=2, **ends) == (2, ())
-    assert dealt(
+    assert assigned_layers(
+        model__num_layers=14, parallel__num_layers_per_virtual_pipeline_stage=2, **ends
+    ) == (2, ())
+    assert assigned_layers(
         model__num_layers=8,
         parallel__decoder_first_pipeline_num_layers=1,
         parallel__decoder_last_pipeline_num_layers=3,
-    ) == (1, (1, 2, 2, 3))
+    ) == (
+        1,
+        (1, 2, 2, 3),
+    )
 
 
 LAYOUTS: list[tuple[dict[str, Any], str]] = [
@@ -463,25 +478,29 @@ LAYOUTS: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("values", "line"), LAYOUTS)
 def test_a_layout_that_does_not_divide_is_refused_by_name(
-    planned: Planned, values: dict[str, Any], line: str
+    resolve_config: ResolveConfig, values: dict[str, Any], line: str
 ) -> None:
-    assert _refused(planned, LayoutError, **values).startswith(line)
+    assert _refusal(resolve_config, LayoutError, **values).startswith(line)
 
 
 @pytest.mark.parametrize("flag", ["--hidden-dropout", "--attention-dropout"])
 @pytest.mark.parametrize("value", [-0.1, 1.0, 1.5])
-def test_a_dropout_that_leaves_nothing_is_refused(planned: Planned, flag: str, value: float) -> None:
-    said = _refused(planned, **{"train__" + flag[2:].replace("-", "_"): value})
-    assert said == f"{flag}: not a probability to drop with: found {value}, wanted 0 or more, and less than 1"
+def test_a_dropout_that_leaves_nothing_is_refused(
+    resolve_config: ResolveConfig, flag: str, value: float
+) -> None:
+    refusal = _refusal(resolve_config, **{"train__" + flag[2:].replace("-", "_"): value})
+    assert (
+        refusal == f"{flag}: not a probability to drop with: found {value}, wanted 0 or more, and less than 1"
+    )
 
 
-def test_flags_that_differ_from_the_checkpoint_are_refused(planned: Planned) -> None:
+def test_flags_that_differ_from_the_checkpoint_are_refused(resolve_config: ResolveConfig) -> None:
     loaded = gpt(layers=2, hidden=16, heads=2, vocab=33, max_seq_len=8)
-    assert _refused(planned, loaded=loaded, model__num_attention_heads=4) == (
+    assert _refusal(resolve_config, loaded=loaded, model__num_attention_heads=4) == (
         "--num-attention-heads: differs from the checkpoint's: found 4, wanted 2; "
         "hint: leave the model's flags out to take the checkpoint's model"
     )
-    assert _refused(planned, family="llama", loaded=loaded, **NO_MODEL).startswith(
+    assert _refusal(resolve_config, family="llama", loaded=loaded, **NO_MODEL).startswith(
         "command: trains another family: found llama, wanted gpt"
     )
 
@@ -517,10 +536,10 @@ def test_padded_vocabularies_are_megatrons(oracle: Callable[[str], Any]) -> None
     ],
 )
 def test_flags_of_recomputation_say_one_thing(
-    planned: Planned, values: dict[str, Any], recompute: RecomputePolicy
+    resolve_config: ResolveConfig, values: dict[str, Any], recompute: RecomputePolicy
 ) -> None:
-    said = {f"recompute__{name}": value for name, value in values.items()}
-    assert planned(world=2, parallel__tensor_model_parallel_size=2, **said).recompute == recompute
+    flags = {f"recompute__{name}": value for name, value in values.items()}
+    assert resolve_config(world=2, parallel__tensor_model_parallel_size=2, **flags).recompute == recompute
 
 
 @pytest.mark.parametrize(
@@ -578,23 +597,25 @@ def test_flags_of_recomputation_say_one_thing(
     ],
 )
 def test_flags_of_recomputation_that_disagree_are_refused(
-    planned: Planned, values: dict[str, Any], line: str
+    resolve_config: ResolveConfig, values: dict[str, Any], line: str
 ) -> None:
-    assert _refused(planned, MegaError, **values) == line
+    assert _refusal(resolve_config, MegaError, **values) == line
 
 
-def test_the_overlap_of_tensor_parallel_exchanges_is_for_shared_tokens_on_gpus(planned: Planned) -> None:
+def test_the_overlap_of_tensor_parallel_exchanges_is_for_shared_tokens_on_gpus(
+    resolve_config: ResolveConfig,
+) -> None:
     two: dict[str, Any] = {
         "world": 2,
         "parallel__tensor_model_parallel_size": 2,
         "parallel__tp_comm_overlap": True,
     }
-    assert _refused(planned, **two) == (
+    assert _refusal(resolve_config, **two) == (
         "--tp-comm-overlap: has no tokens to exchange: wanted --sequence-parallel, whose exchanges "
         "it overlaps"
     )
     two["parallel__sequence_parallel"] = True
     line = "--tp-comm-overlap: needs GPUs: found cpu; hint: leave it out on a CPU"
-    assert _refused(planned, **two) == line
-    assert _refused(planned, cuda=True, train__device="cpu", **two) == line
-    assert planned(cuda=True, **two).run.parallel.tp_overlap
+    assert _refusal(resolve_config, **two) == line
+    assert _refusal(resolve_config, cuda=True, train__device="cpu", **two) == line
+    assert resolve_config(cuda=True, **two).run.parallel.tp_overlap

@@ -22,12 +22,12 @@ NO_MODEL: dict[str, Any] = dict.fromkeys(
 )
 
 
-class Planned(Protocol):
+class ResolveConfig(Protocol):
     def __call__(self, **values: Any) -> ResolvedConfig: ...
 
 
 @pytest.mark.parametrize(
-    ("said", "model"),
+    ("flags", "model"),
     [
         ({"apply_layernorm_1p": True}, {"norm_1p": True}),
         ({"embed_layernorm": True}, {"embed_norm": True}),
@@ -67,29 +67,30 @@ class Planned(Protocol):
     ids=str,
 )
 def test_an_option_of_the_model_is_in_its_spec(
-    planned: Planned, said: dict[str, Any], model: dict[str, Any]
+    resolve_config: ResolveConfig, flags: dict[str, Any], model: dict[str, Any]
 ) -> None:
     values = {
-        f"model__{key}": value for key, value in {"hidden_size": 64, "num_attention_heads": 8, **said}.items()
+        f"model__{key}": value
+        for key, value in {"hidden_size": 64, "num_attention_heads": 8, **flags}.items()
     }
-    if "window_size" in said:
-        values["model__window_size"] = f'"{said["window_size"]}"'
-    spec = planned(**values).spec
+    if "window_size" in flags:
+        values["model__window_size"] = f'"{flags["window_size"]}"'
+    spec = resolve_config(**values).spec
     assert {key: getattr(spec, key) for key in model} == model
 
 
-def test_a_preset_keeps_what_is_not_said(planned: Planned) -> None:
+def test_a_preset_keeps_what_is_not_said(resolve_config: ResolveConfig) -> None:
     named = NO_MODEL | {"model__preset": "gpt2-124m"}
-    assert planned(**named, model__bias_gelu_fusion=False).spec.activation == "gelu_erf"
+    assert resolve_config(**named, model__bias_gelu_fusion=False).spec.activation == "gelu_erf"
     named["model__preset"] = "llama3-8b"
-    scaled = planned(family="llama", **named, model__use_rope_scaling=True).spec
+    scaled = resolve_config(family="llama", **named, model__use_rope_scaling=True).spec
     wanted = preset("llama3-8b").to_dict() | {"rope_scaling": 8.0}
     assert scaled.to_dict() == wanted
-    assert planned(family="llama", **named, model__bias_gelu_fusion=False).spec == preset("llama3-8b")
+    assert resolve_config(family="llama", **named, model__bias_gelu_fusion=False).spec == preset("llama3-8b")
 
 
 @pytest.mark.parametrize(
-    ("said", "line"),
+    ("flags", "line"),
     [
         (
             {"glu_activation": "geglu", "swiglu": True},
@@ -112,60 +113,69 @@ def test_a_preset_keeps_what_is_not_said(planned: Planned) -> None:
     ],
     ids=str,
 )
-def test_options_that_disagree_are_told(planned: Planned, said: dict[str, Any], line: str) -> None:
+def test_options_that_disagree_are_told(
+    resolve_config: ResolveConfig, flags: dict[str, Any], line: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
-        planned(**{f"model__{key}": value for key, value in said.items()})
+        resolve_config(**{f"model__{key}": value for key, value in flags.items()})
     assert line in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("given", "changed"),
+    ("flags", "changed"),
     [
         ({}, {}),
         ({"embed_layernorm": True}, {"embed_norm": True}),
         ({"normalization": "LayerNorm"}, {"norm": "layernorm"}),
         ({"activation": "gelu_erf"}, {"activation": "gelu_erf", "ffn": 96 * 4}),
         ({"glu_activation": "geglu"}, {"activation": "geglu"}),
-        ({"unfused_gelu": True, "no_bias": True}, {}),
+        ({"bias_gelu_fusion": False, "disable_bias_linear": True}, {}),
         ({"position_embedding_type": "learned_absolute"}, {"positions": "learned"}),
     ],
     ids=str,
 )
 def test_a_flag_replaces_one_default_of_the_llama_family(
-    planned: Planned, given: dict[str, Any], changed: dict[str, Any]
+    resolve_config: ResolveConfig, flags: dict[str, Any], changed: dict[str, Any]
 ) -> None:
-    sizes = {"model__hidden": 96, "model__heads": 8}
-    spec = planned(family="llama", **sizes, **{f"model__{key}": value for key, value in given.items()}).spec
+    sizes = {"model__hidden_size": 96, "model__num_attention_heads": 8}
+    spec = resolve_config(
+        family="llama", **sizes, **{f"model__{key}": value for key, value in flags.items()}
+    ).spec
     wanted = {"family": "llama", "ffn": 256, **FAMILY_DEFAULTS["llama"], **changed}
     assert {name: getattr(spec, name) for name in wanted} == wanted
 
 
-def test_a_checkpoint_of_the_other_family_with_an_equal_model_is_accepted(planned: Planned) -> None:
-    flags = {"norm": "RMSNorm", "positions": "rope", "swiglu": True, "no_bias": True, "untied": True}
-    given = {f"model__{key}": value for key, value in flags.items()}
-    spec = planned(**given).spec
+def test_a_checkpoint_of_the_other_family_with_an_equal_model_is_accepted(
+    resolve_config: ResolveConfig,
+) -> None:
+    switches = ("swiglu", "disable_bias_linear", "untie_embeddings_and_output_weights")
+    options = {"normalization": "RMSNorm", "position_embedding_type": "rope"} | dict.fromkeys(switches, True)
+    flags = {f"model__{key}": value for key, value in options.items()}
+    spec = resolve_config(**flags).spec
     loaded = replace(spec, family="llama")
-    assert planned(loaded=loaded, **given).spec == spec
+    assert resolve_config(loaded=loaded, **flags).spec == spec
     with pytest.raises(ConfigError, match="^--normalization: differs from the checkpoint's"):
-        planned(loaded=loaded)
+        resolve_config(loaded=loaded)
 
 
-def test_fields_of_a_model_are_flags_wherever_an_error_names_them(planned: Planned) -> None:
+def test_fields_of_a_model_are_flags_wherever_an_error_names_them(resolve_config: ResolveConfig) -> None:
     with pytest.raises(ConfigError) as caught:
-        planned(model__parallel_residual=True, model__apply_residual_connection_post_layernorm=True)
+        resolve_config(model__parallel_residual=True, model__apply_residual_connection_post_layernorm=True)
     assert str(caught.value).startswith("--parallel-residual: ")
     assert "found --apply-residual-connection-post-layernorm too" in str(caught.value)
-    loaded = planned(model__window_size="3,0", model__untie_embeddings_and_output_weights=True).spec
+    loaded = resolve_config(model__window_size="3,0", model__untie_embeddings_and_output_weights=True).spec
     with pytest.raises(
         ConfigError, match=r"^--untie-embeddings-and-output-weights: .* not given, wanted given"
     ):
-        planned(loaded=loaded, model__window_size="3,0")
+        resolve_config(loaded=loaded, model__window_size="3,0")
     with pytest.raises(ConfigError, match=r"^--window-size: differs .* found 7,0, wanted 3,0;"):
-        planned(loaded=loaded, model__window_size="7,0", model__untie_embeddings_and_output_weights=True)
+        resolve_config(
+            loaded=loaded, model__window_size="7,0", model__untie_embeddings_and_output_weights=True
+        )
 
 
-def test_a_checkpoints_model_is_compared_without_what_it_began_with(planned: Planned) -> None:
-    loaded: ModelSpec = planned().spec
-    assert planned(loaded=loaded, model__init_method_xavier_uniform=True).spec.init == "xavier_uniform"
+def test_a_checkpoints_model_is_compared_without_what_it_began_with(resolve_config: ResolveConfig) -> None:
+    loaded: ModelSpec = resolve_config().spec
+    assert resolve_config(loaded=loaded, model__init_method_xavier_uniform=True).spec.init == "xavier_uniform"
     with pytest.raises(ConfigError, match="^--qk-layernorm: differs from the checkpoint's"):
-        planned(loaded=loaded, model__qk_layernorm=True)
+        resolve_config(loaded=loaded, model__qk_layernorm=True)

@@ -40,7 +40,7 @@ def _gpt(corpus: Path, *argv: object, code: int = 0) -> str:
 
 
 @pytest.fixture(scope="module")
-def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained_run(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of 6 steps that saved at 2, 4 and 6."""
     run = tmp_path_factory.mktemp("trained") / "run"
     _gpt(corpus, "--train-iters", 6, "--save", run, "--save-interval", 2)
@@ -48,9 +48,9 @@ def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(trained: Path, tmp_path: Path) -> Path:
+def run(trained_run: Path, tmp_path: Path) -> Path:
     """A copy of it."""
-    return Path(shutil.copytree(trained, tmp_path / "run"))
+    return Path(shutil.copytree(trained_run, tmp_path / "run"))
 
 
 def _flip(file: Path) -> None:
@@ -146,18 +146,18 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_the_checkpoint_before_a_damaged_one_is_gone_on_from_and_the_end_is_the_same(
-    corpus: Path, trained: Path, run: Path, damage: str, caplog: pytest.LogCaptureFixture
+    corpus: Path, trained_run: Path, run: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    harm, said = DAMAGES[damage]
+    harm, message = DAMAGES[damage]
     harm(run / "iter_0000006")
     out = _gpt(corpus, "--train-iters", 6, "--load", run, "--save", run)
     assert "from iteration 4" in out
     (warning,) = caplog.messages
-    assert said in warning
+    assert message in warning
     which = "the newest sound checkpoint" if damage == "a missing folder" else "the one before it"
     assert warning.endswith(f"; the run resumes from iteration 4, {which}")
     assert "hint" not in warning
-    ours, theirs = (Checkpoint.open(folder) for folder in (run, trained))
+    ours, theirs = (Checkpoint.open(folder) for folder in (run, trained_run))
     assert ours.iteration == 6
     for file in theirs.files:
         assert (ours.folder / file).read_bytes() == (theirs.folder / file).read_bytes(), file
@@ -178,14 +178,14 @@ def test_two_damaged_ones_are_passed_by(corpus: Path, run: Path, caplog: pytest.
 def test_without_one_before_and_where_it_was_asked_for_the_damage_is_a_line(
     corpus: Path, run: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    harm, said = DAMAGES[damage]
+    harm, message = DAMAGES[damage]
     for iteration in (2, 4, 6):
         harm(run / f"iter_000000{iteration}")
     for load in (run, run / "iter_0000006"):
         line = _gpt(corpus, "--train-iters", 6, "--load", load, code=2)
         assert line.startswith("error: ")
         assert line.count("\n") == 1
-        assert said in line
+        assert message in line
         assert "iter_0000006" in line, "the newest"
 
 
@@ -212,13 +212,13 @@ class Ranks:
     """Meshes of two ranks that are threads."""
 
     def __init__(self) -> None:
-        self.said, self.met = [0, 0], threading.Barrier(2, timeout=20)
+        self.numbers, self.met = [0, 0], threading.Barrier(2, timeout=20)
 
     def mesh(self, rank: int) -> Any:
         def largest(number: int) -> int:
-            self.said[rank] = number
+            self.numbers[rank] = number
             self.met.wait()
-            most = max(self.said)
+            most = max(self.numbers)
             self.met.wait()
             return most
 
@@ -231,13 +231,13 @@ def test_ranks_go_on_from_one_that_all_of_them_can_read(
 ) -> None:
     if damaged:
         _flip(run / "iter_0000004" / PIECE)
-    ranks, said = Ranks(), RunConfig(checkpoint=CheckpointConfig(load=run))
+    ranks, run_config = Ranks(), RunConfig(checkpoint=CheckpointConfig(load=run))
 
     def rank(number: int, newest: int) -> int:
         def older(before: int) -> Checkpoint:
             return Checkpoint(run / f"iter_000000{min(before - 1, newest) // 2 * 2}")
 
-        return agree_on_checkpoint(older(9), ranks.mesh(number), said, older).iteration
+        return agree_on_checkpoint(older(9), ranks.mesh(number), run_config, older).iteration
 
     with ThreadPoolExecutor(2) as pool:
         ends = list(pool.map(rank, (0, 1), (6, 4)))  # the second cannot open the newest

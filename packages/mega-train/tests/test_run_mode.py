@@ -27,31 +27,31 @@ from mega_train.resolve import ResolvedConfig
 from mega_train.telemetry.event_log import read_events
 from mega_train.telemetry.observers import Observers
 
-Started = Callable[..., Trainer]
+StartTrainer = Callable[..., Trainer]
 
 MODEL = ["--num-layers", "1", "--hidden-size", "16", "--num-attention-heads", "2", "--seq-length", "8"]
 COURSE = ["--global-batch-size", "4", "--train-iters", "4", "--lr", "0.01", "--eval-iters", "0"]
 
 
-class Planned(Protocol):
+class ResolveConfig(Protocol):
     def __call__(self, **values: Any) -> ResolvedConfig: ...
 
 
 @pytest.fixture
-def started(planned: Planned, open_corpus: IndexedDataset) -> Started:
+def start_trainer(resolve_config: ResolveConfig, open_corpus: IndexedDataset) -> StartTrainer:
     """A trainer of TINY with these values, from a checkpoint if one is named."""
 
     def start(resume: Path | None = None, **values: Any) -> Trainer:
         checkpoint = Checkpoint.open(resume) if resume else None
-        return Trainer(planned(**values), Mesh(), open_corpus, checkpoint=checkpoint)
+        return Trainer(resolve_config(**values), Mesh(), open_corpus, checkpoint=checkpoint)
 
     return start
 
 
 @pytest.fixture
-def saved(started: Started, tmp_path: Path) -> tuple[Path, Trainer]:
+def saved_run(start_trainer: StartTrainer, tmp_path: Path) -> tuple[Path, Trainer]:
     """A run that saved after 3 steps, and its trainer."""
-    run = started(checkpoint__save=str(tmp_path / "run"))
+    run = start_trainer(checkpoint__save=str(tmp_path / "run"))
     for _ in range(3):
         run.step(run.state.lr)
     run.save()
@@ -59,19 +59,19 @@ def saved(started: Started, tmp_path: Path) -> tuple[Path, Trainer]:
     return tmp_path / "run", run
 
 
-def _same_weights(one: Trainer, other: Trainer) -> bool:
-    return all(torch.equal(a, b) for (_, a), (_, b) in zip(one.params, other.params, strict=True))
+def _same_weights(first: Trainer, second: Trainer) -> bool:
+    return all(torch.equal(a, b) for (_, a), (_, b) in zip(first.params, second.params, strict=True))
 
 
 def test_without_its_optimizer_a_run_goes_on_with_samples_and_begins_its_schedules_anew(
-    started: Started, saved: tuple[Path, Trainer]
+    start_trainer: StartTrainer, saved_run: tuple[Path, Trainer]
 ) -> None:
-    folder, run = saved
-    again = started(folder, checkpoint__load_optim=False, optimizer__lr_warmup_iters=2)
-    assert _same_weights(again, run)
-    assert (again.state.iteration, again.state.consumed_samples, again.optimizer.steps) == (3, 12, 0)
-    assert not any(values.any() for _, _, values in again.optimizer.state_shards())
-    assert [again.state.lr, *[again.step(again.state.lr) and again.state.lr for _ in range(2)]] == [
+    folder, run = saved_run
+    resumed = start_trainer(folder, checkpoint__load_optim=False, optimizer__lr_warmup_iters=2)
+    assert _same_weights(resumed, run)
+    assert (resumed.state.iteration, resumed.state.consumed_samples, resumed.optimizer.steps) == (3, 12, 0)
+    assert not any(values.any() for _, _, values in resumed.optimizer.state_shards())
+    assert [resumed.state.lr, *[resumed.step(resumed.state.lr) and resumed.state.lr for _ in range(2)]] == [
         0.0,
         0.005,
         0.01,
@@ -79,25 +79,25 @@ def test_without_its_optimizer_a_run_goes_on_with_samples_and_begins_its_schedul
 
 
 def test_schedules_that_a_checkpoint_does_not_have_cannot_be_taken(
-    corpus: Path, saved: tuple[Path, Trainer]
+    corpus: Path, saved_run: tuple[Path, Trainer]
 ) -> None:
-    folder = saved[0] / "iter_0000003"
-    said = json.loads((folder / "trainer.json").read_text("utf-8"))
-    del said["lr_schedule"]
-    (folder / "trainer.json").write_text(json.dumps(said))
+    folder = saved_run[0] / "iter_0000003"
+    trainer_state = json.loads((folder / "trainer.json").read_text("utf-8"))
+    del trainer_state["lr_schedule"]
+    (folder / "trainer.json").write_text(json.dumps(trainer_state))
     rewrite_checksums(folder, FORMAT)
-    told = _gpt(corpus, "--load", folder, "--use-checkpoint-opt_param-scheduler", code=2)
-    assert told == (
+    result = _gpt(corpus, "--load", folder, "--use-checkpoint-opt_param-scheduler", code=2)
+    assert result == (
         f"error: --use-checkpoint-opt_param-scheduler: the checkpoint has no schedules: found {folder}; "
         "hint: leave it out\n"
     )
 
 
 def test_steps_that_are_passed_over_consume_their_samples_and_change_nothing(
-    started: Started, tmp_path: Path
+    start_trainer: StartTrainer, tmp_path: Path
 ) -> None:
     values = {"optimizer__lr_decay_style": "constant", "checkpoint__save": str(tmp_path)}
-    run = started(
+    run = start_trainer(
         train__skip_train_iteration_range='["9-10", "2-3", "4-4", "3-4"]', log__log_interval=1, **values
     )
     assert run.config.skipped_iterations == (range(2, 5), range(9, 11))
@@ -114,17 +114,17 @@ def test_steps_that_are_passed_over_consume_their_samples_and_change_nothing(
         5,
     )
     assert Checkpoint.open(tmp_path).iteration == 10
-    other = started(**values | {"checkpoint__save": None})
+    uninterrupted = start_trainer(**values | {"checkpoint__save": None})
     for consumed in (0, 16, 20, 24, 28):
-        other.state.consumed_samples = consumed
-        other.step(0.01)
-    assert _same_weights(run, other)
+        uninterrupted.state.consumed_samples = consumed
+        uninterrupted.step(0.01)
+    assert _same_weights(run, uninterrupted)
 
 
 @pytest.mark.parametrize("text", ["5", "5-", "a-b", "7-3", "0-3", "-3-4"])
-def test_what_is_no_range_of_steps_is_refused(planned: Planned, text: str) -> None:
+def test_what_is_no_range_of_steps_is_refused(resolve_config: ResolveConfig, text: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        planned(train__skip_train_iteration_range=f'["{text}"]')
+        resolve_config(train__skip_train_iteration_range=f'["{text}"]')
     assert str(refused.value) == (
         f"--skip-train-iteration-range: is not a range of steps: found {text}, wanted FIRST-LAST, such as "
         "100-120"
@@ -133,9 +133,9 @@ def test_what_is_no_range_of_steps_is_refused(planned: Planned, text: str) -> No
 
 @pytest.mark.parametrize("flag", ["train__skip_train", "train__eval_only"])
 def test_a_run_that_only_validates_trains_and_saves_nothing(
-    started: Started, saved: tuple[Path, Trainer], tmp_path: Path, flag: str
+    start_trainer: StartTrainer, saved_run: tuple[Path, Trainer], tmp_path: Path, flag: str
 ) -> None:
-    folder, run = saved
+    folder, run = saved_run
     values = {
         "data__split": "80,20,0",
         "evaluation__eval_iters": 2,
@@ -143,7 +143,7 @@ def test_a_run_that_only_validates_trains_and_saves_nothing(
         "optimizer__lr": None,
         "checkpoint__save": str(tmp_path / "other"),
     }
-    only = started(folder, **values, **{flag: True})
+    only = start_trainer(folder, **values, **{flag: True})
     seen: list[Any] = []
 
     class Seen:
@@ -159,12 +159,12 @@ def test_a_run_that_only_validates_trains_and_saves_nothing(
     assert not list((tmp_path / "other").glob("*"))
 
 
-def test_a_run_that_only_validates_needs_something_to_validate(started: Started) -> None:
+def test_a_run_that_only_validates_needs_something_to_validate(start_trainer: StartTrainer) -> None:
     with pytest.raises(
         ConfigError, match=r"^--skip-train: there is nothing else to do: found --eval-iters 0"
     ):
-        started(train__skip_train=True)
-    run = started(train__skip_train=True, evaluation__eval_iters=1, data__split="1,0,0")
+        start_trainer(train__skip_train=True)
+    run = start_trainer(train__skip_train=True, evaluation__eval_iters=1, data__split="1,0,0")
     line = "--split: leaves nothing to validate: found 1,0,0, wanted a second share above 0; hint: --split"
     with pytest.raises(ConfigError, match=f"^{line}"):
         TrainLoop(run, Observers([])).run()

@@ -66,8 +66,8 @@ def test_a_run_that_changes_its_layout_goes_on_with_the_same_samples(
     """Steps of 12 samples, each on another micro-batch and dp; an epoch is a multiple of 12."""
     total = 12 * epochs_of_twelve
     for step, (micro, dp) in enumerate(layouts):
-        found = _step(kind, total, 12 * step, micro, dp, 12 // (micro * dp), sharded=False)
-        assert sorted(found) == sorted(_step(kind, total, 12 * step, 1, 1, 12, sharded=False))
+        numbers = _step(kind, total, 12 * step, micro, dp, 12 // (micro * dp), sharded=False)
+        assert sorted(numbers) == sorted(_step(kind, total, 12 * step, 1, 1, 12, sharded=False))
 
 
 @given(total=st.integers(4, 60), micro=st.integers(1, 4), dp=st.integers(1, 4), sharded=st.booleans())

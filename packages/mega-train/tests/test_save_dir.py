@@ -37,7 +37,7 @@ def _gpt(corpus: Path, *argv: object, code: int = 0) -> str:
 
 
 @pytest.fixture(scope="module")
-def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained_run(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of 6 steps that saved at 2, 4 and 6."""
     run = tmp_path_factory.mktemp("trained") / "run"
     _gpt(corpus, "--train-iters", 6, "--save", run)
@@ -45,9 +45,9 @@ def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(trained: Path, tmp_path: Path) -> Path:
+def run(trained_run: Path, tmp_path: Path) -> Path:
     """A copy of it."""
-    return Path(shutil.copytree(trained, tmp_path / "run"))
+    return Path(shutil.copytree(trained_run, tmp_path / "run"))
 
 
 def _contents(run: Path) -> dict[str, bytes]:
@@ -79,7 +79,7 @@ TRACKERS = {
 def test_without_a_usable_tracker_the_newest_sound_checkpoint_is_taken_and_one_line_says_so(
     corpus: Path, run: Path, tracker: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    content, said = TRACKERS[tracker]
+    content, message = TRACKERS[tracker]
     (run / LATEST).unlink()
     if content is not None:
         (run / LATEST).write_bytes(content)
@@ -87,7 +87,7 @@ def test_without_a_usable_tracker_the_newest_sound_checkpoint_is_taken_and_one_l
     out = _gpt(corpus, "--train-iters", 8, "--load", run, "--save", run)
     assert "from iteration 6" in out
     (line,) = caplog.messages
-    assert said in line
+    assert message in line
     assert line.endswith("; the run resumes from iteration 6, the newest sound checkpoint")
     assert "hint" not in line
     assert Checkpoint.open(run).iteration == 8
@@ -247,10 +247,10 @@ def test_a_file_of_another_program_is_not_taken_for_the_record_of_a_run(corpus: 
     save = tmp_path / "run"
     save.mkdir()
     (save / "events.jsonl").write_text('{"mine": 1}\n')
-    said = _gpt(corpus, "--train-iters", 1, "--save", save, code=2)
+    result = _gpt(corpus, "--train-iters", 1, "--save", save, code=2)
     assert (
         f'{save / "events.jsonl"}:1: is not of the record of a run: wanted an object with a key "event"'
-        in said
+        in result
     )
     assert _contents(save) == {}
     assert (save / "events.jsonl").read_text() == '{"mine": 1}\n'

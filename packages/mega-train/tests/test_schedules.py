@@ -37,11 +37,11 @@ UNEVEN = PassCosts(forward=1, input=1.25, weight=0.75)  # exact in binary, so th
 def shapes(count: int, seed: int) -> list[PipelineShape]:
     """Random pipes, several chunks on several ranks only."""
     rng = random.Random(seed)
-    found = []
+    pipes = []
     for _ in range(count):
         ranks = rng.randint(1, 6)
-        found.append(PipelineShape(ranks, rng.randint(1, 3) if ranks > 1 else 1, rng.randint(1, 14)))
-    return found
+        pipes.append(PipelineShape(ranks, rng.randint(1, 3) if ranks > 1 else 1, rng.randint(1, 14)))
+    return pipes
 
 
 def tables(schedule: Schedule, pipe: PipelineShape) -> list[Table]:
@@ -59,8 +59,8 @@ def test_every_pass_is_done_once_and_no_rank_waits_in_a_circle_though_no_line_ho
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "forward only"])
 def test_lines_that_hold_no_message_make_no_rank_wait_longer(name: str) -> None:
     for pipe in shapes(150, seed=2):
-        made = tables(ALL[name], pipe)
-        strict, loose = (simulate(made, pipe, UNEVEN, max_unreceived=n).makespan for n in (0, 1 << 30))
+        all_tables = tables(ALL[name], pipe)
+        strict, loose = (simulate(all_tables, pipe, UNEVEN, max_unreceived=n).makespan for n in (0, 1 << 30))
         assert strict == loose, pipe
 
 
@@ -79,7 +79,7 @@ def test_no_rank_keeps_more_micro_batches_alive_than_its_schedule_says() -> None
             # rounds are of `ranks` micro-batches, longer by what does not divide
             longest = -(-micros // max(1, micros // ranks))
             fill = [(chunks - 1) * longest + 2 * (ranks - rank - 1) for rank in range(ranks)]
-            assert alive["1f1b"] == [min(some + 1, chunks * micros) for some in fill]
+            assert alive["1f1b"] == [min(filled + 1, chunks * micros) for filled in fill]
             assert max(alive["zero-bubble"]) <= alive["1f1b"][0]
 
 
@@ -127,33 +127,53 @@ def test_messages_travel_while_ranks_compute() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "said"),
+    ("spoil", "message"),
     [
-        (lambda made: made[1].remove(ReceiveInput(0, 2)), r"rank 1 is not ready for Forward"),
-        (lambda made: made[0].remove(SendOutput(0, 1)), r"micro=1\) is awaited where .* micro=2\) is sent"),
-        (lambda made: made[0].remove(SendOutput(0, 2)), r"deadlock: .*rank 1 at Forward\(chunk=0, micro=2\)"),
-        (lambda made: made[0].append(SendOutput(0, 2)), r"deadlock: rank 0 at SendOutput"),
-        (lambda made: made[1].insert(0, SendGradient(0, 0)), r"rank 1 is not ready for SendGradient"),
-        (lambda made: made[1].append(Forward(0, 0)), r"rank 1 is not ready for Forward\(chunk=0, micro=0\)"),
-        (lambda made: made[0].append(ReceiveGradient(0, 3)), r"rank 0 receives what it never uses"),
-        (lambda made: made[1].append(BackwardWeight(0, 0)), r"rank 1 is not ready for BackwardWeight"),
-        (lambda made: made[1].append(SendOutput(0, 0)), r"rank 1 sends to a stage that is not"),
+        (lambda all_tables: all_tables[1].remove(ReceiveInput(0, 2)), r"rank 1 is not ready for Forward"),
+        (
+            lambda all_tables: all_tables[0].remove(SendOutput(0, 1)),
+            r"micro=1\) is awaited where .* micro=2\) is sent",
+        ),
+        (
+            lambda all_tables: all_tables[0].remove(SendOutput(0, 2)),
+            r"deadlock: .*rank 1 at Forward\(chunk=0, micro=2\)",
+        ),
+        (lambda all_tables: all_tables[0].append(SendOutput(0, 2)), r"deadlock: rank 0 at SendOutput"),
+        (
+            lambda all_tables: all_tables[1].insert(0, SendGradient(0, 0)),
+            r"rank 1 is not ready for SendGradient",
+        ),
+        (
+            lambda all_tables: all_tables[1].append(Forward(0, 0)),
+            r"rank 1 is not ready for Forward\(chunk=0, micro=0\)",
+        ),
+        (
+            lambda all_tables: all_tables[0].append(ReceiveGradient(0, 3)),
+            r"rank 0 receives what it never uses",
+        ),
+        (
+            lambda all_tables: all_tables[1].append(BackwardWeight(0, 0)),
+            r"rank 1 is not ready for BackwardWeight",
+        ),
+        (lambda all_tables: all_tables[1].append(SendOutput(0, 0)), r"rank 1 sends to a stage that is not"),
     ],
 )
-def test_a_table_that_cannot_be_carried_out_is_found(spoil: Callable[[list[Table]], None], said: str) -> None:
+def test_a_table_that_cannot_be_carried_out_is_found(
+    spoil: Callable[[list[Table]], None], message: str
+) -> None:
     pipe = PipelineShape(2, 1, 3)
-    made = tables(one_forward_one_backward, pipe)
-    spoil(made)
-    with pytest.raises(ScheduleError, match=said):
-        simulate(made, pipe, max_unreceived=0)
+    all_tables = tables(one_forward_one_backward, pipe)
+    spoil(all_tables)
+    with pytest.raises(ScheduleError, match=message):
+        simulate(all_tables, pipe, max_unreceived=0)
 
 
 def test_a_message_that_is_never_taken_and_a_pass_that_is_left_out_are_found() -> None:
     pipe = PipelineShape(2, 1, 3)
-    made = tables(one_forward_one_backward, pipe)
-    made[0].append(SendOutput(0, 2))
+    all_tables = tables(one_forward_one_backward, pipe)
+    all_tables[0].append(SendOutput(0, 2))
     with pytest.raises(ScheduleError, match="output of rank 0: 4 messages sent, 3 received"):
-        simulate(made, pipe)
+        simulate(all_tables, pipe)
 
     def without_weights(pipe: PipelineShape, rank: int) -> Table:
         return [action for action in zero_bubble(pipe, rank) if not isinstance(action, BackwardWeight)]
@@ -172,7 +192,7 @@ TORCHS = {
 Step = tuple[type, int, int]
 
 
-def computed(table: Table) -> list[Step]:
+def compute_steps(table: Table) -> list[Step]:
     return [(type(a), a.chunk, a.micro) for a in table if isinstance(a, tuple(TORCHS.values()))]
 
 
@@ -218,9 +238,9 @@ ROUNDS = [
 @pytest.mark.parametrize("pipe", PLAIN, ids=str)
 def test_gpipe_and_zero_bubble_compute_in_torchs_order(pipe: PipelineShape) -> None:
     for rank in range(pipe.ranks):
-        assert computed(gpipe(pipe, rank)) == torch_computes(torchs.ScheduleGPipe, pipe, rank)
+        assert compute_steps(gpipe(pipe, rank)) == torch_computes(torchs.ScheduleGPipe, pipe, rank)
         ours, theirs = zero_bubble(pipe, rank), torchs.ScheduleInterleavedZeroBubble
-        assert computed(ours) == torch_computes(theirs, pipe, rank)
+        assert compute_steps(ours) == torch_computes(theirs, pipe, rank)
 
 
 @pytest.mark.parametrize("pipe", [pipe for pipe in PLAIN if pipe.micros >= pipe.ranks], ids=str)
@@ -231,13 +251,13 @@ def test_1f1b_computes_in_torchs_order(pipe: PipelineShape) -> None:
         first = theirs[0][2]
         assert first in (0, 1), "torch 2.13 counts the last stage's forwards from 1, all others from 0"
         theirs = [(kind, c, micro - first if kind is Forward else micro) for kind, c, micro in theirs]
-        assert computed(one_forward_one_backward(pipe, rank)) == theirs
+        assert compute_steps(one_forward_one_backward(pipe, rank)) == theirs
 
 
 @pytest.mark.parametrize("pipe", ROUNDS, ids=str)
 def test_interleaved_1f1b_computes_in_torchs_order(pipe: PipelineShape) -> None:
     for rank in range(pipe.ranks):
-        ours = computed(one_forward_one_backward(pipe, rank))
+        ours = compute_steps(one_forward_one_backward(pipe, rank))
         assert ours == torch_computes(torchs.ScheduleInterleaved1F1B, pipe, rank)
 
 
@@ -251,7 +271,7 @@ def test_zero_bubble_over_chunks_fills_longer_than_torchs_and_does_the_same_pass
     wanted. Ours is sound on lines that hold none, and keeps more micro-batches alive for it.
     """
     for rank in range(pipe.ranks):
-        ours = computed(zero_bubble(pipe, rank))
+        ours = compute_steps(zero_bubble(pipe, rank))
         theirs = torch_computes(torchs.ScheduleInterleavedZeroBubble, pipe, rank)
         assert sorted(ours, key=str) == sorted(theirs, key=str)
         most = pipe.chunks * pipe.micros
@@ -272,7 +292,7 @@ def test_zbv_does_as_many_passes_and_keeps_fewer_alive_for_a_placement_we_do_not
     """
     for rank in range(pipe.ranks):
         theirs = torch_computes(torchs.ScheduleZBVZeroBubble, pipe, rank)
-        ours = computed(zero_bubble(pipe, rank))
+        ours = compute_steps(zero_bubble(pipe, rank))
         for kind in (Forward, BackwardWeight):
             assert sum(s[0] is kind for s in ours) == pipe.chunks * pipe.micros
         weights = sum(s[0] in (BackwardWeight, Backward) for s in theirs)

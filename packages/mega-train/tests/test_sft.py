@@ -41,7 +41,7 @@ EXAMPLES: list[Example] = [
 ]
 
 
-class Planned(Protocol):
+class ResolveConfig(Protocol):
     def __call__(self, **values: Any) -> ResolvedConfig: ...
 
 
@@ -50,13 +50,13 @@ def write(prefix: Path, examples: Sequence[Example], *, eod: bool = False, bos: 
     tokenizer = open_tokenizer("NullTokenizer", vocab_size=EOD)
     info = DatasetInfo(tokenizer=replace(tokenizer.identity, bos=bos))
     for place, key in enumerate(KEYS):
-        at = sibling(prefix, f"_{key}_document")
-        with IndexedWriter(at, np.dtype(np.uint16), info=info) as out:
+        path = sibling(prefix, f"_{key}_document")
+        with IndexedWriter(path, np.dtype(np.uint16), info=info) as out:
             for example in examples:
                 if ids := example[place]:
                     out.add([*([] if bos is None else [bos]), *ids, *([EOD] if eod else [])])
                 out.end_document()
-        tokenizer.save(sibling(at, ".tokenizer"))
+        tokenizer.save(sibling(path, ".tokenizer"))
     return prefix
 
 
@@ -79,19 +79,19 @@ def test_an_example_is_prompt_answer_and_end_however_they_were_written(
 
 
 def _packs(pairs: PromptResponsePairs, **values: Any) -> PackedSftDataset:
-    given: dict[str, Any] = {"length": 11, "rows": 4, "seed": 1, "name": "the training split"}
-    return PackedSftDataset(pairs, values.pop("part", (0, len(pairs))), **given | values)
+    options: dict[str, Any] = {"length": 11, "rows": 4, "seed": 1, "name": "the training split"}
+    return PackedSftDataset(pairs, values.pop("part", (0, len(pairs))), **options | values)
 
 
 def test_a_row_says_what_stands_where_and_what_is_learnt(tmp_path: Path) -> None:
     packs = _packs(PromptResponsePairs(write(tmp_path / "sft", [([1, 2], [3]), ([], [4, 5])]), KEYS))
     row = packs[0]
     assert row.shape == (4, 12)
-    one, other = [1, 2, 3, EOD], [4, 5, EOD]
+    first_row, second_row = [1, 2, 3, EOD], [4, 5, EOD]
     swapped = row[TOKEN, 0] == 4
-    ids = other + one if swapped else one + other
+    ids = second_row + first_row if swapped else first_row + second_row
     learnt = [0, 1, 1, 0, 0, 1, 1] if swapped else [0, 0, 1, 1, 0, 1, 1]
-    first = len(other if swapped else one)
+    first = len(second_row if swapped else first_row)
     assert row[TOKEN].tolist() == [*ids, *[EOD] * 5]
     assert row[LEARNT].tolist() == [*learnt, *[0] * 5]
     assert row[EXAMPLE].tolist() == [0] * first + [1] * (7 - first) + [2] * 5
@@ -122,14 +122,16 @@ def test_an_epoch_reads_every_example_that_fits_once_and_whole(
 
 
 def test_examples_that_are_too_long_are_left_out_and_counted(
-    planned: Planned, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    resolve_config: ResolveConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     pairs = PromptResponsePairs(write(tmp_path / "sft", EXAMPLES), KEYS)
     packs = _packs(pairs, length=6)
     assert packs.too_long == 1
     assert 4 not in packs.order
     assert pairs.info is not None
-    plan = planned(corpus=pairs.info.tokenizer, data__sft=True, data__split="1,0,0", batch__seq_length=6)
+    plan = resolve_config(
+        corpus=pairs.info.tokenizer, data__sft=True, data__split="1,0,0", batch__seq_length=6
+    )
     splits = plan.data_splits_config(iteration=0, consumed_samples=0)
     for rank in (0, 1):
         build_data_splits(splits, pairs, Mesh(rank=rank))
@@ -143,11 +145,11 @@ def test_examples_that_are_too_long_are_left_out_and_counted(
 
 
 def test_a_pair_is_one_prefix() -> None:
-    for data, found in ((DataConfig(), "none"), (DataConfig(path=("0.5", "a", "0.5", "b")), "0.5 a 0.5 b")):
+    for data, wording in ((DataConfig(), "none"), (DataConfig(path=("0.5", "a", "0.5", "b")), "0.5 a 0.5 b")):
         with pytest.raises(ConfigError) as refused:
             PromptResponsePairs.open(data)
         assert str(refused.value) == (
-            f"--sft: reads one pair of datasets: found {found}, wanted one prefix; hint: --data-path P"
+            f"--sft: reads one pair of datasets: found {wording}, wanted one prefix; hint: --data-path P"
         )
 
 
@@ -179,7 +181,7 @@ def test_two_datasets_that_do_not_belong_together_are_refused(tmp_path: Path) ->
 
 
 @pytest.fixture
-def tuned(planned: Planned, tmp_path: Path) -> Callable[..., Trainer]:
+def start_tuning(resolve_config: ResolveConfig, tmp_path: Path) -> Callable[..., Trainer]:
     """A trainer that fine-tunes on 40 examples."""
     rng = np.random.default_rng(5)
     examples = []
@@ -190,13 +192,13 @@ def tuned(planned: Planned, tmp_path: Path) -> Callable[..., Trainer]:
     assert pairs.info is not None
 
     def start(**values: Any) -> Trainer:
-        given = {"data__sft": True, "data__split": "100,0,0", "batch__seq_length": 16} | values
-        return Trainer(planned(corpus=pairs.info.tokenizer, **given), Mesh(), pairs)
+        settings = {"data__sft": True, "data__split": "100,0,0", "batch__seq_length": 16} | values
+        return Trainer(resolve_config(corpus=pairs.info.tokenizer, **settings), Mesh(), pairs)
 
     return start
 
 
-def _one_by_one(run: Trainer, rows: Sequence[int]) -> tuple[float, float]:
+def _reference_loss(run: Trainer, rows: Sequence[int]) -> tuple[float, float]:
     """Loss and gradient's norm of what is learnt in these rows, each example by itself through the model."""
     (model,), examples = run.models, list[tuple[torch.Tensor, torch.Tensor]]()
     assert isinstance(run.train, PackedSftDataset)
@@ -220,22 +222,22 @@ def _one_by_one(run: Trainer, rows: Sequence[int]) -> tuple[float, float]:
 
 
 def test_the_loss_and_its_gradient_are_those_of_the_examples_one_by_one(
-    tuned: Callable[..., Trainer],
+    start_tuning: Callable[..., Trainer],
 ) -> None:
-    packed = tuned(batch__micro_batch_size=2).step(0.0)
-    assert packed == pytest.approx(_one_by_one(tuned(), range(4)), rel=1e-5)
+    packed = start_tuning(batch__micro_batch_size=2).step(0.0)
+    assert packed == pytest.approx(_reference_loss(start_tuning(), range(4)), rel=1e-5)
 
 
-def test_a_batch_is_one_mean_over_its_answers_however_it_is_cut(tuned: Callable[..., Trainer]) -> None:
-    losses = [tuned(batch__micro_batch_size=micro).step(0.0) for micro in (1, 2, 4)]
+def test_a_batch_is_one_mean_over_its_answers_however_it_is_cut(start_tuning: Callable[..., Trainer]) -> None:
+    losses = [start_tuning(batch__micro_batch_size=micro).step(0.0) for micro in (1, 2, 4)]
     np.testing.assert_allclose(losses, [losses[0]] * 3, rtol=1e-5)
 
 
 def test_a_mean_over_tokens_is_another_than_one_over_micro_batches(
-    planned: Planned, open_corpus: Any
+    resolve_config: ResolveConfig, open_corpus: Any
 ) -> None:
     def loss(micro: int, **values: Any) -> float:
-        plan = planned(
+        plan = resolve_config(
             corpus=open_corpus.info.tokenizer,
             batch__micro_batch_size=micro,
             data__eod_mask_loss=True,
@@ -249,16 +251,16 @@ def test_a_mean_over_tokens_is_another_than_one_over_micro_batches(
     )
 
 
-def test_the_end_of_a_document_must_be_known(planned: Planned) -> None:
+def test_the_end_of_a_document_must_be_known(resolve_config: ResolveConfig) -> None:
     with pytest.raises(
         ConfigError, match=r"--data-path: the end-of-document token is not known: .*and --sft"
     ):
-        planned(data__sft=True)
+        resolve_config(data__sft=True)
 
 
-def test_a_curriculum_would_cut_answers_off(tuned: Callable[..., Trainer]) -> None:
+def test_a_curriculum_would_cut_answers_off(start_tuning: Callable[..., Trainer]) -> None:
     with pytest.raises(ConfigError, match=r"^--curriculum-start-length: would cut answers off: found --sft"):
-        tuned(curriculum__curriculum_start_length=2, curriculum__curriculum_steps=2)
+        start_tuning(curriculum__curriculum_start_length=2, curriculum__curriculum_steps=2)
 
 
 def test_the_command_learns_answers_from_two_keys(tmp_path: Path) -> None:

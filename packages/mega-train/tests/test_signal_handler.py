@@ -21,26 +21,26 @@ from mega_train.telemetry.event_log import EventLog, read_events
 from mega_train.telemetry.observers import Observers
 
 
-class Planned(Protocol):
+class ResolveConfig(Protocol):
     def __call__(self, **values: Any) -> ResolvedConfig: ...
 
 
 @pytest.mark.parametrize("number", sorted(EXIT_SIGNALS))
 def test_a_signal_saves_after_the_step_and_leaves(
-    planned: Planned, open_corpus: IndexedDataset, tmp_path: Path, number: signal.Signals
+    resolve_config: ResolveConfig, open_corpus: IndexedDataset, tmp_path: Path, number: signal.Signals
 ) -> None:
-    trainer = Trainer(planned(checkpoint__save=str(tmp_path)), Mesh(), open_corpus)
+    trainer = Trainer(resolve_config(checkpoint__save=str(tmp_path)), Mesh(), open_corpus)
     step = trainer.step
 
-    def signalled(rate: float) -> tuple[float, float]:
+    def step_with_signals(rate: float) -> tuple[float, float]:
         if trainer.state.iteration == 3:
             for _ in range(3):  # a scheduler and torchrun both send it
                 os.kill(os.getpid(), number)
         return step(rate)
 
-    trainer.step = signalled  # type: ignore[method-assign]
+    trainer.step = step_with_signals  # type: ignore[method-assign]
     with SignalHandler() as handler:
-        leaving = ExitConditions(trainer.config, trainer.mesh, received_signal=handler.received)
+        leaving = ExitConditions(trainer.config, trainer.mesh, received_signal=handler.received_signal)
         reason = TrainLoop(trainer, Observers([EventLog(tmp_path)]), exit_conditions=leaving).run()
     assert reason is {signal.SIGTERM: SIGTERM, signal.SIGUSR1: SIGUSR1}[number]
     assert reason.code == 143
@@ -51,6 +51,6 @@ def test_a_signal_saves_after_the_step_and_leaves(
 def test_the_signals_are_given_back() -> None:
     before = {number: signal.getsignal(number) for number in EXIT_SIGNALS}
     with SignalHandler() as handler:
-        assert handler.received() is None
+        assert handler.received_signal() is None
         assert not [number for number in EXIT_SIGNALS if signal.getsignal(number) == before[number]]
     assert {number: signal.getsignal(number) for number in EXIT_SIGNALS} == before

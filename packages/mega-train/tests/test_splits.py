@@ -17,8 +17,8 @@ def test_mcore_boundaries_are_megatrons(oracle: Callable[[str], Any]) -> None:
     compared = 0
     for split, case in oracle("splits_mcore.json").items():
         for count, ranges in case["ranges"].items():
-            found = split_ranges(split, int(count))
-            for ours, theirs in zip(found, ranges, strict=True):
+            actual_ranges = split_ranges(split, int(count))
+            for ours, theirs in zip(actual_ranges, ranges, strict=True):
                 assert ours[0] == ours[1] if theirs is None else list(ours) == theirs, (split, count)
                 compared += 1
     assert compared > 100

@@ -86,11 +86,11 @@ CPU = torch.device("cpu")
 VALIDATED = ValidationEnd(iteration=20, consumed_samples=80, loss=2.0, perplexity=7.39, seconds=1.0)
 
 
-class Planned(Protocol):
+class ResolveConfig(Protocol):
     def __call__(self, **values: Any) -> ResolvedConfig: ...
 
 
-class Heard:
+class RecordingObserver:
     """Remembers what it was told; raises or waits where it is asked to."""
 
     def __init__(self, *, fails: bool = False, waits_for: threading.Event | None = None) -> None:
@@ -108,7 +108,7 @@ class Heard:
         self.closed = True
 
 
-def _shown(*, terminal: bool, width: int = 80) -> str:
+def _render(*, terminal: bool, width: int = 80) -> str:
     out = io.StringIO()
     screen = ConsoleReporter(Console(file=out, force_terminal=terminal, width=width), "all")
     for event in (
@@ -132,7 +132,7 @@ def _shown(*, terminal: bool, width: int = 80) -> str:
 def test_plain_lines_appear_where_there_is_no_terminal() -> None:
     pace = "12,346 tokens/s | 412 TFLOP/s a rank"
     numbers = "loss 2.5000 | lr 3.00e-04 | grad norm 1.25"
-    assert _shown(terminal=False).splitlines() == [
+    assert _render(terminal=False).splitlines() == [
         "gpt, 1,234 parameters | tp 2 x pp 1 x dp 4 | 4 samples x 16 tokens a step | from new weights",
         "[red] words",
         f"iteration 20/100 | {numbers} | {pace} | 71.23 GB | 0:40 left",
@@ -154,7 +154,7 @@ def _scrollback(shown: str) -> list[str]:
 
 
 def test_a_terminal_shows_a_line_that_moves() -> None:
-    shown = _shown(terminal=True)
+    shown = _render(terminal=True)
     assert "20/100 loss 2.4000 grad norm 1.25 lr 3.0e-04 128 tok/s 412 TFLOP/s 71.2GB 0:40" in shown
     assert "validation at iteration 20" in shown
     assert "\x1b[" in shown
@@ -171,10 +171,11 @@ def test_control_characters_of_a_message_are_escaped(terminal: bool) -> None:
 
 @pytest.mark.parametrize("width", [40, 80, 130])
 def test_every_log_line_stays_in_the_scrollback_of_a_terminal(width: int) -> None:
-    lines = _scrollback(_shown(terminal=True, width=width))
+    lines = _scrollback(_render(terminal=True, width=width))
     logged = [line for line in lines if line.startswith("iteration ")]
     assert [line.split(" | ")[:4] for line in logged] == [
-        [f"iteration {at}/100", "loss 2.5000", "lr 3.00e-04", "grad norm 1.25"] for at in (20, 60)
+        [f"iteration {iteration}/100", "loss 2.5000", "lr 3.00e-04", "grad norm 1.25"]
+        for iteration in (20, 60)
     ]
     assert all(len(line) <= max(width, 61) for line in logged), "loss and gradient norm are never left out"
     whole = "12,346 tokens/s | 412 TFLOP/s a rank | 71.23 GB | 0:40 left"
@@ -213,8 +214,8 @@ def test_the_line_has_numbers_before_the_first_line_of_the_log() -> None:
 
 
 def test_a_wide_terminal_shows_a_bar_too() -> None:
-    assert "━" in _shown(terminal=True, width=120)
-    last = _shown(terminal=True, width=76).splitlines()[-2]
+    assert "━" in _render(terminal=True, width=120)
+    last = _render(terminal=True, width=76).splitlines()[-2]
     assert "42% MFU" in last
     assert "━" not in last
 
@@ -256,28 +257,32 @@ def test_the_live_line_fits_and_what_matters_least_goes_first() -> None:
 def test_an_observer_that_fails_is_told_nothing_more_and_the_others_are(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    failing, whole = Heard(fails=True), Heard()
+    failing, whole = RecordingObserver(fails=True), RecordingObserver()
     watch = Observers([failing, whole])
     for _ in range(3):
         watch.on_event(STEP)
     watch.close()
     assert (len(whole.events), whole.closed) == (3, True)
-    assert caplog.messages == ["Heard failed and is disabled (OSError: the disk is full); training continues"]
+    assert caplog.messages == [
+        "RecordingObserver failed and is disabled (OSError: the disk is full); training continues"
+    ]
 
 
 def test_an_observer_that_fails_behind_the_run_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
-    failing = AsyncObserver(Heard(fails=True))
+    failing = AsyncObserver(RecordingObserver(fails=True))
     for _ in range(3):
         failing.on_event(STEP)
     failing.close()
-    assert caplog.messages == ["Heard failed and is disabled (OSError: the disk is full); training continues"]
+    assert caplog.messages == [
+        "RecordingObserver failed and is disabled (OSError: the disk is full); training continues"
+    ]
 
 
 def test_a_slow_observer_holds_nobody_up_and_sees_what_there_was_room_for(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     go_on = threading.Event()
-    slow = Heard(waits_for=go_on)
+    slow = RecordingObserver(waits_for=go_on)
     behind = AsyncObserver(slow, queue_size=4)
     for _ in range(20):
         behind.on_event(STEP)  # would wait for ever if anything did
@@ -285,15 +290,15 @@ def test_a_slow_observer_holds_nobody_up_and_sees_what_there_was_room_for(
     behind.close()
     assert 4 <= len(slow.events) <= 5, "those that waited, and the one that it was busy with"
     assert slow.closed
-    assert caplog.messages == ["Heard is too slow: events are lost to it"]
+    assert caplog.messages == ["RecordingObserver is too slow: events are lost to it"]
 
 
 def test_an_observer_that_never_ends_is_left_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
     never = threading.Event()
-    behind = AsyncObserver(Heard(waits_for=never), close_timeout=0.05)
+    behind = AsyncObserver(RecordingObserver(waits_for=never), close_timeout=0.05)
     behind.on_event(STEP)
     behind.close()
-    assert caplog.messages == ["Heard did not end in 0.05 s and is left"]
+    assert caplog.messages == ["RecordingObserver did not end in 0.05 s and is left"]
     never.set()
 
 
@@ -312,17 +317,17 @@ class Mark:
 
     stream = 0.0
 
-    def __init__(self, at: float, waited: list[float]) -> None:
-        self.at, self.waited = at, waited
+    def __init__(self, time: float, waited: list[float]) -> None:
+        self.time, self.waited = time, waited
 
     def query(self) -> bool:
-        return self.at <= Mark.stream
+        return self.time <= Mark.stream
 
     def synchronize(self) -> None:
-        self.waited.append(self.at)
+        self.waited.append(self.time)
 
     def elapsed_time(self, end_event: Any) -> float:
-        return 1000 * float(end_event.at - self.at)
+        return 1000 * float(end_event.time - self.time)
 
 
 def test_on_a_gpu_marks_are_read_when_they_have_happened_and_none_is_waited_for_before_the_line(
@@ -340,10 +345,10 @@ def test_on_a_gpu_marks_are_read_when_they_have_happened_and_none_is_waited_for_
 
 
 def test_of_one_rank_the_phases_of_a_level_are_its_own() -> None:
-    mine = {"optimizer": 2.0, "forward-compute": 1.0}
-    assert reduce_timers(mine, 0, "all", Mesh()) == {}
-    assert reduce_timers(mine, 1, "max", Mesh()) == {"optimizer": [2.0]}
-    assert reduce_timers(mine, 2, "minmax", Mesh()) == {
+    own_times = {"optimizer": 2.0, "forward-compute": 1.0}
+    assert reduce_timers(own_times, 0, "all", Mesh()) == {}
+    assert reduce_timers(own_times, 1, "max", Mesh()) == {"optimizer": [2.0]}
+    assert reduce_timers(own_times, 2, "minmax", Mesh()) == {
         "forward-compute": [1.0, 1.0],
         "optimizer": [2.0, 2.0],
     }
@@ -368,7 +373,7 @@ def test_the_peak_is_known_of_the_cards_in_the_table_and_of_no_others(
 
 
 def test_a_line_tells_flops_and_their_share_of_a_peak_that_is_given(
-    planned: Planned, open_corpus: IndexedDataset
+    resolve_config: ResolveConfig, open_corpus: IndexedDataset
 ) -> None:
     assert open_corpus.info is not None
     values = {
@@ -377,8 +382,8 @@ def test_a_line_tells_flops_and_their_share_of_a_peak_that_is_given(
         "log__log_params_norm": True,
         "log__log_num_zeros_in_grad": True,
     }
-    trainer = Trainer(planned(corpus=open_corpus.info.tokenizer, **values), Mesh(), open_corpus)
-    heard, ticks = Heard(), iter(range(1000))
+    trainer = Trainer(resolve_config(corpus=open_corpus.info.tokenizer, **values), Mesh(), open_corpus)
+    heard, ticks = RecordingObserver(), iter(range(1000))
     TrainLoop(trainer, Observers([heard]), clock=lambda: float(next(ticks))).run()
     lines = [event for event in heard.events if isinstance(event, LogLine)]
     flops = 32 * flops_per_token(
@@ -394,7 +399,7 @@ def test_a_line_tells_flops_and_their_share_of_a_peak_that_is_given(
 
 
 def test_zeros_are_those_of_the_table_not_of_its_padding(
-    planned: Planned, open_corpus: IndexedDataset
+    resolve_config: ResolveConfig, open_corpus: IndexedDataset
 ) -> None:
     assert open_corpus.info is not None
     values = {
@@ -402,19 +407,19 @@ def test_zeros_are_those_of_the_table_not_of_its_padding(
         "model__make_vocab_size_divisible_by": 64,
         "log__log_num_zeros_in_grad": True,
     }
-    trainer = Trainer(planned(corpus=open_corpus.info.tokenizer, **values), Mesh(), open_corpus)
+    trainer = Trainer(resolve_config(corpus=open_corpus.info.tokenizer, **values), Mesh(), open_corpus)
     assert trainer.grad_sync.num_elements == sum(
         r.size for r in trainer.rt.table.values() if r.tied_to is None
     )
     trainer.step(0.1)
-    held = sum(int((of == 0).sum()) for of in trainer.grad_sync.shards)
-    padding = sum(of.numel() for of in trainer.grad_sync.shards) - trainer.grad_sync.num_elements
+    zeros = sum(int((shard == 0).sum()) for shard in trainer.grad_sync.shards)
+    padding = sum(shard.numel() for shard in trainer.grad_sync.shards) - trainer.grad_sync.num_elements
     assert padding == (64 - 33) * 16
-    assert trainer.optimizer_step.extra["num-zeros"] == held - padding
+    assert trainer.optimizer_step.extra["num-zeros"] == zeros - padding
 
 
 def test_a_profile_is_of_the_steps_that_were_asked_for(
-    planned: Planned, open_corpus: IndexedDataset, tmp_path: Path
+    resolve_config: ResolveConfig, open_corpus: IndexedDataset, tmp_path: Path
 ) -> None:
     assert open_corpus.info is not None
     values = {
@@ -423,7 +428,7 @@ def test_a_profile_is_of_the_steps_that_were_asked_for(
         "profile__profile_step_end": 4,
         "log__tensorboard_dir": tmp_path,
     }
-    trainer = Trainer(planned(corpus=open_corpus.info.tokenizer, **values), Mesh(), open_corpus)
+    trainer = Trainer(resolve_config(corpus=open_corpus.info.tokenizer, **values), Mesh(), open_corpus)
     TrainLoop(trainer, Observers()).run()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["profile-rank-0.json", "profile-rank-0.txt"]
     calls = [
@@ -435,7 +440,7 @@ def test_a_profile_is_of_the_steps_that_were_asked_for(
 
 
 def test_a_run_that_leaves_within_a_profile_writes_what_there_is(
-    planned: Planned, open_corpus: IndexedDataset, tmp_path: Path
+    resolve_config: ResolveConfig, open_corpus: IndexedDataset, tmp_path: Path
 ) -> None:
     assert open_corpus.info is not None
     values = {
@@ -444,7 +449,7 @@ def test_a_run_that_leaves_within_a_profile_writes_what_there_is(
         "profile__profile_step_end": 20,
         "log__tensorboard_dir": tmp_path,
     }
-    trainer = Trainer(planned(corpus=open_corpus.info.tokenizer, **values), Mesh(), open_corpus)
+    trainer = Trainer(resolve_config(corpus=open_corpus.info.tokenizer, **values), Mesh(), open_corpus)
     TrainLoop(trainer, Observers()).run()
     assert (tmp_path / "profile-rank-0.json").is_file()
 
@@ -465,12 +470,12 @@ def test_a_rank_is_profiled_where_it_is_asked_for(
     switched: list[str] = []
     monkeypatch.setattr(torch.cuda.profiler, "start", lambda: switched.append("on"))
     monkeypatch.setattr(torch.cuda.profiler, "stop", lambda: switched.append("off"))
-    made = Profiler.from_config(RunConfig(profile=profile), rank, torch.device("cuda"))
-    for done in range(20):
-        made.before_step(done)
-        assert switched == (["on", "off"] if done >= 12 else ["on"] if done >= 10 else [])[: 2 * asked]
-        made.after_step(done + 1)
-    made.close()
+    profiler = Profiler.from_config(RunConfig(profile=profile), rank, torch.device("cuda"))
+    for step in range(20):
+        profiler.before_step(step)
+        assert switched == (["on", "off"] if step >= 12 else ["on"] if step >= 10 else [])[: 2 * asked]
+        profiler.after_step(step + 1)
+    profiler.close()
     assert switched == ["on", "off"][: 2 * asked]
 
 
@@ -481,28 +486,28 @@ def test_a_profile_that_cannot_be_written_is_a_warning(
     run = RunConfig(
         profile=ProfileConfig(on=True, start=0), log=LoggingConfig(tensorboard_dir=tmp_path / "file")
     )
-    made = Profiler.from_config(run, 0, torch.device("cpu"))
-    made.before_step(0)
-    made.close()
+    profiler = Profiler.from_config(run, 0, torch.device("cpu"))
+    profiler.before_step(0)
+    profiler.close()
     (words,) = caplog.messages
     assert words.startswith(f"the profile cannot be written to {tmp_path / 'file' / 'profile-rank-0'}: ")
 
 
 def test_a_profile_table_leaves_out_threads_that_wait(tmp_path: Path) -> None:
-    made = Profiler.from_config(
+    profiler = Profiler.from_config(
         RunConfig(profile=ProfileConfig(on=True, start=0), log=LoggingConfig(tensorboard_dir=tmp_path)),
         0,
         CPU,
     )
     ended = threading.Event()
     waiting = threading.Thread(target=ended.wait)
-    made.before_step(0)
+    profiler.before_step(0)
     waiting.start()
     torch.ones(64, 64) @ torch.ones(64, 64)
     ended.wait(0.2)
     ended.set()
     waiting.join()
-    made.close()
+    profiler.close()
     text = (tmp_path / "profile-rank-0.txt").read_text()
     assert "aten::mm" in text
     assert "threading.py" not in text
@@ -615,7 +620,7 @@ def test_a_file_where_a_folder_should_be_is_refused(flag: str, tmp_path: Path) -
 
 
 @pytest.fixture
-def without(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def without_packages(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As on a machine where no optional package is installed."""
     for name in list(sys.modules):
         if name.startswith(("tensorboard", "torch.utils.tensorboard")):
@@ -624,7 +629,7 @@ def without(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     return None
 
 
-@pytest.mark.usefixtures("without")
+@pytest.mark.usefixtures("without_packages")
 @pytest.mark.parametrize(
     ("log", "line"),
     [
@@ -656,7 +661,9 @@ def test_a_package_that_is_not_installed_is_named(
         ),
     ],
 )
-def test_a_number_out_of_range_is_refused(planned: Planned, values: dict[str, Any], line: str) -> None:
+def test_a_number_out_of_range_is_refused(
+    resolve_config: ResolveConfig, values: dict[str, Any], line: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
-        planned(**{name if "__" in name else f"log__{name}": value for name, value in values.items()})
+        resolve_config(**{name if "__" in name else f"log__{name}": value for name, value in values.items()})
     assert str(caught.value) == line

@@ -48,9 +48,9 @@ def test_a_named_tokenizer_tells_the_vocabulary_and_the_end_of_documents_and_goe
     tmp_path: Path,
 ) -> None:
     run, data = tmp_path / "run", _megatrons(tmp_path / "theirs")
-    told = "--tokenizer-type", "NullTokenizer", "--vocab-size", 32
-    assert "the end-of-document token is not known" in _gpt("--data-path", data, *told[2:], code=2)
-    _gpt("--data-path", data, *told, "--save", run)
+    flags = "--tokenizer-type", "NullTokenizer", "--vocab-size", 32
+    assert "the end-of-document token is not known" in _gpt("--data-path", data, *flags[2:], code=2)
+    _gpt("--data-path", data, *flags, "--save", run)
     (saved,) = run.glob("iter_*")
     assert json.loads((saved / "manifest.json").read_text())["model"]["vocab"] == 33
     assert open_tokenizer_folder(saved / "tokenizer").identity.eod == 32

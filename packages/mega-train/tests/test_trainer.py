@@ -22,14 +22,16 @@ from mega_train.telemetry.events import Event, Message, StepEnd
 from mega_train.telemetry.observers import Observers
 
 
-class Planned(Protocol):
+class ResolveConfig(Protocol):
     def __call__(self, **values: Any) -> ResolvedConfig: ...
 
 
-def _trainer(planned: Planned, corpus: IndexedDataset, resume: Path | None = None, **values: Any) -> Trainer:
+def _trainer(
+    resolve_config: ResolveConfig, corpus: IndexedDataset, resume: Path | None = None, **values: Any
+) -> Trainer:
     checkpoint = Checkpoint.open(resume) if resume else None
     assert corpus.info is not None
-    plan = planned(corpus=corpus.info.tokenizer, **values)
+    plan = resolve_config(corpus=corpus.info.tokenizer, **values)
     return Trainer(plan, Mesh(), corpus, checkpoint=checkpoint)
 
 
@@ -41,20 +43,22 @@ def _weights(trainer: Trainer) -> dict[str, torch.Tensor]:
     return {row.name: weight.detach().clone() for row, weight in trainer.params}
 
 
-def test_many_micro_batches_train_as_one_big_batch(planned: Planned, open_corpus: IndexedDataset) -> None:
+def test_many_micro_batches_train_as_one_big_batch(
+    resolve_config: ResolveConfig, open_corpus: IndexedDataset
+) -> None:
     # K's biases have gradients that are zero but for rounding; a usual eps would blow them up to whole steps
-    one, many = (
-        _trainer(planned, open_corpus, optimizer__adam_eps=1e-3, batch__micro_batch_size=micro)
+    single, many = (
+        _trainer(resolve_config, open_corpus, optimizer__adam_eps=1e-3, batch__micro_batch_size=micro)
         for micro in (4, 1)
     )
-    assert (one.config.accumulation_steps, many.config.accumulation_steps) == (1, 4)
-    np.testing.assert_allclose(_steps(many, 3), _steps(one, 3), rtol=1e-5)
-    for name, weight in _weights(one).items():
+    assert (single.config.accumulation_steps, many.config.accumulation_steps) == (1, 4)
+    np.testing.assert_allclose(_steps(many, 3), _steps(single, 3), rtol=1e-5)
+    for name, weight in _weights(single).items():
         torch.testing.assert_close(_weights(many)[name], weight, rtol=1e-4, atol=1e-5)
 
 
-def test_a_long_step_gives_signs_of_life(planned: Planned, open_corpus: IndexedDataset) -> None:
-    run = _trainer(planned, open_corpus, batch__micro_batch_size=1)
+def test_a_long_step_gives_signs_of_life(resolve_config: ResolveConfig, open_corpus: IndexedDataset) -> None:
+    run = _trainer(resolve_config, open_corpus, batch__micro_batch_size=1)
     _steps(run, 1)
     assert run.forward_backward.heartbeat == 2 * run.config.accumulation_steps == 8, (
         "a forward and a backward pass each"
@@ -62,27 +66,29 @@ def test_a_long_step_gives_signs_of_life(planned: Planned, open_corpus: IndexedD
 
 
 def test_the_same_seed_trains_bitwise_alike_and_another_does_not(
-    planned: Planned, open_corpus: IndexedDataset
+    resolve_config: ResolveConfig, open_corpus: IndexedDataset
 ) -> None:
-    a, b, c = (_trainer(planned, open_corpus, train__seed=seed) for seed in (1, 1, 2))
+    a, b, c = (_trainer(resolve_config, open_corpus, train__seed=seed) for seed in (1, 1, 2))
     first = _steps(a, 3)
     assert _steps(b, 3) == first
     assert _steps(c, 3) != first
 
 
-def test_dropout_changes_training_and_not_validation(planned: Planned, open_corpus: IndexedDataset) -> None:
+def test_dropout_changes_training_and_not_validation(
+    resolve_config: ResolveConfig, open_corpus: IndexedDataset
+) -> None:
     values: dict[str, Any] = {"data__split": "80,20,0", "evaluation__eval_iters": 2}
     kinds: list[dict[str, Any]] = [{}, {"train__hidden_dropout": 0.5}, {"train__attention_dropout": 0.5}]
-    runs = [_trainer(planned, open_corpus, **values, **kind) for kind in kinds]
+    runs = [_trainer(resolve_config, open_corpus, **values, **kind) for kind in kinds]
     assert len({evaluate(run, run.valid["validation"]) for run in runs}) == 1
     losses = [_steps(run, 2) for run in runs]
     assert len({step for loss in losses for step in loss}) == 6
-    assert _steps(_trainer(planned, open_corpus, **values, **kinds[1]), 2) == losses[1]
+    assert _steps(_trainer(resolve_config, open_corpus, **values, **kinds[1]), 2) == losses[1]
 
 
 @pytest.mark.parametrize("bf16", [False, True])
 def test_the_loss_falls_and_a_resumed_run_goes_on_bitwise(
-    planned: Planned, open_corpus: IndexedDataset, tmp_path: Path, bf16: bool
+    resolve_config: ResolveConfig, open_corpus: IndexedDataset, tmp_path: Path, bf16: bool
 ) -> None:
     values: dict[str, Any] = {
         "train__bf16": bf16,
@@ -92,54 +98,54 @@ def test_the_loss_falls_and_a_resumed_run_goes_on_bitwise(
         "optimizer__lr": 0.02,
         "checkpoint__save": str(tmp_path),
     }
-    run = _trainer(planned, open_corpus, **values)
+    run = _trainer(resolve_config, open_corpus, **values)
     before = _steps(run, 50)
     run.save()
     run.saver.finish()
     after = _steps(run, 10)
     assert after[-1][0] < before[0][0] / 2, "half of the loss it began with"
-    again = _trainer(planned, open_corpus, tmp_path, **values)
-    assert (again.state.iteration, again.state.consumed_samples, again.optimizer.steps) == (50, 400, 50)
-    assert {weight.dtype for _, weight in again.params} == {torch.bfloat16 if bf16 else torch.float32}
-    assert _steps(again, 10) == after
+    resumed = _trainer(resolve_config, open_corpus, tmp_path, **values)
+    assert (resumed.state.iteration, resumed.state.consumed_samples, resumed.optimizer.steps) == (50, 400, 50)
+    assert {weight.dtype for _, weight in resumed.params} == {torch.bfloat16 if bf16 else torch.float32}
+    assert _steps(resumed, 10) == after
     for name, weight in _weights(run).items():
-        assert torch.equal(_weights(again)[name], weight), name
+        assert torch.equal(_weights(resumed)[name], weight), name
 
 
 def test_a_float32_run_goes_on_from_a_bfloat16_one_at_its_main_weights(
-    planned: Planned, open_corpus: IndexedDataset, tmp_path: Path
+    resolve_config: ResolveConfig, open_corpus: IndexedDataset, tmp_path: Path
 ) -> None:
-    run = _trainer(planned, open_corpus, train__bf16=True, checkpoint__save=str(tmp_path))
+    run = _trainer(resolve_config, open_corpus, train__bf16=True, checkpoint__save=str(tmp_path))
     _steps(run, 3)
     run.save()
     run.saver.finish()
-    again = _trainer(planned, open_corpus, tmp_path)
-    for main, (row, weight) in zip(run.optimizer.main_params, again.params, strict=True):
+    resumed = _trainer(resolve_config, open_corpus, tmp_path)
+    for main, (row, weight) in zip(run.optimizer.main_params, resumed.params, strict=True):
         assert torch.equal(main, weight.detach().flatten()), row.name
 
 
 def test_finetuning_takes_the_weights_alone(
-    planned: Planned, open_corpus: IndexedDataset, tmp_path: Path
+    resolve_config: ResolveConfig, open_corpus: IndexedDataset, tmp_path: Path
 ) -> None:
-    run = _trainer(planned, open_corpus, checkpoint__save=str(tmp_path))
+    run = _trainer(resolve_config, open_corpus, checkpoint__save=str(tmp_path))
     _steps(run, 3)
     run.save()
     run.saver.finish()
-    tuned = _trainer(planned, open_corpus, tmp_path, checkpoint__finetune=True)
+    tuned = _trainer(resolve_config, open_corpus, tmp_path, checkpoint__finetune=True)
     assert (tuned.state.iteration, tuned.state.consumed_samples, tuned.optimizer.steps) == (0, 0, 0)
     assert all(torch.equal(_weights(tuned)[name], weight) for name, weight in _weights(run).items())
     assert not any(tensor.any() for _, _, tensor in tuned.optimizer.state_shards())
 
 
 def test_validation_trains_nothing_and_reads_the_validation_split(
-    planned: Planned, open_corpus: IndexedDataset
+    resolve_config: ResolveConfig, open_corpus: IndexedDataset
 ) -> None:
     values: dict[str, Any] = {
         "evaluation__eval_iters": 2,
         "evaluation__eval_interval": 5,
         "data__split": "80,20,0",
     }
-    run = _trainer(planned, open_corpus, **values)
+    run = _trainer(resolve_config, open_corpus, **values)
     before = _weights(run)
     loss = evaluate(run, run.valid["validation"])
     assert 2 < loss < 5
@@ -154,22 +160,29 @@ def test_validation_trains_nothing_and_reads_the_validation_split(
 
 
 def test_without_a_validation_split_there_is_no_validation(
-    planned: Planned, open_corpus: IndexedDataset
+    resolve_config: ResolveConfig, open_corpus: IndexedDataset
 ) -> None:
-    assert _trainer(planned, open_corpus, evaluation__eval_iters=2, data__split="1,0,0").valid == {}
+    assert _trainer(resolve_config, open_corpus, evaluation__eval_iters=2, data__split="1,0,0").valid == {}
 
 
-def test_a_masked_end_of_document_carries_no_loss(planned: Planned, open_corpus: IndexedDataset) -> None:
-    plain = _trainer(planned, open_corpus)
-    masked = _trainer(planned, open_corpus, data__eod_mask_loss=True)
+def test_a_masked_end_of_document_carries_no_loss(
+    resolve_config: ResolveConfig, open_corpus: IndexedDataset
+) -> None:
+    plain = _trainer(resolve_config, open_corpus)
+    masked = _trainer(resolve_config, open_corpus, data__eod_mask_loss=True)
     assert _steps(plain, 1)[0][0] != _steps(masked, 1)[0][0]
 
 
-def test_documents_kept_apart_are_another_computation(planned: Planned, open_corpus: IndexedDataset) -> None:
+def test_documents_kept_apart_are_another_computation(
+    resolve_config: ResolveConfig, open_corpus: IndexedDataset
+) -> None:
     norms = {
         (attention, positions): _steps(
             _trainer(
-                planned, open_corpus, data__reset_attention_mask=attention, data__reset_position_ids=positions
+                resolve_config,
+                open_corpus,
+                data__reset_attention_mask=attention,
+                data__reset_position_ids=positions,
             ),
             1,
         )[0][1]
@@ -185,9 +198,9 @@ def _spoil(run: Trainer, value: float) -> None:
 
 
 def test_what_is_not_finite_stops_the_run_before_it_changes_anything(
-    planned: Planned, open_corpus: IndexedDataset
+    resolve_config: ResolveConfig, open_corpus: IndexedDataset
 ) -> None:
-    run = _trainer(planned, open_corpus)
+    run = _trainer(resolve_config, open_corpus)
     _steps(run, 2)
     _spoil(run, float("nan"))
     before = _weights(run)
@@ -203,12 +216,14 @@ def test_what_is_not_finite_stops_the_run_before_it_changes_anything(
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_though_its_gradient_is(
-    planned: Planned, open_corpus: IndexedDataset, monkeypatch: pytest.MonkeyPatch
+    resolve_config: ResolveConfig, open_corpus: IndexedDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = _trainer(planned, open_corpus)
+    run = _trainer(resolve_config, open_corpus)
     mean = run.forward_backward.mean_loss
     monkeypatch.setattr(
-        run.forward_backward, "mean_loss", lambda *given, **said: mean(*given, **said) + torch.inf
+        run.forward_backward,
+        "mean_loss",
+        lambda *arguments, **keywords: mean(*arguments, **keywords) + torch.inf,
     )
     with pytest.raises(
         MegaError, match=r"found loss inf, gradient norm \d[\d.]*, first in no parameter, wanted"
@@ -217,10 +232,12 @@ def test_a_loss_that_is_not_finite_stops_the_run_though_its_gradient_is(
     assert run.state.iteration == 0
 
 
-def test_what_is_not_finite_may_be_skipped(planned: Planned, open_corpus: IndexedDataset) -> None:
-    run = _trainer(planned, open_corpus, train__on_non_finite="'skip'", optimizer__lr_warmup_iters=5)
+def test_what_is_not_finite_may_be_skipped(
+    resolve_config: ResolveConfig, open_corpus: IndexedDataset
+) -> None:
+    run = _trainer(resolve_config, open_corpus, train__on_non_finite="'skip'", optimizer__lr_warmup_iters=5)
     _steps(run, 2)
-    kept, rate = next(iter(run.params))[1][0, 0].item(), run.state.lr
+    value, rate = next(iter(run.params))[1][0, 0].item(), run.state.lr
     _spoil(run, float("nan"))
     before = _weights(run)
     ((loss, norm),) = _steps(run, 1)
@@ -234,14 +251,14 @@ def test_what_is_not_finite_may_be_skipped(planned: Planned, open_corpus: Indexe
     assert run.state.lr == rate > 0, "the learning rate's course stands still, as Megatron's"
     for name, weight in _weights(run).items():
         assert torch.equal(weight.nan_to_num(), before[name].nan_to_num()), name
-    _spoil(run, kept)
+    _spoil(run, value)
     assert np.isfinite(_steps(run, 1)).all()
     assert (run.state.iteration, run.state.skipped_samples, run.optimizer.steps) == (4, 4, 3)
     assert run.state.lr > rate
 
 
 def test_float16_gradients_that_overflow_are_skipped_until_the_scale_fits_and_a_resumed_run_goes_on_bitwise(
-    planned: Planned, open_corpus: IndexedDataset, tmp_path: Path
+    resolve_config: ResolveConfig, open_corpus: IndexedDataset, tmp_path: Path
 ) -> None:
     values: dict[str, Any] = {
         "train__fp16": True,
@@ -253,7 +270,7 @@ def test_float16_gradients_that_overflow_are_skipped_until_the_scale_fits_and_a_
         "optimizer__lr_warmup_iters": 5,
         "checkpoint__save": str(tmp_path),
     }
-    run = _trainer(planned, open_corpus, **values)
+    run = _trainer(resolve_config, open_corpus, **values)
     before = _steps(run, 70)
     skipped = sum(not np.isfinite(norm) for _, norm in before)
     assert 5 < skipped < 25, "a scale of 2^32 overflows at first"
@@ -273,28 +290,30 @@ def test_float16_gradients_that_overflow_are_skipped_until_the_scale_fits_and_a_
     assert {tensor.dtype for tensor in stored["model"].values()} == {"F16"}
     assert {tensor.dtype for tensor in stored["optim.main"].values()} == {"F32"}
     after = _steps(run, 20)
-    again = _trainer(planned, open_corpus, tmp_path, **values)
-    assert (again.state.skipped_samples, again.state.lr) == (
+    resumed = _trainer(resolve_config, open_corpus, tmp_path, **values)
+    assert (resumed.state.skipped_samples, resumed.state.lr) == (
         8 * skipped,
-        again.config.lr_schedule.lr_at(560 - 8 * skipped),
+        resumed.config.lr_schedule.lr_at(560 - 8 * skipped),
     )
-    np.testing.assert_array_equal(_steps(again, 20), after)
-    assert again.loss_scaler == run.loss_scaler
+    np.testing.assert_array_equal(_steps(resumed, 20), after)
+    assert resumed.loss_scaler == run.loss_scaler
     for name, weight in _weights(run).items():
-        assert torch.equal(_weights(again)[name], weight), name
+        assert torch.equal(_weights(resumed)[name], weight), name
 
 
-def test_a_loss_scale_changes_no_gradient(planned: Planned, open_corpus: IndexedDataset) -> None:
-    one, other = (
-        _trainer(planned, open_corpus, train__fp16=True, train__loss_scale=s) for s in (1024.0, 4096.0)
+def test_a_loss_scale_changes_no_gradient(resolve_config: ResolveConfig, open_corpus: IndexedDataset) -> None:
+    scaled, second = (
+        _trainer(resolve_config, open_corpus, train__fp16=True, train__loss_scale=s) for s in (1024.0, 4096.0)
     )
-    first = one.step(0.0)
-    assert first == pytest.approx(other.step(0.0), rel=1e-3)
-    assert first == pytest.approx(_trainer(planned, open_corpus).step(0.0), rel=1e-2)
+    first = scaled.step(0.0)
+    assert first == pytest.approx(second.step(0.0), rel=1e-3)
+    assert first == pytest.approx(_trainer(resolve_config, open_corpus).step(0.0), rel=1e-2)
 
 
-def test_a_token_outside_the_vocabulary_is_refused(planned: Planned, open_corpus: IndexedDataset) -> None:
-    plan = planned(model__vocab_size=20)  # a corpus that does not say its tokenizer
+def test_a_token_outside_the_vocabulary_is_refused(
+    resolve_config: ResolveConfig, open_corpus: IndexedDataset
+) -> None:
+    plan = resolve_config(model__vocab_size=20)  # a corpus that does not say its tokenizer
     run = Trainer(plan, Mesh(), open_corpus)
     line = (
         r"toy_text_document: holds a token outside the model's vocabulary: found (2\d|3[0-2]), "
@@ -304,7 +323,7 @@ def test_a_token_outside_the_vocabulary_is_refused(planned: Planned, open_corpus
         _steps(run, 1)
 
 
-class Heard:
+class RecordingObserver:
     """Remembers what it was told."""
 
     def __init__(self) -> None:
@@ -318,7 +337,7 @@ class Heard:
 
 
 def test_the_loop_reports_validates_saves_and_leaves_in_step(
-    planned: Planned, open_corpus: IndexedDataset, tmp_path: Path
+    resolve_config: ResolveConfig, open_corpus: IndexedDataset, tmp_path: Path
 ) -> None:
     values: dict[str, Any] = {
         "log__log_interval": 2,
@@ -328,7 +347,7 @@ def test_the_loop_reports_validates_saves_and_leaves_in_step(
         "checkpoint__save": str(tmp_path),
         "checkpoint__save_interval": 4,
     }
-    run, heard = _trainer(planned, open_corpus, **values), Heard()
+    run, heard = _trainer(resolve_config, open_corpus, **values), RecordingObserver()
     watch, ticks = Observers([EventLog(tmp_path), heard]), iter(range(1000))
     TrainLoop(run, watch, clock=lambda: float(next(ticks))).run()
     events = read_events(tmp_path)
@@ -348,37 +367,37 @@ def test_the_loop_reports_validates_saves_and_leaves_in_step(
         "iter_0000008",
         "iter_0000010",
     ]
-    done = _trainer(planned, open_corpus, tmp_path, **values)
+    trainer = _trainer(resolve_config, open_corpus, tmp_path, **values)
     written = (tmp_path / "iter_0000010" / "manifest.json").stat().st_mtime_ns
-    TrainLoop(done, watch).run()
+    TrainLoop(trainer, watch).run()
     assert heard.events[-1] == Message("nothing is left to train: 10 iterations are done")
     assert (tmp_path / "iter_0000010" / "manifest.json").stat().st_mtime_ns == written, "saved once is enough"
 
 
 def test_an_exit_interval_saves_and_leaves_and_the_rest_is_as_if_it_had_not(
-    planned: Planned, open_corpus: IndexedDataset, tmp_path: Path
+    resolve_config: ResolveConfig, open_corpus: IndexedDataset, tmp_path: Path
 ) -> None:
-    whole = _trainer(planned, open_corpus, checkpoint__save=str(tmp_path / "whole"))
+    whole = _trainer(resolve_config, open_corpus, checkpoint__save=str(tmp_path / "whole"))
     TrainLoop(whole, Observers()).run()
     values: dict[str, Any] = {"train__exit_interval": 4, "checkpoint__save": str(tmp_path / "parts")}
     ends = []
     for resume in (None, tmp_path / "parts", tmp_path / "parts"):
-        run = _trainer(planned, open_corpus, resume, **values)
+        run = _trainer(resolve_config, open_corpus, resume, **values)
         TrainLoop(run, Observers([EventLog(tmp_path / "parts")])).run()
         ends.append(run.state.iteration)
     assert ends == [4, 8, 10]
-    told = [e["iteration"] for e in read_events(tmp_path / "parts") if e["event"] == "train_log"]
-    assert told == [4, 8, 10], "who leaves between two lines of the log says where"
+    iterations = [e["iteration"] for e in read_events(tmp_path / "parts") if e["event"] == "train_log"]
+    assert iterations == [4, 8, 10], "who leaves between two lines of the log says where"
     assert all(torch.equal(_weights(run)[name], weight) for name, weight in _weights(whole).items())
 
 
 def test_a_run_that_goes_on_with_smaller_batches_reads_no_sample_number_twice(
-    planned: Planned, open_corpus: IndexedDataset, tmp_path: Path
+    resolve_config: ResolveConfig, open_corpus: IndexedDataset, tmp_path: Path
 ) -> None:
-    run = _trainer(planned, open_corpus, batch__global_batch_size=80, checkpoint__save=str(tmp_path))
+    run = _trainer(resolve_config, open_corpus, batch__global_batch_size=80, checkpoint__save=str(tmp_path))
     _steps(run, 8)
     run.save()
     run.saver.finish()
     assert run.state.consumed_samples == 640
-    again = _trainer(planned, open_corpus, tmp_path, batch__global_batch_size=40)
-    assert len(again.train) >= 640 + 2 * 40 > again.config.train_samples
+    resumed = _trainer(resolve_config, open_corpus, tmp_path, batch__global_batch_size=40)
+    assert len(resumed.train) >= 640 + 2 * 40 > resumed.config.train_samples

@@ -45,7 +45,7 @@ class Rank:
         self.left.set()
 
 
-def _said(rank: Rank) -> str:
+def _output(rank: Rank) -> str:
     assert rank.left.wait(10)
     return rank.out.getvalue()
 
@@ -67,7 +67,7 @@ def test_a_hang_is_said_with_the_place_the_axis_and_who_does_not_answer() -> Non
     rank = Rank(store, 0, 2, limit=0.1)
     with rank.watchdog:
         _wait_over(Axis("dp"), rank.left)
-    line, *rest = _said(rank).splitlines()
+    line, *rest = _output(rank).splitlines()
     assert line.startswith(
         "error: rank 0, after iteration 7: no progress for 0 s: found rank 1 (node7) does not"
     )
@@ -96,17 +96,17 @@ def test_a_lost_peer_is_told_with_what_the_collective_said() -> None:
         "[/build/gloo/pair.cc:537] Read error [127.0.0.1]:23704: Connection reset by peer. This is typically"
     )
 
-    def lost() -> None:
+    def raise_peer_error() -> None:
         try:
             raise RuntimeError(error)
         except RuntimeError as found:
             rank.watchdog.on_peer_lost(found)
 
     with rank.watchdog:
-        threading.Thread(target=lost, daemon=True).start()
-        said = _said(rank)
-    assert "lost another rank (Read error [127.0.0.1]:23704: Connection reset by peer): found " in said
-    assert "found rank 0 (node1) does not answer" in said
+        threading.Thread(target=raise_peer_error, daemon=True).start()
+        output = _output(rank)
+    assert "lost another rank (Read error [127.0.0.1]:23704: Connection reset by peer): found " in output
+    assert "found rank 0 (node1) does not answer" in output
     assert rank.codes == [EXIT_RANK_LOST]
 
 
@@ -114,9 +114,9 @@ def test_a_process_that_is_told_to_end_says_where_it_stood_and_no_stacks() -> No
     rank = Rank(HashStore(), 0, 1)
     with rank.watchdog:
         os.kill(os.getpid(), signal.SIGTERM)
-        said = _said(rank)
-    told = "rank 0, after iteration 7: received SIGTERM"
-    assert said == f"error: {told}; hint: resume with --load RUN (iteration 5)\n"
+        output = _output(rank)
+    message = "rank 0, after iteration 7: received SIGTERM"
+    assert output == f"error: {message}; hint: resume with --load RUN (iteration 5)\n"
     assert rank.codes == [EXIT_TERMINATED]
 
 
@@ -129,10 +129,10 @@ def test_who_is_told_to_end_may_go_on_while_it_gets_on() -> None:
         for _ in range(20):
             rank.beats += 1
             time.sleep(0.04)
-        assert handler.received()
+        assert handler.received_signal()
         assert rank.codes == []
-        said = _said(rank)
-    assert "rank 0, after iteration 7: received SIGUSR1, and made no progress for 0 s: found " in said
+        output = _output(rank)
+    assert "rank 0, after iteration 7: received SIGUSR1, and made no progress for 0 s: found " in output
     assert rank.codes == [EXIT_TERMINATED]
 
 
@@ -148,8 +148,8 @@ def test_without_the_meeting_place_a_rank_speaks_for_itself(monkeypatch: pytest.
     rank = Rank(Cut(), 0, 1, limit=0.1)
     monkeypatch.setattr(rank.peers, "_exchange_statuses", hang)
     with rank.watchdog:
-        said = _said(rank)
-    assert "and the rendezvous store does not answer (for 1 s)" in said
+        output = _output(rank)
+    assert "and the rendezvous store does not answer (for 1 s)" in output
     assert rank.codes == [EXIT_RANK_LOST]
 
 

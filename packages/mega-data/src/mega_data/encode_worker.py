@@ -23,7 +23,7 @@ class EncodedBlock:
     Attributes:
         input: number of its input.
         end: position in the input after the block.
-        rows, size, consumed: of the block, as in Rows and Block.
+        rows, size, consumed_bytes: of the block, as in Rows and Block.
         keys: its documents under each key.
         errors: its rows that are in no document, in order.
     """
@@ -32,7 +32,7 @@ class EncodedBlock:
     end: int
     rows: int
     size: int
-    consumed: int
+    consumed_bytes: int
     keys: list[EncodedDocuments]
     errors: list[RowError]
 
@@ -62,7 +62,9 @@ class BlockEncoder:
         except RequestError:
             self._set_errors_apart(rows)
             encoded = self._encode_rows(rows)
-        return EncodedBlock(number, block.end, rows.count, rows.size, block.consumed, encoded, rows.errors)
+        return EncodedBlock(
+            number, block.end, rows.count, rows.size, block.consumed_bytes, encoded, rows.errors
+        )
 
     def _encode_rows(self, rows: Rows) -> list[EncodedDocuments]:
         return [self._encode_key([row[key] for row in rows.texts]) for key in range(len(self.keys))]

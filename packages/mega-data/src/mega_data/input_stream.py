@@ -9,7 +9,7 @@ from itertools import islice
 from mega_data.readers.blocks import DAMAGED_POSITION, Block, DamagedBlock
 from mega_data.readers.inputs import InputFile
 from mega_data.readers.streams import read_blocks
-from mega_data.run_journal import ResumePoint
+from mega_data.run_journal import InputPosition
 from mega_data.sentences import SAMPLE_CHARACTERS
 from mega_schema.errors import CorruptFileError
 
@@ -40,7 +40,7 @@ class InputStream:
         self._first_blocks: list[tuple[int, Block]] = []
         self._rest = self._blocks()
 
-    def resume_from(self, point: ResumePoint) -> None:
+    def resume_from(self, point: InputPosition) -> None:
         """Continue from a point; call it before blocks are read, unless the point is the beginning."""
         self._start = (point.input, point.position)
 

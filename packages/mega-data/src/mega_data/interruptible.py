@@ -11,7 +11,7 @@ from typing import NoReturn, TypeVar
 
 import click
 
-from mega_schema.app.cli_runner import INTERRUPTED, TERMINATED, Terminated
+from mega_schema.app.cli_runner import INTERRUPTED, TERMINATED, TerminationError
 
 T = TypeVar("T")
 POLL_SECONDS = 0.2  # between two checks for signals
@@ -43,7 +43,7 @@ def run_interruptible(work: Callable[[], T]) -> T:
             except Empty:
                 continue
     except KeyboardInterrupt as interrupt:
-        _exit_now(isinstance(interrupt, Terminated))
+        _exit_now(isinstance(interrupt, TerminationError))
     if error is not None:
         raise error
     return values[0]

@@ -26,7 +26,7 @@ from mega_data.readers.blocks import QUARANTINE_KEYS
 from mega_data.readers.inputs import HUB_FORMAT, InputFile, format_of_name
 from mega_data.readers.streams import BLOCK_BYTES, TEXT_UNITS
 from mega_data.resumable_output import ResumableOutput, is_unfinished
-from mega_data.run_journal import ResumePoint
+from mega_data.run_journal import InputPosition
 from mega_data.sentences import SentenceSplitter, make_splitter
 from mega_schema.dataset.indexed_dataset import DatasetInfo, sibling, smallest_dtype
 from mega_schema.errors import ConfigError, FormatError, MegaError
@@ -341,15 +341,15 @@ def _write_blocks(
             output.add(key, documents)
         for row_error in block.errors:
             output.quarantine(row_error.to_json(path, first_row))
-        output.resume_point = ResumePoint(
+        output.resume_point = InputPosition(
             input=block.input,
             position=block.end,
             rows=first_row - 1 + block.rows,
             size=point.size + block.size,
-            consumed=point.consumed + block.consumed,
+            consumed=point.consumed + block.consumed_bytes,
             skipped=point.skipped + len(block.errors),
         )
-        progress(block.consumed, len(block.keys[0].sequences))
+        progress(block.consumed_bytes, len(block.keys[0].sequences))
         options.max_errors.check(output.resume_point.skipped, output.first_error)
         if output.resume_point.size - journaled >= note:
             output.write_journal()

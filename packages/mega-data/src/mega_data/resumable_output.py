@@ -26,7 +26,7 @@ from typing import IO, Any, Final
 import numpy as np
 
 from mega_data.dataset_files import DatasetFiles, EncodedDocuments, open_truncated, sync
-from mega_data.run_journal import INPUTS, InputState, ResumePoint, RunJournal, Snapshot
+from mega_data.run_journal import INPUTS, InputPosition, InputState, RunJournal, Snapshot
 from mega_schema.atomic_io import sync_folder
 from mega_schema.dataset.indexed_dataset import DatasetInfo
 from mega_schema.errors import ConfigError
@@ -70,7 +70,7 @@ class ResumableOutput:
         self._lock = _lock(folder)
         self._journal = RunJournal(folder, run, skip)
         snapshot, self._inputs_started = self._journal.last_usable(inputs)
-        self.resume_point = ResumePoint(**snapshot["place"]) if snapshot else ResumePoint()
+        self.resume_point = InputPosition(**snapshot["place"]) if snapshot else InputPosition()
         self.is_resumed = bool(snapshot)
         sizes = snapshot.get("sizes", {})
         self._datasets = [
@@ -93,7 +93,7 @@ class ResumableOutput:
     def start_input(self, input: int) -> None:
         """Record where an input begins, and those before it that had no rows; once per input."""
         for number in range(self._inputs_started, input + 1):
-            point = ResumePoint(
+            point = InputPosition(
                 number,
                 size=self.resume_point.size,
                 consumed=self.resume_point.consumed,
@@ -174,7 +174,7 @@ class ResumableOutput:
         yield QUARANTINE, self._quarantine
         yield INPUTS, self._inputs_file
 
-    def _snapshot(self, point: ResumePoint) -> Snapshot:
+    def _snapshot(self, point: InputPosition) -> Snapshot:
         """Return a resume point with the counts and file sizes at it."""
         counts = [dataset.counts() for dataset in self._datasets]
         sizes = {name: file.tell() for name, file in self._named_files()}

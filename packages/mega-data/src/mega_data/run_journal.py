@@ -19,7 +19,7 @@ Snapshot = dict[str, Any]  # a resume point, with the counts and file sizes at i
 
 
 @dataclass(slots=True)
-class ResumePoint:
+class InputPosition:
     """How far a run has read its inputs.
 
     Attributes:

@@ -133,20 +133,20 @@ def _language_vars(punkt: Any) -> Any:
     would make the result depend on the load of the machine. nltk before 3.10 has no limit.
     """
 
-    def unlimited(pattern: Any) -> Any:
+    def strip_timeout(pattern: Any) -> Any:
         return type(pattern)(pattern._rx, None) if hasattr(pattern, "_rx") else pattern
 
-    class Unlimited(punkt.PunktLanguageVars):  # type: ignore[misc]
+    class LanguageVars(punkt.PunktLanguageVars):  # type: ignore[misc]
         __slots__ = ()
-        re_boundary_realignment = unlimited(punkt.PunktLanguageVars.re_boundary_realignment)
+        re_boundary_realignment = strip_timeout(punkt.PunktLanguageVars.re_boundary_realignment)
 
         def period_context_re(self) -> Any:
-            return unlimited(super().period_context_re())
+            return strip_timeout(super().period_context_re())
 
         def _word_tokenizer_re(self) -> Any:
-            return unlimited(super()._word_tokenizer_re())
+            return strip_timeout(super()._word_tokenizer_re())
 
-    return Unlimited()
+    return LanguageVars()
 
 
 def _sorted_model(parameters: Any) -> tuple[Any, ...]:

@@ -29,8 +29,8 @@ class DecoderBlock(Attention):
         self.residual_after_norm = m.post_norm_residual
         self.parallel_residual = m.parallel_residual
         self.ffn_norm = build_norm(rt, prefix + "ffn_norm")
-        self.gated = m.gated
-        if m.gated:
+        self.is_gated = m.is_gated
+        if m.is_gated:
             self.gate_up = ColumnLinear(rt, prefix + "gate_up", bias=m.bias)
         else:
             self.up = ColumnLinear(rt, prefix + "up", bias=m.bias)
@@ -55,7 +55,7 @@ class DecoderBlock(Attention):
 
         x is needed only to recompute y in backward.
         """
-        linear = self.gate_up if self.gated else self.up
+        linear = self.gate_up if self.is_gated else self.up
         matmul = linear.matmul if self.act_adds_bias else linear
         inner_TF = matmul(y_TD, recompute_closure(self.recompute_norm, self.ffn_norm, x_TD))
         return self.down(
@@ -77,14 +77,14 @@ def activation(rt: Runtime) -> Callable[..., Tensor]:
         "gelu_erf": lambda x, bias: rt.kernels.bias_gelu(x, bias, "none"),
         "squared_relu": lambda x: F.relu(x).square(),
         "swiglu": rt.kernels.swiglu,
-        "geglu": partial(_gated, F.gelu),
-        "reglu": partial(_gated, F.relu),
-        "liglu": partial(_gated, lambda gate: gate),
+        "geglu": partial(_multiply_by_gate, F.gelu),
+        "reglu": partial(_multiply_by_gate, F.relu),
+        "liglu": partial(_multiply_by_gate, lambda gate: gate),
     }
     return functions[rt.spec.activation]
 
 
-def _gated(act: Callable[[Tensor], Tensor], x_TF: Tensor) -> Tensor:
+def _multiply_by_gate(act: Callable[[Tensor], Tensor], x_TF: Tensor) -> Tensor:
     """Compute act(gate) · up of the two halves of the last dimension, gate and up (arXiv:2002.05202)."""
     gate, up = x_TF.chunk(2, -1)
     return act(gate) * up

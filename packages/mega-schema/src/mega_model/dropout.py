@@ -144,8 +144,8 @@ def _uniform_int16(key_R: Tensor, width: int) -> Tensor:
 
 def _splitmix64(z: Tensor) -> Tensor:
     """Mix the bits of an int64: the finalizer of splitmix64 (Steele et al. 2014)."""
-    z = (z ^ ((z >> 30) & ((1 << 34) - 1))) * _as_signed(0xBF58476D1CE4E5B9, 64)
-    z = (z ^ ((z >> 27) & ((1 << 37) - 1))) * _as_signed(0x94D049BB133111EB, 64)
+    z = (z ^ ((z >> 30) & ((1 << 34) - 1))) * _from_twos_complement(0xBF58476D1CE4E5B9, 64)
+    z = (z ^ ((z >> 27) & ((1 << 37) - 1))) * _from_twos_complement(0x94D049BB133111EB, 64)
     return z ^ ((z >> 31) & ((1 << 33) - 1))
 
 
@@ -153,12 +153,12 @@ def _hash_key(text: str) -> int:
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
 
 
-def _as_signed(number: int, bits: int) -> int:
+def _from_twos_complement(number: int, bits: int) -> int:
     """Return the number whose two's complement has these bits."""
     return number - (1 << bits) if number >> (bits - 1) else number
 
 
-_ODD = _as_signed(0x9E3779B97F4A7C15, 64)
+_ODD = _from_twos_complement(0x9E3779B97F4A7C15, 64)
 _WEYL, _MULTIPLIER_1, _MULTIPLIER_2 = (
-    _as_signed(number, 32) for number in (0x9E3779B9, 0x21F0AAAD, 0xD35A2D97)
+    _from_twos_complement(number, 32) for number in (0x9E3779B9, 0x21F0AAAD, 0xD35A2D97)
 )

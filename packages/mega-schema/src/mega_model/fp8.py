@@ -41,7 +41,7 @@ class Fp8Tensor(NamedTuple):
     scale: Tensor
 
 
-def why_unsupported(device: torch.device) -> str:
+def unsupported_reason(device: torch.device) -> str:
     """Return why a device cannot multiply in FP8, or "". A CPU can, more slowly than in bfloat16."""
     if device.type != "cuda":
         return ""

@@ -228,7 +228,7 @@ def beam_search(
             if len(open_beams) == width:
                 break
         if finished.is_done(float(sum_BV.max()), new):
-            return finished.ranked()
+            return finished.sorted_beams()
         sums, beams, tokens = zip(*open_beams, strict=True)
         parent_B = torch.tensor(beams, device=token_BS.device)
         token_BS, sum_B = token_BS[parent_B], torch.tensor(sums, device=token_BS.device)
@@ -237,7 +237,7 @@ def beam_search(
         cached = position
     for row, logprob in zip(token_BS.tolist(), sum_B.tolist(), strict=True):
         finished.add(row, logprob, new_tokens)
-    return finished.ranked()
+    return finished.sorted_beams()
 
 
 class _FinishedBeams:
@@ -253,13 +253,13 @@ class _FinishedBeams:
         if logprob == float("-inf"):
             return  # an unused slot: the vocabulary has fewer than `width` words
         self.beams.append(BeamHypothesis(row, self._score(logprob, new)))
-        self.beams = self.ranked()[: self.width]
+        self.beams = self.sorted_beams()[: self.width]
 
     def is_done(self, best_logprob: float, new: int) -> bool:
         """Whether `width` beams are finished and no open beam scores higher than the worst of them."""
         return len(self.beams) == self.width and self.beams[-1].score >= self._score(best_logprob, new)
 
-    def ranked(self) -> list[BeamHypothesis]:
+    def sorted_beams(self) -> list[BeamHypothesis]:
         return sorted(self.beams, key=lambda beam: beam.score, reverse=True)
 
     def _score(self, logprob: float, new: int) -> float:

@@ -13,7 +13,7 @@ def matmul_dtype(x: Tensor) -> torch.dtype:
     """Return the dtype in which to multiply x.
 
     A CPU without instructions for a half precision takes seven to thirty times as long as in float32
-    (bench/cpu_training.py).
+    (bench/cpu_optimizations.py).
     """
     half = x.dtype in (torch.bfloat16, torch.float16) and x.device.type == "cpu"
     return torch.float32 if half and not has_native(x.dtype) else x.dtype
@@ -32,7 +32,7 @@ def allow_bf16_matmul(half: torch.dtype) -> Iterator[None]:
     """Within the context, promise that the factors of float32 products are exact in `half` precision.
 
     A CPU with bfloat16 instructions then uses them: the result is the float32 product up to the order of
-    additions, in half the time (bench/cpu_training.py).
+    additions, in half the time (bench/cpu_optimizations.py).
     """
     settings = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # torch replaces this module at import
     previous = settings.fp32_precision

@@ -148,7 +148,7 @@ class ModelSpec:
         return self.kv_heads * self.head_dim
 
     @property
-    def gated(self) -> bool:
+    def is_gated(self) -> bool:
         """Whether the feed-forward has a gate beside the up projection."""
         return self.activation in GATED
 

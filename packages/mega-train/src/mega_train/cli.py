@@ -138,8 +138,8 @@ def validate(
 
 
 @app.command()
-@click.argument("one", type=click.Path(path_type=Path))
-@click.argument("other", type=click.Path(path_type=Path))
+@click.argument("first_path", metavar="ONE", type=click.Path(path_type=Path))
+@click.argument("second_path", metavar="OTHER", type=click.Path(path_type=Path))
 @click.option(
     "--world", type=click.IntRange(min=1), help="Number of processes, where no checkpoint records it."
 )
@@ -148,15 +148,15 @@ def validate(
     type=click.Choice(["gpt", "llama"]),
     help="Model family; that of the preset, or gpt, if not given.",
 )
-def diff(one: Path, other: Path, world: int | None, family: Family | None) -> None:
+def diff(first_path: Path, second_path: Path, world: int | None, family: Family | None) -> None:
     """Compare two runs, each a TOML file, a run's folder or a checkpoint's.
 
     Prints configured values first, then derived ones. Exits with code 1 if anything differs.
     """
     from mega_train.commands.config_diff import diff_sides, load_side
 
-    sides = [load_side(path, family, world) for path in (one, other)]
-    for path, config_side in zip((one, other), sides, strict=True):
+    sides = [load_side(path, family, world) for path in (first_path, second_path)]
+    for path, config_side in zip((first_path, second_path), sides, strict=True):
         if config_side.error:
             click.echo(f"of {path} nothing follows: {config_side.error}", err=True)
     rows = list(diff_sides(*sides))

@@ -168,11 +168,11 @@ def match_tensors(
         tensor = stored.get(foreign.name)
         if tensor is None:
             raise FormatError(where, "has no tensor", wanted=foreign.name)
-        at = f"{tensor.file}: {foreign.name}"
+        where_tensor = f"{tensor.file}: {foreign.name}"
         if tensor.shape != foreign.shape:
-            raise FormatError(at, "shape", found=tensor.shape, wanted=foreign.shape)
+            raise FormatError(where_tensor, "shape", found=tensor.shape, wanted=foreign.shape)
         if tensor.dtype not in dtypes.FLOATS:
-            raise FormatError(at, "dtype", found=tensor.dtype, wanted=" | ".join(dtypes.FLOATS))
+            raise FormatError(where_tensor, "dtype", found=tensor.dtype, wanted=" | ".join(dtypes.FLOATS))
         matches.append((foreign, tensor))
     known = {foreign.name for foreign, _ in matches}
     for name in stored:
@@ -213,9 +213,9 @@ def gather_boxes(
             for have in foreign.boxes:
                 common = overlap(slab.start, slab.shape, have.start, have.shape)
                 if common is not None:
-                    begin = [at + first for at, first in zip(have.local_start, common.in_b, strict=True)]
-                    at = tuple(slice(b, b + n) for b, n in zip(begin, common.shape, strict=True))
-                    copy_values(out[common.a], foreign.select(stored.values(), at))
+                    begin = [a + b for a, b in zip(have.local_start, common.in_b, strict=True)]
+                    index = tuple(slice(b, b + n) for b, n in zip(begin, common.shape, strict=True))
+                    copy_values(out[common.a], foreign.select(stored.values(), index))
         return out
 
     def verify(wanted: Collection[str]) -> None:

@@ -82,11 +82,11 @@ def rank_shares(spec: ModelSpec, layout: Layout, kinds: Mapping[str, str]) -> li
     shares = []
     for pp in range(layout.pp):
         stages = [layout.stage(pp, spec.layers, chunk) for chunk in range(layout.vp)]
-        mine = [row for stage in stages for row in rows if row.is_on(stage)]
+        stage_rows = [row for stage in stages for row in rows if row.is_on(stage)]
         for tp in range(layout.tp):
             cut = [
                 boxes_to_write(row.name, row.shape, row.saved_boxes(tp, layout.tp), kinds[row.name])
-                for row in mine
+                for row in stage_rows
             ]
             rank = layout.rank(Coordinates(tp, 0, pp))
             shares.append(RankShare(rank, tuple(box for group in cut for box in group)))
@@ -180,8 +180,8 @@ class _RankFileWriter:
         self.boxes = [box for box in share.boxes if not box.slab.is_empty]
         self._folder = folder
         self._rank = share.rank
-        self.bytes = self._left = sum(box.bytes for box in self.boxes)
-        self._one = threading.Lock()
+        self.bytes = self._remaining_bytes = sum(box.bytes for box in self.boxes)
+        self._lock = threading.Lock()
         self._file: shard_file.ShardFileWriter | None = None
 
     def put(self, number: int, band: RowChunk) -> int:
@@ -191,14 +191,14 @@ class _RankFileWriter:
         if common is None:
             return 0
         data = as_bytes(values[common.b])
-        with self._one:
+        with self._lock:
             if self._file is None:
                 records = [box.to_record() for box in self.boxes]
                 self._file = shard_file.ShardFileWriter(self._folder, self.space, self._rank, records)
         self._file.write(number, data)
-        with self._one:
-            self._left -= len(data)
-            last = not self._left
+        with self._lock:
+            self._remaining_bytes -= len(data)
+            last = not self._remaining_bytes
         if last:
             self._file.finish()
         return len(data)

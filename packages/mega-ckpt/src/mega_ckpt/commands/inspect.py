@@ -142,7 +142,7 @@ def diff(
         click.echo(json.dumps(result.to_dict()))
     else:
         click.echo("\n".join(map(escape_controls, _diff_lines(result))))
-    context.exit(0 if result.same else 1)
+    context.exit(0 if result.is_same else 1)
 
 
 def _read_options(vocab: int | None, model: str | None) -> ReadOptions:

@@ -46,7 +46,7 @@ class TensorAlias:
             start[dim], shape[dim] = sum(runs[: self.block]), runs[self.block]
         return Slab(tuple(start), tuple(shape), tuple(start))
 
-    def unsharded(self, row: Param) -> ForeignTensor:
+    def unsharded_tensor(self, row: Param) -> ForeignTensor:
         """Return the foreign tensor of a program without tensor parallelism."""
         box = self.slab(row)
         shape = box.shape[::-1] if self.transpose else box.shape
@@ -95,7 +95,7 @@ class ForeignTensor:
     transpose: bool = False
     order: tuple[int, ...] | None = None
 
-    def select(self, stored: np.ndarray, at: tuple[slice, ...]) -> np.ndarray:
+    def select(self, stored: np.ndarray, index: tuple[slice, ...]) -> np.ndarray:
         """Select values of the tensor, in the parameter's arrangement.
 
         Args:
@@ -103,7 +103,7 @@ class ForeignTensor:
             at: index in the parameter's arrangement.
         """
         arranged = stored.T if self.transpose else stored
-        part: np.ndarray = arranged[self._index(at)]
+        part: np.ndarray = arranged[self._index(index)]
         return part
 
     def assemble(self, dtype: np.dtype[Any], read: Callable[[Slab], np.ndarray]) -> np.ndarray:
@@ -119,9 +119,9 @@ class ForeignTensor:
                 arranged[self._index(rows.in_local)] = read(rows)
         return out
 
-    def _index(self, at: tuple[slice, ...]) -> tuple[Any, ...]:
+    def _index(self, index: tuple[slice, ...]) -> tuple[Any, ...]:
         """Convert an index of the parameter's arrangement to one of the foreign tensor."""
-        return at if self.order is None else (np.asarray(self.order[at[0]]), *at[1:])
+        return index if self.order is None else (np.asarray(self.order[index[0]]), *index[1:])
 
 
 _PART_BYTES = 1 << 26  # bytes of a parameter that are on their way at once
@@ -139,17 +139,20 @@ def split_rows(box: Slab, width: int) -> Iterator[Slab]:
     rows, *rest = box.shape
     step = max(1, _PART_BYTES // max(1, width * math.prod(rest)))
     for first in range(0, rows, step):
-        start, at = (box.start[0] + first, *box.start[1:]), (box.local_start[0] + first, *box.local_start[1:])
-        yield Slab(start, (min(step, rows - first), *rest), at)
+        start, local_start = (
+            (box.start[0] + first, *box.start[1:]),
+            (box.local_start[0] + first, *box.local_start[1:]),
+        )
+        yield Slab(start, (min(step, rows - first), *rest), local_start)
 
 
 def consecutive_runs(numbers: np.ndarray) -> Iterator[tuple[int, int, int]]:
     """Yield runs of consecutive numbers: the first, its position, and the length."""
-    at = 0
+    position = 0
     for run in np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1):
         if run.size:
-            yield int(run[0]), at, int(run.size)
-        at += run.size
+            yield int(run[0]), position, int(run.size)
+        position += run.size
 
 
 _TRANSPOSED_ROWS = 64  # of a transposed array that are read at once: a line of the cache holds some of each

@@ -27,11 +27,11 @@ def select_box(whole: ForeignTensor, start: Shape, shape: Shape) -> ForeignTenso
     order = np.asarray(whole.order)
     (ours,) = np.nonzero((order >= start[0]) & (order < start[0] + shape[0]))
     boxes = []
-    for first, at, count in consecutive_runs(ours):
+    for first, position, count in consecutive_runs(ours):
         for box in whole.boxes:
             m = overlap((first, *start[1:]), (count, *shape[1:]), box.local_start, box.shape)
             if m is not None:
-                place = _add((at, *(0,) * (len(shape) - 1)), m.in_a)
+                place = _add((position, *(0,) * (len(shape) - 1)), m.in_a)
                 boxes.append(Slab(_add(box.start, m.in_b), m.shape, place))
     return replace(whole, shape=shape, boxes=tuple(boxes), order=tuple((order[ours] - start[0]).tolist()))
 

@@ -198,7 +198,7 @@ def _run_transformers(side: LoadedSide, stored: Mapping[str, str], token_BS: np.
         weights[name] = torch.from_numpy(np.array(dtypes.cast(rounded, kinds[name], "F32", name)))
     model_class = getattr(transformers, config_json.class_of(folder.spec, side.path).architecture)
     try:
-        with _silenced(transformers), torch.no_grad():
+        with _silence(transformers), torch.no_grad():
             model, report = model_class.from_pretrained(
                 None,
                 config=model_class.config_class(**config_json.from_spec(folder.spec, side.path)),
@@ -227,7 +227,7 @@ _RUNNERS: Mapping[str, Callable[[LoadedSide, Mapping[str, str], np.ndarray], np.
 
 
 @contextlib.contextmanager
-def _silenced(transformers: Any) -> Iterator[None]:
+def _silence(transformers: Any) -> Iterator[None]:
     """Silence transformers' progress bars and warnings."""
     logging = transformers.utils.logging
     before = logging.get_verbosity()

@@ -100,11 +100,11 @@ def _with_main_weights(source: CheckpointSource) -> CheckpointSource:
 
     checked = source.verified_chunks
 
-    def whole(space: str, name: str) -> Iterator[RowChunk]:
+    def verified_chunks(space: str, name: str) -> Iterator[RowChunk]:
         assert checked is not None
         return checked(MAIN if space == MODEL else space, name)
 
-    return replace(source, spaces=spaces, read_box=box, verified_chunks=checked and whole)
+    return replace(source, spaces=spaces, read_box=box, verified_chunks=checked and verified_chunks)
 
 
 def dropped_items(

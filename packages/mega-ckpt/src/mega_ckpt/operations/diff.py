@@ -58,14 +58,14 @@ class DiffResult:
     only_b: tuple[str, ...]
 
     @property
-    def same(self) -> bool:
+    def is_same(self) -> bool:
         return not self.differences
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON object."""
         differences = [asdict(difference) for difference in self.differences]
         return {
-            "same": self.same,
+            "same": self.is_same,
             "tensors": self.tensors,
             "differences": differences,
             "not_compared": {"a": list(self.only_a), "b": list(self.only_b)},

@@ -57,7 +57,7 @@ def reshard(
     }
     made_from = namespaces_to_write(stored, optimizer=optimizer, dtype=dtype)
     # a layout that cannot be is refused before anything is written
-    spaces = {space: rank_shares(source.spec, layout, of.dtypes) for space, of in made_from.items()}
+    spaces = {space: rank_shares(source.spec, layout, plan.dtypes) for space, plan in made_from.items()}
     if run.resolve() in (source.folder.resolve(), source.folder.resolve().parent):
         raise ConfigError("--save", "is where --load is", found=run, wanted="another folder")
     check_run_folder(run, source.iteration, force=force)

@@ -40,7 +40,7 @@ def parallel_map(
 
     def count(size: int) -> None:
         if stop.is_set():
-            raise _Stopped
+            raise _CancelledError
         with lock:
             update(size)
 
@@ -56,7 +56,7 @@ def parallel_map(
             pool.shutdown(cancel_futures=True)
     failed = [e for future in futures if not future.cancelled() and (e := future.exception()) is not None]
     for error in failed:
-        if not isinstance(error, _Stopped):
+        if not isinstance(error, _CancelledError):
             raise error
 
 
@@ -76,5 +76,5 @@ def prefetch(values: Iterator[Value]) -> Generator[Value, None, None]:
             upcoming.cancel()
 
 
-class _Stopped(Exception):
+class _CancelledError(Exception):
     """Another job has failed."""

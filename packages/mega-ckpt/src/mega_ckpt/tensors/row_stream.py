@@ -85,7 +85,7 @@ class PieceReader:
         self.piece = piece
         self._path = checkpoint.folder / piece.file
         self._where = f"{self._path}: {space} {name}"
-        self._at = piece.offset
+        self._offset = piece.offset
         self._checksum = 0
         self._descriptor = os.open(self._path, os.O_RDONLY)
 
@@ -98,14 +98,14 @@ class PieceReader:
         filled = 0
         while filled < len(into):
             try:
-                count = os.preadv(self._descriptor, [into[filled:]], self._at + filled)
+                count = os.preadv(self._descriptor, [into[filled:]], self._offset + filled)
             except OSError as error:
                 raise OSError(error.errno, error.strerror, str(self._path)) from None
             if not count:
-                raise CorruptFileError(self._path, "ends early", found=f"{self._at + filled} bytes")
+                raise CorruptFileError(self._path, "ends early", found=f"{self._offset + filled} bytes")
             filled += count
         self._checksum = zlib.crc32(into, self._checksum)
-        self._at += filled
+        self._offset += filled
 
     def finish(self) -> None:
         """Close the file and verify the checksum, after all bytes were read.
@@ -114,7 +114,9 @@ class PieceReader:
             FormatError: it has not the checksum that it was written with.
         """
         self.close()
-        assert self._at == self.piece.offset + self.piece.bytes, f"{self._where}: read up to {self._at}"
+        assert self._offset == self.piece.offset + self.piece.bytes, (
+            f"{self._where}: read up to {self._offset}"
+        )
         if self._checksum != self.piece.crc32:
             raise FormatError(
                 self._where,

@@ -2,7 +2,7 @@
 
     with Unpickler() as unpickler:                   # a process; for one file: open_file(path)
         opened = unpickler.open(path)
-    opened.at("model.language_model.encoder.layers.0.mlp.dense_h_to_4h.weight").values()
+    opened.entry("model.language_model.encoder.layers.0.mlp.dense_h_to_4h.weight").values()
 
 The pickle is read by a process without files or network (`sandbox.sandbox_process`), which answers with its
 content. The numbers stay in the file: a tensor is a `MappedTensor`, mapped at its offset. Tensors that share
@@ -181,18 +181,18 @@ def _legacy_storages(
     if magic != ["int", f"{MAGIC:x}"] or order is not True or keys[0] != "list":
         raise FormatError(path, "of the numbers' bytes: little endian", found=order, wanted=True)
     spans = {}
-    at = whole.begin + answer["end"]
+    position = whole.begin + answer["end"]
     for key in keys[1:]:
-        file.seek(at)
-        head = file.read(8) if at + 8 <= whole.end else b""
+        file.seek(position)
+        head = file.read(8) if position + 8 <= whole.end else b""
         type_, numbers = answer["storages"].get(key, (None, None))
         width = DTYPE_BYTES.get(allowlist.STORAGES.get(type_, ""))
         if len(head) < 8 or width is None or int.from_bytes(head, "little") != numbers:
             raise FormatError(f"{path}: storage {key}", "count of numbers", found=head.hex(), wanted=numbers)
-        spans[key] = Storage(at + 8, numbers * width, key)
-        at = spans[key].end
-    if at > whole.end:
-        raise FormatError(path, "size in bytes", found=whole.end, wanted=at)
+        spans[key] = Storage(position + 8, numbers * width, key)
+        position = spans[key].end
+    if position > whole.end:
+        raise FormatError(path, "size in bytes", found=whole.end, wanted=position)
     return spans
 
 
@@ -202,7 +202,7 @@ class _TreeBuilder:
     def __init__(self, path: Path, storages: Mapping[str, Any], spans: Mapping[str, Storage]) -> None:
         self._path = path
         self._spans = spans
-        self._made = 0
+        self._value_count = 0
         self._until = time.thread_time() + _MAX_SECONDS
         for key, (type_, numbers) in storages.items():
             width = DTYPE_BYTES[self._dtype(allowlist.STORAGES, type_)]
@@ -211,9 +211,9 @@ class _TreeBuilder:
                 raise FormatError(f"{path}: storage {key}", "bytes", found=found, wanted=numbers * width)
 
     def value(self, node: Any) -> Any:
-        self._made += 1
-        if not self._made % _VALUES_PER_CLOCK_CHECK and time.thread_time() > self._until:
-            found, wanted = f"{self._made:,} values", f"an end within {_MAX_SECONDS} s of a core"
+        self._value_count += 1
+        if not self._value_count % _VALUES_PER_CLOCK_CHECK and time.thread_time() > self._until:
+            found, wanted = f"{self._value_count:,} values", f"an end within {_MAX_SECONDS} s of a core"
             raise FormatError(self._path, "takes too long to read", found=found, wanted=wanted, hint=_HINT)
         if not isinstance(node, list):
             return node
@@ -298,8 +298,8 @@ class _TreeBuilder:
         if not numbers:
             return MappedTensor(self._path, dtype, counts, span.begin)
         whole = all(n == 1 or step == math.prod(counts[dim + 1 :]) for dim, (n, step) in enumerate(dims))
-        at = span.begin + first * width
-        return MappedTensor(self._path, dtype, counts, at, None if whole else steps, span)
+        offset = span.begin + first * width
+        return MappedTensor(self._path, dtype, counts, offset, None if whole else steps, span)
 
     def _code(self, code: str) -> str:
         if not _NUMPY_CODE.fullmatch(code):

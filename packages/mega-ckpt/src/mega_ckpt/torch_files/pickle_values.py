@@ -50,7 +50,7 @@ class PickleFile:
     file: Path
     tree: Any
 
-    def at(self, name: str) -> Any:
+    def entry(self, name: str) -> Any:
         """Return the value under a dotted name; keys may contain dots, and attributes count as keys.
 
         Raises:

@@ -75,7 +75,7 @@ class FileSlice(io.RawIOBase):
     def __init__(self, file: BinaryIO, span: Span) -> None:
         self._file = file
         self._span = span
-        self._at = 0
+        self._position = 0
 
     def readable(self) -> bool:
         return True
@@ -84,24 +84,24 @@ class FileSlice(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        return self._at
+        return self._position
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        at = offset + (0, self._at, self._span.bytes)[whence]
-        if at < 0:
-            raise ValueError(f"seek to {at}")
-        self._at = at
-        return at
+        position = offset + (0, self._position, self._span.bytes)[whence]
+        if position < 0:
+            raise ValueError(f"seek to {position}")
+        self._position = position
+        return position
 
     def readinto(self, buffer: object) -> int:
         view = memoryview(buffer)  # type: ignore[arg-type]
         if len(view) > _LONGEST:
             raise ValueError(f"a directory of {len(view)} bytes")
-        count = max(0, min(len(view), self._span.bytes - self._at))
-        self._file.seek(self._span.begin + self._at)
+        count = max(0, min(len(view), self._span.bytes - self._position))
+        self._file.seek(self._span.begin + self._position)
         data = self._file.read(count)
         view[: len(data)] = data
-        self._at += len(data)
+        self._position += len(data)
         return len(data)
 
 

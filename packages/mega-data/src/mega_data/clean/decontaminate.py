@@ -57,7 +57,7 @@ class Decontaminate:
 
     def start(self) -> RowFunction:
         phrases = (gram for gram, count in self.counts.items() if count >= self.phrase)
-        ngrams = self._task_ngrams().excluding(phrases)
+        ngrams = self._task_ngrams().without_phrases(phrases)
         name = "-".join(Path(output_name(Path(task))).stem for task in self.tasks)
 
         def work(row: Row) -> Verdict:
@@ -151,7 +151,7 @@ class NgramSet:
             _table_indices(hashes.view(np.uint64)[starts + offset] for offset in range(self._hashed_words))
         ] = True
 
-    def excluding(self, phrases: Iterable[str]) -> NgramSet:
+    def without_phrases(self, phrases: Iterable[str]) -> NgramSet:
         """Return a copy without these n-grams; the table is shared."""
         smaller = copy(self)
         smaller._phrases = frozenset(phrases)

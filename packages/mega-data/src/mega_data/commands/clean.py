@@ -12,7 +12,7 @@ from mega_data.commands.common import (
     EXISTING,
     LAST_CALL_HELP,
     WORKERS,
-    RepeatableOptionsCommand,
+    RepeatableOptionCommand,
     check_has_stage,
     check_inputs_unchanged,
     document_options,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from mega_data.clean.pipeline import Cleaning
 
 
-@click.command(cls=RepeatableOptionsCommand)
+@click.command(cls=RepeatableOptionCommand)
 @document_options
 @click.option(
     "--output", type=OUTPUT_FOLDER, required=True, help="Folder for the kept documents and the report."

@@ -260,7 +260,7 @@ def task_progress(label: str, stage: TaskStage, tasks: Sequence[int]) -> Iterato
         yield TaskProgress(label, stage, tasks, bar)
 
 
-class RepeatableOptionsCommand(MultiValueCommand):
+class RepeatableOptionCommand(MultiValueCommand):
     """A command whose repeatable options take several words, as Megatron's: `--input a b`. Repeats add up.
 
     It has no positional arguments, so a word after an option belongs to that option.

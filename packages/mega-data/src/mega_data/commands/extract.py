@@ -11,7 +11,7 @@ from mega_data.commands.common import (
     LAST_CALL_HELP,
     ON_ERROR,
     WORKERS,
-    RepeatableOptionsCommand,
+    RepeatableOptionCommand,
     check_has_stage,
     check_inputs_unchanged,
     error_limit,
@@ -25,7 +25,7 @@ from mega_data.commands.common import (
 from mega_schema.app.output_option import OUTPUT_ANY, OUTPUT_FOLDER
 
 
-@click.command(cls=RepeatableOptionsCommand)
+@click.command(cls=RepeatableOptionCommand)
 @inputs_option(
     "Dumps (.xml), archives (.warc, .wet) and .html, plain or .gz .zst .xz .bz2 .lz4: files, globs, folders."
 )

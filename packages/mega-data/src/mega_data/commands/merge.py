@@ -6,14 +6,14 @@ from pathlib import Path
 
 import click
 
-from mega_data.commands.common import ANY_PATH, WORKERS, RepeatableOptionsCommand, warn_replaced
+from mega_data.commands.common import ANY_PATH, WORKERS, RepeatableOptionCommand, warn_replaced
 from mega_schema.app.output_option import OUTPUT_PREFIX
 from mega_schema.app.progress import progress_bar
 
 FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
-@click.command(cls=RepeatableOptionsCommand)
+@click.command(cls=RepeatableOptionCommand)
 @click.option("--datasets", type=ANY_PATH, multiple=True, help="Prefixes of the datasets, in order.")
 @click.option(
     "--input", "folder", type=FOLDER, help="Instead of --datasets: folder of datasets, sorted by name."

@@ -10,7 +10,7 @@ import click
 from mega_data.commands.common import (
     ANY_PATH,
     WORKERS,
-    RepeatableOptionsCommand,
+    RepeatableOptionCommand,
     error_limit,
     exit_if_nothing_left,
     max_errors_option,
@@ -41,7 +41,7 @@ def _modules_to_import(tokenizer_type: str) -> tuple[str, ...]:
     )
 
 
-@click.command(cls=RepeatableOptionsCommand)
+@click.command(cls=RepeatableOptionCommand)
 @click.option("--input", "words", multiple=True, required=True, help=INPUT_HELP)
 @click.option(
     "--input-format",

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import click
 
-from mega_data.commands.common import RepeatableOptionsCommand
+from mega_data.commands.common import RepeatableOptionCommand
 from mega_data.commands.preprocess import INPUT_HELP
 from mega_schema.app.output_option import OUTPUT_FOLDER
 
 
-@click.command("train-tokenizer", cls=RepeatableOptionsCommand)
+@click.command("train-tokenizer", cls=RepeatableOptionCommand)
 @click.option("--input", "words", multiple=True, required=True, help=INPUT_HELP)
 @click.option(
     "--type", "kind", type=click.Choice(["bpe", "wordpiece", "unigram"]), default="bpe", help="Model."

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from mega_data.extract.types import Page, Skipped
+from mega_data.extract.types import Page, SkippedPage
 from mega_data.readers.compression import SPLITTABLE, DamagedRange, TextPiece, read_pieces, strip_extension
 from mega_data.readers.file_tree import FileResolver, is_pipe
 from mega_data.readers.magic import detect_compression
@@ -110,7 +110,9 @@ def _is_splittable(path: Path, form: str) -> bool:
     return is_splittable(path)
 
 
-def read_pages(part: FileRange, form: str, *, whole: bool = False) -> Iterator[Page | Skipped | DamagedRange]:
+def read_pages(
+    part: FileRange, form: str, *, whole: bool = False
+) -> Iterator[Page | SkippedPage | DamagedRange]:
     """Read the pages of a file, or those that begin in a range of it.
 
     Args:

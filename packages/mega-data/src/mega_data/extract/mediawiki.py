@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 from xml.parsers.expat import ExpatError, ParserCreate
 
-from mega_data.extract.types import MAX_PAGE_BYTES, Page, Skipped
+from mega_data.extract.types import MAX_PAGE_BYTES, Page, SkippedPage
 from mega_data.extract.wikitext import Wikitext
 from mega_data.readers.compression import DamagedRange, TextPiece, read_pieces
 from mega_data.readers.magic import detect_compression
@@ -121,7 +121,9 @@ def is_splittable(path: Path) -> bool:
     return not _read_header(path).is_utf16
 
 
-def read_dump(path: Path, start: int = 0, end: int | None = None) -> Iterator[Page | Skipped | DamagedRange]:
+def read_dump(
+    path: Path, start: int = 0, end: int | None = None
+) -> Iterator[Page | SkippedPage | DamagedRange]:
     """Read the articles of a dump in order, what is skipped with its reason, and damaged ranges.
 
     Args:
@@ -250,7 +252,7 @@ def _is_closed_before(path: Path, start: int) -> bool:
     return text is None
 
 
-def _make_page(parser: _PageParser, wikitext: Wikitext, base: str) -> Page | Skipped:
+def _make_page(parser: _PageParser, wikitext: Wikitext, base: str) -> Page | SkippedPage:
     fields = parser.page
     url = f"{base.rpartition('/')[0]}?curid={fields.id}"  # stays valid when a page is renamed
     text = ""
@@ -265,4 +267,8 @@ def _make_page(parser: _PageParser, wikitext: Wikitext, base: str) -> Page | Ski
     else:
         reason = "no text"
         text = wikitext.to_text(fields.text)
-    return Page(fields.id, url, fields.title, text) if text else Skipped(reason, fields.id, url, fields.title)
+    return (
+        Page(fields.id, url, fields.title, text)
+        if text
+        else SkippedPage(reason, fields.id, url, fields.title)
+    )

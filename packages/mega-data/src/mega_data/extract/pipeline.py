@@ -14,7 +14,7 @@ import orjson
 
 from mega_data.error_limit import error_counts
 from mega_data.extract.formats import FileRange, read_pages
-from mega_data.extract.types import Page, Skipped
+from mega_data.extract.types import Page, SkippedPage
 from mega_data.jsonl_shards import file_states, open_output
 from mega_data.output_folder import check_file, check_folder, check_stale, is_own_folder
 from mega_data.readers.compression import DamagedRange, strip_extension
@@ -114,7 +114,7 @@ class Extraction:
         return is_one_file(self.output)
 
     @property
-    def dropped(self) -> Path:
+    def dropped_output(self) -> Path:
         return self.dropped_to or dropped_path(self.output)
 
     def stages(self) -> list[TaskStage]:
@@ -137,7 +137,7 @@ class Extraction:
             out = stack.enter_context(open_output(self._task_path(task, self.output)))
             dropped = None
             if self.keep_dropped:
-                dropped = stack.enter_context(open_output(self._task_path(task, self.dropped)))
+                dropped = stack.enter_context(open_output(self._task_path(task, self.dropped_output)))
             stack.enter_context(check_unchanged(part.path))
             for page in read_pages(part, self.form, whole=self.whole):
                 if isinstance(page, Page):
@@ -169,7 +169,7 @@ class Extraction:
     def join(self, number: int) -> TaskResult:
         """Concatenate the parts of one file."""
         output, tasks = self._joined_files()[number]
-        folder = self.dropped if output.is_relative_to(self.dropped) else self.output
+        folder = self.dropped_output if output.is_relative_to(self.dropped_output) else self.output
         with open_output(output) as out:
             for task in tasks:
                 with self._task_path(task, folder).open("rb") as part:
@@ -179,7 +179,7 @@ class Extraction:
     def _joined_files(self) -> list[tuple[Path, list[int]]]:
         """Return the files that are written from parts, and the tasks of those parts."""
         tasks_of_file = dict[Path, list[int]]()
-        for base in [self.output, *([self.dropped] if self.keep_dropped else [])]:
+        for base in [self.output, *([self.dropped_output] if self.keep_dropped else [])]:
             for task in range(len(self.parts)):
                 if self._is_partial(task):
                     tasks_of_file.setdefault(self._final_path(task, base), []).append(task)
@@ -203,7 +203,7 @@ def _range_bytes(part: FileRange) -> int:
     return (part.path.stat().st_size if part.end is None else part.end) - part.start
 
 
-def _dropped_row(page: Skipped | DamagedRange, path: Path) -> dict[str, str | int]:
+def _dropped_row(page: SkippedPage | DamagedRange, path: Path) -> dict[str, str | int]:
     if isinstance(page, DamagedRange):
         return {
             "dropped": page.reason,

@@ -22,7 +22,7 @@ class Page:
 
 
 @dataclass(frozen=True, slots=True)
-class Skipped:
+class SkippedPage:
     """A part of the source that is no document.
 
     Attributes:

@@ -13,7 +13,7 @@ from typing import IO, Any, cast
 from fastwarc.warc import ArchiveIterator, WarcRecord, WarcRecordType
 
 from mega_data.extract.html import html_text
-from mega_data.extract.types import MAX_PAGE_BYTES, Page, Skipped
+from mega_data.extract.types import MAX_PAGE_BYTES, Page, SkippedPage
 from mega_data.readers.compression import DamagedRange, ResumableStream, read_pieces
 from mega_data.readers.magic import detect_compression
 from mega_schema.errors import FormatError
@@ -26,7 +26,7 @@ _BLOCK = 1 << 20
 
 def read_warc(
     path: Path, *, html: bool = True, plain: bool = True, whole: bool = False
-) -> Iterator[Page | Skipped | DamagedRange]:
+) -> Iterator[Page | SkippedPage | DamagedRange]:
     """Read the pages of a file in order. After damage, continue at the next record.
 
     Args:
@@ -103,21 +103,21 @@ def _next_record(file: IO[bytes], position: int) -> int:
 
 def _make_page(
     record: WarcRecord, html: bool, plain: bool, whole: bool, start: int
-) -> Page | Skipped | DamagedRange:
+) -> Page | SkippedPage | DamagedRange:
     kind = record.record_type
     headers = record.headers
     record_id = record.record_id or ""
     url = (headers.get("WARC-Target-URI") or "").strip("<>")
     response = html and kind == WarcRecordType.response
     if not response and not (plain and kind == WarcRecordType.conversion):
-        return Skipped(f"{kind} record", record_id, url)
+        return SkippedPage(f"{kind} record", record_id, url)
     if response and (status := _status(record)) != 200:
-        return Skipped(f"status {status}", record_id, url)
+        return SkippedPage(f"status {status}", record_id, url)
     if response and (record.http_content_type or "").lower() not in HTML:
-        return Skipped("not HTML", record_id, url)
+        return SkippedPage("not HTML", record_id, url)
     data: bytes = record.reader.read(MAX_PAGE_BYTES + 1)
     if len(data) > MAX_PAGE_BYTES:
-        return Skipped("too long", record_id, url)
+        return SkippedPage("too long", record_id, url)
     http_headers: Any = record.http_headers or {}
     encoding = http_headers.get("Content-Encoding") or http_headers.get("Transfer-Encoding")
     if len(data) < record.content_length and not encoding:
@@ -129,14 +129,14 @@ def _make_page(
         title, text = html_text(data, record.http_charset or "", whole=whole)
     else:
         text = data.decode("utf-8", "replace").strip()
-    return Page(record_id, url, title, text) if text else Skipped("no text", record_id, url, title)
+    return Page(record_id, url, title, text) if text else SkippedPage("no text", record_id, url, title)
 
 
 def _status(record: WarcRecord) -> Any:
     return record.http_headers.status_code if record.http_headers else None
 
 
-def read_html(path: Path, *, whole: bool = False) -> Iterator[Page | Skipped | DamagedRange]:
+def read_html(path: Path, *, whole: bool = False) -> Iterator[Page | SkippedPage | DamagedRange]:
     """Read a file that is one page of HTML; its path is its id and its address."""
     data = bytearray()
     name = path.as_posix()
@@ -146,7 +146,7 @@ def read_html(path: Path, *, whole: bool = False) -> Iterator[Page | Skipped | D
             return
         data += piece.data
         if len(data) > MAX_PAGE_BYTES:
-            yield Skipped("too long", name, name)
+            yield SkippedPage("too long", name, name)
             return
     title, text = html_text(bytes(data), whole=whole)
-    yield Page(name, name, title, text) if text else Skipped("no text", name, name, title)
+    yield Page(name, name, title, text) if text else SkippedPage("no text", name, name, title)

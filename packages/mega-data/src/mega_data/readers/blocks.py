@@ -73,14 +73,14 @@ class Block(Protocol):
 
     Attributes:
         end: start of the next block, for `streams.read_blocks`.
-        consumed: bytes of the file on disk since the previous block, for a progress bar.
+        consumed_bytes: bytes of the file on disk since the previous block, for a progress bar.
     """
 
     @property
     def end(self) -> int: ...
 
     @property
-    def consumed(self) -> int: ...
+    def consumed_bytes(self) -> int: ...
 
     def rows(self, keys: Sequence[str]) -> Rows: ...
 
@@ -92,7 +92,7 @@ class JsonLines:
     path: Path
     start: int
     end: int
-    consumed: int
+    consumed_bytes: int
     data: bytes | None = None
 
     def rows(self, keys: Sequence[str]) -> Rows:
@@ -145,7 +145,7 @@ class PlainText:
     """Text without structure: each line, each paragraph, or all of it is a row."""
 
     end: int
-    consumed: int
+    consumed_bytes: int
     data: bytes
     unit: str
 
@@ -189,7 +189,7 @@ class TableBlock:
     """Rows of a table, in Arrow's stream format."""
 
     end: int
-    consumed: int
+    consumed_bytes: int
     data: bytes
 
     def rows(self, keys: Sequence[str]) -> Rows:
@@ -215,7 +215,7 @@ class DamagedBlock:
     what: str
     found: str
     end: int = DAMAGED_POSITION
-    consumed: int = 0
+    consumed_bytes: int = 0
 
     def rows(self, keys: Sequence[str]) -> Rows:
         wanted = "a whole file; the rest of it is left out"

@@ -55,7 +55,7 @@ class _Block:
 
     begin: int
     end: int
-    seen: int
+    visible_keys: int
     keys: int
 
 
@@ -82,7 +82,7 @@ class _HeadGroup:
         self.group_size, queries = self.q_GEsH.shape[1:3]
         self.blocks = list(_blocks(queries, keys, self.group_size, causal))
         step = self.blocks[0].end
-        hidden = max(block.keys - block.seen for block in self.blocks)
+        hidden = max(block.keys - block.visible_keys for block in self.blocks)
         buffer_size = heads * self.group_size * step * keys
         mask_shape = (step, hidden)
         self._future_mask = torch.full(
@@ -101,9 +101,9 @@ class _HeadGroup:
         shape = (*q_GRH.shape[:2], block.keys)
         p_GRC = self.buffer[: prod(shape)].view(shape)
         torch.baddbmm(p_GRC, q_GRH, k_GCH.mT, beta=0, alpha=self.scale, out=p_GRC)
-        if block.seen < block.keys:
-            mask = self._future_mask[: block.end - block.begin, : block.keys - block.seen]
-            p_GRC.unflatten(1, (self.group_size, -1))[..., block.seen :].add_(mask)
+        if block.visible_keys < block.keys:
+            mask = self._future_mask[: block.end - block.begin, : block.keys - block.visible_keys]
+            p_GRC.unflatten(1, (self.group_size, -1))[..., block.visible_keys :].add_(mask)
         return torch.softmax(p_GRC, 2, out=p_GRC)
 
     def to_matmul_dtype(self, x_GRC: Tensor) -> Tensor:

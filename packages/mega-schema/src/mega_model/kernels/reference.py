@@ -130,7 +130,7 @@ def _lower_right_mask(queries: int, keys: int, device: torch.device) -> Tensor:
 def to_attention_dtype(x: Tensor) -> Tensor:
     """Return x in the dtype that attention computes in."""
     # On a CPU without half-precision instructions, torch's half-precision attention takes two to five times
-    # as long as in float32 (bench/cpu_training.py); a CPU with them uses `cpu_attention`.
+    # as long as in float32 (bench/cpu_optimizations.py); a CPU with them uses `cpu_attention`.
     return x.float() if x.device.type == "cpu" and x.dtype in (torch.bfloat16, torch.float16) else x
 
 

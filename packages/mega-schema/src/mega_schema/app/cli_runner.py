@@ -26,16 +26,16 @@ TERMINATED = 143
 GC_THRESHOLDS = (100_000, 20, 20)
 
 
-class Terminated(KeyboardInterrupt):
+class TerminationError(KeyboardInterrupt):
     """SIGTERM asked the process to end. Raised so that files are cleaned up."""
 
 
 def raise_at_sigterm(words: str) -> None:
-    """Make SIGTERM raise `Terminated` in this process; `run_command` prints its message."""
+    """Make SIGTERM raise `TerminationError` in this process; `run_command` prints its message."""
 
     def end(number: int, frame: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second SIGTERM ends the process at once
-        raise Terminated(words)
+        raise TerminationError(words)
 
     signal.signal(signal.SIGTERM, end)
 
@@ -62,7 +62,7 @@ def run_command(command: click.Command, argv: Sequence[str] | None = None) -> No
     except (KeyboardInterrupt, click.Abort) as error:
         # click has ended the line of ^C, and replaced the command's exception by its own
         cause = error if isinstance(error, KeyboardInterrupt) else error.__cause__
-        is_terminated = isinstance(cause, Terminated)
+        is_terminated = isinstance(cause, TerminationError)
         word = "terminated" if is_terminated else "interrupted"
         click.echo(f"{word}{f': {cause}' if str(cause or '') else ''}", err=True)
         sys.exit(TERMINATED if is_terminated else INTERRUPTED)

@@ -302,7 +302,7 @@ def _is_abbreviation(word: str, name: str) -> bool:
     return 2 <= len(word) <= 3 and all(letter in initials for letter in word)
 
 
-def _without_none(kind: Any) -> Any:
+def _strip_none(kind: Any) -> Any:
     """Return an optional type without its None."""
     if get_origin(kind) in (Union, UnionType):
         rest = [k for k in get_args(kind) if k is not NoneType]
@@ -312,7 +312,7 @@ def _without_none(kind: Any) -> Any:
 
 
 def _convert(key: ConfigKey, value: Any, where: str) -> Any:
-    kind = _without_none(key.kind)
+    kind = _strip_none(key.kind)
     if key.is_multi:
         value = [value] if isinstance(value, str) else value
         if isinstance(value, list | tuple):
@@ -357,7 +357,7 @@ def _literal(text: str, key: ConfigKey) -> Any:
         value = tomllib.loads(f"v = {text}")["v"]
     except ValueError:
         return text
-    wants_text = _without_none(key.kind) in (str, Path) or (key.is_multi and not isinstance(value, list))
+    wants_text = _strip_none(key.kind) in (str, Path) or (key.is_multi and not isinstance(value, list))
     return text if wants_text and not isinstance(value, str) else value
 
 
@@ -365,8 +365,8 @@ def _is_removal(text: str, key: ConfigKey) -> bool:
     """Whether a word of --set removes a key's value; for some keys none is itself a value."""
     return (
         text == "none"
-        and _without_none(key.kind) is not key.kind
-        and text not in get_args(_without_none(key.kind))
+        and _strip_none(key.kind) is not key.kind
+        and text not in get_args(_strip_none(key.kind))
     )
 
 
@@ -382,7 +382,7 @@ def _toml_value(value: Any) -> str:
 
 
 def _click_option(key: ConfigKey) -> Callable[[Command], Command]:
-    kind = _without_none(key.kind)
+    kind = _strip_none(key.kind)
     help_text = str(key.field.metadata["help"])
     text = help_text[:1].upper() + help_text[1:] + "."
     default = key.field.default

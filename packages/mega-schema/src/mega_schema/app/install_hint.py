@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 # No package index has these packages yet, so the command is for the root of a checkout. A release changes
-# this line to 'pip install "{package}{extras}"'; tests/house then lists the documents to change.
+# this line to 'pip install "{package}{extras}"'; tests/repo_rules then lists the documents to change.
 _COMMAND: Final = 'pip install -e "packages/{package}{extras}"'
 
 

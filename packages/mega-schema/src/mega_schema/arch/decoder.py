@@ -88,9 +88,9 @@ def attention(m: ModelSpec, layer: int) -> Iterator[Param]:
 def feed_forward(m: ModelSpec, layer: int) -> Iterator[Param]:
     """Yield the rows of a layer's feed-forward and the norm before it."""
     prefix = f"layers.{layer}."
-    first = prefix + ("gate_up" if m.gated else "up")
-    blocks = (m.ffn, m.ffn) if m.gated else ()
-    inner = 2 * m.ffn if m.gated else m.ffn
+    first = prefix + ("gate_up" if m.is_gated else "up")
+    blocks = (m.ffn, m.ffn) if m.is_gated else ()
+    inner = 2 * m.ffn if m.is_gated else m.ffn
     split = Split("tp", 0, blocks)
     yield from norm(m, prefix + "ffn_norm", layer)
     yield matrix(m, first + ".weight", (inner, m.hidden), layer, split)

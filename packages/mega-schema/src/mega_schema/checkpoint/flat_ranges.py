@@ -48,14 +48,14 @@ def range_boxes(shape: Shape, begin: int, end: int) -> Iterator[tuple[Shape, Sha
     last = end // row
     if first > last:  # all within one row
         row_index = begin // row
-        yield from _within(row_index, shape, begin - row_index * row, end - row_index * row)
+        yield from _row_boxes(row_index, shape, begin - row_index * row, end - row_index * row)
         return
     if begin < first * row:
-        yield from _within(first - 1, shape, begin - (first - 1) * row, row)
+        yield from _row_boxes(first - 1, shape, begin - (first - 1) * row, row)
     if first < last:
         yield (first, *(0 for _ in shape[1:])), (last - first, *shape[1:])
     if last * row < end:
-        yield from _within(last, shape, 0, end - last * row)
+        yield from _row_boxes(last, shape, 0, end - last * row)
 
 
 def fragments(slabs: Sequence[Slab], shape: Shape, begin: int, end: int) -> Iterator[FlatFragment]:
@@ -75,6 +75,6 @@ def fragments(slabs: Sequence[Slab], shape: Shape, begin: int, end: int) -> Iter
         offset += math.prod(extent)
 
 
-def _within(row: int, shape: Shape, begin: int, end: int) -> Iterator[tuple[Shape, Shape]]:
+def _row_boxes(row: int, shape: Shape, begin: int, end: int) -> Iterator[tuple[Shape, Shape]]:
     for start, extent in range_boxes(shape[1:], begin, end):
         yield (row, *start), (1, *extent)

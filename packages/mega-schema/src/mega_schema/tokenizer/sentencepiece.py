@@ -46,7 +46,7 @@ class SentencePiece:
         return _open_library(self.model, MODEL)
 
     @cached_property
-    def _added(self) -> dict[int, str]:
+    def _special_words(self) -> dict[int, str]:
         """Special tokens by id, including the model's own."""
         return {i: word for word, i in _special(self._library, self.identity.type, 0).items()} | {
             i: f"<extra_id_{i - first}>"
@@ -81,11 +81,11 @@ class SentencePiece:
         """Return the text of `ids`, special tokens as text, without a space before the first word."""
         parts, run = list[str](), list[int]()
         for i in [*map(int, ids), -1]:
-            if 0 <= i < len(self._library) and i not in self._added:
+            if 0 <= i < len(self._library) and i not in self._special_words:
                 run.append(i)
                 continue
             parts += [self._library.decode(run)] if run else []
-            parts += [self._added[i]] if i in self._added else []
+            parts += [self._special_words[i]] if i in self._special_words else []
             run = []
         return "".join(parts)
 
@@ -98,8 +98,8 @@ class SentencePiece:
         save_folder(folder, self.identity, {MODEL: self.model})
 
     def _piece(self, i: int) -> str:
-        if i in self._added:
-            return self._added[i]
+        if i in self._special_words:
+            return self._special_words[i]
         if not 0 <= i < len(self._library):
             return ""
         piece = str(self._library.id_to_piece(i))

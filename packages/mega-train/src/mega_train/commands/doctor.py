@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import torch
 
-from mega_model.fp8 import why_unsupported
+from mega_model.fp8 import unsupported_reason
 from mega_model.kernels.dispatch import PACKAGES, choose_kernels, installed_version
 from mega_model.kernels.verify import KernelCheck, check_fp8, check_kernels
 from mega_model.matmul_precision import matmul_dtype
@@ -51,7 +51,7 @@ def collect_report(kernels: Kernels, device: Literal["auto", "cpu", "cuda"]) -> 
         "whose": "torch",
         "why": "--fp8-format, slower than bfloat16" if device == "cpu" else "--fp8-format",
     }
-    if missing_feature := why_unsupported(torch_device):
+    if missing_feature := unsupported_reason(torch_device):
         kernels_taken["fp8"] = {"whose": "none", "why": f"{missing_feature} has no such products"}
     else:
         results.append(_result_to_dict(check_fp8(torch_device), "bfloat16"))

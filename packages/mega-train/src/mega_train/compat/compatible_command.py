@@ -20,7 +20,7 @@ from mega_train.compat.flag_translation import (
     format_skipped,
     translate_flags,
 )
-from mega_train.config.refusals import Refused
+from mega_train.config.refusals import RefusedRunError
 from mega_train.fault_tolerance.error_reporting import current_rank
 
 _TRANSLATION = "mega_train.translation"
@@ -45,7 +45,7 @@ class MegatronCompatibleCommand(MultiValueCommand):
 
         Raises:
             ConfigError: a flag cannot be read, or two disagree; the message says what to do.
-            Refused: there are several.
+            RefusedRunError: there are several.
         """
         options = {name: option for option in self.get_params(ctx) for name in _names(option)}
         translation = translate_flags(args, options)
@@ -104,10 +104,10 @@ def _raise_refused(refused: Sequence[MegaError], wrong: Sequence[MegaError]) -> 
 
     Raises:
         ConfigError: there is one.
-        Refused: there are several.
+        RefusedRunError: there are several.
     """
     errors = [*refused, *wrong]
     if len(errors) == 1 and refused:
         raise errors[0]
     if len(errors) > 1:
-        raise Refused.combine(errors, "command line", "things cannot be read")
+        raise RefusedRunError.combine(errors, "command line", "things cannot be read")

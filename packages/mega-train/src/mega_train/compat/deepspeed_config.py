@@ -116,7 +116,7 @@ def _add_flag(flags: DeepSpeedFlags, file: Path, key: str, value: Any, fp16: boo
     if flag == "--loss-scale" and value == 0:  # DeepSpeed's value for a dynamic scale
         if flag in (word.partition("=")[0] for word in flags.words) and fp16:
             # under DeepSpeed its own scaler runs, and Megatron's flag has no effect
-            flags.words = _without(flag, flags.words)
+            flags.words = _remove_flag(flag, flags.words)
             flags.left_out[flag] = f"{key} 0 of DeepSpeed's configuration is a scale that moves"
         return
     if flag.startswith(("--loss", "--initial-loss", "--hyst", "--min-loss")) and not fp16:
@@ -124,7 +124,7 @@ def _add_flag(flags: DeepSpeedFlags, file: Path, key: str, value: Any, fp16: boo
     flags.words += _flag_words(where, flag, value, flags.words)
 
 
-def _without(flag: str, words: Sequence[str]) -> list[str]:
+def _remove_flag(flag: str, words: Sequence[str]) -> list[str]:
     """Remove a flag and its value."""
     remaining = list[str]()
     iterator = iter(words)

@@ -86,7 +86,7 @@ class _Translator:
         self.known_flags = known_flags
         self.table = flag_table()
         self.remaining = list(args)
-        self.given = {word.partition("=")[0] for word in args if _FLAG.match(word)}
+        self.given_flags = {word.partition("=")[0] for word in args if _FLAG.match(word)}
         # with positions that need no table, Megatron's --no-position-embedding has no effect
         self.has_positions = any(
             "rotary-position" in word or word.endswith(("rope", "rotary", "alibi")) for word in args
@@ -140,7 +140,7 @@ class _Translator:
         elif flag == "--adam-betas":
             words.extend(_split_betas(self._value(flag, value)))
         elif flag == "--group-query-attention":
-            if "--num-query-groups" not in self.given:
+            if "--num-query-groups" not in self.given_flags:
                 words.extend(["--num-query-groups", "1"])  # Megatron's default
         elif flag == "--distributed-world-size":
             self._check_world(flag, self._value(flag, value))
@@ -149,7 +149,7 @@ class _Translator:
 
     def _read_folder(self) -> None:
         """Read fairseq's first positional argument, its data folder."""
-        if "--task" not in self.given or not self.remaining or self.remaining[0].startswith("-"):
+        if "--task" not in self.given_flags or not self.remaining or self.remaining[0].startswith("-"):
             return
         folder = Path(self.remaining.pop(0))
         for use, split in (("train", "train"), ("valid", "valid"), ("test", "test")):
@@ -159,11 +159,11 @@ class _Translator:
     def _read_defaults(self) -> None:
         """Add fairseq's default of --arch, and with --megatron-defaults Megatron's defaults."""
         words = self.translation.words
-        if "--arch" in self.given and "--share-decoder-input-output-embed" not in self.given:
+        if "--arch" in self.given_flags and "--share-decoder-input-output-embed" not in self.given_flags:
             words.append("--untie-embeddings-and-output-weights")
-        if MEGATRON_DEFAULTS not in self.given:
+        if MEGATRON_DEFAULTS not in self.given_flags:
             return
-        if "--config" in self.given:
+        if "--config" in self.given_flags:
             self.translation.refused.append(
                 ConfigError(
                     MEGATRON_DEFAULTS,

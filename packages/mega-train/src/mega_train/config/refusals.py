@@ -14,13 +14,13 @@ _HINT = "mega-train explain FLAG"
 _WIDE = 160  # columns of a table that is not shown on a terminal
 
 
-class Refused(ConfigError):
+class RefusedRunError(ConfigError):
     """Several errors in one; its message counts and names them, and `show_table` prints each."""
 
     errors: tuple[MegaError, ...] = ()
 
     @classmethod
-    def combine(cls, errors: Sequence[MegaError], where: str, what: str) -> Refused:
+    def combine(cls, errors: Sequence[MegaError], where: str, what: str) -> RefusedRunError:
         """Combine several errors.
 
         Args:
@@ -71,7 +71,7 @@ class Refusals:
         if len(self.errors) == 1:
             raise self.errors[0]
         if self.errors:
-            raise Refused.combine(self.errors, "run", "values are refused")
+            raise RefusedRunError.combine(self.errors, "run", "values are refused")
 
     def _add(self, error: MegaError) -> None:
         where = str(error.where)
@@ -81,7 +81,7 @@ class Refusals:
 
 def parts(error: MegaError) -> tuple[MegaError, ...]:
     """Return the errors that a combined error holds; of any other, itself."""
-    return error.errors if isinstance(error, Refused) else (error,)
+    return error.errors if isinstance(error, RefusedRunError) else (error,)
 
 
 def show_table(errors: Sequence[MegaError]) -> None:

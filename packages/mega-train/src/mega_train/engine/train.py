@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from mega_model.distributed.mesh import Mesh, World
-from mega_model.fp8 import why_unsupported
+from mega_model.fp8 import unsupported_reason
 from mega_model.kernels.dispatch import KernelChoice, choose_kernels
 from mega_schema.app.config import to_dict
 from mega_schema.checkpoint.checkpoint_dir import TOKENIZER
@@ -169,7 +169,7 @@ def _check_machine(config: ResolvedConfig, world: World) -> None:
         )
     if config.run.train.deterministic and config.device == "cuda" and world.size > 1:
         check_nccl_algorithm(os.environ)
-    if config.run.train.fp8 and (missing_feature := why_unsupported(torch.device(config.device))):
+    if config.run.train.fp8 and (missing_feature := unsupported_reason(torch.device(config.device))):
         raise ConfigError(
             "--fp8-format",
             "no products in FP8 here",
@@ -270,7 +270,7 @@ def _train(prepared: PreparedRun, world: World, observers: Observers, init_metho
                 exit_conditions=ExitConditions(
                     config,
                     mesh,
-                    received_signal=None if signal_handler is None else signal_handler.received,
+                    received_signal=None if signal_handler is None else signal_handler.received_signal,
                     start_time=start_time,
                 ),
             ).run()
@@ -337,7 +337,7 @@ def tune_malloc() -> None:
 
     By default glibc maps blocks of a few megabytes, and unmaps them, each time: a step's logits are then
     pages that the kernel zeroes first and that the host of a virtual machine may have to allocate.
-    bench/cpu_training.py measures the difference. With it torch's huge pages (THP_MEM_ALLOC_ENABLE) save
+    bench/cpu_optimizations.py measures the difference. With it torch's huge pages (THP_MEM_ALLOC_ENABLE) save
     nothing, and glibc reuses aligned blocks badly (docs/log.md).
     """
     setting = getattr(ctypes.CDLL(None), "mallopt", None)

@@ -10,7 +10,7 @@ from mega_train.engine.trainer import Trainer
 from mega_train.planning.flops import flops_per_token
 from mega_train.planning.hardware import peak_flops
 from mega_train.telemetry.events import LogLine, StepEnd
-from mega_train.telemetry.memory import memory_stats
+from mega_train.telemetry.memory_usage import memory_stats
 from mega_train.telemetry.timers import reduce_timers
 
 

@@ -17,7 +17,7 @@ import click
 
 from mega_schema.app.cli_runner import INTERRUPTED
 from mega_schema.errors import MegaError
-from mega_train.config.refusals import Refused, show_table
+from mega_train.config.refusals import RefusedRunError, show_table
 
 REPORT_DELAY = 10.0  # seconds
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
@@ -44,7 +44,7 @@ class SingleRankErrors(click.Group):
         except (MegaError, click.ClickException) as error:
             if current_rank():
                 time.sleep(REPORT_DELAY)
-            elif isinstance(error, Refused):
+            elif isinstance(error, RefusedRunError):
                 show_table(error.errors)
             text = error.format_message() if isinstance(error, click.ClickException) else str(error)
             write_error_file(f"error: {text}")

@@ -11,7 +11,7 @@ EXIT_SIGNALS = frozenset({signal.SIGTERM, signal.SIGUSR1})
 
 
 class SignalHandler:
-    """Records SIGTERM and SIGUSR1: `with SignalHandler() as handler: ... handler.received()`.
+    """Records SIGTERM and SIGUSR1: `with SignalHandler() as handler: ... handler.received_signal()`.
 
     The signals do not end the process inside the block, however often they arrive.
     """
@@ -19,7 +19,7 @@ class SignalHandler:
     def __init__(self) -> None:
         self._received: signal.Signals | None = None
 
-    def received(self) -> signal.Signals | None:
+    def received_signal(self) -> signal.Signals | None:
         """Return the first of the signals that arrived; None before."""
         return self._received
 

@@ -180,11 +180,13 @@ class Muon:
         group_size = self.replicas.size
         for first in range(0, len(self._matrices), group_size):
             group = self._matrices[first : first + group_size]
-            for matrix, update in zip(group, self._orthogonalized(group, directions), strict=True):
+            for matrix, update in zip(group, self._orthogonalize_group(group, directions), strict=True):
                 matrix.copy_from_full(update, directions[matrix.index])
         torch._foreach_add_(self.main_params, directions, alpha=-lr)
 
-    def _orthogonalized(self, group: Sequence[MatrixShard], directions: Sequence[Tensor]) -> list[Tensor]:
+    def _orthogonalize_group(
+        self, group: Sequence[MatrixShard], directions: Sequence[Tensor]
+    ) -> list[Tensor]:
         """Compute the updates of up to as many matrices as there are replicas, at a learning rate of 1."""
         max_elements = max(matrix.size for matrix in group)
         rank = self.replicas.rank

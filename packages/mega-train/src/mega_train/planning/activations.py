@@ -72,7 +72,7 @@ def layer_bytes(workload: Workload) -> float:
     shared = m.hidden * e if m.parallel_residual and lean else 0
     normed = 0 if workload.recompute.recomputes("layernorm") else m.hidden * e
     outer = 2 * (norm + normed) + masks - shared
-    widths = (3 if workload.implementation.fused else 4) if m.gated else 2
+    widths = (3 if workload.implementation.fused else 4) if m.is_gated else 2
     if workload.recompute.recomputes("mlp_act"):
         widths -= 1
     inner = widths * m.ffn * e
@@ -171,7 +171,7 @@ def working_bytes(workload: Workload, *, last: bool) -> float:
     m = workload.spec
     e = workload.precision.weight
     t = workload.layout.tp
-    inner = workload.tokens * ((3 if m.gated else 2) * m.ffn) * e / t
+    inner = workload.tokens * ((3 if m.is_gated else 2) * m.ffn) * e / t
     outer = 2 * workload.outer_tokens * m.hidden * e + (
         workload.tokens * m.hidden * e if workload.sequence else 0
     )

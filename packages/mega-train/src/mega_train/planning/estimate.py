@@ -229,5 +229,5 @@ def _optimizer_seconds(workload: Workload, hardware: Hardware) -> float:
     adam = (
         elements / owners * (16 + 12 + workload.precision.weight)
     )  # reads gradient, main weight and moments; writes all but the gradient
-    other = elements * 4 * workload.precision.gradient  # cleared, measured, read and written to be clipped
-    return (adam + other) / (hardware.stream * hardware.bandwidth)
+    clipping = elements * 4 * workload.precision.gradient  # cleared, measured, read and written to be clipped
+    return (adam + clipping) / (hardware.stream * hardware.bandwidth)

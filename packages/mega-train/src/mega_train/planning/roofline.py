@@ -126,7 +126,7 @@ def _selective_recompute(workload: Workload, attention: PassCost, byte_seconds: 
         elements += 4 * workload.outer_tokens * workload.spec.hidden
     if recompute.recomputes("mlp_act"):
         elements += (
-            (3 if workload.spec.gated else 2) * workload.tokens * workload.spec.ffn / workload.layout.tp
+            (3 if workload.spec.is_gated else 2) * workload.tokens * workload.spec.ffn / workload.layout.tp
         )
     recomputed = attention if recompute.recomputes("core_attn") else PassCost()
     return replace(recomputed, stream=recomputed.stream + elements * byte_seconds)
@@ -279,8 +279,8 @@ def _elementwise_seconds(workload: Workload, hardware: Hardware, *, is_backward:
     """
     spec, t = workload.spec, workload.layout.tp
     outer = workload.outer_tokens * spec.hidden * (6 + 2 * _norm_accesses(workload, back=is_backward))
-    activation_accesses = (5 if is_backward else 3) if spec.gated else (3 if is_backward else 2)
-    if spec.gated and workload.implementation.eager:
+    activation_accesses = (5 if is_backward else 3) if spec.is_gated else (3 if is_backward else 2)
+    if spec.is_gated and workload.implementation.eager:
         activation_accesses = (
             13 if is_backward else 5
         )  # SiLU and product separately; in backward both halves are concatenated

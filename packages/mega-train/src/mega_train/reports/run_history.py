@@ -13,7 +13,7 @@ import numpy as np
 
 from mega_schema.errors import FormatError
 from mega_train.telemetry.event_log import EventDict, read_events, read_lines
-from mega_train.telemetry.memory import used_bytes
+from mega_train.telemetry.memory_usage import used_bytes
 
 XAxis = Literal["iteration", "samples", "tokens", "hours"]
 

@@ -79,7 +79,7 @@ def resolve(
 
     Raises:
         ConfigError, LayoutError: two values disagree; the message names both.
-        Refused: several do, or are wrong. What follows from a value that is wrong is not checked.
+        RefusedRunError: several do, or are wrong. What follows from a value that is wrong is not checked.
     """
     refusals = Refusals() if refusals is None else refusals
     if is_eval_only(run):

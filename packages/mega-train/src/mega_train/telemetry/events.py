@@ -94,7 +94,7 @@ class LogLine:
         mfu: these as a fraction of the device's peak; None if that is not known.
         seconds: since this process started to train.
         time: seconds since 1970.
-        memory: bytes of rank 0 (`telemetry.memory`), and the number of blocks.
+        memory: bytes of rank 0 (`telemetry.memory_usage`), and the number of blocks.
         timers: seconds per step of each phase on rank 0.
         timers_of_ranks: for the phases of --timing-log-level, by --timing-log-option: the maximum of all
             ranks, minimum and maximum, or every rank's.

@@ -145,18 +145,18 @@ def _reorder_embedding(box: ReadBox, order: np.ndarray, embeddings: list[MappedT
     """
     share = embeddings[0].shape[0]
 
-    def ordered(space: str, name: str, slab: Slab) -> np.ndarray:
+    def read_reordered(space: str, name: str, slab: Slab) -> np.ndarray:
         if name != "embed.weight":
             return box(space, name, slab)
         rows, columns = slab.in_global
         ids = order[rows]
         out = np.empty(slab.shape, DTYPES[embeddings[0].dtype])
         for part, embedding in enumerate(embeddings):
-            mine = np.flatnonzero(ids // share == part)
-            out[mine] = embedding.values()[ids[mine] % share, columns]
+            positions = np.flatnonzero(ids // share == part)
+            out[positions] = embedding.values()[ids[positions] % share, columns]
         return out
 
-    return ordered
+    return read_reordered
 
 
 def _tokenizer(folder: Path, reading: ReadOptions, spec: ModelSpec) -> Tokenizer | None:

@@ -31,8 +31,8 @@ def aliases(spec: ModelSpec) -> Iterator[TensorAlias]:
         for kind in ("weight", "bias"):
             for block, part in enumerate("qkv"):
                 yield TensorAlias(f"{fairseq}self_attn.{part}_proj.{kind}", f"{ours}qkv.{kind}", block)
-            for us, them in _LAYER.items():
-                yield TensorAlias(f"{fairseq}{them}.{kind}", f"{ours}{us}.{kind}")
+            for own, foreign in _LAYER.items():
+                yield TensorAlias(f"{fairseq}{foreign}.{kind}", f"{ours}{own}.{kind}")
     for kind in ("weight", "bias"):
         yield TensorAlias(f"decoder.layer_norm.{kind}", f"final_norm.{kind}")
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from mega_ckpt.formats.huggingface.model_classes import CLASSES, NEEDED, ConfigKey, HfModelClass
+from mega_ckpt.formats.huggingface.model_classes import CLASSES, NEEDED, HfConfigKey, HfModelClass
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.spec import ModelSpec
 
@@ -116,7 +116,7 @@ def _fields(theirs: HfModelClass, config: Mapping[str, Any], where: object) -> d
 
 
 def _read_key(
-    key: ConfigKey, config: Mapping[str, Any], fields: Mapping[str, object], where: object
+    key: HfConfigKey, config: Mapping[str, Any], fields: Mapping[str, object], where: object
 ) -> object:
     names = [name for name in (key.theirs, *key.older) if name in config]
     for older in names[1:]:  # transformers takes the last of them in the file

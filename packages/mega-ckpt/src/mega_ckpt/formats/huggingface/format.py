@@ -35,7 +35,7 @@ def read(load: Path, reading: ReadOptions) -> CheckpointSource:
     folder = hf_folder.open_hf_folder(load)
     check_width(load, folder.spec, sum(math.prod(entry.shape) for entry in folder.entries.values()))
     rows = {row.name: row for row in table(folder.spec)}
-    expected = [alias.unsharded(rows[alias.ours]) for alias in aliases(folder.spec)]
+    expected = [alias.unsharded_tensor(rows[alias.ours]) for alias in aliases(folder.spec)]
     spaces, box, verify = gather_boxes(
         load, folder.spec, {MODEL: match_tensors(load, expected, folder.entries)}
     )
@@ -71,7 +71,8 @@ def write(source: CheckpointSource, folder: Path, target: WriteOptions) -> Write
     stored = source.spaces[MODEL]
     kinds = stored if target.dtype == KEEP else dict.fromkeys(stored, dtypes.NAMES[target.dtype])
     weights = [
-        WeightToWrite(alias.unsharded(rows[alias.ours]), kinds[alias.ours]) for alias in aliases(source.spec)
+        WeightToWrite(alias.unsharded_tensor(rows[alias.ours]), kinds[alias.ours])
+        for alias in aliases(source.spec)
     ]
     written_dtypes = {weight.dtype for weight in weights}
 

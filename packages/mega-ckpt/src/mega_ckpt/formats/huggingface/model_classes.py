@@ -20,7 +20,7 @@ NEEDED: Final = object()
 
 
 @dataclass(frozen=True, slots=True)
-class ConfigKey:
+class HfConfigKey:
     """One key of config.json and the field of `ModelSpec` with the same meaning.
 
     Attributes:
@@ -72,7 +72,7 @@ class HfModelClass:
     model_type: str
     architecture: str
     family: Family
-    keys: tuple[ConfigKey, ...]
+    keys: tuple[HfConfigKey, ...]
     fixed: Mapping[str, object]
     implied: Mapping[str, object]
     rope: RopeKeys | None = None
@@ -104,23 +104,23 @@ _ACTIVATIONS: Mapping[str, str] = MappingProxyType(
     }
 )
 _SILU: Mapping[str, str] = MappingProxyType({"swish": "swiglu", "silu": "swiglu"})
-_INIT = ConfigKey("initializer_range", "init_std", 0.02)
+_INIT = HfConfigKey("initializer_range", "init_std", 0.02)
 
 _GPT2 = HfModelClass(
     "gpt2",
     "GPT2LMHeadModel",
     "gpt",
     (
-        ConfigKey("vocab_size", "vocab"),
-        ConfigKey("n_positions", "max_seq_len", older=("max_position_embeddings",)),
-        ConfigKey("n_embd", "hidden", older=("hidden_size",)),
-        ConfigKey("n_layer", "layers", older=("num_hidden_layers",)),
-        ConfigKey("n_head", "heads", older=("num_attention_heads",)),
-        ConfigKey("n_inner", "ffn", four_times, four_times),
-        ConfigKey("activation_function", "activation", "gelu_tanh", values=_ACTIVATIONS),
-        ConfigKey("layer_norm_epsilon", "norm_eps", 1e-5),
+        HfConfigKey("vocab_size", "vocab"),
+        HfConfigKey("n_positions", "max_seq_len", older=("max_position_embeddings",)),
+        HfConfigKey("n_embd", "hidden", older=("hidden_size",)),
+        HfConfigKey("n_layer", "layers", older=("num_hidden_layers",)),
+        HfConfigKey("n_head", "heads", older=("num_attention_heads",)),
+        HfConfigKey("n_inner", "ffn", four_times, four_times),
+        HfConfigKey("activation_function", "activation", "gelu_tanh", values=_ACTIVATIONS),
+        HfConfigKey("layer_norm_epsilon", "norm_eps", 1e-5),
         _INIT,
-        ConfigKey("tie_word_embeddings", "tied", True),
+        HfConfigKey("tie_word_embeddings", "tied", True),
     ),
     fixed={
         "scale_attn_weights": True,
@@ -135,15 +135,15 @@ _BLOOM = HfModelClass(
     "BloomForCausalLM",
     "gpt",
     (
-        ConfigKey("vocab_size", "vocab"),
-        ConfigKey("seq_length", "max_seq_len", 2048),
-        ConfigKey("hidden_size", "hidden", older=("n_embed",)),
-        ConfigKey("n_layer", "layers", older=("num_hidden_layers",)),
-        ConfigKey("n_head", "heads", older=("num_attention_heads",)),
-        ConfigKey("layer_norm_epsilon", "norm_eps", 1e-5),
-        ConfigKey("apply_residual_connection_post_layernorm", "post_norm_residual", False),
+        HfConfigKey("vocab_size", "vocab"),
+        HfConfigKey("seq_length", "max_seq_len", 2048),
+        HfConfigKey("hidden_size", "hidden", older=("n_embed",)),
+        HfConfigKey("n_layer", "layers", older=("num_hidden_layers",)),
+        HfConfigKey("n_head", "heads", older=("num_attention_heads",)),
+        HfConfigKey("layer_norm_epsilon", "norm_eps", 1e-5),
+        HfConfigKey("apply_residual_connection_post_layernorm", "post_norm_residual", False),
         _INIT,
-        ConfigKey("tie_word_embeddings", "tied", True),
+        HfConfigKey("tie_word_embeddings", "tied", True),
     ),
     fixed={"alibi": True},
     implied={
@@ -160,17 +160,17 @@ _NEOX = HfModelClass(
     "GPTNeoXForCausalLM",
     "gpt",
     (
-        ConfigKey("vocab_size", "vocab"),
-        ConfigKey("max_position_embeddings", "max_seq_len", 2048),
-        ConfigKey("hidden_size", "hidden"),
-        ConfigKey("num_hidden_layers", "layers"),
-        ConfigKey("num_attention_heads", "heads"),
-        ConfigKey("intermediate_size", "ffn"),
-        ConfigKey("hidden_act", "activation", "gelu_erf", values=_ACTIVATIONS),
-        ConfigKey("layer_norm_eps", "norm_eps", 1e-5),
-        ConfigKey("use_parallel_residual", "parallel_residual", True),
+        HfConfigKey("vocab_size", "vocab"),
+        HfConfigKey("max_position_embeddings", "max_seq_len", 2048),
+        HfConfigKey("hidden_size", "hidden"),
+        HfConfigKey("num_hidden_layers", "layers"),
+        HfConfigKey("num_attention_heads", "heads"),
+        HfConfigKey("intermediate_size", "ffn"),
+        HfConfigKey("hidden_act", "activation", "gelu_erf", values=_ACTIVATIONS),
+        HfConfigKey("layer_norm_eps", "norm_eps", 1e-5),
+        HfConfigKey("use_parallel_residual", "parallel_residual", True),
         _INIT,
-        ConfigKey("tie_word_embeddings", "tied", False),
+        HfConfigKey("tie_word_embeddings", "tied", False),
     ),
     fixed={"attention_bias": True, "head_dim": None},
     implied={"kv_heads": same_heads, "head_dim": even_width, "positions": "rope"},
@@ -185,7 +185,7 @@ def _like_llama(
     max_seq_len: int,
     kv_heads: object = NEEDED,
     head_dim: object = even_width,
-    keys: tuple[ConfigKey, ...] = (),
+    keys: tuple[HfConfigKey, ...] = (),
     fixed: Mapping[str, object],
     window: Literal["key", "switch"] | None = None,
     **implied: object,
@@ -196,18 +196,18 @@ def _like_llama(
         architecture,
         "llama",
         (
-            ConfigKey("vocab_size", "vocab"),
-            ConfigKey("max_position_embeddings", "max_seq_len", max_seq_len),
-            ConfigKey("hidden_size", "hidden"),
-            ConfigKey("num_hidden_layers", "layers"),
-            ConfigKey("num_attention_heads", "heads"),
-            ConfigKey("num_key_value_heads", "kv_heads", kv_heads, same_heads),
-            ConfigKey("head_dim", "head_dim", head_dim, even_width),
-            ConfigKey("intermediate_size", "ffn"),
-            ConfigKey("hidden_act", "activation", "swiglu", values=_SILU),
-            ConfigKey("rms_norm_eps", "norm_eps", 1e-6),
+            HfConfigKey("vocab_size", "vocab"),
+            HfConfigKey("max_position_embeddings", "max_seq_len", max_seq_len),
+            HfConfigKey("hidden_size", "hidden"),
+            HfConfigKey("num_hidden_layers", "layers"),
+            HfConfigKey("num_attention_heads", "heads"),
+            HfConfigKey("num_key_value_heads", "kv_heads", kv_heads, same_heads),
+            HfConfigKey("head_dim", "head_dim", head_dim, even_width),
+            HfConfigKey("intermediate_size", "ffn"),
+            HfConfigKey("hidden_act", "activation", "swiglu", values=_SILU),
+            HfConfigKey("rms_norm_eps", "norm_eps", 1e-6),
             _INIT,
-            ConfigKey("tie_word_embeddings", "tied", False),
+            HfConfigKey("tie_word_embeddings", "tied", False),
             *keys,
         ),
         fixed={"partial_rotary_factor": 1.0, **fixed},
@@ -230,7 +230,7 @@ CLASSES: tuple[HfModelClass, ...] = (
         "MistralForCausalLM",
         max_seq_len=131072,
         kv_heads=8,
-        keys=(ConfigKey("sliding_window", "sliding_window", 4096, None),),
+        keys=(HfConfigKey("sliding_window", "sliding_window", 4096, None),),
         fixed={},
         window="key",
     ),

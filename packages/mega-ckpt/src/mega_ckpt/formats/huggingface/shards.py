@@ -128,23 +128,23 @@ class _TensorSlot:
         if first >= past:
             return 0
         values = band.values[first - band.first : past - band.first]
-        at = first - start
+        row_offset = first - start
         if foreign.transpose:
-            self._write_transposed(values, at, last=past == start + rows)
+            self._write_transposed(values, row_offset, last=past == start + rows)
         elif foreign.order is None:
-            self._write(values, at)
+            self._write(values, row_offset)
         else:
-            order = np.asarray(foreign.order[at : at + len(values)])
+            order = np.asarray(foreign.order[row_offset : row_offset + len(values)])
             for row, begin, count in consecutive_runs(order):
                 self._write(values[begin : begin + count], row)
         return values.nbytes
 
-    def _write_transposed(self, values: np.ndarray, at: int, *, last: bool) -> None:
+    def _write_transposed(self, values: np.ndarray, row_offset: int, *, last: bool) -> None:
         foreign = self.weight.foreign
         if self._whole is None:
             self._whole = np.empty(foreign.shape, DTYPES[self.weight.dtype])
         assert foreign.order is None
-        copy_values(self._whole[:, at : at + len(values)], values.T)
+        copy_values(self._whole[:, row_offset : row_offset + len(values)], values.T)
         if last:
             self._write(self._whole, 0)
             self._whole = None
@@ -152,6 +152,6 @@ class _TensorSlot:
     def _write(self, values: np.ndarray, row: int) -> None:
         """Write consecutive rows, the first at `row`."""
         data = as_bytes(values)
-        at = self._begin + row * (len(data) // len(values))
-        write_at(self._descriptor, data, at)
-        begin_flush(self._descriptor, at, len(data))
+        offset = self._begin + row * (len(data) // len(values))
+        write_at(self._descriptor, data, offset)
+        begin_flush(self._descriptor, offset, len(data))

@@ -63,14 +63,14 @@ def read(load: Path, reading: ReadOptions) -> CheckpointSource:
             load, "size in bytes", found=f"{size:,}", wanted=f"{wanted:,} for {sizes}", hint=hint
         )
     rows = {row.name: row for row in table(spec)}
-    expected = [alias.unsharded(rows[alias.ours]) for alias in aliases(spec)]
+    expected = [alias.unsharded_tensor(rows[alias.ours]) for alias in aliases(spec)]
     shapes = {foreign.name: foreign.shape for foreign in expected}
     stored = dict[str, MappedTensor]()
-    at = begin
+    offset = begin
     for name in _names(version, spec):
-        at += 4 * angles if name == "output.weight" else 0
-        stored[name] = MappedTensor(load, "F32", shapes[name], at)
-        at += stored[name].bytes
+        offset += 4 * angles if name == "output.weight" else 0
+        stored[name] = MappedTensor(load, "F32", shapes[name], offset)
+        offset += stored[name].bytes
     spaces, box, verify = gather_boxes(load, spec, {MODEL: match_tensors(load, expected, stored)})
     tokenizer: Tokenizer | None = None
     if reading.tokenizer is not None:

@@ -54,21 +54,21 @@ def _pieces(path: Path, data: bytes, vocab: int) -> tuple[list[str], list[float]
     """Return all pieces, the special ones under their names, and all scores."""
     pieces = list[str]()
     scores = list[float]()
-    at = _LONGEST.size
+    end = _LONGEST.size
     for number in range(vocab):
         try:
-            score, length = _HEAD.unpack_from(data, at)
-            begin, at = at + _HEAD.size, at + _HEAD.size + length
-            if not begin <= at <= len(data):
+            score, length = _HEAD.unpack_from(data, end)
+            begin, end = end + _HEAD.size, end + _HEAD.size + length
+            if not begin <= end <= len(data):
                 raise ValueError
-            text = data[begin:at].decode("utf-8")
+            text = data[begin:end].decode("utf-8")
         except (struct.error, ValueError):
             found, wanted = f"{len(data):,} bytes", f"{vocab:,} pieces"
             raise FormatError(path, f"has no piece {number}", found=found, wanted=wanted) from None
         pieces.append(text.replace(" ", _SPACE))
         scores.append(score)
-    if at != len(data):
-        more = f"{len(data) - at:,} bytes more"
+    if end != len(data):
+        more = f"{len(data) - end:,} bytes more"
         raise FormatError(path, "has more than the model's ids", found=more, wanted=f"{vocab:,} pieces")
     first = (*_SPECIAL, *_BYTES)
     pieces[: len(_SPECIAL)] = [piece.strip() for piece in pieces[: len(_SPECIAL)]]

@@ -120,7 +120,7 @@ def _spec(args: Args, vocab: int, where: object) -> ModelSpec:
     values: dict[str, Any] = {arg.ours: _value(arg, args, where) for arg in _TABLE}
     values |= {
         "vocab": vocab,
-        "norm": _one_of(_NORMS, args.get("normalization", "LayerNorm"), f"{where}: args.normalization"),
+        "norm": _lookup_enum(_NORMS, args.get("normalization", "LayerNorm"), f"{where}: args.normalization"),
         "activation": _activation(args),
         "positions": _positions(args, where),
         "tied": not args.get("untie_embeddings_and_output_weights"),
@@ -182,8 +182,8 @@ def from_spec(spec: ModelSpec, where: object, *, core: bool) -> dict[str, Any]:
 def _check_supported(spec: ModelSpec, where: object, *, core: bool) -> None:
     """Refuse a model that Megatron's arguments cannot express."""
     other_format = "megatron" if core else "megatron-core"
-    hint = "" if any(_unsupported(spec, not core)) else f"--to {other_format} may have it"
-    for name, have in _unsupported(spec, core):
+    hint = "" if any(_unsupported_options(spec, not core)) else f"--to {other_format} may have it"
+    for name, have in _unsupported_options(spec, core):
         raise ConfigError(
             f"{where}: model.{name}",
             "Megatron has no such model",
@@ -193,7 +193,7 @@ def _check_supported(spec: ModelSpec, where: object, *, core: bool) -> None:
         )
 
 
-def _unsupported(spec: ModelSpec, core: bool) -> Iterator[tuple[str, object]]:
+def _unsupported_options(spec: ModelSpec, core: bool) -> Iterator[tuple[str, object]]:
     if spec.positions in ("alibi", "sinusoidal"):
         yield "positions", "learned | rope | none"
     if spec.activation in GATED - {"swiglu"}:
@@ -223,13 +223,13 @@ def _unsupported(spec: ModelSpec, core: bool) -> Iterator[tuple[str, object]]:
 
 def _value(arg: _Arg, args: Args, where: object) -> Any:
     value = next((args[name] for name in arg.names if args.get(name) is not None), arg.absent)
-    at = f"{where}: args.{arg.names[0]}"
+    where_key = f"{where}: args.{arg.names[0]}"
     if value is _REQUIRED:
-        raise FormatError(at, "missing")
+        raise FormatError(where_key, "missing")
     if arg.kind is float and type(value) is int:
         return float(value)
     if type(value) is not arg.kind:
-        raise FormatError(at, "is of another kind", found=repr(value), wanted=arg.kind.__name__)
+        raise FormatError(where_key, "is of another kind", found=repr(value), wanted=arg.kind.__name__)
     return value
 
 
@@ -238,7 +238,7 @@ def _enum_name(value: Any) -> str:
     return "" if value is None else str(getattr(value, "name", value))
 
 
-def _one_of(known: Mapping[str, Any], value: Any, where: str) -> Any:
+def _lookup_enum(known: Mapping[str, Any], value: Any, where: str) -> Any:
     if _enum_name(value) not in known:
         raise FormatError(where, "is not in our models", found=_enum_name(value), wanted=" | ".join(known))
     return known[_enum_name(value)]
@@ -259,13 +259,13 @@ def _activation(args: Args) -> Activation:
 
 
 def _positions(args: Args, where: object) -> Positions:
-    at = f"{where}: args."
+    prefix = f"{where}: args."
     rotary = bool(args.get("use_rotary_position_embeddings"))
     if args.get("position_embedding_type") is not None:
-        kind = _one_of(_POSITIONS, args["position_embedding_type"], at + "position_embedding_type")
+        kind = _lookup_enum(_POSITIONS, args["position_embedding_type"], prefix + "position_embedding_type")
         return "rope" if rotary else kind  # the older flag wins there too
     if rotary and args.get("add_position_embedding", False):
-        raise FormatError(at + "use_rotary_position_embeddings", "beside learned positions", found=True)
+        raise FormatError(prefix + "use_rotary_position_embeddings", "beside learned positions", found=True)
     if rotary:
         return "rope"
     return "learned" if args.get("add_position_embedding", True) else "none"

@@ -61,7 +61,9 @@ def optimizer_spaces(
     try:
         for shard, chunks in shards:
             grouped = shard.optimizer is None
-            for space, weight, stored in _grouped(shard, chunks, narrow) if grouped else _flat(shard, chunks):
+            for space, weight, stored in (
+                _group_state(shard, chunks, narrow) if grouped else _flat(shard, chunks)
+            ):
                 if stored.shape != weight.stored.shape or stored.dtype != "F32":
                     return None
                 if weight.foreign is not None:
@@ -73,7 +75,7 @@ def optimizer_spaces(
     return spaces
 
 
-def _grouped(
+def _group_state(
     shard: RankFile, chunks: Sequence[Sequence[ModelWeight]], narrow: bool
 ) -> Iterator[tuple[str, ModelWeight, MappedTensor]]:
     """Yield the state of torch's or Apex's optimizer, with float32 copies of 16-bit weights."""
@@ -109,13 +111,17 @@ def _flat(
     for number, chunk in enumerate(chunks):
         vectors = shard.optimizer[number]
         for key, vector in vectors.items():
-            mine = [weight for weight in reversed(chunk) if len(vectors) == 1 or _holds_weight(key, weight)]
+            vector_weights = [
+                weight for weight in reversed(chunk) if len(vectors) == 1 or _holds_weight(key, weight)
+            ]
             for space, name in _FLAT:
                 flat = _as_tensor(vector[name])
                 padded = 1 if "numel_unpadded" in vector else multiple
-                for weight, begin in zip(mine, _offsets(mine, math.prod(flat.shape), padded), strict=True):
-                    at = flat.offset + 4 * begin
-                    yield space, weight, replace(flat, shape=weight.stored.shape, offset=at)
+                for weight, begin in zip(
+                    vector_weights, _offsets(vector_weights, math.prod(flat.shape), padded), strict=True
+                ):
+                    offset = flat.offset + 4 * begin
+                    yield space, weight, replace(flat, shape=weight.stored.shape, offset=offset)
         if len(vectors) > 1 and not all(
             any(_holds_weight(key, weight) for key in vectors) for weight in chunk
         ):

@@ -228,9 +228,9 @@ class _Rank:
         every = list(chain.from_iterable(((n, f) for f in chunk) for n, chunk in enumerate(self.chunks)))
         narrow = MAIN in writing.spaces
         for decay in (True, False):
-            mine = [(number, foreign) for number, foreign in every if decays[foreign.ours] == decay]
-            places = range(len(state), len(state) + len(mine))
-            for place, (number, foreign) in zip(places, mine, strict=True):
+            members = [(number, foreign) for number, foreign in every if decays[foreign.ours] == decay]
+            places = range(len(state), len(state) + len(members))
+            for place, (number, foreign) in zip(places, members, strict=True):
                 state[place] = {
                     "step": step,
                     "exp_avg": self._tensor(FIRST, number, foreign),
@@ -240,7 +240,7 @@ class _Rank:
             if narrow:
                 kinds = writing.spaces[MODEL].dtypes
                 narrow_params = [
-                    (number, foreign) for number, foreign in mine if kinds[foreign.ours] != "F32"
+                    (number, foreign) for number, foreign in members if kinds[foreign.ours] != "F32"
                 ]
                 mains.append([self._tensor(MAIN, number, foreign) for number, foreign in narrow_params])
         adam = {"state": state, "param_groups": groups}

@@ -101,7 +101,7 @@ def write(source: CheckpointSource, folder: Path, target: WriteOptions) -> Write
     spec = source.spec
     stored = source.spaces[MODEL]
 
-    def announced(foreign: ForeignTensor) -> TensorHeader:
+    def header_of(foreign: ForeignTensor) -> TensorHeader:
         tied = spec.tied and foreign.name == _HEAD  # the same numbers once more
         have = stored["embed.weight" if tied else foreign.ours]
         dtype = have if target.dtype == KEEP else dtypes.NAMES[target.dtype]
@@ -111,7 +111,7 @@ def write(source: CheckpointSource, folder: Path, target: WriteOptions) -> Write
         {foreign.name: foreign for foreign in part_tensors(spec, rank, target.layout.tp, by_rows=True)}
         for rank in range(target.layout.tp)
     ]
-    trees = [{name: announced(foreign) for name, foreign in part.items()} for part in parts]
+    trees = [{name: header_of(foreign) for name, foreign in part.items()} for part in parts]
     size = sum(tensor.bytes for tree in trees for tensor in set(tree.values()))
     with (
         disk_errors(folder),

@@ -20,15 +20,15 @@ def aliases(spec: ModelSpec, *, tp: int = 1) -> Iterator[TensorAlias]:
     queries, keys = (deinterleave_rows(rows // tp, spec.head_dim) for rows in (spec.q_rows, spec.kv_rows))
     yield TensorAlias("tok_embeddings.weight", "embed.weight")
     for i in range(spec.layers):
-        at = f"layers.{i}."
-        yield TensorAlias(at + "attention_norm.weight", at + "attn_norm.weight")
+        prefix = f"layers.{i}."
+        yield TensorAlias(prefix + "attention_norm.weight", prefix + "attn_norm.weight")
         for block, (part, order) in enumerate((("wq", queries), ("wk", keys), ("wv", None))):
-            yield TensorAlias(at + f"attention.{part}.weight", at + "qkv.weight", block, order=order)
-        yield TensorAlias(at + "attention.wo.weight", at + "out.weight")
-        yield TensorAlias(at + "ffn_norm.weight", at + "ffn_norm.weight")
+            yield TensorAlias(prefix + f"attention.{part}.weight", prefix + "qkv.weight", block, order=order)
+        yield TensorAlias(prefix + "attention.wo.weight", prefix + "out.weight")
+        yield TensorAlias(prefix + "ffn_norm.weight", prefix + "ffn_norm.weight")
         for block, part in enumerate(("w1", "w3")):
-            yield TensorAlias(at + f"feed_forward.{part}.weight", at + "gate_up.weight", block)
-        yield TensorAlias(at + "feed_forward.w2.weight", at + "down.weight")
+            yield TensorAlias(prefix + f"feed_forward.{part}.weight", prefix + "gate_up.weight", block)
+        yield TensorAlias(prefix + "feed_forward.w2.weight", prefix + "down.weight")
     yield TensorAlias("norm.weight", "final_norm.weight")
     if not spec.tied:
         yield TensorAlias("output.weight", "head.weight")

@@ -142,13 +142,13 @@ def _pieces(
             continue
         file, first, length = places[name, start]
         stored = unpickler.open(file, first, length).tree
-        at = f"{file}: {name} at {start}"
+        where = f"{file}: {name} at {start}"
         if not isinstance(stored, MappedTensor):
-            raise FormatError(at, "is no tensor", found=type(stored).__name__)
+            raise FormatError(where, "is no tensor", found=type(stored).__name__)
         if _without_ones(stored.shape) != _without_ones(shape) or (
             stored.shape != shape and stored.strides is not None
         ):
-            raise FormatError(at, "shape", found=stored.shape, wanted=shape)
+            raise FormatError(where, "shape", found=stored.shape, wanted=shape)
         stored = stored if stored.shape == shape else replace(stored, shape=shape)
         yield from (
             [DcpPiece(start, shape, stored)] if truly is None else _run_pieces(start, stored, size, truly)

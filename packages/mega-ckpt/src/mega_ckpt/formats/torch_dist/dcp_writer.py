@@ -161,9 +161,9 @@ def _planner(chunks: Sequence[DcpChunk], empty_names: Sequence[str], update: Upd
         def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
             index = write_item.index
             if index.offset is None:
-                nothing = io.BytesIO()
-                torch.save([None], nothing)
-                return nothing
+                buffer = io.BytesIO()
+                torch.save([None], buffer)
+                return buffer
             chunk = wanted[index.fqn, index.offset]
             tensor = _tensor(chunk)
             update(chunk.bytes)

@@ -183,11 +183,11 @@ def _sort_tensors(tensors: Tensors) -> tuple[Tensors, dict[str, dict[str, DcpTen
     state: dict[str, dict[str, DcpTensor]] = {kind: {} for kind in (*STATE_KINDS, UNSHARDED_KIND)}
     others: dict[str, DcpTensor] = {}
     for name, whole in tensors.items():
-        of = _OF_OPTIMIZER.fullmatch(name)
-        if of is None:
+        match = _OF_OPTIMIZER.fullmatch(name)
+        if match is None:
             model |= _unstack(name.removeprefix(prefix), whole)
-        elif of["kind"] in state:
-            state[of["kind"]].update(_unstack(of["of"], whole))
+        elif match["kind"] in state:
+            state[match["kind"]].update(_unstack(match["of"], whole))
         else:
             others[name] = whole
     return model, {kind: entries for kind, entries in state.items() if entries}, others
@@ -234,13 +234,13 @@ def _match_tensors(
         if whole is None:
             raise FormatError(folder, "has no tensor", wanted=foreign.name)
         if whole.shape != foreign.shape:
-            at = f"{folder}: {foreign.name}"
-            raise FormatError(at, "shape", found=whole.shape, wanted=foreign.shape)
+            where = f"{folder}: {foreign.name}"
+            raise FormatError(where, "shape", found=whole.shape, wanted=foreign.shape)
         for piece in whole.pieces:
             if piece.stored.dtype not in dtypes.FLOATS:
-                at = f"{piece.stored.file}: {foreign.name}"
+                where = f"{piece.stored.file}: {foreign.name}"
                 wanted = " | ".join(dtypes.FLOATS)
-                raise FormatError(at, "dtype", found=piece.stored.dtype, wanted=wanted)
+                raise FormatError(where, "dtype", found=piece.stored.dtype, wanted=wanted)
             matches.append((select_box(foreign, piece.start, piece.shape), piece.stored))
     known = {foreign.name for foreign in expected}
     for name in tensors:

@@ -37,7 +37,7 @@ def expected_tensors(spec: ModelSpec, names: Names, padded: int) -> Iterator[For
     """Yield every tensor of the model, unsharded; `padded` rows of the vocabulary."""
     rows = {row.name: row for row in table(spec)}
     for alias in aliases(spec, names):
-        whole = alias.unsharded(rows[alias.ours])
+        whole = alias.unsharded_tensor(rows[alias.ours])
         row = rows[alias.ours]
         vocabulary = row.split is not None and row.split.pad > 0
         yield replace(whole, shape=(padded, *whole.shape[1:])) if vocabulary else whole

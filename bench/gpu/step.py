@@ -138,7 +138,7 @@ def _wait() -> None:
 def product_rate(trainer: Trainer, times: int) -> float:
     """FLOP/s of the step's products with weights, alone: forward, and backward with its float32 sums."""
     tokens, total, spent = trainer.config.micro_batch_size * trainer.config.seq_length, 0.0, 0.0
-    device, dtype = trainer.mesh.device, trainer.dtype
+    device, dtype = trainer.mesh.device, trainer.rt.dtype
     shapes = Counter(tuple(weight.shape) for row, weight in trainer.params if len(row.shape) == 2)
     for (out, into), count in shapes.items():
         x, w = (torch.randn(n, into, device=device, dtype=dtype) for n in (tokens, out))

@@ -40,7 +40,7 @@ def one_rank_cannot_write(world: World, meet: str, folder: Path) -> None:
         run.mesh.barrier()
         ended = run.saver.finished.pop()
         assert not run.saver.finished
-        assert ended.problem == (f"{cause}, on rank {world.size - 1}" if cause else "")
+        assert ended.error == (f"{cause}, on rank {world.size - 1}" if cause else "")
         assert iterations(save) == ([] if cause else [ended.iteration])
         assert not list(save.glob(".*"))
     verify(Checkpoint.open(save))

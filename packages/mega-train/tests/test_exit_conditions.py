@@ -166,7 +166,7 @@ def test_a_signal_saves_at_once_and_leaves_with_its_code(
         "validation at iteration 2",
         screen.messages[-1],
     ], "the validation that was due is left out"
-    assert screen.said[-1] == (
+    assert screen.messages[-1] == (
         f"exiting after iteration 4: received SIGTERM; resume with --load {tmp_path} (iteration 4)"
     )
 

@@ -210,7 +210,7 @@ def test_help_of_the_report_does_not_import_matplotlib() -> None:
     words = [sys.executable, "-X", "importtime", "-m", "mega_train", "report", "--help"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60)
     assert "matplotlib" not in done.stderr
-    assert "--against" in done.stdout
+    assert "--compare-with" in done.stdout
 
 
 def test_two_runs_are_compared_where_both_have_a_line(tmp_path: Path) -> None:

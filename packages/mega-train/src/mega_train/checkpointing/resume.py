@@ -31,7 +31,7 @@ log = logging.getLogger("mega.train")
 
 
 @dataclass(frozen=True, slots=True)
-class InputPosition:
+class ResumePoint:
     """What a run starts from.
 
     Attributes:
@@ -48,7 +48,7 @@ class InputPosition:
     refusal: ConfigError | None = None
 
 
-def find_checkpoint(run: RunConfig, world: World, before_iteration: int | None = None) -> InputPosition:
+def find_checkpoint(run: RunConfig, world: World, before_iteration: int | None = None) -> ResumePoint:
     """Find the newest intact checkpoint of --load, or of --pretrained-checkpoint.
 
     Args:
@@ -74,7 +74,7 @@ def find_checkpoint(run: RunConfig, world: World, before_iteration: int | None =
     if load is None:
         superseded, refusal = _find_superseded(run, None, None)
         _warn_superseded(run, superseded, world)
-        return InputPosition(run, None, None, superseded, refusal)
+        return ResumePoint(run, None, None, superseded, refusal)
     first_damage: FormatError | None = None
     candidates = _list_candidates(load, before_iteration)
     for folder in candidates.folders:
@@ -91,7 +91,7 @@ def find_checkpoint(run: RunConfig, world: World, before_iteration: int | None =
             _warn_damage(first_damage, checkpoint.iteration)
         if candidates.newest == checkpoint.iteration or run.checkpoint.overwrite:
             _warn_superseded(run, superseded, world)
-        return InputPosition(run, checkpoint, schedules, superseded, refusal)
+        return ResumePoint(run, checkpoint, schedules, superseded, refusal)
     problem = candidates.tracker_error or first_damage
     assert problem is not None, f"{load}: nothing before {before_iteration}"
     raise problem

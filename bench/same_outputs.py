@@ -100,7 +100,7 @@ def outputs(checkout: Path) -> Iterator[tuple[str, str]]:
         yield "resumed: record", record(folder / "resumed")
         run(checkout, folder, "mega_eval perplexity --load llama --data text.jsonl --output perplexity.json")
         yield "perplexity", number((folder / "perplexity.json").read_text(), "perplexity")
-        yield "generated text", digest(generated(checkout, folder).encode())
+        yield "generated text", digest(generate_text(checkout, folder).encode())
 
 
 def environment(checkout: Path) -> dict[str, str]:
@@ -157,7 +157,7 @@ def number(text: str, key: str) -> str:
     return match[1]
 
 
-def generated(checkout: Path, folder: Path) -> str:
+def generate_text(checkout: Path, folder: Path) -> str:
     port = 20000 + os.getpid() % 20000
     arguments = [sys.executable, "-m", "mega_serve", "--load", "llama", "--port", str(port)]
     server = subprocess.Popen(

@@ -136,7 +136,7 @@ class _Rank:
         self.clock = 0.0
         self.waiting_for: Action | None = None
         self._open_receives: dict[PipelineStep, tuple[_Channel, int]] = {}
-        self._done: set[PipelineStep] = set()
+        self._completed: set[PipelineStep] = set()
         previous_rank, next_rank = (rank - 1) % shape.ranks, (rank + 1) % shape.ranks
         self._inputs = channels["output", previous_rank]
         self._outputs = channels["output", rank]
@@ -153,10 +153,10 @@ class _Rank:
                 case ReceiveGradient():
                     yield from self._receive(self._output_gradients, action)
                 case SendOutput(chunk, micro):
-                    self._require(Forward(chunk, micro) in self._done, action)
+                    self._require(Forward(chunk, micro) in self._completed, action)
                     yield from self._send(self._outputs, self._peer_step(action, +1), max_unreceived)
                 case SendGradient(chunk, micro):
-                    produced = {Backward(chunk, micro), BackwardInput(chunk, micro)} & self._done
+                    produced = {Backward(chunk, micro), BackwardInput(chunk, micro)} & self._completed
                     self._require(bool(produced), action)
                     yield from self._send(self._input_gradients, self._peer_step(action, -1), max_unreceived)
                 case _:
@@ -167,21 +167,21 @@ class _Rank:
 
     def _compute(self, action: Compute, cost: float) -> Iterator[None]:
         chunk, micro = action.chunk, action.micro
-        self._require(action not in self._done, action)
+        self._require(action not in self._completed, action)
         match action:
             case Forward() if not self.pipe.is_first_stage(chunk, self.rank):
                 yield from self._wait_arrival(ReceiveInput(chunk, micro), action)
             case Backward() | BackwardInput():
-                self._require(Forward(chunk, micro) in self._done, action)
+                self._require(Forward(chunk, micro) in self._completed, action)
                 other_kind = BackwardInput if isinstance(action, Backward) else Backward
-                self._require(other_kind(chunk, micro) not in self._done, action)
+                self._require(other_kind(chunk, micro) not in self._completed, action)
                 if not self.pipe.is_last_stage(chunk, self.rank):
                     yield from self._wait_arrival(ReceiveGradient(chunk, micro), action)
             case BackwardWeight():
-                self._require(BackwardInput(chunk, micro) in self._done, action)
+                self._require(BackwardInput(chunk, micro) in self._completed, action)
         self.passes.append(ScheduledPass(action, self.clock, self.clock + cost))
         self.clock += cost
-        self._done.add(action)
+        self._completed.add(action)
 
     def _receive(self, channel: _Channel, action: PipelineStep) -> Iterator[None]:
         yield from self._wait(channel, len(channel.received) - 1)

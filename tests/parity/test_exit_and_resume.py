@@ -31,10 +31,10 @@ def _leaves_together(world: World, meet: str, folder: Path) -> None:
     )
     last = world.rank == world.size - 1
 
-    def received() -> signal.Signals | None:
+    def find_signal() -> signal.Signals | None:
         return signal.SIGTERM if last and run.state.iteration >= 2 else None
 
-    conditions = ExitConditions(run.config, run.mesh, received_signal=received)
+    conditions = ExitConditions(run.config, run.mesh, received_signal=find_signal)
     assert TrainLoop(run, Observers(), exit_conditions=conditions).run() is SIGTERM
     assert run.state.iteration == 2
     run.mesh.destroy()

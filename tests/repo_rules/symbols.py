@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -58,7 +59,8 @@ class Symbols:
         for owner, member in zip(parts, others, strict=False):
             if owner in self.members:
                 return "" if self.has_member(owner, member) else f"{owner} has no {member}"
-        if classes := [part for part in parts if _CLASS.fullmatch(part) and part not in self.members]:
+        known = self.members.keys() | vars(builtins).keys()
+        if classes := [part for part in parts if _CLASS.fullmatch(part) and part not in known]:
             return f"no class {classes[0]}"
         defined = [names for path, names in self.modules.items() if path.rpartition(".")[2] == first]
         if others and defined and not any(others[0] in names for names in defined):

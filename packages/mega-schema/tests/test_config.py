@@ -12,8 +12,8 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mega_schema.app.click_options import MultiValueCommand
 from mega_schema.app.config import (
-    MultiValueCommand,
     WordList,
     add_flags,
     config_keys,

@@ -29,29 +29,29 @@ def without_locks(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_only_shared_locks_are_held_at_the_same_time(
     first: bool, second: bool, is_refused: bool, tmp_path: Path
 ) -> None:
-    one, other = (os.open(tmp_path, os.O_RDONLY) for _ in range(2))
-    assert lock_file(one, tmp_path, shared=first)
+    first_descriptor, second_descriptor = (os.open(tmp_path, os.O_RDONLY) for _ in range(2))
+    assert lock_file(first_descriptor, tmp_path, shared=first)
     if is_refused:
         with pytest.raises(BlockingIOError):
-            lock_file(other, tmp_path, shared=second)
+            lock_file(second_descriptor, tmp_path, shared=second)
     else:
-        assert lock_file(other, tmp_path, shared=second)
-    os.close(one)
-    assert lock_file(other, tmp_path)
-    os.close(other)
+        assert lock_file(second_descriptor, tmp_path, shared=second)
+    os.close(first_descriptor)
+    assert lock_file(second_descriptor, tmp_path)
+    os.close(second_descriptor)
 
 
 def test_a_process_can_wait_for_the_lock(tmp_path: Path) -> None:
-    one, other = (os.open(tmp_path, os.O_RDONLY) for _ in range(2))
-    assert lock_file(one, tmp_path)
-    waiting = threading.Thread(target=lock_file, args=(other, tmp_path), kwargs={"wait": True})
+    first_descriptor, second_descriptor = (os.open(tmp_path, os.O_RDONLY) for _ in range(2))
+    assert lock_file(first_descriptor, tmp_path)
+    waiting = threading.Thread(target=lock_file, args=(second_descriptor, tmp_path), kwargs={"wait": True})
     waiting.start()
     waiting.join(0.1)
     assert waiting.is_alive()
-    os.close(one)
+    os.close(first_descriptor)
     waiting.join(60)
     assert not waiting.is_alive()
-    os.close(other)
+    os.close(second_descriptor)
 
 
 @pytest.mark.usefixtures("without_locks")

@@ -65,7 +65,7 @@ def test_the_first_matrix_of_a_gated_feed_forward_is_gate_up(name: str) -> None:
     assert row.shape == (spec.ffn * (2 if spec.is_gated else 1), spec.hidden)
     assert row.split is not None
     assert row.split.blocks == ((spec.ffn, spec.ffn) if spec.is_gated else ())
-    assert not any(f".{absent}." in other for other in rows)
+    assert not any(f".{absent}." in key for key in rows)
 
 
 def test_a_tied_head_is_not_counted() -> None:

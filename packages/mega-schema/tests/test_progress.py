@@ -248,6 +248,8 @@ with progress_bar("reading", None) as bar:
     bar(10**6, show=True)
 print("rich" in sys.modules)
 """
-    done = subprocess.run([sys.executable, "-c", IMPORTS + code], capture_output=True, text=True, check=True)
-    assert (done.stdout, done.stderr) == ("False\n", "reading: 1.0 MB\n")
+    process = subprocess.run(
+        [sys.executable, "-c", IMPORTS + code], capture_output=True, text=True, check=True
+    )
+    assert (process.stdout, process.stderr) == ("False\n", "reading: 1.0 MB\n")
     assert on_terminal(code).stdout == "True\n"

@@ -208,9 +208,9 @@ def test_a_report_without_matplotlib_names_what_to_install(
 
 def test_help_of_the_report_does_not_import_matplotlib() -> None:
     words = [sys.executable, "-X", "importtime", "-m", "mega_train", "report", "--help"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
-    assert "matplotlib" not in done.stderr
-    assert "--compare-with" in done.stdout
+    process = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert "matplotlib" not in process.stderr
+    assert "--compare-with" in process.stdout
 
 
 def test_two_runs_are_compared_where_both_have_a_line(tmp_path: Path) -> None:

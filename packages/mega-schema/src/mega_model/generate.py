@@ -144,12 +144,8 @@ def generate(
         started_B = length_B <= position
         token_BS[:, position] = torch.where(started_B, new_B, token_BS[:, position])
         if logprob_BS is not None:
-            logprob_BS[:, cached : position - 1] = _logprobs(
-                model, x_BSD[:, :-1], token_BS[:, cached + 1 : position]
-            )
-            logprob_BS[:, position - 1 : position] = logit_BV.log_softmax(-1).gather(
-                1, token_BS[:, position : position + 1]
-            )
+            step_tokens_BS = token_BS[:, cached + 1 : position + 1]
+            logprob_BS[:, cached:position] = _step_logprobs(model, x_BSD, logit_BV, step_tokens_BS)
         finishing_B = stop.is_met(new_B, token_BS[:, position - 1]) & started_B & ~finished_B
         end_B = torch.where(finishing_B, position + 1, end_B)
         finished_B |= finishing_B
@@ -157,6 +153,12 @@ def generate(
             break
         cached = position
     return _trim_rows(token_BS, end_B, logprob_BS)
+
+
+def _step_logprobs(model: Decoder, x_BSD: Tensor, logit_BV: Tensor, token_BS: Tensor) -> Tensor:
+    """Return, (B, S), log-probabilities of a step's tokens, the last of which has the logits `logit_BV`."""
+    last_B1 = logit_BV.log_softmax(-1).gather(1, token_BS[:, -1:])
+    return torch.cat([_logprobs(model, x_BSD[:, :-1], token_BS[:, :-1]), last_B1], dim=1)
 
 
 @torch.inference_mode()

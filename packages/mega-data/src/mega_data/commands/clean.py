@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,7 +78,6 @@ def clean(
     from mega_data.clean.registry import step_from_flag, steps_from_toml
     from mega_data.error_limit import ErrorCount
     from mega_data.output_folder import find_checked_shards, staging_folder, write_marker
-    from mega_schema.errors import ConfigError
 
     errors = ErrorCount(error_limit(on_error, max_errors))
     steps = (*(steps_from_toml(config) if config else ()), *map(step_from_flag, flags))
@@ -106,25 +106,35 @@ def clean(
         check_has_stage(executor, only, stages)
         job.begin()
         write_marker(output, "clean")
-        pass_name, _, stage = (only or "").partition("/")
-        if only and pass_name not in {"plan", *passes}:
-            raise ConfigError(
-                "--stage", "no such pass", found=pass_name, wanted=" | ".join(["plan", *passes])
-            )
+        only_pass, only_stage = _split_stage(only, passes)
         with check_inputs_unchanged(folder):
             for name, cleaning_pass in passes.items():
-                if not only or name == pass_name:
+                if only_pass in (None, name):
                     run_stages(
                         cleaning_pass.stages(),
                         cleaning_pass.work,
                         executor=executor,
                         workers=workers,
-                        only=stage or None,
+                        only=only_stage,
                         errors=errors,
                         label=f"{name}: ",
                     )
         if not only:
             _finish(job, output, keep_work=work is not None)
+
+
+def _split_stage(only: str | None, passes: Collection[str]) -> tuple[str | None, str | None]:
+    """Split --stage into the pass and the stage of it, None for all.
+
+    Raises:
+        ConfigError: there is no such pass.
+    """
+    from mega_schema.errors import ConfigError
+
+    pass_name, _, stage = (only or "").partition("/")
+    if only and pass_name not in {"plan", *passes}:
+        raise ConfigError("--stage", "no such pass", found=pass_name, wanted=" | ".join(["plan", *passes]))
+    return pass_name or None, stage or None
 
 
 def _finish(job: Cleaning, output: Path, *, keep_work: bool) -> None:

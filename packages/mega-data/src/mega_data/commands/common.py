@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from mega_schema.app.config import MultiValueCommand
+from mega_schema.app.click_options import MultiValueCommand
 from mega_schema.app.progress import ProgressBar, progress_bar
 
 if TYPE_CHECKING:

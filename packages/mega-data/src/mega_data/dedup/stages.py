@@ -88,7 +88,7 @@ class BandPairs:
         if band == 0:
             with open_output(self.files.firsts) as out:
                 out.write(firsts.tobytes())
-        with open_output(self.files.pairs(band)) as out, open_output(self.files.paired(band)) as flags:
+        with open_output(self.files.pairs(band)) as out, open_output(self.files.pair_flags(band)) as flags:
             reserve(flags, int(firsts[-1]))
             paired = np.memmap(flags.name, bool, "r+") if firsts[-1] else np.empty(0, bool)
             for block in candidate_pairs(keys_files, band, self.files.columns, self.memory):
@@ -109,7 +109,7 @@ class PairedSets:
         firsts = self.files.read_firsts()
         is_paired = np.zeros(firsts[shard + 1] - firsts[shard], bool)
         for band in range(self.files.preset.bands):
-            is_paired |= np.fromfile(self.files.paired(band), bool, len(is_paired), offset=firsts[shard])
+            is_paired |= np.fromfile(self.files.pair_flags(band), bool, len(is_paired), offset=firsts[shard])
         shingles = Shingles(self.files.preset)
         first = 0
 

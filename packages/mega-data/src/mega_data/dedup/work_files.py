@@ -45,7 +45,7 @@ class WorkFiles:
     def keys(self, shard: int) -> Path:
         return self.folder / "keys" / f"{shard:05d}"
 
-    def paired(self, band: int) -> Path:
+    def pair_flags(self, band: int) -> Path:
         return self.folder / "paired" / f"{band:03d}"
 
     def pairs(self, band: int) -> Path:

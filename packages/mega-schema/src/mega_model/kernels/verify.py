@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 import torch
@@ -130,30 +131,6 @@ def _case(
     mask = torch.ones(8, 8, dtype=torch.bool, device=device).tril()
     widths = (_N * _H, _K * _H, _K * _H)
 
-    def entropy(kernels: Kernels) -> Callable[..., Any]:
-        def run(logits: Tensor) -> tuple[Tensor, Tensor]:
-            work = logits.detach().clone()
-            return kernels.cross_entropy(work, target, Axis("tp"), 1.0), work
-
-        return run
-
-    def weight_gradient(kernels: Kernels) -> Callable[..., Any]:
-        def run(grad: Tensor, x: Tensor) -> Tensor:
-            main = torch.ones(
-                _D, 2 * _D, dtype=grad.dtype if grad.dtype == torch.float64 else None, device=device
-            )
-            kernels.add_product(main, grad.detach(), x.detach(), first=False, rounded=False)
-            return main
-
-        return run
-
-    def linear(kernels: Kernels) -> Callable[..., Any]:
-        def run(x: Tensor, weight: Tensor, bias: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-            x, weight, bias, grad = (tensor.detach() for tensor in (x, weight, bias, grad))
-            return kernels.linear(x, weight, bias), kernels.linear(grad, weight.t())
-
-        return run
-
     cases: dict[str, tuple[Callable[[Kernels], Callable[..., Any]], list[Tensor]]] = {
         "rms_norm": (lambda k: lambda x, w: k.rms_norm(x, w, 1e-5), random_tensors((_T, _D), (_D,))),
         "layer_norm": (
@@ -183,12 +160,32 @@ def _case(
             lambda k: lambda q, k_, v: k.attention(q, k_, v, "before"),
             random_tensors((2, _N, 32, _H), (2, _K, 32, _H), (2, _K, 32, _H)),
         ),
-        "cross_entropy": (entropy, random_tensors((_T, _V))),
+        "cross_entropy": (lambda k: partial(_cross_entropy, k, target), random_tensors((_T, _V))),
         "dropout_add": (
             lambda k: lambda x, r: k.dropout_add(x, r, key, 0.25),
             random_tensors((_T, _D), (_T, _D)),
         ),
-        "linear": (linear, random_tensors((2 * _D, 2 * _D), (2 * _D, 2 * _D), (2 * _D,), (2 * _D, 2 * _D))),
-        "add_product": (weight_gradient, random_tensors((_T, _D), (_T, 2 * _D))),
+        "linear": (
+            lambda k: partial(_linear, k),
+            random_tensors((2 * _D, 2 * _D), (2 * _D, 2 * _D), (2 * _D,), (2 * _D, 2 * _D)),
+        ),
+        "add_product": (lambda k: partial(_add_product, k), random_tensors((_T, _D), (_T, 2 * _D))),
     }
     return cases[name]
+
+
+def _cross_entropy(kernels: Kernels, target: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+    work = logits.detach().clone()
+    return kernels.cross_entropy(work, target, Axis("tp"), 1.0), work
+
+
+def _add_product(kernels: Kernels, grad: Tensor, x: Tensor) -> Tensor:
+    main_dtype = torch.float64 if grad.dtype == torch.float64 else torch.float32
+    main = torch.ones(_D, 2 * _D, dtype=main_dtype, device=grad.device)
+    kernels.add_product(main, grad.detach(), x.detach(), first=False, rounded=False)
+    return main
+
+
+def _linear(kernels: Kernels, x: Tensor, weight: Tensor, bias: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    x, weight, bias, grad = (tensor.detach() for tensor in (x, weight, bias, grad))
+    return kernels.linear(x, weight, bias), kernels.linear(grad, weight.t())

@@ -25,10 +25,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType, NoneType, UnionType
-from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import click
 
+from mega_schema.app.click_options import MultiOption, NonEmptyPath
 from mega_schema.errors import ConfigError
 
 R = TypeVar("R")
@@ -58,69 +59,6 @@ def key_of_flag(flag: str) -> str:
     A flag that turns a default off, `--no-data-sharding`, has the key without "no": `data_sharding = false`.
     """
     return flag.partition("/")[0].removeprefix("--").removeprefix("no-").replace("-", "_")
-
-
-class NonEmptyPath(click.Path):
-    """A path that is not empty: an unset shell variable would mean the working directory."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if value == "":
-            self.fail("is empty: wanted a path; hint: is a variable of the shell not set?", param, ctx)
-        return super().convert(value, param, ctx)
-
-
-class MultiValueCommand(click.Command):
-    """A command whose multi-value flags take all words up to the next flag.
-
-    Attributes:
-        repeats_add_up: a repeated multi-value flag adds values; if not, its last occurrence counts.
-    """
-
-    repeats_add_up: ClassVar[bool] = False
-
-    def is_multi_value(self, param: click.Parameter) -> bool:
-        return isinstance(param, _MultiOption)
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments, with one flag for each value.
-
-        Raises:
-            ConfigError: a multi-value flag has no value.
-        """
-        multi_flags = {opt for param in self.params if self.is_multi_value(param) for opt in param.opts}
-        plain: list[str] = []
-        values_of: dict[str, list[str]] = {}
-        current: list[str] | None = None
-        for word in args:
-            flag, equals, value = word.partition("=")
-            if flag in multi_flags:
-                current = values_of.setdefault(flag, [])
-                if not self.repeats_add_up:
-                    current.clear()
-                current += [value] if equals else []
-            elif current is not None and not _is_flag(word):
-                current.append(word)
-            else:
-                current = None
-                plain.append(word)
-        for flag, values in values_of.items():
-            if not values:
-                raise ConfigError(flag, "needs a value")
-            for value in values:
-                plain += [flag, value]
-        return super().parse_args(ctx, plain)
-
-
-class _MultiOption(click.Option):
-    """An option whose words `MultiValueCommand` passes to click one by one."""
-
-
-def _is_flag(word: str) -> bool:
-    try:
-        float(word)
-    except ValueError:
-        return word.startswith("-") and word != "-"  # "-" is stdin
-    return False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -398,7 +336,7 @@ def _click_option(key: ConfigKey) -> Callable[[Command], Command]:
         return click.option(
             key.flag,
             key.name,
-            cls=_MultiOption if key.is_multi else click.Option,
+            cls=MultiOption if key.is_multi else click.Option,
             multiple=True,
             callback=_none_if_empty,
             metavar="WORD..." if key.is_multi else None,

@@ -52,7 +52,7 @@ class ProgressBar:
         """
         self.label = escape_controls(label)
         self.total = total
-        self.done = self.documents = 0
+        self.completed = self.documents = 0
         self._unit = unit
         self._show = show or _print_line
         self._interval = interval
@@ -71,12 +71,12 @@ class ProgressBar:
         """
         now = self._now()
         self.label = escape_controls(label) or self.label
-        self.done += amount
+        self.completed += amount
         self.documents += documents
         if self._first_call is None:
             self._first_call = now, amount
-        start, done_at_start = self._first_call
-        self._rate = (self.done - done_at_start) / (now - start) if now > start else None
+        start, completed_at_start = self._first_call
+        self._rate = (self.completed - completed_at_start) / (now - start) if now > start else None
         if show or now - self._last_shown >= self._interval:
             self._last_shown = now
             self._show(self)
@@ -90,18 +90,18 @@ class ProgressBar:
             is_bytes = self._unit == "bytes"
             parts.append(f"{self._rate / 1e6:.1f} MB/s" if is_bytes else f"{self._rate:,.1f} {self._unit}/s")
         if self.total is not None and self._first_call is not None:
-            remaining = max(self.total - self.done, 0)
+            remaining = max(self.total - self.completed, 0)
             if self._rate or not remaining:
                 parts.append(_format_time_left(remaining / self._rate if self._rate else 0.0))
         return ", ".join(parts)
 
     def _format_amount(self) -> str:
         if self._unit != "bytes":
-            return f"{self.done:,}{'' if self.total is None else f' of {self.total:,}'} {self._unit}"
-        is_large = max(self.done, self.total or 0) >= _GB_FROM
+            return f"{self.completed:,}{'' if self.total is None else f' of {self.total:,}'} {self._unit}"
+        is_large = max(self.completed, self.total or 0) >= _GB_FROM
         size, name = (1e9, "GB") if is_large else (1e6, "MB")
         total = "" if self.total is None else f" of {self.total / size:.1f}"
-        return f"{self.done / size:.1f}{total} {name}"
+        return f"{self.completed / size:.1f}{total} {name}"
 
 
 @contextmanager
@@ -135,7 +135,7 @@ def progress_bar(
 
     def draw(bar: ProgressBar) -> None:
         numbers = bar.format_numbers()
-        display.update(task, description=bar.label, completed=bar.done, numbers=numbers, refresh=True)
+        display.update(task, description=bar.label, completed=bar.completed, numbers=numbers, refresh=True)
 
     bar = ProgressBar(label, total, unit=unit, show=draw, interval=_SECONDS_PER_FRAME)
     task = display.add_task(bar.label, total=total, numbers=bar.format_numbers())

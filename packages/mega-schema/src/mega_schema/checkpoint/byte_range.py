@@ -14,13 +14,13 @@ def read_range(file: BinaryIO, begin: int, size: int) -> Iterator[bytes]:
 
     The position in the file may be changed between two blocks.
     """
-    at = begin
-    while at < begin + size:
-        file.seek(at)
-        block = file.read(min(_BLOCK, begin + size - at))
+    position = begin
+    while position < begin + size:
+        file.seek(position)
+        block = file.read(min(_BLOCK, begin + size - position))
         if not block:
             return
-        at += len(block)
+        position += len(block)
         yield block
 
 

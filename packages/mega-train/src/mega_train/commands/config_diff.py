@@ -241,14 +241,14 @@ def diff_sides(first_side: ConfigSide, second_side: ConfigSide) -> Iterator[tupl
     """
     both_follow = bool(first_side.derived and second_side.derived)
     shown = set[str]()
-    for name, one in first_side.values.items():
-        other = second_side.values[name]
-        is_left_out = name in _MODEL_DEFAULTS and _MODEL_DEFAULTS[name] in (one, other)
-        if one != other and not (is_left_out and both_follow):
+    for name, first in first_side.values.items():
+        second = second_side.values[name]
+        is_left_out = name in _MODEL_DEFAULTS and _MODEL_DEFAULTS[name] in (first, second)
+        if first != second and not (is_left_out and both_follow):
             shown.add(name)
-            yield name, one, other
+            yield name, first, second
     if both_follow:
-        for name, one in first_side.derived.items():
-            other = second_side.derived[name]
-            if one != other and name not in shown:
-                yield name, one, other
+        for name, first in first_side.derived.items():
+            second = second_side.derived[name]
+            if first != second and name not in shown:
+                yield name, first, second

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from mega_schema.app.config import MultiValueCommand
+from mega_schema.app.click_options import MultiValueCommand
 from mega_schema.errors import ConfigError, MegaError
 from mega_train.compat.flag_translation import (
     DROPOUT_FLAGS,

@@ -61,7 +61,7 @@ class Watchdog:
         self._peer_error: Exception | None = None
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._wake_writer.setblocking(False)
-        self._done = threading.Event()
+        self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def __enter__(self) -> Self:
@@ -77,7 +77,7 @@ class Watchdog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._done.set()
+        self._stopped.set()
         self._peers.stop()
         signal.set_wakeup_fd(self._previous_wakeup_fd)
         if not self._monitor.sigterm_grace:
@@ -110,7 +110,7 @@ class Watchdog:
             numbers = self._wake_reader.recv(64) if readable else b""
             for number in EXIT_SIGNALS.intersection(numbers):
                 self._monitor.record_signal(signal.Signals(number))
-            if self._done.is_set():
+            if self._stopped.is_set():
                 return
             self._monitor.update()
             reason, code = self._exit_reason()

@@ -37,11 +37,11 @@ _X_NAMES: Mapping[XAxis, str] = MappingProxyType(
 )
 
 
-def write_report(run: Path, other: Path | None, output: Path, over: XAxis = "iteration") -> None:
+def write_report(run: Path, baseline: Path | None, output: Path, over: XAxis = "iteration") -> None:
     """Write the report.
 
     Args:
-        run, other: folders given to --save.
+        run, baseline: folders given to --save.
         over: the horizontal axis.
 
     Raises:
@@ -52,7 +52,7 @@ def write_report(run: Path, other: Path | None, output: Path, over: XAxis = "ite
         raise ConfigError("--output", "no such folder", found=output.parent, hint=f"mkdir -p {output.parent}")
     check_output("--output", output, "file", is_ours=is_page)
     require_matplotlib("report")
-    runs = [RunHistory.load(folder) for folder in (run, other) if folder is not None]
+    runs = [RunHistory.load(folder) for folder in (run, baseline) if folder is not None]
     with atomic_write(output) as partial:
         partial.write_text(render_report(runs, over), "utf-8")
 
@@ -136,17 +136,17 @@ def _duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else f"{minutes} min"
 
 
-def _compare_losses(run: RunHistory, other: RunHistory, names: Sequence[str]) -> str:
+def _compare_losses(run: RunHistory, baseline: RunHistory, names: Sequence[str]) -> str:
     """Compare two runs' losses at the iterations that both logged."""
     sentences = []
-    curves = [("training loss", run.train_logs, other.train_logs)]
-    curves += [(f"{group} loss", run.groups[group], other.groups.get(group, [])) for group in run.groups]
-    for name, events, other_events in curves:
-        other_losses = {e["iteration"]: e["loss"] for e in other_events if e["loss"] is not None}
+    curves = [("training loss", run.train_logs, baseline.train_logs)]
+    curves += [(f"{group} loss", run.groups[group], baseline.groups.get(group, [])) for group in run.groups]
+    for name, events, baseline_events in curves:
+        baseline_losses = {e["iteration"]: e["loss"] for e in baseline_events if e["loss"] is not None}
         pairs = [
-            (e["iteration"], e["loss"], other_losses[e["iteration"]])
+            (e["iteration"], e["loss"], baseline_losses[e["iteration"]])
             for e in events
-            if e["iteration"] in other_losses
+            if e["iteration"] in baseline_losses
         ]
         pairs = [pair for pair in pairs if pair[1] is not None]
         if not pairs:
@@ -159,9 +159,9 @@ def _compare_losses(run: RunHistory, other: RunHistory, names: Sequence[str]) ->
             f"{pairs[-1][1] / pairs[-1][2] - 1:+.2%} ({pairs[-1][1]:.4f}, {pairs[-1][2]:.4f})."
         )
     pace = run.median("tokens_per_second")
-    theirs_pace = other.median("tokens_per_second")
-    if pace and theirs_pace:
-        sentences.append(f"{names[0]} has {pace / theirs_pace:.2f} times the tokens/s of {names[1]}.")
+    baseline_pace = baseline.median("tokens_per_second")
+    if pace and baseline_pace:
+        sentences.append(f"{names[0]} has {pace / baseline_pace:.2f} times the tokens/s of {names[1]}.")
     return "".join(f"<p>{escape(sentence)}</p>" for sentence in sentences)
 
 

@@ -86,13 +86,9 @@ def resolve(
         run = as_eval_run(run)
     parallel = run.parallel
     layout = refusals.attempt(Layout.from_world_size, world, tp=parallel.tp, pp=parallel.pp, cp=parallel.cp)
-    spec = refusals.attempt(
-        with_flag_names,
-        run.model,
-        partial(
-            model_spec, run, family, vocab=corpus.vocab_size if corpus else None, loaded_spec=loaded_spec
-        ),
-    )
+    vocab = corpus.vocab_size if corpus else None
+    build_spec = partial(model_spec, run, family, vocab=vocab, loaded_spec=loaded_spec)
+    spec = refusals.attempt(with_flag_names, run.model, build_spec)
     if spec is not None:
         run = replace(run, model=recorded_model(run, spec, loaded_spec))
     steps = _resolve_steps(refusals, run, layout, loaded_schedules)

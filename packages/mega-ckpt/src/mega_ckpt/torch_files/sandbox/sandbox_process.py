@@ -75,14 +75,14 @@ class JsonEncoder:
             return ["name", self._text(value)]
         if type(value) is Stub and value.tag == "array":
             *kind, raw = value.parts
-            return ["array", *self._all(kind, depth), self._base64(raw)]
+            return ["array", *self._encode_all(kind, depth), self._base64(raw)]
         if type(value) is Stub:
-            return [value.tag, *self._all(value.parts, depth)]
+            return [value.tag, *self._encode_all(value.parts, depth)]
         if type(value) is DictItems:
-            return ["dict", *self._all(value.items, depth)]
-        return ["list" if type(value) is list else "tuple", *self._all(value, depth)]
+            return ["dict", *self._encode_all(value.items, depth)]
+        return ["list" if type(value) is list else "tuple", *self._encode_all(value, depth)]
 
-    def _all(self, values: Any, depth: int) -> list[Any]:
+    def _encode_all(self, values: Any, depth: int) -> list[Any]:
         return [self.encode(value, depth + 1) for value in values]
 
     def _text(self, text: str) -> str:
@@ -177,13 +177,13 @@ def limit_process(size: int) -> None:
 
 
 def _serve(connection: socket.socket, pickles: int, size: int) -> NoReturn:
-    def more() -> bytes:
+    def read_next() -> bytes:
         connection.sendall(MORE)
         return receive(connection, struct.unpack("<I", receive(connection, 4))[0])
 
     gc.disable()  # all ends with this process; to look for what has no use takes a third of its time
     try:
-        text = read_pickles(PickleStream(more), pickles, size)
+        text = read_pickles(PickleStream(read_next), pickles, size)
         connection.sendall(ANSWER + struct.pack("<Q", len(text)) + text)
     finally:
         os._exit(0)

@@ -81,9 +81,9 @@ def _dict_stub(*arguments: Any) -> DictItems:
     return result
 
 
-def set_stub(of: Sequence[Any] = ()) -> Stub:
+def set_stub(items: Sequence[Any] = ()) -> Stub:
     """Build a set."""
-    return Stub("set", *of)
+    return Stub("set", *items)
 
 
 def _encode(raw: Any = b"", encoding: Any = "latin-1") -> bytes:
@@ -92,14 +92,14 @@ def _encode(raw: Any = b"", encoding: Any = "latin-1") -> bytes:
     return raw if type(raw) is bytes else raw.encode("latin-1")
 
 
-def _tensor_stub(of: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> Stub:
-    key, type_, first = parts_of_stub(of, "storage")
+def _tensor_stub(storage: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> Stub:
+    key, type_, first = parts_of_stub(storage, "storage")
     return Stub("tensor", key, type_, first + _number(offset), shape, strides)
 
 
-def _typed_tensor_stub(of: Any, offset: Any, shape: Any, strides: Any, *rest: Any) -> Stub:
+def _typed_tensor_stub(storage: Any, offset: Any, shape: Any, strides: Any, *rest: Any) -> Stub:
     """Build a tensor with a dtype of its own, the third of `rest`; its storage counts bytes."""
-    stub = _tensor_stub(of, offset, shape, strides)
+    stub = _tensor_stub(storage, offset, shape, strides)
     stub.parts[1] = rest[2]
     return stub
 

@@ -65,45 +65,45 @@ class PickleStream:
     """A file of an unpickler, over a byte stream that requests more as it is read.
 
     Args:
-        more: returns the next bytes, none at the end.
+        read_next: returns the next bytes, none at the end.
     """
 
-    def __init__(self, more: Callable[[], bytes]) -> None:
-        self._more = more
-        self._have = b""
-        self._at = 0
-        self._before = 0
+    def __init__(self, read_next: Callable[[], bytes]) -> None:
+        self._read_next = read_next
+        self._buffer = b""
+        self._position = 0
+        self._buffer_start = 0
 
     @property
     def end(self) -> int:
         """The bytes read so far."""
-        return self._before + self._at
+        return self._buffer_start + self._position
 
     def read(self, count: int) -> bytes:
-        begin = self._at
-        if begin + count > len(self._have):
+        begin = self._position
+        if begin + count > len(self._buffer):
             self._gather(count)
             begin = 0
-        self._at = begin + count
-        return self._have[begin : self._at]
+        self._position = begin + count
+        return self._buffer[begin : self._position]
 
     def readline(self) -> bytes:
         """Read up to the next line break, which is part of the line."""
-        while (end := self._have.find(b"\n", self._at)) < 0:
-            if (had := len(self._have) - self._at) > _LONGEST_LINE:
-                raise RefusedError("the pickle has a line that is too long", f"{had} bytes")
-            self._gather(had + 1)
-        return self.read(end + 1 - self._at)
+        while (end := self._buffer.find(b"\n", self._position)) < 0:
+            if (rest := len(self._buffer) - self._position) > _LONGEST_LINE:
+                raise RefusedError("the pickle has a line that is too long", f"{rest} bytes")
+            self._gather(rest + 1)
+        return self.read(end + 1 - self._position)
 
     def _gather(self, count: int) -> None:
-        parts = [self._have[self._at :]]
-        have = len(parts[0])
-        while have < count:
-            parts.append(self._more())
-            have += len(parts[-1])
+        parts = [self._buffer[self._position :]]
+        size = len(parts[0])
+        while size < count:
+            parts.append(self._read_next())
+            size += len(parts[-1])
             if not parts[-1]:
-                raise EOFError(f"the end, after {self.end + have} bytes")
-        self._before, self._at, self._have = self.end, 0, b"".join(parts)
+                raise EOFError(f"the end, after {self.end + size} bytes")
+        self._buffer_start, self._position, self._buffer = self.end, 0, b"".join(parts)
 
 
 class Opcodes(dict[int, Callable[[Any], None]]):

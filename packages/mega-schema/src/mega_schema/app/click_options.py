@@ -1,0 +1,72 @@
+"""Options and commands of click that configurations need: several words after one flag, paths."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import click
+
+from mega_schema.errors import ConfigError
+
+
+class NonEmptyPath(click.Path):
+    """A path that is not empty: an unset shell variable would mean the working directory."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("is empty: wanted a path; hint: is a variable of the shell not set?", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class MultiValueCommand(click.Command):
+    """A command whose multi-value flags take all words up to the next flag.
+
+    Attributes:
+        repeats_add_up: a repeated multi-value flag adds values; if not, its last occurrence counts.
+    """
+
+    repeats_add_up: ClassVar[bool] = False
+
+    def is_multi_value(self, param: click.Parameter) -> bool:
+        return isinstance(param, MultiOption)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments, with one flag for each value.
+
+        Raises:
+            ConfigError: a multi-value flag has no value.
+        """
+        multi_flags = {opt for param in self.params if self.is_multi_value(param) for opt in param.opts}
+        plain: list[str] = []
+        values_of: dict[str, list[str]] = {}
+        current: list[str] | None = None
+        for word in args:
+            flag, equals, value = word.partition("=")
+            if flag in multi_flags:
+                current = values_of.setdefault(flag, [])
+                if not self.repeats_add_up:
+                    current.clear()
+                current += [value] if equals else []
+            elif current is not None and not _is_flag(word):
+                current.append(word)
+            else:
+                current = None
+                plain.append(word)
+        for flag, values in values_of.items():
+            if not values:
+                raise ConfigError(flag, "needs a value")
+            for value in values:
+                plain += [flag, value]
+        return super().parse_args(ctx, plain)
+
+
+class MultiOption(click.Option):
+    """An option whose words `MultiValueCommand` passes to click one by one."""
+
+
+def _is_flag(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return word.startswith("-") and word != "-"  # "-" is stdin
+    return False

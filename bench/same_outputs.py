@@ -96,6 +96,7 @@ def outputs(checkout: Path) -> Iterator[tuple[str, str]]:
             run(checkout, folder, f"mega_ckpt convert {to_hf}")
             yield f"{name}: Hugging Face's file", tensors(folder / f"hf-{name}")
         resume = "--pipeline-model-parallel-size 2 --load gpt --save resumed --train-iters 16"
+        resume += " --override-opt_param-scheduler"
         train(checkout, folder, "gpt", 2, f"{RUNS[0][3]} {resume}")
         yield "resumed: record", record(folder / "resumed")
         run(checkout, folder, "mega_eval perplexity --load llama --data text.jsonl --output perplexity.json")

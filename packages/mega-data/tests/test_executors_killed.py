@@ -24,6 +24,8 @@ from pathlib import Path
 
 import pytest
 
+from mega_data.executors.ray import _run_task
+
 SLURM = Path(__file__).resolve().parents[3] / "infra/slurm"
 SHARDS = 16
 KILLS = [2, pytest.param(7, marks=pytest.mark.long)]  # of the workers of each executor
@@ -166,13 +168,16 @@ def test_a_ray_cluster_whose_workers_are_killed_gives_the_bytes_of_one_process(t
     environment = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     kills, killed, output = 7, 0, tmp_path / "ray"
     words = [*python, *flags(inputs, output), "--executor", "ray"]
+    process_name = f"ray::{_run_task.__name__}".encode()
     with ray_head(environment) as (head, address):
         environment |= {"RAY_ADDRESS": address, "PYTHONPATH": str(tmp_path / "code")}
-        ended = 2
+        ended, runs = 2, 0
         while killed < kills or ended:
+            runs += 1
+            assert runs < 50, f"{killed} tasks were killed in {runs} runs"
             kills_left = kills - killed
             ended, log, more = run_with_kills(
-                words, rng, kills_left, lambda _: descendants(head, b"ray::_task"), env=environment
+                words, rng, kills_left, lambda _: descendants(head, process_name), env=environment
             )
             killed += more
             assert ended in (0, 2), log

@@ -207,6 +207,7 @@ with progress_bar("a label of thirty-one characters", 10**9) as bar:
 @pytest.mark.parametrize(("number", "code"), [("SIGINT", 1), ("SIGKILL", -signal.SIGKILL)])
 def test_a_process_that_is_interrupted_or_killed_leaves_a_visible_cursor(number: str, code: int) -> None:
     body = f"""
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs with it ignored
 try:
     with progress_bar("reading", None) as bar:
         bar(1)

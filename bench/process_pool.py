@@ -75,22 +75,22 @@ class LibraryPool:
         """Nothing can be built ahead: the workers load the work with their first item."""
 
     def ask(self, work: Any, question: Callable[[Any], Any]) -> Any:
-        return self._started().apply(_answer, (self._write(work), question))
+        return self._start_pool().apply(_answer, (self._write(work), question))
 
     def map_in_order(self, work: Any, items: Iterable[Any]) -> Iterator[Any]:
         path = self._write(work)
         free = threading.Semaphore(2 * self._workers)
 
-        def limited() -> Iterator[tuple[str, Any]]:
+        def take_items() -> Iterator[tuple[str, Any]]:
             for item in items:
                 free.acquire()
                 yield path, item
 
-        for result in self._started().imap(_run_item, limited()):
+        for result in self._start_pool().imap(_run_item, take_items()):
             yield result
             free.release()
 
-    def _started(self) -> Any:
+    def _start_pool(self) -> Any:
         self._pool = self._pool or self._context.Pool(self._workers)
         return self._pool
 

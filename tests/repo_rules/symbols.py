@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import re
+import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -52,7 +53,7 @@ class Symbols:
         if not _NAME.fullmatch(text):
             return ""
         first, *others = parts = text.partition("(")[0].split(".")
-        if parts[-1] in FILE_SUFFIXES:
+        if parts[-1] in FILE_SUFFIXES or (others and first in sys.stdlib_module_names):
             return ""
         if first.startswith("mega_") and others:
             return self._explain_path(parts)

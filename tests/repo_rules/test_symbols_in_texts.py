@@ -66,7 +66,14 @@ def symbols() -> Symbols:
         ),
         *(
             (text, "")
-            for text in ("build.fill_weights()", "trainer.json", "batch.micro", "--lr", "np.float32")
+            for text in (
+                "build.fill_weights()",
+                "json.Thing",
+                "trainer.json",
+                "batch.micro",
+                "--lr",
+                "np.float32",
+            )
         ),
     ],
 )

@@ -70,7 +70,7 @@ def test_what_a_person_said_is_recorded_as_it_was_said() -> None:
     assert _recorded_model(preset("gpt2-124m"), ModelConfig(preset="gpt2-124m")) == ModelConfig(
         family="gpt", preset="gpt2-124m"
     )
-    model_config = ModelConfig(layers=2, hidden=16, heads=2, vocab=33, context=16)
+    model_config = ModelConfig(layers=2, hidden=16, heads=2, vocab=33, max_seq_len=16)
     assert _recorded_model(LOADED["gpt"], model_config) == replace(model_config, family="gpt")
 
 

@@ -54,7 +54,7 @@ class CheckpointSaver:
         self._config = config
         self._mesh = mesh
         self._clock = clock
-        self._memory = SharedBuffer() if config.background else None
+        self._memory = SharedBuffer() if config.async_save else None
         self._pending: PendingSave | None = None
         self._start_time = 0.0  # of the pending save
         self._superseded = list(superseded)

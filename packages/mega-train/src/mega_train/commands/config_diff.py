@@ -169,7 +169,7 @@ def _learning_rate(optimizer: OptimizerConfig) -> str:
     style = str(optimizer.decay_style)
     if style == "WSD":
         style += f" with {optimizer.wsd_style} decay"
-    ends = "" if optimizer.ends_lr is None else f"; embedding and output {optimizer.ends_lr:g}"
+    ends = "" if optimizer.decoupled_lr is None else f"; embedding and output {optimizer.decoupled_lr:g}"
     return f"{optimizer.lr or 0:g} to {optimizer.min_lr:g}, {style}{ends}"
 
 

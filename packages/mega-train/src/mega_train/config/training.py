@@ -62,7 +62,7 @@ class TrainConfig:
     )
     skip: bool = option("--skip-train", False, "validate the loaded model and exit")
     evaluation_only: bool = option("--eval-only", False, "same as --skip-train")
-    passed_over: WordList = multi_option(
+    skipped_iterations: WordList = multi_option(
         "--skip-train-iteration-range",
         "FIRST-LAST, or several: skip the samples of these steps, for example at a loss spike",
     )
@@ -150,10 +150,10 @@ class OptimizerConfig:
     )
     lr: float | None = option("--lr", None, "peak learning rate")
     min_lr: float = option("--min-lr", 0.0, "learning rate after the decay")
-    ends_lr: float | None = option(
+    decoupled_lr: float | None = option(
         "--decoupled-lr", None, "peak learning rate of embedding and output weights; --lr if not given"
     )
-    ends_min_lr: float | None = option(
+    decoupled_min_lr: float | None = option(
         "--decoupled-min-lr",
         None,
         "learning rate of embedding and output weights after the decay; --min-lr if not given",

@@ -195,7 +195,7 @@ def lr_schedule(run: RunConfig, end: int, full: int) -> LRSchedule:
 
 def _decoupled_lr_schedule(run: RunConfig, lr: LRSchedule) -> LRSchedule | None:
     """Build the schedule of embedding and output, where it differs."""
-    peak_value, min_lr = run.optimizer.ends_lr, run.optimizer.ends_min_lr
+    peak_value, min_lr = run.optimizer.decoupled_lr, run.optimizer.decoupled_min_lr
     if peak_value is None and min_lr is None:
         return None
     if peak_value is None:

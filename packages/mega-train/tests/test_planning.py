@@ -16,6 +16,7 @@ from mega_schema.errors import ConfigError, LayoutError, MegaError
 from mega_schema.parallel_layout import Layout, Stage, split_layers
 from mega_schema.recompute_policy import RecomputePolicy
 from mega_schema.spec import ModelSpec, gpt, llama
+from mega_train.config.parallel import ScheduleName
 from mega_train.pipeline.schedules import SCHEDULES, Backward, PipelineShape
 from mega_train.planning.activations import layers_bytes
 from mega_train.planning.communication import comm_volume
@@ -26,7 +27,7 @@ from mega_train.planning.memory import micro_batches_in_flight, peak_rank, rank_
 from mega_train.planning.roofline import MicroBatchCost
 from mega_train.planning.search import search
 from mega_train.planning.sharded_sizes import ShardedModel
-from mega_train.planning.workload import BF16, FLOAT32, FP8, Implementation, Precision, ScheduleName, Workload
+from mega_train.planning.workload import BF16, FLOAT32, FP8, Implementation, Precision, Workload
 from tests.pipeline_simulator import PassCosts, simulate
 
 GPT = gpt(layers=8, hidden=64, heads=4, vocab=1000, max_seq_len=32)

@@ -20,7 +20,8 @@ from mega_schema.errors import ConfigError, CorruptFileError, FormatError
 from mega_train.checkpointing.save_dir import find_superseded, is_same_folder, list_iterations
 from mega_train.checkpointing.state_dict import best_weights_namespace
 from mega_train.config import RunConfig
-from mega_train.optim.base import STATE_NAMESPACES, OptimizerName
+from mega_train.config.training import OptimizerName
+from mega_train.optim.base import STATE_NAMESPACES
 from mega_train.optim.loss_scaler import DynamicLossScaler
 from mega_train.resolve.run_mode import loads_optimizer
 from mega_train.schedules.lr import ParamSchedules

@@ -7,9 +7,13 @@ from pathlib import Path
 from typing import Literal
 
 from mega_schema.app.config import WordList, multi_option, option
+from mega_schema.fp8_recipe import Fp8Format
 from mega_train.schedules.lr import AnnealStyle, DecayStyle, IncreaseStyle
 
-Kernels = Literal["auto", "reference", "compile", "triton", "liger", "apex", "flash-attn"]
+# mega_model.kernels.dispatch has the same names, but it imports torch, which --help does without
+KernelsName = Literal["auto", "reference", "compile", "triton", "liger", "apex", "flash-attn"]
+DeviceName = Literal["auto", "cpu", "cuda"]
+OptimizerName = Literal["adam", "sgd", "muon"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +103,7 @@ class TrainConfig:
         "--bf16", False, "weights and activations in bfloat16, main weights and gradients in float32"
     )
     fp16: bool = option("--fp16", False, "weights and activations in float16, with loss scaling")
-    fp8: Literal["e4m3", "hybrid"] | None = option(
+    fp8: Fp8Format | None = option(
         "--fp8-format",
         None,
         "with --bf16, run linear layers in FP8 (current scaling); hybrid: e4m3 forward, e5m2 gradients",
@@ -125,7 +129,7 @@ class TrainConfig:
     deterministic: bool = option(
         "--deterministic-mode", False, "use only deterministic algorithms; slower on GPUs"
     )
-    kernels: Kernels = option(
+    kernels: KernelsName = option(
         "--kernels",
         "auto",
         "fused kernels: auto takes the fastest available, which mega-train doctor shows; compile is "
@@ -136,14 +140,14 @@ class TrainConfig:
         "stop",
         "on a non-finite loss or gradient, stop or skip the step; float16 overflows are always skipped",
     )
-    device: Literal["auto", "cpu", "cuda"] = option("--device", "auto", "device; auto uses CUDA if available")
+    device: DeviceName = option("--device", "auto", "device; auto uses CUDA if available")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerConfig:
     """Optimizer, clipping, and the learning-rate and weight-decay schedules."""
 
-    name: Literal["adam", "sgd", "muon"] = option(
+    name: OptimizerName = option(
         "--optimizer",
         "adam",
         "AdamW (arXiv:1711.05101); SGD with momentum; Muon for the layers' matrices, AdamW for the rest",

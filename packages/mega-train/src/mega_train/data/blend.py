@@ -13,18 +13,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from mega_train.config.data import BlendRule
 
 Floats = NDArray[np.float64]
 Block = tuple[NDArray[np.int16], NDArray[np.int64]]
 
 MAX_DATASETS = np.iinfo(np.int16).max  # the dataset of a sample is stored as int16
 SURPLUS_FACTOR = 1.005  # samples built of each dataset, relative to its share
-
-BlendRule = Literal["surplus", "exact"]
 
 _TABLE_CELLS = 1 << 16  # numbers in a table of columns, which must fit a core's cache
 _LOOP_DATASETS = 512  # datasets from which on the loop is as fast as columns

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Literal, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
+from mega_train.config.training import OptimizerName
 from mega_train.distributed.bucket_layout import ShardRange
 
-OptimizerName = Literal["adam", "sgd", "muon"]
 LoadShard = Callable[[str, ShardRange, Tensor], None]  # (namespace, range, flat values to fill)
 
 MOMENTS = ("exp_avg", "exp_avg_sq")

@@ -9,11 +9,12 @@ from mega_schema.errors import MegaError
 from mega_schema.parallel_layout import Layout
 from mega_schema.recompute_policy import KEEP_ALL, RecomputePolicy
 from mega_schema.spec import ModelSpec
+from mega_train.config.parallel import ScheduleName
 from mega_train.planning.estimate import Estimate, estimate
 from mega_train.planning.hardware import Hardware
 from mega_train.planning.memory import peak_rank
 from mega_train.planning.sharded_sizes import ParamShares, ShardedModel, Stages, stages_by_rank
-from mega_train.planning.workload import ScheduleName, Workload
+from mega_train.planning.workload import Workload
 
 
 def search(template: Workload, world: int, hardware: Hardware, *, limit: int = 10) -> list[Estimate]:

@@ -10,9 +10,9 @@ from mega_schema.errors import ConfigError, LayoutError
 from mega_schema.parallel_layout import Layout, Stage
 from mega_schema.recompute_policy import KEEP_ALL, RecomputePolicy
 from mega_schema.spec import ModelSpec
+from mega_train.config.parallel import ScheduleName
+from mega_train.distributed.bucket_layout import DEFAULT_BUCKET_ELEMENTS
 from mega_train.planning.sharded_sizes import ShardedModel
-
-ScheduleName = Literal["gpipe", "1f1b", "zero-bubble"]  # interleaved where the layout has virtual stages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +135,7 @@ class Workload:
     recompute: RecomputePolicy = KEEP_ALL
     zero: int = 0
     schedule: ScheduleName = "1f1b"
-    bucket_elements: int = 40_000_000
+    bucket_elements: int = DEFAULT_BUCKET_ELEMENTS
     implementation: Implementation = Implementation()
 
     @property

@@ -12,9 +12,9 @@ from rich.text import Text
 
 from mega_schema.app.progress import format_duration, start_live
 from mega_schema.errors import escape_controls
+from mega_train.config.logging import TimingOption
 from mega_train.telemetry.events import Event, LogLine, Message, StepEnd, TrainStart, ValidationEnd
 from mega_train.telemetry.memory_usage import used_bytes
-from mega_train.telemetry.timers import TimingOption
 
 _MIN_BAR = 12  # cells of the shortest useful bar
 

@@ -89,7 +89,7 @@ def _batch_variants(
 
 
 def _param_shares(spec: ModelSpec, degrees: Sequence[int]) -> Mapping[int, ParamShares]:
-    """Compute one rank's share of the model for every tensor-parallel degree that divides it."""
+    """Compute one rank's shard of the model for every tensor-parallel degree that divides it."""
     shares_by_tp = {}
     for tp in degrees:
         try:

@@ -17,7 +17,7 @@ Stages = tuple[Stage, ...]
 
 @dataclass(frozen=True, slots=True)
 class ParamShares:
-    """Elements of one tensor-parallel rank's share of the model, with padding.
+    """Elements of one tensor-parallel rank's shard of the model, with padding.
 
     Attributes:
         first, last: of the rows on the first and the last stage; `last` without a tied output weight.

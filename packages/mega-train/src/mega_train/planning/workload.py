@@ -47,10 +47,11 @@ class Precision:
         ZeRO stage 1 shards the optimizer's state, 2 also the gradients, 3 also the weights (arXiv:1910.02054
         §5). At stage 3 the weights are the main weights, gathered as they are needed.
         """
-        state, share = self.main + self.moments, 1 / ranks
+        state = self.main + self.moments
+        fraction = 1 / ranks
         if zero == 3:
-            return 4 * share, self.gradient * share, self.moments * share
-        return self.weight, self.gradient * (share if zero == 2 else 1), state * (share if zero else 1)
+            return 4 * fraction, self.gradient * fraction, self.moments * fraction
+        return self.weight, self.gradient * (fraction if zero == 2 else 1), state * (fraction if zero else 1)
 
 
 FLOAT32 = Precision(name="fp32", weight=4, gradient=4, main=0)

@@ -18,7 +18,7 @@ def fp8_recipe(run: RunConfig, spec: ModelSpec, layout: Layout) -> Fp8Recipe | N
 
     Raises:
         ConfigError: two flags disagree.
-        LayoutError: a rank's share of a weight has a shape that a GPU does not multiply.
+        LayoutError: a rank's shard of a weight has a shape that a GPU does not multiply.
     """
     train = run.train
     if train.fp8 is None:

@@ -115,7 +115,7 @@ class _WeightCollector:
     """Collects the weights of all ranks, checks their shapes and keeps one of every replica.
 
     Attributes:
-        rows: of a rank's share of the vocabulary.
+        rows: of a rank's shard of the vocabulary.
         found: what the model is made of.
     """
 

@@ -105,7 +105,7 @@ def optimizer_namespaces(
     Args:
         names: whose order is that of the modules.
         layout: of the ranks that wrote them.
-        rows: of a rank's share of the vocabulary, padding included.
+        rows: of a rank's shard of the vocabulary, padding included.
 
     Raises:
         UnknownError: a bucket is missing, or holds other parameters.

@@ -82,9 +82,9 @@ def test_runs_of_other_teams_are_scored_apart_and_nothing_was_fitted_to_them() -
 @pytest.mark.parametrize(("dp", "total"), [(64, 75.9), (128, 69.5)])
 def test_llama_405b_fits_80_gb_cards_with_the_layers_published_for_each_stage(dp: int, total: float) -> None:
     """arXiv:2407.21783 table 4: 32 or 16 micro-batches, and no recomputation."""
-    dealt = split_layers(126, pp=16, vp=8, embedding=True, head=True)
+    layers = split_layers(126, pp=16, vp=8, embedding=True, head=True)
     workload = job(
-        LLAMA_405B, Layout(tp=8, pp=16, dp=dp, vp=8, layers_per_stage=dealt), seq_length=8192,
+        LLAMA_405B, Layout(tp=8, pp=16, dp=dp, vp=8, layers_per_stage=layers), seq_length=8192,
         global_batch_size=2048, sequence=True, zero=2, implementation=META,
     )  # fmt: skip
     assert peak_rank(workload).total < HARDWARE["h100"].memory

@@ -18,7 +18,7 @@ from mega_train.resolve import model_spec, resolve
 SHAPE = (
     "--num-layers 1 --hidden-size 16 --num-attention-heads 2 --seq-length 8 --make-vocab-size-divisible-by 8"
 )
-COURSE = "--global-batch-size 4 --train-iters 1 --lr 0.01 --eval-iters 0"
+TRAINING = "--global-batch-size 4 --train-iters 1 --lr 0.01 --eval-iters 0"
 LOADED = {
     "gpt": gpt(layers=2, hidden=16, heads=2, vocab=33, max_seq_len=16),
     "llama": llama(
@@ -89,7 +89,7 @@ def _do(*args: str, code: int = 0) -> Result:
 def runs(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A GPT, a Llama, and a run that loads the Llama and names no model, in one folder."""
     folder = tmp_path_factory.mktemp("runs")
-    start = ["--data-path", str(corpus), *COURSE.split()]
+    start = ["--data-path", str(corpus), *TRAINING.split()]
     for family in ("gpt", "llama"):
         _do(family, *start, *SHAPE.split(), "--save", str(folder / family))
     _do("llama", *start, "--load", str(folder / "llama"), "--finetune", "--save", str(folder / "tuned"))

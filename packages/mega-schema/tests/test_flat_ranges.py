@@ -1,4 +1,4 @@
-"""Stretches of flattened tensors as boxes: every element once, whatever the shape and the cut."""
+"""Ranges of flattened tensors as boxes: every element once, whatever the shape and the cut."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _shape(rng: random.Random) -> Shape:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_boxes_of_a_stretch_are_its_elements_in_order(seed: int) -> None:
+def test_the_boxes_of_a_range_are_its_elements_in_order(seed: int) -> None:
     rng = random.Random(seed)
     for _ in range(200):
         shape = _shape(rng)

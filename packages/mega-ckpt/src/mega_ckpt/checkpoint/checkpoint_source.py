@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from mega_ckpt.name_maps.alias import ForeignTensor, consecutive_runs, copy_values
+from mega_ckpt.name_maps.alias import ForeignTensor, consecutive_ranges, copy_values
 from mega_ckpt.tensors import dtypes
 from mega_ckpt.tensors.mapped_tensor import MappedTensor, verify_checksums
 from mega_ckpt.tensors.row_stream import ReadRows, RowChunk, row_slabs, rows_per_chunk
@@ -119,9 +119,9 @@ class CheckpointSource:
             permuted = foreign.order is not None and int(np.ptp(wanted)) < len(wanted)
             if permuted:  # contiguous rows in another order, such as Meta's queries
                 rows = np.sort(wanted)
-            for run, begin, count in consecutive_runs(rows):
+            for row, begin, count in consecutive_ranges(rows):
                 for box in foreign.boxes:
-                    common = overlap((run, *(0,) * len(rest)), (count, *rest), box.local_start, box.shape)
+                    common = overlap((row, *(0,) * len(rest)), (count, *rest), box.local_start, box.shape)
                     if common is not None:
                         start = tuple(a + b for a, b in zip(box.start, common.in_b, strict=True))
                         slab = Slab(start, common.shape, (begin + common.in_a[0], *common.in_a[1:]))

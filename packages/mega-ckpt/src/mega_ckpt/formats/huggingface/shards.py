@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mega_ckpt.name_maps.alias import ForeignTensor, consecutive_runs, copy_values
+from mega_ckpt.name_maps.alias import ForeignTensor, consecutive_ranges, copy_values
 from mega_ckpt.tensors import safetensors_io
 from mega_ckpt.tensors.parallel_map import Progress, UpdateProgress, parallel_map
 from mega_ckpt.tensors.row_stream import RowChunk, as_bytes
@@ -135,7 +135,7 @@ class _TensorSlot:
             self._write(values, row_offset)
         else:
             order = np.asarray(foreign.order[row_offset : row_offset + len(values)])
-            for row, begin, count in consecutive_runs(order):
+            for row, begin, count in consecutive_ranges(order):
                 self._write(values[begin : begin + count], row)
         return values.nbytes
 

@@ -95,8 +95,8 @@ class CheckpointSource:
             for slab in row_slabs(shape, rows_per_chunk(shape, have)):
                 yield RowChunk(slab.start[0], self.cast(space, name, slab, dtype))
             return
-        for band in self.verified_chunks(space, name):
-            yield RowChunk(band.first, dtypes.cast(band.values, have, dtype, f"{self.path}: {name}"))
+        for chunk in self.verified_chunks(space, name):
+            yield RowChunk(chunk.first, dtypes.cast(chunk.values, have, dtype, f"{self.path}: {name}"))
 
     def assemble(self, space: str, foreign: ForeignTensor, dtype: str) -> np.ndarray:
         """Build a tensor as a foreign file stores it; needs memory for one tensor and a few rows."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mega_schema.checkpoint.reader import DTYPES, Checkpoint, TensorPiece
+from mega_schema.checkpoint.side_files import OTHER_ITERATION
 from mega_schema.errors import CorruptFileError, FormatError
 from mega_schema.sharding import Shape, Slab
 
@@ -123,7 +124,7 @@ class PieceReader:
                 "values are not those that were written: crc32",
                 found=f"{self._checksum:08x}",
                 wanted=f"{self.piece.crc32:08x}",
-                hint="copy the file again, or load another iteration: --load RUN/iter_NNNNNNN",
+                hint=f"copy the file again, or {OTHER_ITERATION}",
             )
 
     def close(self) -> None:

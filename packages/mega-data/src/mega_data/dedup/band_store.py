@@ -63,8 +63,8 @@ def read_column(path: Path, number: int, columns: int) -> Iterator[Numbers]:
             yield np.frombuffer(file.read(8 * rows), "<u8")
 
 
-def take(path: Path, number: int, columns: int, documents: NDArray[Any]) -> Numbers:
-    """Read the numbers of some documents in one column."""
+def read_entries(path: Path, number: int, columns: int, documents: NDArray[Any]) -> Numbers:
+    """Read one column of some documents."""
     count = count_documents(path, columns)
     block_starts = documents.astype(np.int64) // BLOCK_DOCUMENTS * BLOCK_DOCUMENTS
     rows = np.minimum(BLOCK_DOCUMENTS, count - block_starts)

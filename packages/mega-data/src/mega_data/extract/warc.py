@@ -54,7 +54,7 @@ def read_warc(
                     position = start + record.stream_pos
                     reason = ""
                     has_records = True
-                    place = stream.place(position) if stream else position
+                    place = stream.file_offset(position) if stream else position
                     if lost is not None:
                         yield DamagedRange(lost[0], place, lost[1])
                     lost = None
@@ -71,7 +71,7 @@ def read_warc(
                 break
             elif lost is None and has_records:
                 record_end = _record_end(file, position, length)
-                lost = min(size, stream.place(record_end) if stream else record_end), reason
+                lost = min(size, stream.file_offset(record_end) if stream else record_end), reason
             start = _next_record(file, position + bool(reason))
         if lost is not None:
             yield DamagedRange(lost[0], size, lost[1])

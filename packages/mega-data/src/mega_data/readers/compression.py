@@ -318,8 +318,8 @@ class ResumableStream:
         self._position = min(max(position, self._first), self._first + len(self._buffer))
         return self._position
 
-    def place(self, position: int) -> int:
-        """Return the byte of the file at which the piece of a byte of the text begins."""
+    def file_offset(self, position: int) -> int:
+        """Return the offset in the file of the piece that contains a byte of the text."""
         return max(place for begin, place in self._places if begin <= max(position, self._places[0][0]))
 
     def tell(self) -> int:

@@ -15,6 +15,7 @@ from mega_model.distributed.mesh import Mesh, World
 from mega_schema.checkpoint.byte_range import crc32_of_range
 from mega_schema.checkpoint.checkpoint_dir import LATEST, MANIFEST, TRAINER, iteration_folder, iterations
 from mega_schema.checkpoint.reader import MODEL, Checkpoint, TensorEntry, TensorPiece
+from mega_schema.checkpoint.side_files import OTHER_ITERATION
 from mega_schema.checkpoint.tracker import latest_checkpoint, latest_iteration
 from mega_schema.errors import ConfigError, CorruptFileError, FormatError
 from mega_train.checkpointing.save_dir import find_superseded, is_same_folder, list_iterations
@@ -132,7 +133,7 @@ def agree_on_checkpoint(
         damage = CorruptFileError(
             f"{checkpoint.folder / piece.file}: {space} {name}",
             "values are not those that were written",
-            hint="load another iteration: --load RUN/iter_NNNNNNN",
+            hint=OTHER_ITERATION,
         )
         first_damage = first_damage or damage
         assert run.checkpoint.load is not None

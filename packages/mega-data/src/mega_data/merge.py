@@ -162,7 +162,8 @@ def _merge_info(
     known = [(data, data.info) for data in datasets if data.info is not None]
     if not known:
         return None, ()
-    (first_dataset, first), infos = known[0], [info for _, info in known]
+    first_dataset, first = known[0]
+    infos = [info for _, info in known]
     without_info = [data for data in datasets if data.info is None]
     if without_info and not assume_same:
         path, wanted = (

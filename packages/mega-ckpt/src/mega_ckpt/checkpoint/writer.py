@@ -186,7 +186,8 @@ class _RankFileWriter:
 
     def put(self, number: int, chunk: RowChunk) -> int:
         """Write a chunk's part of a box; finish the file after its last byte. Return the bytes written."""
-        slab, values = self.boxes[number].slab, chunk.values
+        slab = self.boxes[number].slab
+        values = chunk.values
         common = overlap(slab.start, slab.shape, (chunk.first, *(0,) * (values.ndim - 1)), values.shape)
         if common is None:
             return 0

@@ -65,7 +65,8 @@ class TensorAlias:
         shape = row.local_shape(tp)
         if self.block is not None:
             assert row.split is not None
-            dim, (box,) = row.split.dim, boxes[self.block : self.block + 1]
+            dim = row.split.dim
+            (box,) = boxes[self.block : self.block + 1]
             boxes = (Slab(box.start, box.shape, (0,) * len(box.shape)),)
             shape = (*shape[:dim], box.shape[dim], *shape[dim + 1 :])
         return ForeignTensor(

@@ -41,7 +41,8 @@ def open_column_writer(path: Path, columns: int) -> Iterator[Callable[[Numbers],
                 full_rows = count // BLOCK_DOCUMENTS * BLOCK_DOCUMENTS
                 for start in range(0, full_rows, BLOCK_DOCUMENTS):
                     put(rows_so_far[start : start + BLOCK_DOCUMENTS])
-                pending[:], count = [rows_so_far[full_rows:]], count - full_rows
+                pending[:] = [rows_so_far[full_rows:]]
+                count -= full_rows
 
         yield add
         if count:

@@ -97,7 +97,8 @@ def _next_record(file: IO[bytes], position: int) -> int:
         if index >= 0:
             return position + index + 2
         tail = buffer[-len(_WARC) - 1 :]
-        position, buffer = position + len(buffer) - len(tail), tail
+        position = position + len(buffer) - len(tail)
+        buffer = tail
     return -1
 
 

@@ -174,7 +174,8 @@ def load_optimizer(checkpoint: Checkpoint, optimizer: Optimizer, rt: Runtime) ->
 @torch.no_grad()
 def _load_shard(shard: ShardRange, values: Tensor, read_box: ReadBox, rt: Runtime) -> None:
     """Fill a shard of a parameter from boxes of the global tensor."""
-    row, tp = shard.row, rt.tp
+    row = shard.row
+    tp = rt.tp
     values.zero_()
     for fragment in fragments(row.slabs(tp.rank, tp.size), row.local_shape(tp.size), shard.begin, shard.end):
         box = torch.as_tensor(read_box(row.tied_to or row.name, fragment.slab))

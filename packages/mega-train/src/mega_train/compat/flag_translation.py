@@ -108,7 +108,8 @@ class _Translator:
         return self.translation
 
     def _read(self, word: str, flag: str, value: str | None) -> None:
-        table, words = self.table, self.translation.words
+        table = self.table
+        words = self.translation.words
         if flag in table.read_as:
             *first, last = table.read_as[flag]
             words.extend([*first, last if value is None else f"{last}={value}"])

@@ -57,7 +57,8 @@ def blend_blocks(weights: Floats, size: int, sizes: NDArray[np.int64] | None = N
     """
     assert 0 < len(weights) <= MAX_DATASETS
     warmup = 8 * len(weights) + 64
-    max_steps, columns = max(4096, 4 * warmup), max(8, min(2048, _TABLE_CELLS // len(weights)))
+    max_steps = max(4096, 4 * warmup)
+    columns = max(8, min(2048, _TABLE_CELLS // len(weights)))
     counts = np.zeros(len(weights))
     first = 0
     while (remaining := size - first) >= 8 * warmup and len(weights) <= _LOOP_DATASETS:

@@ -348,7 +348,8 @@ def tune_malloc() -> None:
 
 def start_event(trainer: Trainer) -> TrainStart:
     """Build the first event of a run."""
-    config, layout = trainer.config, trainer.config.layout
+    config = trainer.config
+    layout = trainer.config.layout
     return TrainStart(
         iteration=trainer.state.iteration,
         iterations=config.iterations,

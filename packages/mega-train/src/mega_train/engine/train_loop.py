@@ -47,7 +47,9 @@ class TrainLoop:
 
     def run(self) -> ExitReason:
         """Train until an exit condition holds; the last step is always saved."""
-        trainer, config, state = self.trainer, self.trainer.config.run, self.trainer.state
+        trainer = self.trainer
+        config = self.trainer.config.run
+        state = self.trainer.state
         first_iteration = state.iteration
         reason = self.exit_conditions.check_before_run(state.iteration)
         if reason is EVAL_ONLY:
@@ -111,7 +113,8 @@ class TrainLoop:
 
     def _step(self) -> None:
         """Do one step, or skip a range of --skip-train-iteration-range."""
-        trainer, state = self.trainer, self.trainer.state
+        trainer = self.trainer
+        state = self.trainer.state
         lr = state.lr
         consumed_before = state.consumed_samples
         for steps in trainer.config.skipped_iterations:

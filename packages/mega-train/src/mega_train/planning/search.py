@@ -120,7 +120,8 @@ def _least_recompute(workload: Workload, memory: float) -> Workload | None:
     while fewest < fewest_fitting:
         middle = (fewest + fewest_fitting) // 2
         if (candidate := _if_it_fits(workload, _block_recompute(middle), memory)) is not None:
-            smallest, fewest_fitting = candidate, middle
+            smallest = candidate
+            fewest_fitting = middle
         else:
             fewest = middle + 1
     return smallest

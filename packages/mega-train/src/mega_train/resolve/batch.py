@@ -148,7 +148,8 @@ def batch_size_schedule(
     multiple = samples_per_micro_step if run.batch.decrease else 1
     if run.batch.rampup is None:
         return BatchSizeRampup(global_batch_size, multiple=multiple)
-    flag, (start, increment, ramp) = "--rampup-batch-size", run.batch.rampup
+    flag = "--rampup-batch-size"
+    start, increment, ramp = run.batch.rampup
     text = f"{start} {increment} {ramp}"
     if run.train.samples is None:
         wanted = "--train-samples, as a step has no one size"

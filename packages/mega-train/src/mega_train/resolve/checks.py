@@ -140,7 +140,8 @@ def recompute_policy(run: RunConfig, layout: Layout, tokens: int) -> RecomputePo
         ConfigError: two flags disagree.
         LayoutError: the saved inputs do not divide over tp.
     """
-    config, granularity = run.recompute, run.recompute.granularity
+    config = run.recompute
+    granularity = run.recompute.granularity
     for flag, is_given, implied in (
         ("--recompute-activations", config.selective, "selective"),
         ("--checkpoint-activations", config.full, "full"),

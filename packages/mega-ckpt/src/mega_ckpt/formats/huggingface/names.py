@@ -142,7 +142,8 @@ def _aliases(spec: ModelSpec, names: HfNames) -> Iterator[TensorAlias]:
         place, _, kind = row.name.rpartition(".")
         part = place.rpartition(".")[2]
         if place.startswith("layers."):
-            number, theirs = place.split(".")[1], names.layer[part]
+            number = place.split(".")[1]
+            theirs = names.layer[part]
             before = f"{names.inner}{names.layers}.{number}."
         elif place == "head":
             before = ""

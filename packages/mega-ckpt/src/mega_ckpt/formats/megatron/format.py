@@ -209,7 +209,8 @@ def write_core(source: CheckpointSource, run: Path, target: WriteOptions) -> Wri
 
 
 def _check_supported(source: CheckpointSource, run: Path, target: WriteOptions, *, core: bool) -> None:
-    spec, layout = source.spec, target.layout
+    spec = source.spec
+    layout = target.layout
     megatron_args.from_spec(spec, source.path, core=core)
     if layout.vp > 1 and layout.pp == 1:
         raise LayoutError(

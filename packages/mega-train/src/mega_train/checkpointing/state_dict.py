@@ -20,7 +20,9 @@ from mega_model.runtime import Runtime
 from mega_schema.app.config import to_toml
 from mega_schema.checkpoint.flat_ranges import fragments
 from mega_schema.checkpoint.reader import MODEL, BoxToWrite, Checkpoint
+from mega_schema.checkpoint.shard_file import BoxRecord
 from mega_schema.checkpoint.writer import manifest_header, text_files
+from mega_schema.checkpoint.writer_process import CommitContents
 from mega_schema.parallel_layout import Layout
 from mega_schema.sharding import Slab
 from mega_schema.spec import ModelSpec
@@ -92,10 +94,10 @@ def trainer_state(
     }
 
 
-def commit_order(
+def commit_contents(
     run: RunConfig, spec: ModelSpec, layout: Layout, trainer: Mapping[str, Any], tokenizer: Path | None
-) -> dict[str, Any]:
-    """Return what the commit writes and removes, as in a write order.
+) -> CommitContents:
+    """Return what the commit of a checkpoint writes and keeps.
 
     Args:
         trainer: the content of trainer.json.
@@ -104,16 +106,16 @@ def commit_order(
     # permissions for one start are not recorded
     recorded = replace(run, checkpoint=replace(run.checkpoint, overwrite=False, override_data=False))
     return {
-        "described": manifest_header(spec, layout),
-        "texts": text_files(trainer, to_toml(recorded)),
+        "header": manifest_header(spec, layout),
+        "text_files": text_files(trainer, to_toml(recorded)),
         "tokenizer": str(tokenizer) if tokenizer else None,
-        "last": run.checkpoint.keep_last or int(run.checkpoint.keep_every is not None),
-        "every": run.checkpoint.keep_every,
+        "keep_last": run.checkpoint.keep_last or int(run.checkpoint.keep_every is not None),
+        "keep_every": run.checkpoint.keep_every,
     }
 
 
-def write_order(shards: Iterable[ShardToWrite]) -> dict[str, list[dict[str, Any]]]:
-    """Return the shards' boxes as a write order has them (`mega_schema.checkpoint.writer_process`)."""
+def namespace_boxes(shards: Iterable[ShardToWrite]) -> dict[str, list[BoxRecord]]:
+    """Return the boxes of the shards by namespace, as in a write order."""
     return {
         namespace: [shard.box.to_record() for shard in group]
         for namespace, group in groupby(shards, lambda shard: shard.namespace)

@@ -188,7 +188,9 @@ def _rope_scaling(m: ModelConfig) -> float | None:
     if m.rope_scaling is not None and not m.rope_scaled:
         hint = "--use-rope-scaling, or leave it out"
         raise ConfigError("--rope-scaling-factor", "nothing is scaled", found=m.rope_scaling, hint=hint)
-    return (8.0 if m.rope_scaling is None else m.rope_scaling) if m.rope_scaled else None
+    if not m.rope_scaled:
+        return None
+    return 8.0 if m.rope_scaling is None else m.rope_scaling
 
 
 def _window(text: str | None) -> int | None:

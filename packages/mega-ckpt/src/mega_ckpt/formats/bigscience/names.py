@@ -26,7 +26,11 @@ def rank_tensors(spec: ModelSpec, rank: int, tp: int, rows: int) -> Iterator[tup
     halves = _halves(spec, tp)
     for row in table(spec):
         if row.tied_to is None:
-            order = heads if ".qkv." in row.name else halves if ".gate_up." in row.name else None
+            order = None
+            if ".qkv." in row.name:
+                order = heads
+            elif ".gate_up." in row.name:
+                order = halves
             yield (
                 _file(spec, row),
                 TensorAlias(_name(row), row.name, order=order).rank_shard(pad_vocab(row, rows), rank, tp),

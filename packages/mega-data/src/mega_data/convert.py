@@ -28,13 +28,17 @@ def check_index_format(data: IndexedDataset, name: str) -> None:
     """
     if name != "auto" and canonical_format(name) != data.index_format:
         raise FormatError(
-            sibling(data.prefix, ".idx"), "form", found=data.index_format, wanted=name, hint="--from auto"
+            sibling(data.prefix, ".idx"),
+            "index format",
+            found=data.index_format,
+            wanted=name,
+            hint="--from auto",
         )
 
 
-def loses_documents(data: IndexedDataset, form: str) -> bool:
+def loses_documents(data: IndexedDataset, index_format: str) -> bool:
     """Return whether the format cannot store which sequences form a document."""
-    return form.startswith("fairseq") and (data.documents[1:] - data.documents[:-1] != 1).any().item()
+    return index_format.startswith("fairseq") and (data.documents[1:] - data.documents[:-1] != 1).any().item()
 
 
 def to_json_lines(

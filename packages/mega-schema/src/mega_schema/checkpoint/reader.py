@@ -345,7 +345,7 @@ class BoxToWrite:
         }
 
 
-ReadBox = Callable[[BoxToWrite], np.ndarray]
+BoxValues = Callable[[BoxToWrite], np.ndarray]
 
 
 def boxes_to_write(name: str, whole: Shape, slabs: Sequence[Slab], dtype: str) -> list[BoxToWrite]:

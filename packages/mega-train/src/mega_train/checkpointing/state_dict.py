@@ -33,7 +33,7 @@ from mega_train.optim.base import Optimizer
 from mega_train.optim.loss_scaler import DynamicLossScaler
 from mega_train.resolve import ResolvedConfig
 
-ReadBox = Callable[[str, Slab], np.ndarray | Tensor]  # a box of a parameter, by name
+ReadWeightBox = Callable[[str, Slab], np.ndarray | Tensor]  # a box of a parameter, by name
 
 _DTYPE_NAMES: Mapping[torch.dtype, str] = MappingProxyType(
     {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
@@ -143,7 +143,7 @@ def shard_bytes(shards: Iterable[ShardToWrite]) -> Callable[[str, int], memoryvi
     return box_bytes
 
 
-def load_weights(sharding: ShardedWeights, read_box: ReadBox, rt: Runtime) -> None:
+def load_weights(sharding: ShardedWeights, read_box: ReadWeightBox, rt: Runtime) -> None:
     """Set every weight of this rank from boxes of the global tensors; padding becomes zero.
 
     A tied parameter asks for the one it is tied to.
@@ -158,7 +158,7 @@ def best_weights_namespace(checkpoint: Checkpoint) -> str:
     return "optim.main" if "optim.main" in checkpoint.tensors else MODEL
 
 
-def weight_reader(checkpoint: Checkpoint) -> ReadBox:
+def weight_reader(checkpoint: Checkpoint) -> ReadWeightBox:
     """Return a reader of the checkpoint's weights: the float32 main weights where it has them."""
     namespace = best_weights_namespace(checkpoint)
     return lambda name, slab: checkpoint.read(namespace, name, slab)
@@ -174,7 +174,7 @@ def load_optimizer(checkpoint: Checkpoint, optimizer: Optimizer, rt: Runtime) ->
 
 
 @torch.no_grad()
-def _load_shard(shard: ShardRange, values: Tensor, read_box: ReadBox, rt: Runtime) -> None:
+def _load_shard(shard: ShardRange, values: Tensor, read_box: ReadWeightBox, rt: Runtime) -> None:
     """Fill a shard of a parameter from boxes of the global tensor."""
     row = shard.row
     tp = rt.tp

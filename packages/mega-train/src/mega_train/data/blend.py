@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from mega_train.config.data import BlendRule
 
 Floats = NDArray[np.float64]
-Block = tuple[NDArray[np.int16], NDArray[np.int64]]
+BlendBlock = tuple[NDArray[np.int16], NDArray[np.int64]]
 
 MAX_DATASETS = np.iinfo(np.int16).max  # the dataset of a sample is stored as int16
 SURPLUS_FACTOR = 1.005  # samples built of each dataset, relative to its share
@@ -47,7 +47,7 @@ def dataset_samples(weight: float, samples: int, rule: BlendRule) -> tuple[int, 
     return added, math.ceil(added * SURPLUS_FACTOR)
 
 
-def blend_blocks(weights: Floats, size: int, sizes: NDArray[np.int64] | None = None) -> Iterator[Block]:
+def blend_blocks(weights: Floats, size: int, sizes: NDArray[np.int64] | None = None) -> Iterator[BlendBlock]:
     """Yield the dataset of each of `size` samples, and its sample number in that dataset, in blocks.
 
     Args:
@@ -74,7 +74,7 @@ def blend_blocks(weights: Floats, size: int, sizes: NDArray[np.int64] | None = N
 
 def blend_reference(
     weights: Floats, first: int, steps: int, counts: Floats, sizes: NDArray[np.int64] | None = None
-) -> Block:
+) -> BlendBlock:
     """Apply the rule sample by sample, from sample `first` on; updates `counts`."""
     corpus, number = np.empty(steps, np.int16), np.empty(steps, np.int64)
     for step in range(steps):
@@ -95,7 +95,7 @@ def _blend_columns(
     warmup: int,
     counts: Floats,
     sizes: NDArray[np.int64] | None,
-) -> Block:
+) -> BlendBlock:
     """Choose `steps` · `columns` samples from `first` on, column after column; updates `counts`."""
     first_samples = first + steps * np.arange(columns, dtype=np.float64)
     start_counts = np.empty((len(weights), columns))

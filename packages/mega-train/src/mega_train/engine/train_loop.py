@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 
 from mega_schema.errors import MegaError
 from mega_train.engine.optimizer_step import NonFiniteLossError
@@ -15,9 +14,9 @@ from mega_train.fault_tolerance.exit_conditions import EVAL_ONLY, LAST_ITERATION
 from mega_train.telemetry.events import Message, StepEnd, TrainExit
 from mega_train.telemetry.observers import Observers
 from mega_train.telemetry.profiler import Profiler
+from mega_train.telemetry.timers import Clock
 
 _LONG_WAIT = 1.0  # seconds of waiting for the previous checkpoint that are reported
-Clock = Callable[[], float]
 
 
 class TrainLoop:

@@ -102,10 +102,10 @@ def open_dcp_folder(folder: Path, unpickler: Unpickler) -> DcpFolder:
     return DcpFolder(tensors, tuple(name for name in described if name not in tensors))
 
 
-Place = tuple[Path, int, int]  # a file, the first byte in it, how many
+ByteRange = tuple[Path, int, int]  # file, first byte and number of bytes
 
 
-def _box_places(folder: Path, storage: Mapping[Any, Any]) -> dict[tuple[str, Shape], Place]:
+def _box_places(folder: Path, storage: Mapping[Any, Any]) -> dict[tuple[str, Shape], ByteRange]:
     """Map (tensor name, first index of a box) to its byte range."""
     places = {}
     for index, info in storage.items():
@@ -129,7 +129,7 @@ def _box_places(folder: Path, storage: Mapping[Any, Any]) -> dict[tuple[str, Sha
 def _pieces(
     name: str,
     fields: Mapping[str, Any],
-    places: Mapping[tuple[str, Shape], Place],
+    places: Mapping[tuple[str, Shape], ByteRange],
     unpickler: Unpickler,
     truly: Shape | None,
 ) -> Iterator[DcpPiece]:

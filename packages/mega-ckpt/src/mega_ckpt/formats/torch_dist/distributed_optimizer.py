@@ -19,6 +19,7 @@ from typing import Any
 
 from mega_ckpt.checkpoint.checkpoint_source import MatchedTensors, gather_boxes
 from mega_ckpt.formats.megatron.names import COPY, CORE, CORE_FUSED, Names, chunk_tensors
+from mega_ckpt.formats.megatron.optimizer import Spaces
 from mega_ckpt.formats.torch_dist.dcp_reader import DcpTensor
 from mega_ckpt.name_maps.alias import ForeignTensor, whole_slab
 from mega_ckpt.name_maps.boxes import select_box
@@ -39,8 +40,6 @@ _KEY = re.compile(
     r"(?:chained_0\.)?optimizer\.distributed\.dp_group_idx_(\d+)\.gbuf_idx_(\d+)\.dtype_.+\.bucket_idx_(\d+)\.(\w+)"
 )
 _ALIGN = 64
-
-Spaces = dict[str, list[tuple[ForeignTensor, MappedTensor]]]
 
 
 class UnknownLayoutError(Exception):

@@ -115,7 +115,7 @@ def commit_contents(
 
 
 def namespace_boxes(shards: Iterable[ShardToWrite]) -> dict[str, list[BoxRecord]]:
-    """Return the boxes of the shards by namespace, as in a write order."""
+    """Return the shards' boxes as a write order has them, by namespace."""
     return {
         namespace: [shard.box.to_record() for shard in group]
         for namespace, group in groupby(shards, lambda shard: shard.namespace)

@@ -142,8 +142,7 @@ def _aliases(spec: ModelSpec, names: HfNames) -> Iterator[TensorAlias]:
         place, _, kind = row.name.rpartition(".")
         part = place.rpartition(".")[2]
         if place.startswith("layers."):
-            number = place.split(".")[1]
-            theirs = names.layer[part]
+            number, theirs = place.split(".")[1], names.layer[part]
             before = f"{names.inner}{names.layers}.{number}."
         elif place == "head":
             before = ""

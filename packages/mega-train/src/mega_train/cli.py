@@ -33,7 +33,9 @@ class _Commands(SingleRankErrors):
         name = args[0] if args else ""
         if name.lower() in _ABSENT_FAMILIES:
             hint = "mega-data preprocess --split-sentences makes its data" if name.lower() == "bert" else ""
-            raise ConfigError(name, "is no family that is trained here yet", wanted="gpt | llama", hint=hint)
+            raise ConfigError(
+                name, "is no family that is trained here yet", wanted=" | ".join(get_args(Family)), hint=hint
+            )
         return super().resolve_command(ctx, args)
 
 
@@ -145,7 +147,7 @@ def validate(
 )
 @click.option(
     "--family",
-    type=click.Choice(["gpt", "llama"]),
+    type=click.Choice(get_args(Family)),
     help="Model family; that of the preset, or gpt, if not given.",
 )
 def diff(first_path: Path, second_path: Path, world: int | None, family: Family | None) -> None:

@@ -96,7 +96,8 @@ class CheckpointSource:
                 yield RowChunk(slab.start[0], self.cast(space, name, slab, dtype))
             return
         for chunk in self.verified_chunks(space, name):
-            yield RowChunk(chunk.first, dtypes.cast(chunk.values, have, dtype, f"{self.path}: {name}"))
+            values = dtypes.cast(chunk.values, have, dtype, f"{self.path}: {name}")
+            yield RowChunk(chunk.first, values)
 
     def assemble(self, space: str, foreign: ForeignTensor, dtype: str) -> np.ndarray:
         """Build a tensor as a foreign file stores it; needs memory for one tensor and a few rows."""

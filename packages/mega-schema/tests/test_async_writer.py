@@ -64,7 +64,7 @@ def _background(
     placed, past = memory.plan(order["spaces"][MODEL])
     room = memory.stage(order | {"spaces": {MODEL: placed}}, past)
     for box, values in zip(placed, VALUES, strict=True):
-        room[box["at"] : box["at"] + box["bytes"]] = values.tobytes()
+        room[box["buffer_offset"] : box["buffer_offset"] + box["bytes"]] = values.tobytes()
     with _files_of_at_most(most):
         return SubprocessWriter(memory)
 
@@ -129,7 +129,7 @@ def test_memory_serves_one_order_after_another_and_grows(tmp_path: Path) -> None
 
 def test_values_may_begin_anywhere_for_any_dtype() -> None:
     placed, past = SharedBuffer().plan([{"bytes": 3}, {"bytes": 64}, {"bytes": 65}], 128)
-    assert [box["at"] for box in placed] == [128, 192, 256]
+    assert [box["buffer_offset"] for box in placed] == [128, 192, 256]
     assert past == 384
 
 

@@ -84,10 +84,10 @@ class SharedBuffer:
         self.order_range = (0, 0)  # place and length
 
     def plan(self, boxes: Sequence[BoxRecord], begin: int = 0) -> tuple[list[BoxRecord], int]:
-        """Return the boxes with an offset `at` for their values, the first at `begin`; and the end."""
+        """Return the boxes with a `buffer_offset` for their values, the first at `begin`; and the end."""
         planned = list[BoxRecord]()
         for box in boxes:
-            planned.append({**box, "at": begin})
+            planned.append({**box, "buffer_offset": begin})
             begin += -(-box["bytes"] // _ALIGNMENT) * _ALIGNMENT
         return planned, begin
 

@@ -28,7 +28,7 @@ class BoxRecord(TypedDict):
         name, whole, dtype: name, shape and stored dtype of the tensor.
         start, shape: first index and extent of the box.
         bytes: of its values.
-        at: offset of its values in the writer's buffer, once it is assigned.
+        buffer_offset: offset of its values in the writer's buffer, once it is assigned.
     """
 
     name: str
@@ -37,7 +37,7 @@ class BoxRecord(TypedDict):
     start: Sequence[int]
     shape: Sequence[int]
     bytes: int
-    at: NotRequired[int]
+    buffer_offset: NotRequired[int]
 
 
 def piece_key(name: str, whole: Sequence[int], start: Sequence[int], shape: Sequence[int]) -> str:
@@ -100,7 +100,7 @@ class ShardFileWriter:
         self._file.close()
         placed_boxes = zip(self._boxes, self._offsets, self._checksums, strict=True)
         records = [
-            {key: value for key, value in box.items() if key != "at"}
+            {key: value for key, value in box.items() if key != "buffer_offset"}
             | {"file": self.name, "offset": offset, "crc32": checksum}
             for box, offset, checksum in placed_boxes
         ]

@@ -141,7 +141,7 @@ def main() -> None:
 
     def payload(space: str, number: int) -> memoryview:
         box = order["spaces"][space][number]
-        return memory[box["at"] : box["at"] + box["bytes"]]
+        return memory[box["buffer_offset"] : box["buffer_offset"] + box["bytes"]]
 
     try:
         written = 0

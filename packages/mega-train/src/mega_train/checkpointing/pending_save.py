@@ -109,6 +109,6 @@ def stage(memory: SharedBuffer, order: WriteOrder, shards: Sequence[ShardToWrite
     planned = dict[str, Sequence[BoxRecord]]()
     for namespace, boxes in order["spaces"].items():
         planned[namespace], end = memory.plan(boxes, end)
-    offsets = [box["at"] for boxes in planned.values() for box in boxes]
+    offsets = [box["buffer_offset"] for boxes in planned.values() for box in boxes]
     staged_order: WriteOrder = {**order, "spaces": planned}
     state_dict.copy_to_buffer(shards, offsets, memory.stage(staged_order, end))

@@ -140,7 +140,7 @@ def _neox() -> Row:
 
 def _llama_405b() -> list[Row]:
     """One layer a virtual stage; the first has the embedding alone, the last the head (section 3.3.2)."""
-    dealt = split_layers(126, pp=16, vp=8, embedding=True, head=True)
+    layers = split_layers(126, pp=16, vp=8, embedding=True, head=True)
     lines = (  # cp, dp, sequence, samples a data-parallel rank, TFLOP/s a GPU
         (1, 64, 8192, 32, 430, ""),
         (1, 128, 8192, 16, 400, ""),
@@ -148,7 +148,7 @@ def _llama_405b() -> list[Row]:
     )
     rows = []
     for cp, dp, length, samples, tflops, note in lines:
-        layout = Layout(tp=8, pp=16, dp=dp, cp=cp, vp=8, layers_per_stage=dealt)
+        layout = Layout(tp=8, pp=16, dp=dp, cp=cp, vp=8, layers_per_stage=layers)
         job = Workload(
             model=ShardedModel.from_layout(LLAMA_405B, layout),
             seq_length=length,

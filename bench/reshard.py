@@ -72,13 +72,13 @@ def make_checkpoint(run: Path, layers: int) -> Checkpoint:
     shapes = {row.name: row.shape for row in table(spec) if row.tied_to is None}
     block = rng.standard_normal(1 << 22, np.float32)
 
-    def bands(_: str, name: str) -> Iterator[RowChunk]:
+    def read_rows(_: str, name: str) -> Iterator[RowChunk]:
         for slab in row_slabs(shapes[name], 1024):
             yield RowChunk(slab.start[0], np.resize(block, slab.shape))
 
     cut = rank_shares(spec, CUT, dict.fromkeys(shapes, "F32"))
     with saving_checkpoint(run, 1) as save:
-        write_shares(save, dict.fromkeys((MODEL, *MOMENTS), cut), bands)
+        write_shares(save, dict.fromkeys((MODEL, *MOMENTS), cut), read_rows)
         return Checkpoint(save.commit(spec, layout=CUT, trainer={"iteration": 1, "consumed_samples": 0}))
 
 

@@ -172,7 +172,7 @@ def main() -> None:
         run = trainer(folder)
         checkpoint_options = run.config.run.checkpoint
         background, in_place = (
-            CheckpointSaver(replace(checkpoint_options, background=on), run.mesh) for on in (True, False)
+            CheckpointSaver(replace(checkpoint_options, async_save=on), run.mesh) for on in (True, False)
         )
         size = sum(values.nbytes for values in tensors(run).values())
         print(f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, {size / 1e9:.2f} GB")

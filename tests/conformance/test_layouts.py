@@ -24,7 +24,7 @@ from mega_schema.sharding import Slab
 from mega_schema.spec import ModelSpec, gpt, llama
 
 TP, PP = st.sampled_from((1, 2, 4)), st.sampled_from((1, 2, 3))
-BANDS = st.sampled_from((1, 100, 1 << 22))  # bytes in memory of a tensor
+CHUNK_SIZES = st.sampled_from((1, 100, 1 << 22))  # bytes in memory of a tensor
 LAYOUTS = st.builds(lambda tp, pp: Layout(tp=tp, pp=pp), TP, PP)
 
 
@@ -60,7 +60,7 @@ def _stored_bits(checkpoint: Checkpoint) -> dict[tuple[str, str], tuple[str, byt
 
 
 @settings(max_examples=12, deadline=None)
-@given(specs(), LAYOUTS, LAYOUTS, st.sampled_from(("F32", "BF16", "F16")), st.booleans(), BANDS)
+@given(specs(), LAYOUTS, LAYOUTS, st.sampled_from(("F32", "BF16", "F16")), st.booleans(), CHUNK_SIZES)
 def test_resharding_there_and_back_changes_no_bit(
     random_whole: Any,
     save_whole: Any,
@@ -69,10 +69,10 @@ def test_resharding_there_and_back_changes_no_bit(
     b: Layout,
     dtype: str,
     optimizer: bool,
-    band: int,
+    chunk_bytes: int,
 ) -> None:
     whole = random_whole(spec, dtype, optimizer=optimizer)
-    with tempfile.TemporaryDirectory() as scratch, patch.object(row_stream, "CHUNK_BYTES", band):
+    with tempfile.TemporaryDirectory() as scratch, patch.object(row_stream, "CHUNK_BYTES", chunk_bytes):
         step_one, two, three = (Path(scratch, name) for name in ("one", "two", "three"))
         first = Checkpoint(save_whole(step_one, spec, whole, dtype=dtype, layout=a, iteration=7))
         second = Checkpoint(reshard(first, two, b))
@@ -88,13 +88,13 @@ def test_resharding_there_and_back_changes_no_bit(
 
 
 @settings(max_examples=12, deadline=None)
-@given(specs(), LAYOUTS, st.integers(1, 9), BANDS)
+@given(specs(), LAYOUTS, st.integers(1, 9), CHUNK_SIZES)
 def test_what_ranks_wrote_that_share_the_optimizer_becomes_any_layout(
-    random_whole: Any, spec: ModelSpec, layout: Layout, ranks: int, band: int
+    random_whole: Any, spec: ModelSpec, layout: Layout, ranks: int, chunk_bytes: int
 ) -> None:
-    """Pieces of stretches of flattened tensors begin and end within rows, as those of the zero stages do."""
+    """Pieces of ranges of flattened tensors begin and end within rows, as those of the zero stages do."""
     whole = random_whole(spec)[MODEL]
-    with tempfile.TemporaryDirectory() as scratch, patch.object(row_stream, "CHUNK_BYTES", band):
+    with tempfile.TemporaryDirectory() as scratch, patch.object(row_stream, "CHUNK_BYTES", chunk_bytes):
         save = CheckpointWriter(Path(scratch, "one"), 1)
         save.begin()
         for rank in range(ranks):

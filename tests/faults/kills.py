@@ -62,14 +62,14 @@ class KillReport:
 def run_with_kills(folder: Path, ranks: int, kills: int, seed: int = 5) -> KillReport:
     """A run on so many ranks that is killed so often."""
     began, rng, iterations = time.monotonic(), random.Random(seed), PER_KILL * kills
-    course = (*LAYOUTS[ranks], *SMALL, f"train.train_iters={iterations}")
+    training = (*LAYOUTS[ranks], *SMALL, f"train.train_iters={iterations}")
     undisturbed = start(
-        folder / "whole", folder / "undisturbed", ranks, (*course, "checkpoint.save_interval=100000")
+        folder / "whole", folder / "undisturbed", ranks, (*training, "checkpoint.save_interval=100000")
     )
     assert undisturbed.wait(120), undisturbed.stderr_text()
     assert set(undisturbed.codes.values()) == {0}, undisturbed.stderr_text()
     save, reached, left = folder / "save", [], 0
-    settings = (*course, f"checkpoint.save_interval={EVERY}", "checkpoint.keep_last=2")
+    settings = (*training, f"checkpoint.save_interval={EVERY}", "checkpoint.keep_last=2")
     for number in range(kills):
         running = start(folder / f"run{number}", save, ranks, settings)
         if rng.random() < 0.3:
@@ -88,7 +88,7 @@ def run_with_kills(folder: Path, ranks: int, kills: int, seed: int = 5) -> KillR
             verify(Checkpoint.open(save))
     starts = {event["iteration"] for event in read_events(save) if event["event"] == "train_start"}
     assert starts <= {0, *reached}, "each went on from what the one before had left"
-    last = start(folder / "last", save, ranks, (*course, "checkpoint.save_interval=100"))
+    last = start(folder / "last", save, ranks, (*training, "checkpoint.save_interval=100"))
     try:
         assert last.wait(300), last.stderr_text()
     finally:

@@ -156,8 +156,8 @@ def options_of(run: Trainer, case: Case) -> dict[str, Any]:
         "layernorm_zero_centered_gamma": False,
     }
     optimizer = {
-        "optimizer": o.name, "lr": o.lr, "min_lr": o.min_lr, "decoupled_lr": o.ends_lr,
-        "decoupled_min_lr": o.ends_min_lr, "weight_decay": o.weight_decay, "adam_beta1": o.beta1,
+        "optimizer": o.name, "lr": o.lr, "min_lr": o.min_lr, "decoupled_lr": o.decoupled_lr,
+        "decoupled_min_lr": o.decoupled_min_lr, "weight_decay": o.weight_decay, "adam_beta1": o.beta1,
         "adam_beta2": o.beta2, "adam_eps": o.eps, "sgd_momentum": o.sgd_momentum, "clip_grad": o.clip,
         "bf16": train.bf16, "params_dtype": dtype, "log_num_zeros_in_grad": True, "fp16": train.fp16,
         "loss_scale_window": train.loss_scale_window, "initial_loss_scale": train.initial_loss_scale,

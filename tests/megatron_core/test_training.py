@@ -73,7 +73,7 @@ EXACT = [name for name, case in CASES.items() if not case.half]
 
 
 # layers, ranks of the pipeline, stages of each, layers of the first and last, what counts as a layer
-DEALS = [
+ASSIGNMENTS = [
     (layers, pp, vp, first, last, embedding, head)
     for layers, pp, vp, (first, last, embedding, head) in product(
         (4, 6, 8, 9, 12, 14),
@@ -105,7 +105,7 @@ def results(folder: Path) -> dict[str, TrainingResult]:
     cases = CASES | {"padded": PADDED}
     results = {name: runs.train_case(case, data, folder / f"{name}.pt") for name, case in cases.items()}
     torch.save(scores(), folder / "losses.pt")
-    torch.save(DEALS, folder / "deals.pt")
+    torch.save(ASSIGNMENTS, folder / "assignments.pt")
     for ranks in (1, 2):
         names = [name for name, case in cases.items() if case.ranks == ranks]
         reference_process.run("tests.megatron_core.training:train", folder, ranks=ranks, cases=names)
@@ -210,9 +210,9 @@ def test_padding_of_the_vocabulary_raises_their_loss_alone(results: dict[str, Tr
     assert 0.1 < rank["losses"][0] - ours[0] < math.log(120 / VOCAB)
 
 
-def test_layers_are_dealt_to_stages_as_theirs(results: dict[str, TrainingResult], folder: Path) -> None:
+def test_layers_are_assigned_to_stages_as_theirs(results: dict[str, TrainingResult], folder: Path) -> None:
     answered = 0
-    for assignment, answer in zip(DEALS, torch.load(folder / "deals-0.pt"), strict=True):
+    for assignment, answer in zip(ASSIGNMENTS, torch.load(folder / "assignments-0.pt"), strict=True):
         layers, pp, vp, first, last, embedding, head = assignment
         least = 0 if embedding or head else 1
         if answer is None or min(count for _, count in answer) < least:

@@ -25,7 +25,7 @@ def train(folder: Path, cases: list[str]) -> None:
     `optimizer` and `schedule`, what makes theirs; `steps`, for each a list of micro-batches, which are
     dictionaries of `token`, `target` and `place`, (B, S) each, and `hidden`, (B, 1, S, S), what a token does
     not see. On two ranks `losses.pt`, of scores, becomes the losses and gradients of each rank; on one
-    `deals.pt`, of pipelines, the layers of their stages.
+    `assignments.pt`, of pipelines, the layers of their stages.
     """
     _without_states()
     for name in cases:
@@ -33,7 +33,8 @@ def train(folder: Path, cases: list[str]) -> None:
         torch.save(_train(case), folder / f"{name}-{dist.get_rank()}.pt")
     if dist.get_world_size() == 1:
         torch.save(
-            [_assigned_layers(*deal) for deal in torch.load(folder / "deals.pt")], folder / "deals-0.pt"
+            [_assigned_layers(*arguments) for arguments in torch.load(folder / "assignments.pt")],
+            folder / "assignments-0.pt",
         )
     else:
         torch.save(_losses(*torch.load(folder / "losses.pt")), folder / f"losses-{dist.get_rank()}.pt")

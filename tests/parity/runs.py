@@ -146,7 +146,7 @@ def steps(run: Trainer, count: int) -> list[float]:
 
 
 @dataclass(frozen=True)
-class Course:
+class RunResult:
     """What one process gives.
 
     Attributes:
@@ -160,8 +160,8 @@ class Course:
     weights: dict[str, torch.Tensor]
 
 
-def one_process(model: str, count: int, settings: Mapping[str, Any]) -> Course:
-    """Return the course of so many steps."""
+def one_process(model: str, count: int, settings: Mapping[str, Any]) -> RunResult:
+    """Run `count` steps in one process."""
     with TemporaryDirectory() as folder:
         run = trainer(model, World(), "", Path(folder), **settings)
 
@@ -176,23 +176,23 @@ def one_process(model: str, count: int, settings: Mapping[str, Any]) -> Course:
             losses.append(run.step(run.config.lr_schedule.lr_at(run.state.consumed_samples)))
             if step in (0, count - 1):
                 gradients[step] = copy_tensors(True)
-        return Course(losses, gradients, copy_tensors(False))
+        return RunResult(losses, gradients, copy_tensors(False))
 
 
-def reference(model: str, count: int, settings: Mapping[str, Any], world: World, folder: Path) -> Course:
-    """Return the course of one process, which the first rank computes for all of them.
+def reference(model: str, count: int, settings: Mapping[str, Any], world: World, folder: Path) -> RunResult:
+    """Return the result of one process, which the first rank computes for all of them.
 
     It is a file beside the folders of all tests: many layouts are compared with the same one.
     """
     words = repr((model, count, sorted(settings.items())))
-    file = folder.parents[1] / f"course-{hashlib.sha256(words.encode()).hexdigest()}.pt"
+    file = folder.parents[1] / f"result-{hashlib.sha256(words.encode()).hexdigest()}.pt"
     if world.rank == 0 and not file.exists():
         begun = file.with_suffix(".begun")
         torch.save(vars(one_process(model, count, settings)), begun)
         begun.rename(file)
     while not file.exists():  # a rank that fails ends those that wait for it
         time.sleep(0.01)
-    return Course(**torch.load(file))
+    return RunResult(**torch.load(file))
 
 
 def same_as_one_process(

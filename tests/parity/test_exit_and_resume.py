@@ -1,4 +1,4 @@
-"""The course of a run over several ranks: they leave together, repeat, and go on from the middle of it."""
+"""A run on several ranks: all exit after the same step, runs repeat, and a run resumes in its middle."""
 
 from __future__ import annotations
 
@@ -107,5 +107,5 @@ def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 @pytest.mark.parametrize(("ranks", "case"), every_nth(2, ALL))
-def test_the_course_of_a_run_is_one_for_all_ranks(outcomes: Outcomes, ranks: int, case: str) -> None:
+def test_a_run_exits_and_resumes_alike_on_all_ranks(outcomes: Outcomes, ranks: int, case: str) -> None:
     assert not (text := outcomes.outcome(ranks, case)), text

@@ -89,7 +89,7 @@ def _validates(values: Values, world: World, meet: str, folder: Path) -> None:
 
 
 def _resumes(before: Values, after: Values, world: World, meet: str, folder: Path) -> None:
-    """Parameters keep their names, so a checkpoint loads however the layers are dealt."""
+    """Parameters keep their names, so a checkpoint loads however the layers are split."""
     run = trainer("gpt", world, meet + "a", folder, checkpoint__save=str(folder / "run"), **before)
     steps(run, 2)
     run.save()

@@ -42,7 +42,7 @@ PARALLEL_FOLDERS = (
     r"commands|operations|\.",  # a command and what it calls
     r"clean|dedup|extract",  # pipeline: the steps of each
     r"config|resolve",  # the options of a group and their checks
-    r"\.|kernels/fused",  # a layer and its kernel
+    r"\.|kernels/triton",  # a layer and its kernel
     r"optim|telemetry",  # factory: builds what the options ask for
 )
 HINTS = {

@@ -2,30 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 
 from mega_ckpt.name_maps.alias import ForeignTensor
-from mega_ckpt.name_maps.boxes import run_to_boxes, select_box
+from mega_ckpt.name_maps.boxes import select_box
 from mega_schema.sharding import Slab
-
-
-@pytest.mark.parametrize("seed", range(30))
-def test_a_run_of_numbers_is_its_boxes_in_their_order(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    shape = tuple(rng.integers(1, 5, rng.integers(1, 5)).tolist())
-    size = math.prod(shape)
-    begin, end = sorted(rng.integers(0, size + 1, 2).tolist())
-    numbers = np.arange(size).reshape(shape)
-    boxes = [
-        numbers[tuple(slice(s, s + n) for s, n in zip(start, extent, strict=True))].reshape(-1)
-        for start, extent in run_to_boxes(shape, begin, end)
-    ]
-    assert np.concatenate([*boxes, np.empty(0, int)]).tolist() == list(range(begin, end))
-    assert all(part.size for part in boxes)
-    assert len(boxes) < 2 * len(shape)
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -76,11 +76,11 @@ def test_two_runs_differ_in_every_tensor_and_the_exit_code_says_so(
     assert text.endswith("28 tensors compared: 28 differences\n")
 
 
-@pytest.mark.parametrize("band", [64, 1 << 22])
+@pytest.mark.parametrize("chunk_bytes", [64, 1 << 22])
 def test_one_number_is_found_with_how_far_it_is_off(
-    run_folder: Any, small_gpt: ModelSpec, monkeypatch: pytest.MonkeyPatch, band: int
+    run_folder: Any, small_gpt: ModelSpec, monkeypatch: pytest.MonkeyPatch, chunk_bytes: int
 ) -> None:
-    monkeypatch.setattr(diff, "CHUNK_BYTES", band)
+    monkeypatch.setattr(diff, "CHUNK_BYTES", chunk_bytes)
     source = _source(run_folder(small_gpt))
 
     def change_element(values: np.ndarray, slab: Slab) -> None:

@@ -88,7 +88,7 @@ def test_memory_does_not_grow_with_the_model(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the largest tensor, which is 65 MB here, a part is enough, and the whole where it is transposed."""
-    monkeypatch.setattr("mega_ckpt.tensors.parallel_map._MAX_THREADS", 1)  # each has bands of its own
+    monkeypatch.setattr("mega_ckpt.tensors.parallel_map._MAX_THREADS", 1)  # each has chunks of its own
     spec = WIDE[kind]
     rows = {row.name: row for row in table(spec)}
     foreign = [alias.unsharded_tensor(rows[alias.ours]) for alias in aliases(spec)]
@@ -110,6 +110,6 @@ def test_memory_does_not_grow_with_the_model(
         work()
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-    room = 40_000_000  # a band of 4 MB, and what a cast makes of it
+    room = 40_000_000  # a chunk of 4 MB, and what a cast makes of it
     assert peaks[0] < room
     assert peaks[1] < room + (largest // 2 if kind == "gpt2" else 0)

@@ -318,7 +318,7 @@ def test_what_the_core_class_does_not_look_at_is_refused_there(
         (Layout(tp=8), "--tp: Megatron cuts between groups of heads: found 8, wanted a divisor of 4"),
         (
             Layout(pp=4),
-            "--pp: Megatron deals layers evenly: found 2 layers for 4 stages, wanted a divisor of 2",
+            "--pp: Megatron splits layers evenly: found 2 layers for 4 stages, wanted a divisor of 2",
         ),
         (Layout(vp=2), "--vp: stages of one rank need a pipeline: found 2, wanted 1; hint: --pp 2"),
     ],

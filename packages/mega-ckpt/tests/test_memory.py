@@ -1,4 +1,4 @@
-"""Every command needs a few bands of memory, however large a tensor is. Mapped pages count too."""
+"""Every command needs a few chunks of memory, however large a tensor is. Mapped pages count too."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from mega_schema.spec import llama
 def make(run, largest):
     spec = llama(layers=1, hidden=1024, heads=8, vocab=largest // 4096, max_seq_len=8, ffn=64, tied=True)
     shapes = {row.name: row.shape for row in table(spec) if row.tied_to is None}
-    def bands(space, name):
+    def read_rows(space, name):
         for slab in row_slabs(shapes[name], 1000):
             values = np.full(slab.shape, slab.start[0] % 251, np.float32)
             yield RowChunk(slab.start[0], values)
     with saving_checkpoint(run, 1) as save:
         shares = rank_shares(spec, Layout(tp=2), dict.fromkeys(shapes, "F32"))
-        write_shares(save, {"model": shares}, bands)
+        write_shares(save, {"model": shares}, read_rows)
         save.commit(spec, layout=Layout(tp=2), trainer={"iteration": 1, "consumed_samples": 0})
 
 if sys.argv[1] == "make":

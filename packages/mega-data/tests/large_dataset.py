@@ -39,7 +39,7 @@ def main(folder: Path) -> None:
     assert sum(histogram(data).documents) == SEQUENCES
     verify_dataset(data, 1)
     merge_datasets([data, data], folder / "twice", workers=2)
-    merge_datasets([data], folder / "wide", form="cached", dtype=np.dtype("int32"), workers=2)
+    merge_datasets([data], folder / "wide", index_format="cached", dtype=np.dtype("int32"), workers=2)
     sizes = [sibling(folder / name, ".bin").stat().st_size for name in ("twice", "wide")]
     assert sizes == [4 * SEQUENCES * TOKENS, 4 * SEQUENCES * TOKENS]
     try:

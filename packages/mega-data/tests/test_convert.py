@@ -51,15 +51,17 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     return err
 
 
-@pytest.mark.parametrize(("first_form", "two"), [*itertools.product(INDEX_FORMATS, INDEX_FORMATS)])
-def test_any_form_becomes_any_other(first_form, two, tmp_path):
+@pytest.mark.parametrize(("first_format", "two"), [*itertools.product(INDEX_FORMATS, INDEX_FORMATS)])
+def test_any_form_becomes_any_other(first_format, two, tmp_path):
     identity = open_tokenizer("NullTokenizer", vocab_size=65400).identity
-    dataset(tmp_path / "a", first_form, info=DatasetInfo(identity))
-    documents = FLAT if "fairseq" in first_form + two else DOCS
+    dataset(tmp_path / "a", first_format, info=DatasetInfo(identity))
+    documents = FLAT if "fairseq" in first_format + two else DOCS
     _, note = call(
-        "convert", tmp_path / "a", "--from", first_form, "--to", two, "--output-prefix", tmp_path / "b"
+        "convert", tmp_path / "a", "--from", first_format, "--to", two, "--output-prefix", tmp_path / "b"
     )
-    assert ("fairseq's forms have no documents" in note) == ("fairseq" in two and "fairseq" not in first_form)
+    assert ("fairseq's formats have no documents" in note) == (
+        "fairseq" in two and "fairseq" not in first_format
+    )
     assert back(tmp_path / "b") == documents
     assert IndexedDataset(tmp_path / "b").index_format == two
     call("verify", tmp_path / "b")
@@ -87,7 +89,7 @@ def test_ids_get_another_dtype_or_the_first_that_does_not_fit_is_named(tmp_path,
     line = refusal(capsys, "convert", tmp_path / "a", "--dtype", "int16", "--output-prefix", tmp_path / "d")
     assert f"error: {tmp_path}/a.bin: ids: found 1 to 65000, wanted -32768 to 32767, which int16" in line
     line = refusal(capsys, "convert", tmp_path / "a", "--from", "cached", "--output-prefix", tmp_path / "d")
-    assert line == f"error: {tmp_path}/a.idx: form: found mmap, wanted cached; hint: --from auto\n"
+    assert line == f"error: {tmp_path}/a.idx: index format: found mmap, wanted cached; hint: --from auto\n"
     assert sorted(tmp_path.iterdir()) == files_before
 
 

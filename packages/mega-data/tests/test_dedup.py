@@ -20,7 +20,7 @@ import pytest
 from click.testing import CliRunner
 
 from mega_data.cli import commands
-from mega_data.dedup.band_store import count_documents, open_column_writer, read_column, take
+from mega_data.dedup.band_store import count_documents, open_column_writer, read_column, read_entries
 from mega_data.dedup.candidates import candidate_pairs
 from mega_data.dedup.minhash import EMPTY, NO_KEY, band_keys, minhash_signatures
 from mega_data.dedup.pipeline import Deduplication
@@ -261,7 +261,9 @@ def test_a_column_is_read_as_it_was_written_whatever_the_batches(
         assert np.concatenate(read).tolist() == table[:, number].tolist()
         places = rng.integers(0, max(1, count), 9 if count else 0)
         if count:
-            assert take(tmp_path / "keys", number, 3, places).tolist() == table[places, number].tolist()
+            assert (
+                read_entries(tmp_path / "keys", number, 3, places).tolist() == table[places, number].tolist()
+            )
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -269,7 +269,7 @@ def test_the_form_is_seen_by_the_first_bytes(tmp_path: Path) -> None:
         (tmp_path / form).write_bytes(data)
         assert detect_format(tmp_path / form) == form
     (tmp_path / "other").write_text("just text")
-    with pytest.raises(FormatError, match=r"begins like no form that is known.*--from"):
+    with pytest.raises(FormatError, match=r"unknown format.*--from"):
         detect_format(tmp_path / "other")
 
 

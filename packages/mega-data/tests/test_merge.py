@@ -147,7 +147,10 @@ def test_datasets_that_do_not_belong_together_are_refused_and_leave_nothing(tmp_
         ),
         ([bare, wide], r"wide.idx: dtype: found int32, wanted uint16 as .*/bare; hint: mega-data convert"),
         ([bare, modes], "modes.idx: modes: wanted of all datasets or of none"),
-        ([wide, high], "high.idx: ids of one form are one higher on disk: found fairseq-cached, wanted mmap"),
+        (
+            [wide, high],
+            "high.idx: ids of one format are one higher on disk: found fairseq-cached, wanted mmap",
+        ),
     ):
         with pytest.raises(FormatError, match=line):
             merge_datasets(datasets, tmp_path / "m")
@@ -236,8 +239,8 @@ def test_a_note_names_the_options_that_differ(tmp_path):
 def test_merging_to_another_form_keeps_documents_where_the_form_has_them(tmp_path):
     docs: Docs = [[[1, 2], [3]], [], [[4]]]
     a, b = dataset(tmp_path / "a", docs), dataset(tmp_path / "b", docs, index_format="cached")
-    merge_datasets([a, b], tmp_path / "m", form="cached")
+    merge_datasets([a, b], tmp_path / "m", index_format="cached")
     dataset(tmp_path / "all", docs + docs, index_format="cached")
     assert equal_files(tmp_path / "m", tmp_path / "all")
-    merge_datasets([a, b], tmp_path / "f", form="fairseq-mmap")
+    merge_datasets([a, b], tmp_path / "f", index_format="fairseq-mmap")
     assert IndexedDataset(tmp_path / "f").documents.tolist() == np.arange(7).tolist()

@@ -45,11 +45,11 @@ def _order(run: Path, *, iteration: int = 3, rank: int = 0, last: int = 0) -> di
         "rank": rank,
         "spaces": {MODEL: [box.to_record() for box in BOXES]},
         "commit": {
-            "described": manifest_header(SPEC, WHOLE),
-            "texts": text_files({"iteration": iteration}, "a = 1\n"),
+            "header": manifest_header(SPEC, WHOLE),
+            "text_files": text_files({"iteration": iteration}, "a = 1\n"),
             "tokenizer": None,
-            "last": last,
-            "every": None,
+            "keep_last": last,
+            "keep_every": None,
             "replace": False,
             "superseded": [],
         },
@@ -64,7 +64,7 @@ def _background(
     placed, past = memory.plan(order["spaces"][MODEL])
     room = memory.stage(order | {"spaces": {MODEL: placed}}, past)
     for box, values in zip(placed, VALUES, strict=True):
-        room[box["at"] : box["at"] + box["bytes"]] = values.tobytes()
+        room[box["buffer_offset"] : box["buffer_offset"] + box["bytes"]] = values.tobytes()
     with _files_of_at_most(most):
         return SubprocessWriter(memory)
 
@@ -129,7 +129,7 @@ def test_memory_serves_one_order_after_another_and_grows(tmp_path: Path) -> None
 
 def test_values_may_begin_anywhere_for_any_dtype() -> None:
     placed, past = SharedBuffer().plan([{"bytes": 3}, {"bytes": 64}, {"bytes": 65}], 128)
-    assert [box["at"] for box in placed] == [128, 192, 256]
+    assert [box["buffer_offset"] for box in placed] == [128, 192, 256]
     assert past == 384
 
 
@@ -168,7 +168,7 @@ def test_a_commit_that_finds_no_room_leaves_the_checkpoint_before_and_nothing_of
 ) -> None:
     _commit(_in_place(_order(tmp_path, iteration=2)))
     order = _order(tmp_path)
-    order["commit"]["texts"]["trainer.json"] = "x" * 100_000
+    order["commit"]["text_files"]["trainer.json"] = "x" * 100_000
     writing: WriterHandle = _background(order, most=50_000) if background else _in_place(order)
     with _files_of_at_most(50_000):
         assert _wait_for_end(writing) == 0

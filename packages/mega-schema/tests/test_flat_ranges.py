@@ -1,4 +1,4 @@
-"""Stretches of flattened tensors as boxes: every element once, whatever the shape and the cut."""
+"""Ranges of flattened tensors as boxes: every element once, whatever the shape and the cut."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _shape(rng: random.Random) -> Shape:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_boxes_of_a_stretch_are_its_elements_in_order(seed: int) -> None:
+def test_the_boxes_of_a_range_are_its_elements_in_order(seed: int) -> None:
     rng = random.Random(seed)
     for _ in range(200):
         shape = _shape(rng)
@@ -67,9 +67,9 @@ def test_shares_of_shares_hold_every_element_of_a_tensor_once(seed: int) -> None
                 local[slab.in_local] = whole[slab.in_global]
             cuts = sorted([0, local.size, *(rng.randint(0, local.size) for _ in range(rng.randint(0, 3)))])
             for begin, end in zip(cuts[:-1], cuts[1:], strict=True):
-                stretch = local.reshape(-1)[begin:end]
+                shard = local.reshape(-1)[begin:end]
                 for part in fragments(boxes, local.shape, begin, end):
-                    values = stretch[part.in_range].reshape(part.block)[part.slab.in_local]
+                    values = shard[part.in_range].reshape(part.block)[part.slab.in_local]
                     np.testing.assert_array_equal(values, whole[part.slab.in_global])
                     seen[part.slab.in_global] += 1
         assert (seen == (tp if split is None else 1)).all(), (shape, split, tp)

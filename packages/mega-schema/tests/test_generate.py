@@ -210,9 +210,9 @@ def test_top_p_never_decays_to_no_filter(model: Decoder, monkeypatch: pytest.Mon
 
 
 def test_rows_past_the_context_are_refused_with_both_numbers(model: Decoder) -> None:
-    with pytest.raises(RequestError, match=r"longer than allowed: found 7 \+ 42, wanted at most 48"):
+    with pytest.raises(RequestError, match=r"exceed the model's context: found 7 \+ 42, wanted at most 48"):
         generate(model, PROMPTS, new_tokens=42)
-    with pytest.raises(RequestError, match="longer than allowed"):
+    with pytest.raises(RequestError, match="exceed the model's context"):
         score(model, [[1] * 49])
     assert len(generate(model, PROMPTS, new_tokens=41, top_k=1).rows[0]) == CONTEXT
 

@@ -77,7 +77,7 @@ def test_virtual_stages_go_around_the_places(pp: int, vp: int, more: int) -> Non
 
 
 @given(st.integers(2, 6), st.integers(1, 3), st.integers(0, 30), st.data())
-def test_layers_are_dealt_once_each_however_they_are_asked_for(
+def test_layers_are_assigned_once_each_however_they_are_asked_for(
     pp: int, vp: int, more: int, data: st.DataObject
 ) -> None:
     layers = pp * vp + more
@@ -95,9 +95,9 @@ def test_layers_are_dealt_once_each_however_they_are_asked_for(
     units = list(sizes)
     units[0] += embedding
     units[-1] += head
-    dealt = [units[stage] for stage in range(pp * vp) if stage % pp in free]
+    counts = [units[stage] for stage in range(pp * vp) if stage % pp in free]
     assert all(unit > 0 for unit in units)
-    assert not dealt or max(dealt) - min(dealt) <= 1
+    assert not counts or max(counts) - min(counts) <= 1
     assert Layout(pp=pp, vp=vp, layers_per_stage=sizes).stage(pp - 1, layers, vp - 1).layers[-1:] in (
         range(layers - 1, layers),
         range(layers, layers),

@@ -193,7 +193,7 @@ def test_a_file_that_is_shorter_than_it_was_written_is_not_committed(tmp_path: P
 def test_older_checkpoints_go_but_for_those_to_keep(
     tmp_path: Path, spec: ModelSpec, last: int, every_nth: int | None, remaining: list[int]
 ) -> None:
-    for iteration in (2, 3, 4, 6, 9, 7):  # 9 is of a course that was left
+    for iteration in (2, 3, 4, 6, 9, 7):  # 9 is of a run that was abandoned
         _save(tmp_path, iteration, spec)
     foreign = tmp_path / "iter_0000001" / "mp_rank_00"
     foreign.mkdir(parents=True)

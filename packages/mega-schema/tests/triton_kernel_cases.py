@@ -23,8 +23,8 @@ from mega_model.distributed.mesh import Axis
 from mega_model.dropout import Dropout, no_dropout, token_keys
 from mega_model.init import initial_values
 from mega_model.kernels import REFERENCE, Kernels
-from mega_model.kernels.fused import TRITON, norm
 from mega_model.kernels.reference import IGNORED
+from mega_model.kernels.triton import TRITON, norm
 from mega_model.runtime import Runtime
 from mega_schema.arch import table
 from mega_schema.spec import ModelSpec, gpt, llama

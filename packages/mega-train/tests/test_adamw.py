@@ -214,13 +214,11 @@ def test_an_optimizer_that_took_up_a_state_goes_on_bitwise_as_the_one_that_wrote
 
     for _ in range(3):
         step(first)
-    state = {
-        (space, stretch.row.name): values.clone() for space, stretch, values in first.adam.state_shards()
-    }
+    state = {(space, shard.row.name): values.clone() for space, shard, values in first.adam.state_shards()}
     assert {space for space, _ in state} == {"optim.exp_avg", "optim.exp_avg_sq"}
 
-    def fill(space: str, stretch: ShardRange, values: Tensor) -> None:
-        values.copy_(state[space, stretch.row.name])
+    def fill(space: str, shard: ShardRange, values: Tensor) -> None:
+        values.copy_(state[space, shard.row.name])
 
     for main, theirs in zip(second.weights.main_params, first.weights.main_params, strict=True):
         main.copy_(theirs)

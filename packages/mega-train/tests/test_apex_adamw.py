@@ -93,8 +93,8 @@ def _build_both() -> tuple[AdamW, AdamW]:
     start = [torch.randn(row.shape, generator=random).flatten() for row in ROWS]
 
     def build_adamw(kind: type[AdamW]) -> AdamW:
-        stretches = [ShardRange(row, 0, len(tensor)) for row, tensor in zip(ROWS, start, strict=True)]
-        return kind(stretches, [tensor.clone() for tensor in start], betas=(0.9, 0.95), eps=1e-8)
+        shards = [ShardRange(row, 0, len(tensor)) for row, tensor in zip(ROWS, start, strict=True)]
+        return kind(shards, [tensor.clone() for tensor in start], betas=(0.9, 0.95), eps=1e-8)
 
     return build_adamw(AdamW), build_adamw(ApexAdamW)
 
@@ -111,10 +111,10 @@ def test_its_updates_are_torchs_with_decay_and_rate_of_each_group(calls: list[di
     for _ in range(4):
         _step(random, torchs, apexs, ends=0.003)
     assert torchs.steps == apexs.steps == 4
-    for (_, _, wanted), (space, stretch, actual) in zip(
+    for (_, _, wanted), (space, shard, actual) in zip(
         torchs.state_shards(), apexs.state_shards(), strict=True
     ):
-        torch.testing.assert_close(actual, wanted, msg=f"{space} {stretch.row.name}")
+        torch.testing.assert_close(actual, wanted, msg=f"{space} {shard.row.name}")
     for first, second in zip(torchs.main_params, apexs.main_params, strict=True):
         torch.testing.assert_close(second, first)
     assert [call["step"] for call in calls] == [1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4]
@@ -129,9 +129,9 @@ def test_what_took_up_a_state_goes_on_bitwise() -> None:
     random = torch.Generator().manual_seed(3)
     for _ in range(3):
         _step(random, first)
-    state = {(space, stretch.row.name): values.clone() for space, stretch, values in first.state_shards()}
+    state = {(space, shard.row.name): values.clone() for space, shard, values in first.state_shards()}
     second.load_state(
-        lambda space, stretch, values: values.copy_(state[space, stretch.row.name]), steps=first.steps
+        lambda space, shard, values: values.copy_(state[space, shard.row.name]), steps=first.steps
     )
     for main, its in zip(second.main_params, first.main_params, strict=True):
         main.copy_(its)
@@ -144,8 +144,8 @@ def test_what_took_up_a_state_goes_on_bitwise() -> None:
 def test_stretches_that_other_replicas_own_are_not_handed_over() -> None:
     """The kernel's launcher does nothing with what it has gathered where the last tensor is empty."""
     mains = [torch.ones(4), torch.empty(0), torch.empty(0)]
-    stretches = [ShardRange(row, 0, len(main)) for row, main in zip(ROWS, mains, strict=True)]
-    alone = ApexAdamW(stretches, mains, betas=(0.9, 0.95), eps=1e-8)
+    shards = [ShardRange(row, 0, len(main)) for row, main in zip(ROWS, mains, strict=True)]
+    alone = ApexAdamW(shards, mains, betas=(0.9, 0.95), eps=1e-8)
     alone.step([torch.ones_like(main) for main in mains], 0.1, 0.0)
     torch.testing.assert_close(mains[0], torch.full((4,), 0.9))
 

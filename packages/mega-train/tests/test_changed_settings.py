@@ -17,12 +17,12 @@ from mega_schema.dataset.indexed_dataset import IndexedDataset, sibling
 from mega_train.cli import main
 
 MODEL = ["--num-layers", "1", "--hidden-size", "16", "--num-attention-heads", "2", "--seq-length", "8"]
-COURSE = ["--global-batch-size", "4", "--lr", "0.01", "--lr-decay-iters", "8", "--eval-iters", "0"]
+TRAINING = ["--global-batch-size", "4", "--lr", "0.01", "--lr-decay-iters", "8", "--eval-iters", "0"]
 
 
 def _gpt(corpus: object, *argv: object, code: int = 0) -> str:
     """What a run says on stdout, or if it is refused, on stderr."""
-    return _start(corpus, *MODEL, *COURSE, *argv, code=code)
+    return _start(corpus, *MODEL, *TRAINING, *argv, code=code)
 
 
 def _start(corpus: object, *argv: object, code: int = 0) -> str:
@@ -131,7 +131,7 @@ def test_a_blend_whose_datasets_moved_is_the_same_in_the_same_order(
 def test_groups_that_moved_are_the_same(corpus: Path, moved_corpus: Path, tmp_path: Path) -> None:
     def group(prefix: Path, *words: object) -> str:
         flags = ["--train-weighted-split-paths", f"T: 0.5 0:0.5 {prefix}, 0.5 0.5:1 {prefix}"]
-        return _start_with(flags, *MODEL, *COURSE, "--train-iters", 2, *words)
+        return _start_with(flags, *MODEL, *TRAINING, "--train-iters", 2, *words)
 
     group(corpus, "--save", tmp_path / "run")
     assert "which holds the same data" in group(moved_corpus, "--load", tmp_path / "run")
@@ -210,6 +210,6 @@ def test_a_start_that_names_no_model_has_the_model_of_the_checkpoint_and_changes
     corpus: Path, trained_run: Path, tmp_path: Path
 ) -> None:
     run = shutil.copytree(trained_run, tmp_path / "run")
-    result = _start(corpus, *COURSE, "--train-iters", 3, "--load", run, "--save", run)
+    result = _start(corpus, *TRAINING, "--train-iters", 3, "--load", run, "--save", run)
     assert "num-layers" not in result
     assert "train.train_iters: 2 -> 3" in result

@@ -30,7 +30,7 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 MODEL = ["--num-layers", "2", "--hidden-size", "16", "--num-attention-heads", "2"]
 TINY = [*MODEL, "--make-vocab-size-divisible-by", "8", "--seq-length", "16", "--global-batch-size", "8"]
-COURSE = ["--train-iters", "60", "--lr", "0.02", "--eval-iters", "0", "--log-interval", "10"]
+TRAINING = ["--train-iters", "60", "--lr", "0.02", "--eval-iters", "0", "--log-interval", "10"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def _run(*argv: str, code: int = 0) -> CommandResult:
 
 
 def _gpt(corpus: Path, *argv: str, code: int = 0) -> CommandResult:
-    return _run("gpt", "--data-path", str(corpus), *TINY, *COURSE, *argv, code=code)
+    return _run("gpt", "--data-path", str(corpus), *TINY, *TRAINING, *argv, code=code)
 
 
 def _refusal(result: CommandResult) -> str:
@@ -87,7 +87,8 @@ def test_a_run_learns_and_says_so_in_plain_lines(trained_run: tuple[Path, Comman
 
 
 def test_a_run_goes_on_when_the_reader_of_its_lines_goes_away(corpus: Path, tmp_path: Path) -> None:
-    argv = ["gpt", "--data-path", str(corpus), *TINY, *COURSE, "--log-interval", "1", "--save", str(tmp_path)]
+    saving = ["--log-interval", "1", "--save", str(tmp_path)]
+    argv = ["gpt", "--data-path", str(corpus), *TINY, *TRAINING, *saving]
     with subprocess.Popen(
         [sys.executable, "-m", "mega_train", *argv],
         stdout=subprocess.PIPE,
@@ -143,7 +144,7 @@ def test_a_megatron_script_trains_as_it_is(corpus: Path, tmp_path: Path) -> None
     assert result.stdout.count("\niteration ") == 3
     assert result.stderr.count("\n") == 2
     assert "0.1 in Megatron: --megatron-defaults takes its defaults" in result.stderr
-    assert result.stderr.startswith("left out: --data-impl (a dataset says which form it has); ")
+    assert result.stderr.startswith("left out: --data-impl (the format of a dataset is detected); ")
     spec = Checkpoint.open(tmp_path).spec
     assert (spec.positions, spec.activation) == ("rope", "squared_relu")
 
@@ -290,7 +291,7 @@ def test_a_mistake_in_the_files_is_one_line(
         f"{tmp_path / 'nowhere'}: no such folder: wanted a checkpoint or the folder of a run; "
         f"hint: ls {tmp_path}"
     )
-    assert _refusal(_run("gpt", *TINY, *COURSE, code=2)) == (
+    assert _refusal(_run("gpt", *TINY, *TRAINING, code=2)) == (
         "--data-path: missing: wanted prefix of an indexed dataset; hint: --data-path P"
     )
 
@@ -371,7 +372,7 @@ def test_a_corpus_of_another_tokenizer_is_refused(
 def test_every_rank_refuses_a_layout_and_one_says_so(corpus: Path, tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     cut = ["--tensor-model-parallel-size", "2", "--num-attention-heads", "1", "--save", str(tmp_path / "run")]
-    argv = [*torchrun, "-m", "mega_train", "gpt", "--data-path", str(corpus), *TINY, *COURSE, *cut]
+    argv = [*torchrun, "-m", "mega_train", "gpt", "--data-path", str(corpus), *TINY, *TRAINING, *cut]
     result = subprocess.run(argv, capture_output=True, text=True, env=ENVIRONMENT)
     assert result.returncode == 1, "torchrun's own code"
     assert re.findall("^error: .*", result.stderr, re.MULTILINE) == [
@@ -386,7 +387,7 @@ def test_a_rank_beside_the_first_speaks_when_nothing_ended_it(
 ) -> None:
     waited: list[float] = []
     monkeypatch.setattr("time.sleep", waited.append)
-    missing = ["gpt", "--data-path", str(corpus.with_name("none")), *TINY, *COURSE]
+    missing = ["gpt", "--data-path", str(corpus.with_name("none")), *TINY, *TRAINING]
     assert _refusal(_run(*missing, code=2)).startswith(str(corpus.with_name("none")))
     assert waited == []
     monkeypatch.setenv("WORLD_SIZE", "2")

@@ -379,8 +379,8 @@ def test_a_script_that_leaves_dropout_to_megatrons_default_is_told() -> None:
     assert _parse("--num-layers", "2")[1] == ""
     run, output = _parse("--megatron-defaults", "--max-position-embeddings", "8", "--attention-dropout", "0")
     assert (run.train.hidden_dropout, run.train.attention_dropout) == (0.1, 0.0)
-    assert not run.checkpoint.signals
-    assert not run.checkpoint.background
+    assert not run.checkpoint.exit_signal_handler
+    assert not run.checkpoint.async_save
     assert output == ""
     assert (
         "would replace what the file says" in _refused_flags("--megatron-defaults", "--config", "f.toml")[1]

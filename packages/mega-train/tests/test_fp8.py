@@ -124,13 +124,13 @@ def test_validation_computes_as_training_does(
         (
             {"train__fp8_format": '"hybrid"'},
             ConfigError,
-            "--fp8-format: stands beside bfloat16 alone: found float32, wanted --bf16; "
+            "--fp8-format: works with bfloat16 only: found float32, wanted --bf16; "
             "hint: --bf16 --fp8-format hybrid",
         ),
         (
             {"train__fp8_format": '"e4m3"', "train__fp16": True},
             ConfigError,
-            "--fp8-format: stands beside bfloat16 alone: found --fp16, wanted --bf16; "
+            "--fp8-format: works with bfloat16 only: found --fp16, wanted --bf16; "
             "hint: --bf16 --fp8-format e4m3",
         ),
         (

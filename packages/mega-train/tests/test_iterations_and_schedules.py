@@ -1,4 +1,4 @@
-"""The course of a run: how it is counted, what a checkpoint says of it, and where it goes on."""
+"""Schedules and length of a run: their units, what a checkpoint records of them, and how a run resumes."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("values", "line"), REFUSED)
-def test_a_course_that_cannot_be_is_refused_by_name(
+def test_a_length_that_cannot_be_is_refused_by_name(
     resolve_config: ResolveConfig, values: dict[str, Any], line: str
 ) -> None:
     with pytest.raises(ConfigError) as refused:

@@ -1,4 +1,4 @@
-"""Key and value heads on several ranks: whole tensors and stretches of them, one rank after another."""
+"""Key and value heads on several ranks: whole tensors and shards of them, one rank after another."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def _ranks(size: int) -> list[Any]:
 @pytest.mark.parametrize(("begin", "end"), [(0, 24), (0, 13), (13, 24), (14, 20), (2, 11), (0, 12), (24, 24)])
 def test_neighbours_get_the_sum_of_their_parts_and_the_rest_stays(begin: int, end: int) -> None:
     gradients = [torch.randn(24, generator=torch.Generator().manual_seed(rank)) for rank in range(4)]
-    stretches = [gradient[begin:end].clone() for gradient in gradients]
+    shards = [gradient[begin:end].clone() for gradient in gradients]
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda g, tp: all_reduce_replicated([(QKV, begin, g)], tp), stretches, _ranks(4)))
-    for rank, stretch in enumerate(stretches):
+        list(pool.map(lambda g, tp: all_reduce_replicated([(QKV, begin, g)], tp), shards, _ranks(4)))
+    for rank, shard in enumerate(shards):
         wanted = gradients[rank].clone()
         wanted[12:] = (gradients[rank] + gradients[rank ^ 1])[12:]
-        assert torch.equal(stretch, wanted[begin:end])
+        assert torch.equal(shard, wanted[begin:end])
 
 
 def test_every_element_is_answered_for_once() -> None:

@@ -34,12 +34,12 @@ def test_rate_and_weight_decay_are_megatrons_at_every_recorded_step(oracle: Call
 @pytest.mark.parametrize("style", ["linear", "cosine"])
 def test_the_decay_ends_at_the_least_rate_and_stays_there(style: Any) -> None:
     rate = LRSchedule(peak=1.0, least=0.1, warmup=10, decay=50, style=style)
-    course = [rate.lr_at(samples) for samples in range(80)]
-    assert course[0] == 0
-    assert course[10] == 1.0
-    assert course[:11] == sorted(course[:11])
-    assert course[10:] == sorted(course[10:], reverse=True)
-    assert course[50:] == pytest.approx([0.1] * 30)
+    rates = [rate.lr_at(samples) for samples in range(80)]
+    assert rates[0] == 0
+    assert rates[10] == 1.0
+    assert rates[:11] == sorted(rates[:11])
+    assert rates[10:] == sorted(rates[10:], reverse=True)
+    assert rates[50:] == pytest.approx([0.1] * 30)
 
 
 @pytest.mark.parametrize(

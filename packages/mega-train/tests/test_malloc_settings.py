@@ -28,8 +28,8 @@ def test_what_large_tensors_of_a_run_free_serves_again(corpus: Path) -> None:
     if platform.libc_ver()[0] != "glibc":
         pytest.skip("this C library has no such setting")
     model = ["--num-layers", "1", "--hidden-size", "16", "--num-attention-heads", "2", "--seq-length", "16"]
-    course = ["--train-iters", "1", "--lr", "0.02", "--eval-iters", "0", "--global-batch-size", "1"]
-    command = [sys.executable, "-c", RUN, "gpt", "--data-path", str(corpus), *model, *course]
+    training = ["--train-iters", "1", "--lr", "0.02", "--eval-iters", "0", "--global-batch-size", "1"]
+    command = [sys.executable, "-c", RUN, "gpt", "--data-path", str(corpus), *model, *training]
     process = subprocess.run(command, capture_output=True, text=True)
     assert process.returncode == 0, process.stderr
     _, *later_faults = map(int, process.stdout.splitlines()[-32:])

@@ -123,13 +123,13 @@ def test_state_taken_up_goes_on_bitwise(make: Callable[[list[Tensor]], Optimizer
     for step in range(3):
         saved_optimizer.step(_values(step), 0.1, 0.1)
     state = {
-        (space, stretch.row.name): values.clone() for space, stretch, values in saved_optimizer.state_shards()
+        (space, shard.row.name): values.clone() for space, shard, values in saved_optimizer.state_shards()
     }
     assert {space for space, _ in state} == STATE_NAMESPACES["sgd" if make is _sgd else "muon"]
     copies = [tensor.clone() for tensor in main]
     resumed = make(copies)
     resumed.load_state(
-        lambda space, stretch, values: values.copy_(state[space, stretch.row.name]),
+        lambda space, shard, values: values.copy_(state[space, shard.row.name]),
         steps=saved_optimizer.steps,
     )
     for optimizer in (saved_optimizer, resumed):
@@ -150,12 +150,12 @@ def test_every_element_of_a_matrix_is_brought_once_and_held_by_all_who_need_it(
         for place in range(replicas):
             ends = [(size * place // replicas, size * (place + 1) // replicas) for size in sizes]
             stored = [ShardRange(row, *end) for row, end in zip(rows, ends, strict=True)]
-            stretches = [torch.ones(stretch.size) for stretch in stored]
+            shards = [torch.ones(shard.size) for shard in stored]
             for matrix, whole in zip(matrix_shards(stored, Axis("tp", tp, rank)), brought, strict=True):
                 sum_of_others = whole.clone()
                 whole.zero_()
-                matrix.copy_to_full(stretches[matrix.index], whole)
+                matrix.copy_to_full(shards[matrix.index], whole)
                 whole += sum_of_others
-                matrix.copy_from_full(torch.full(matrix.shape, 5.0), stretches[matrix.index])
-            assert all((values == 5).all() for values in stretches)
+                matrix.copy_from_full(torch.full(matrix.shape, 5.0), shards[matrix.index])
+            assert all((values == 5).all() for values in shards)
     assert all((whole == 1).all() for whole in brought)

@@ -16,6 +16,7 @@ from mega_schema.errors import ConfigError, LayoutError, MegaError
 from mega_schema.parallel_layout import Layout, Stage, split_layers
 from mega_schema.recompute_policy import RecomputePolicy
 from mega_schema.spec import ModelSpec, gpt, llama
+from mega_train.config.parallel import ScheduleName
 from mega_train.pipeline.schedules import SCHEDULES, Backward, PipelineShape
 from mega_train.planning.activations import layers_bytes
 from mega_train.planning.communication import comm_volume
@@ -26,7 +27,7 @@ from mega_train.planning.memory import micro_batches_in_flight, peak_rank, rank_
 from mega_train.planning.roofline import MicroBatchCost
 from mega_train.planning.search import search
 from mega_train.planning.sharded_sizes import ShardedModel
-from mega_train.planning.workload import BF16, FLOAT32, FP8, Implementation, Precision, ScheduleName, Workload
+from mega_train.planning.workload import BF16, FLOAT32, FP8, Implementation, Precision, Workload
 from tests.pipeline_simulator import PassCosts, simulate
 
 GPT = gpt(layers=8, hidden=64, heads=4, vocab=1000, max_seq_len=32)
@@ -81,9 +82,9 @@ def test_runs_of_other_teams_are_scored_apart_and_nothing_was_fitted_to_them() -
 @pytest.mark.parametrize(("dp", "total"), [(64, 75.9), (128, 69.5)])
 def test_llama_405b_fits_80_gb_cards_with_the_layers_published_for_each_stage(dp: int, total: float) -> None:
     """arXiv:2407.21783 table 4: 32 or 16 micro-batches, and no recomputation."""
-    dealt = split_layers(126, pp=16, vp=8, embedding=True, head=True)
+    layers = split_layers(126, pp=16, vp=8, embedding=True, head=True)
     workload = job(
-        LLAMA_405B, Layout(tp=8, pp=16, dp=dp, vp=8, layers_per_stage=dealt), seq_length=8192,
+        LLAMA_405B, Layout(tp=8, pp=16, dp=dp, vp=8, layers_per_stage=layers), seq_length=8192,
         global_batch_size=2048, sequence=True, zero=2, implementation=META,
     )  # fmt: skip
     assert peak_rank(workload).total < HARDWARE["h100"].memory

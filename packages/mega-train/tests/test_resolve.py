@@ -340,7 +340,7 @@ def test_pipeline_flags_that_disagree_are_refused(
     assert _refusal(resolve_config, **values).startswith(line)
 
 
-def test_layers_are_dealt_as_the_flags_say(resolve_config: ResolveConfig) -> None:
+def test_layers_are_assigned_as_the_flags_say(resolve_config: ResolveConfig) -> None:
     def assigned_layers(**values: Any) -> tuple[int, tuple[int, ...]]:
         layout = resolve_config(
             world=4, parallel__pipeline_model_parallel_size=4, batch__global_batch_size=None, **values
@@ -404,7 +404,7 @@ LAYOUTS: list[tuple[dict[str, Any], str]] = [
             "model__num_layers": 12,
             "parallel__num_layers_per_virtual_pipeline_stage": 4,
         },
-        "--num-layers-per-virtual-pipeline-stage: does not deal the layers evenly: found 4 for 12 layers "
+        "--num-layers-per-virtual-pipeline-stage: does not split the layers evenly: found 4 for 12 layers "
         "over pp=2, wanted a number that divides 12 / 2: 1, 2, 3, 6; "
         "hint: --num-layers-per-virtual-pipeline-stage 3",
     ),
@@ -415,9 +415,9 @@ LAYOUTS: list[tuple[dict[str, Any], str]] = [
             "model__num_layers": 7,
             "parallel__num_layers_per_virtual_pipeline_stage": 1,
         },
-        "--num-layers-per-virtual-pipeline-stage: does not deal the layers evenly: found 1 for 7 layers over "
-        "pp=2, wanted a number of layers that pp=2 divides; "
-        "hint: --num-virtual-stages-per-pipeline-rank 2 deals unevenly",
+        "--num-layers-per-virtual-pipeline-stage: does not split the layers evenly: found 1 for 7 layers "
+        "over pp=2, wanted a number of layers that pp=2 divides; "
+        "hint: --num-virtual-stages-per-pipeline-rank 2 splits unevenly",
     ),
     (
         {

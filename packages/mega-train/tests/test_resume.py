@@ -25,14 +25,14 @@ from mega_train.cli import main
 from mega_train.config import CheckpointConfig, RunConfig
 
 MODEL = ["--num-layers", "1", "--hidden-size", "16", "--num-attention-heads", "2", "--seq-length", "8"]
-COURSE = ["--global-batch-size", "4", "--lr", "0.01", "--eval-iters", "0", "--fp16"]
+TRAINING = ["--global-batch-size", "4", "--lr", "0.01", "--eval-iters", "0", "--fp16"]
 PIECE = "optim.exp_avg-00000.safetensors"
 
 
 def _gpt(corpus: Path, *argv: object, code: int = 0) -> str:
     """What a run says on stdout, or if it is refused, on stderr."""
     out, err = io.StringIO(), io.StringIO()
-    words = ["gpt", "--data-path", str(corpus), *MODEL, *COURSE, *map(str, argv)]
+    words = ["gpt", "--data-path", str(corpus), *MODEL, *TRAINING, *map(str, argv)]
     with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as left:
         main(words)
     assert left.value.code == code, err.getvalue()

@@ -30,7 +30,7 @@ from mega_train.telemetry.observers import Observers
 StartTrainer = Callable[..., Trainer]
 
 MODEL = ["--num-layers", "1", "--hidden-size", "16", "--num-attention-heads", "2", "--seq-length", "8"]
-COURSE = ["--global-batch-size", "4", "--train-iters", "4", "--lr", "0.01", "--eval-iters", "0"]
+TRAINING = ["--global-batch-size", "4", "--train-iters", "4", "--lr", "0.01", "--eval-iters", "0"]
 
 
 class ResolveConfig(Protocol):
@@ -174,7 +174,7 @@ def _gpt(corpus: Path, *argv: object, code: int = 0) -> str:
     """What the command says: on stdout, or where it fails on stderr."""
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as left:
-        main(["gpt", "--data-path", str(corpus), *COURSE, *map(str, argv)])
+        main(["gpt", "--data-path", str(corpus), *TRAINING, *map(str, argv)])
     assert left.value.code == code, err.getvalue()
     return out.getvalue() if code == 0 else err.getvalue()
 

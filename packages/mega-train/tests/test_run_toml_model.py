@@ -18,7 +18,7 @@ from mega_train.resolve import model_spec, resolve
 SHAPE = (
     "--num-layers 1 --hidden-size 16 --num-attention-heads 2 --seq-length 8 --make-vocab-size-divisible-by 8"
 )
-COURSE = "--global-batch-size 4 --train-iters 1 --lr 0.01 --eval-iters 0"
+TRAINING = "--global-batch-size 4 --train-iters 1 --lr 0.01 --eval-iters 0"
 LOADED = {
     "gpt": gpt(layers=2, hidden=16, heads=2, vocab=33, max_seq_len=16),
     "llama": llama(
@@ -70,7 +70,7 @@ def test_what_a_person_said_is_recorded_as_it_was_said() -> None:
     assert _recorded_model(preset("gpt2-124m"), ModelConfig(preset="gpt2-124m")) == ModelConfig(
         family="gpt", preset="gpt2-124m"
     )
-    model_config = ModelConfig(layers=2, hidden=16, heads=2, vocab=33, context=16)
+    model_config = ModelConfig(layers=2, hidden=16, heads=2, vocab=33, max_seq_len=16)
     assert _recorded_model(LOADED["gpt"], model_config) == replace(model_config, family="gpt")
 
 
@@ -89,7 +89,7 @@ def _do(*args: str, code: int = 0) -> Result:
 def runs(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A GPT, a Llama, and a run that loads the Llama and names no model, in one folder."""
     folder = tmp_path_factory.mktemp("runs")
-    start = ["--data-path", str(corpus), *COURSE.split()]
+    start = ["--data-path", str(corpus), *TRAINING.split()]
     for family in ("gpt", "llama"):
         _do(family, *start, *SHAPE.split(), "--save", str(folder / family))
     _do("llama", *start, "--load", str(folder / "llama"), "--finetune", "--save", str(folder / "tuned"))

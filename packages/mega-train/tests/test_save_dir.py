@@ -18,7 +18,7 @@ from mega_train.cli import main
 from mega_train.telemetry.event_log import read_lines
 
 MODEL = ["--num-layers", "1", "--hidden-size", "16", "--num-attention-heads", "2", "--seq-length", "8"]
-COURSE = ["--global-batch-size", "4", "--lr", "0.01", "--lr-decay-iters", "8"]
+TRAINING = ["--global-batch-size", "4", "--lr", "0.01", "--lr-decay-iters", "8"]
 SAVES = ["--eval-iters", "0", "--save-interval", "2"]
 PIECE = "model-00000.safetensors"
 
@@ -26,7 +26,7 @@ PIECE = "model-00000.safetensors"
 def _gpt(corpus: Path, *argv: object, code: int = 0) -> str:
     """What a run says on stdout, or if it is refused, on stderr."""
     out, err = io.StringIO(), io.StringIO()
-    words = ["gpt", "--data-path", str(corpus), *MODEL, *COURSE, *SAVES, *map(str, argv)]
+    words = ["gpt", "--data-path", str(corpus), *MODEL, *TRAINING, *SAVES, *map(str, argv)]
     with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as left:
         main(words)
     assert left.value.code == code, err.getvalue()

@@ -286,7 +286,7 @@ def test_zero_bubble_over_chunks_fills_longer_than_torchs_and_does_the_same_pass
 def test_zbv_does_as_many_passes_and_keeps_fewer_alive_for_a_placement_we_do_not_have(
     pipe: PipelineShape,
 ) -> None:
-    """ZB-V (arXiv:2401.10241 §6) deals a rank's second stage from the other end: the path is a V, no ring.
+    """ZB-V (arXiv:2401.10241 §6) assigns a rank's second stage from the other end: the path is a V, no ring.
 
     Hence its forwards come back a rank sooner, and a rank keeps 2 x ranks passes where the ring's keep more.
     """

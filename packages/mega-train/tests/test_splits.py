@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mega_schema.errors import ConfigError
-from mega_train.data.splits import SplitRule, split_ranges
+from mega_train.config.data import SplitRule
+from mega_train.data.splits import split_ranges
 
 
 def test_mcore_boundaries_are_megatrons(oracle: Callable[[str], Any]) -> None:

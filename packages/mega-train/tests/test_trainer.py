@@ -248,7 +248,7 @@ def test_what_is_not_finite_may_be_skipped(
         run.state.skipped_samples,
         run.optimizer.steps,
     ) == (3, 12, 4, 2)
-    assert run.state.lr == rate > 0, "the learning rate's course stands still, as Megatron's"
+    assert run.state.lr == rate > 0, "the learning rate's schedule does not advance, as Megatron's"
     for name, weight in _weights(run).items():
         assert torch.equal(weight.nan_to_num(), before[name].nan_to_num()), name
     _spoil(run, value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import numpy as np
 import orjson
 
 from mega_data.inspect import open_dataset_tokenizer
-from mega_schema.atomic_io import disk_errors, sync_folder
+from mega_schema.atomic_io import atomic_write, disk_errors, own_partial_file, sync_folder
 from mega_schema.dataset.indexed_dataset import IndexedDataset, sibling
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.tokenizer.tokenizer import Tokenizer
@@ -29,13 +28,17 @@ def check_index_format(data: IndexedDataset, name: str) -> None:
     """
     if name != "auto" and canonical_format(name) != data.index_format:
         raise FormatError(
-            sibling(data.prefix, ".idx"), "form", found=data.index_format, wanted=name, hint="--from auto"
+            sibling(data.prefix, ".idx"),
+            "index format",
+            found=data.index_format,
+            wanted=name,
+            hint="--from auto",
         )
 
 
-def loses_documents(data: IndexedDataset, form: str) -> bool:
+def loses_documents(data: IndexedDataset, index_format: str) -> bool:
     """Return whether the format cannot store which sequences form a document."""
-    return form.startswith("fairseq") and (data.documents[1:] - data.documents[:-1] != 1).any().item()
+    return index_format.startswith("fairseq") and (data.documents[1:] - data.documents[:-1] != 1).any().item()
 
 
 def to_json_lines(
@@ -68,20 +71,13 @@ def to_json_lines(
         hint = "add --tokenizer-model FOLDER"
         raise ConfigError("--to jsonl", "needs the tokenizer of the ids", found=found, hint=hint)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     documents = 0
-    try:
-        with disk_errors(path), temporary.open("wb") as file:
-            for text, size in _decode_documents(data, tokenizer):
-                file.write(orjson.dumps({key: text}) + b"\n")
-                documents += 1
-                progress(size)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        sync_folder(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with disk_errors(path), atomic_write(path, own_partial_file(path)) as partial, partial.open("wb") as file:
+        for text, size in _decode_documents(data, tokenizer):
+            file.write(orjson.dumps({key: text}) + b"\n")
+            documents += 1
+            progress(size)
+    sync_folder(path.parent)
     return documents
 
 

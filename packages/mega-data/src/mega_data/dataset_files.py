@@ -86,18 +86,18 @@ class DatasetFiles:
         for name, file in self.files.items():
             yield f"{self.number}.{name}", file
 
-    def write_index(self, info: DatasetInfo, form: str) -> None:
+    def write_index(self, info: DatasetInfo, index_format: str) -> None:
         """Write the index and the description, and make all files durable.
 
         Args:
-            form: format of the index, mmap or cached.
+            index_format: format of the index, mmap or cached.
         """
         for file in self.files.values():
             file.flush()
         counts = (self.sequences, self.documents + 1)
         lengths, documents = (self._chunk_reader(name) for name in ("lengths", "documents"))
         with (self.folder / f"{self.number}.idx").open("wb") as index:
-            write_index(index, form, IndexStreams(self.dtype, *counts, lengths, documents))
+            write_index(index, index_format, IndexStreams(self.dtype, *counts, lengths, documents))
             sync(index)
         info = dataclasses.replace(
             info, documents=self.documents, sequences=self.sequences, tokens=self.tokens

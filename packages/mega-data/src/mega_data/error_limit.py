@@ -22,11 +22,11 @@ class ErrorLimit:
 
     Attributes:
         count: maximum rows, checked while rows are read.
-        share: maximum share of the read rows, from 0 to 1, checked at the end.
+        fraction: maximum fraction of the read rows, from 0 to 1, checked at the end.
     """
 
     count: int | None = None
-    share: float | None = None
+    fraction: float | None = None
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -38,8 +38,8 @@ class ErrorLimit:
         number = text.strip().removesuffix("%")
         percent = text.strip().endswith("%")
         try:
-            if percent and 0 <= (share := float(number)) <= 100:
-                return cls(share=share / 100)
+            if percent and 0 <= (percentage := float(number)) <= 100:
+                return cls(fraction=percentage / 100)
             if not percent and (count := int(number)) >= 0:
                 return cls(count=count)
         except ValueError:
@@ -61,8 +61,8 @@ class ErrorLimit:
         if self.count is not None and count > self.count:
             found, wanted = f"{count:,}", f"at most {self.count:,}"
         # rounded: 0.29 * 100 is below 29
-        elif rows and self.share is not None and count > round(self.share * rows, 6):
-            found, wanted = f"{count:,} of {rows:,}", f"at most {self.share * 100:g}%"
+        elif rows and self.fraction is not None and count > round(self.fraction * rows, 6):
+            found, wanted = f"{count:,} of {rows:,}", f"at most {self.fraction * 100:g}%"
         else:
             return
         what, hint = f"too many rows are wrong, the first is {first()}", "mend the rows, or raise the limit"
@@ -101,10 +101,10 @@ class ErrorCount:
         self.limit.check(self.count, lambda: self.first)
 
     def end_pass(self) -> None:
-        """Check the share after all rows were read. Later passes add no rows.
+        """Check the fraction after all rows were read. Later passes add no rows.
 
         Raises:
-            TooManyErrors: the share is above the limit.
+            TooManyErrors: the fraction is above the limit.
         """
         self._is_first_pass = False
         self.limit.check(self.count, lambda: self.first, self.rows)

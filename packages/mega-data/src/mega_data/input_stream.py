@@ -10,11 +10,11 @@ from mega_data.readers.blocks import DAMAGED_POSITION, Block, DamagedBlock
 from mega_data.readers.inputs import InputFile
 from mega_data.readers.streams import read_blocks
 from mega_data.run_journal import InputPosition
-from mega_data.sentences import SAMPLE_CHARACTERS
+from mega_data.sentences import TRAINING_CHARACTERS
 from mega_schema.errors import CorruptFileError
 
 _SAMPLE_TEXTS = 64
-_SAMPLE_CHARACTERS = 1 << 14
+_TEXT_CHARACTERS = 1 << 14
 _SAMPLE_INPUTS = 4
 
 
@@ -62,8 +62,8 @@ class InputStream:
         texts = list[str]()
         for block in sample_blocks:
             for row in block.rows(self._keys).texts[:_SAMPLE_TEXTS]:
-                texts += [text[:_SAMPLE_CHARACTERS] for text in row if isinstance(text, str)]
-        return _first_texts(texts, 4 * _SAMPLE_CHARACTERS)
+                texts += [text[:_TEXT_CHARACTERS] for text in row if isinstance(text, str)]
+        return _first_texts(texts, 4 * _TEXT_CHARACTERS)
 
     def _read_first(self) -> None:
         if not self._first_blocks:
@@ -71,7 +71,7 @@ class InputStream:
 
     def first_texts(self) -> Iterator[str]:
         """Yield texts from the beginning of each input, the same amount of each; of stdin the first block."""
-        share = max(SAMPLE_CHARACTERS // len(self._inputs), 1 << 16)
+        input_characters = max(TRAINING_CHARACTERS // len(self._inputs), 1 << 16)
         if self._inputs[0].is_stream:
             self._read_first()
         for number, item in enumerate(self._inputs):
@@ -82,10 +82,10 @@ class InputStream:
             for text in (
                 text for block in item_blocks for row in block.rows(self._keys).texts for text in row
             ):
-                if isinstance(text, str) and characters < share:
-                    yield text[: share - characters]
+                if isinstance(text, str) and characters < input_characters:
+                    yield text[: input_characters - characters]
                     characters += len(text)
-                if characters >= share:
+                if characters >= input_characters:
                     break
 
     def _blocks(self) -> Iterator[tuple[int, Block]]:

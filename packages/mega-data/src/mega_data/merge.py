@@ -39,7 +39,7 @@ _NO_KERNEL_COPY = (errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)  #
 class MergeResult:
     """What was written; `differing` are the options in which the datasets differ."""
 
-    form: str
+    index_format: str
     documents: int
     sequences: int
     tokens: int
@@ -70,7 +70,7 @@ def merge_datasets(
     datasets: Sequence[IndexedDataset],
     output_prefix: Path,
     *,
-    form: str | None = None,
+    index_format: str | None = None,
     dtype: np.dtype[Any] | None = None,
     assume_same_tokenizer: bool = False,
     workers: int = 1,
@@ -79,7 +79,7 @@ def merge_datasets(
     """Write the documents of the datasets, one after the other, to `{output_prefix}.{bin,idx,json}`.
 
     Args:
-        form: format of the new index; None is that of the first dataset.
+        index_format: format of the new index; None is that of the first dataset.
         dtype: dtype of the new ids; None is that of the datasets, or the nearest that the format supports.
         assume_same_tokenizer: assume that datasets without PREFIX.json have the tokenizer of the others.
         workers: threads that copy.
@@ -94,21 +94,21 @@ def merge_datasets(
         raise ConfigError("--datasets", "none given", wanted="one prefix or more")
     started_at = time.monotonic()
     first = datasets[0]
-    form = form or first.index_format
-    dtype = dtype or _supported_dtype(first.dtype, form)
+    index_format = index_format or first.index_format
+    dtype = dtype or _supported_dtype(first.dtype, index_format)
     _check_compatible(datasets, output_prefix)
     info, differing_options = _merge_info(datasets, assume_same_tokenizer)
     sequences = sum(map(len, datasets))
     tokens = sum(data.tokens for data in datasets)
     documents = sum(len(data.documents) - 1 for data in datasets)
-    if form.startswith("fairseq"):  # its index has no documents: each sequence is one
+    if index_format.startswith("fairseq"):  # its index has no documents: each sequence is one
         documents = sequences
     staging = StagedDataset(output_prefix)
     try:
         with disk_errors(output_prefix):
             payload = staging.open(".bin")
-            _write_payload(payload.fileno(), datasets, form, dtype, workers, progress)
-            write_index(staging.open(".idx"), form, _index_contents(datasets, form, dtype))
+            _write_payload(payload.fileno(), datasets, index_format, dtype, workers, progress)
+            write_index(staging.open(".idx"), index_format, _index_contents(datasets, index_format, dtype))
             if info is not None:
                 info = dataclasses.replace(info, documents=documents, sequences=sequences, tokens=tokens)
                 staging.open(".json").write((json.dumps(info.to_dict(), indent=1) + "\n").encode())
@@ -118,14 +118,14 @@ def merge_datasets(
         staging.discard()
     size = tokens * dtype.itemsize
     return MergeResult(
-        form, documents, sequences, tokens, size, time.monotonic() - started_at, differing_options
+        index_format, documents, sequences, tokens, size, time.monotonic() - started_at, differing_options
     )
 
 
-def _supported_dtype(dtype: np.dtype[Any], form: str) -> np.dtype[Any]:
+def _supported_dtype(dtype: np.dtype[Any], index_format: str) -> np.dtype[Any]:
     """Return the dtype itself, or int32 if the format or its readers do not support it."""
-    fairseq_cached_uint16 = form == "fairseq-cached" and dtype.name == "uint16"
-    fits = code_of(form, dtype) is not None and not fairseq_cached_uint16
+    fairseq_cached_uint16 = index_format == "fairseq-cached" and dtype.name == "uint16"
+    fits = code_of(index_format, dtype) is not None and not fairseq_cached_uint16
     return dtype if fits else np.dtype("<i4")
 
 
@@ -147,7 +147,7 @@ def _check_compatible(datasets: Sequence[IndexedDataset], output_prefix: Path) -
             hint = f"mega-data convert {data.prefix} --to {first.index_format} --output-prefix ..."
             raise FormatError(
                 path,
-                "ids of one form are one higher on disk",
+                "ids of one format are one higher on disk",
                 found=data.index_format,
                 wanted=wanted,
                 hint=hint,
@@ -162,7 +162,8 @@ def _merge_info(
     known = [(data, data.info) for data in datasets if data.info is not None]
     if not known:
         return None, ()
-    (first_dataset, first), infos = known[0], [info for _, info in known]
+    first_dataset, first = known[0]
+    infos = [info for _, info in known]
     without_info = [data for data in datasets if data.info is None]
     if without_info and not assume_same:
         path, wanted = (
@@ -220,7 +221,9 @@ def _save_tokenizer(datasets: Sequence[IndexedDataset], output_prefix: Path) -> 
             return
 
 
-def _index_contents(datasets: Sequence[IndexedDataset], form: str, dtype: np.dtype[Any]) -> IndexStreams:
+def _index_contents(
+    datasets: Sequence[IndexedDataset], index_format: str, dtype: np.dtype[Any]
+) -> IndexStreams:
     def lengths() -> Iterator[NDArray[Any]]:
         for data in datasets:
             yield from chunks(data.lengths)
@@ -238,7 +241,7 @@ def _index_contents(datasets: Sequence[IndexedDataset], form: str, dtype: np.dty
             assert data.modes is not None
             yield from chunks(data.modes)
 
-    multimodal = datasets[0].modes is not None and form == "mmap"
+    multimodal = datasets[0].modes is not None and index_format == "mmap"
     boundaries = 1 + sum(len(data.documents) - 1 for data in datasets)
     sequences = sum(map(len, datasets))
     return IndexStreams(dtype, sequences, boundaries, lengths, documents, modes if multimodal else None)
@@ -247,12 +250,12 @@ def _index_contents(datasets: Sequence[IndexedDataset], form: str, dtype: np.dty
 def _write_payload(
     target: int,
     datasets: Sequence[IndexedDataset],
-    form: str,
+    index_format: str,
     dtype: np.dtype[Any],
     workers: int,
     progress: Callable[[int], object],
 ) -> None:
-    shift = int(form == "fairseq-cached")
+    shift = int(index_format == "fairseq-cached")
     offset = 0
     os.ftruncate(target, sum(data.tokens for data in datasets) * dtype.itemsize)
     with ThreadPoolExecutor(workers) as pool:

@@ -173,7 +173,8 @@ def preprocess(
         ConfigError: options do not fit the tokenizer or each other.
         FormatError: a row is wrong and `options.skip` is off; then there is no dataset.
     """
-    started_at, options = time.monotonic(), options or Options()
+    started_at = time.monotonic()
+    options = options or Options()
     files = [
         item if isinstance(item, InputFile) else InputFile(item, format_of_name(item)) for item in inputs
     ]

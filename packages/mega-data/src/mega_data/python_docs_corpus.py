@@ -19,7 +19,7 @@ from pathlib import Path
 import orjson
 
 from mega_data.process_pool import map_in_order
-from mega_schema.atomic_io import full_disk_errors
+from mega_schema.atomic_io import atomic_write, full_disk_errors, own_partial_file
 from mega_schema.errors import ConfigError
 from mega_schema.outputs import check_output, has_keys
 
@@ -122,16 +122,13 @@ def _is_same_file(first: Path, second: Path) -> bool:
 def write_documents(path: Path, documents: Iterable[Document]) -> None:
     """Write one JSON object a line, `{"text": ..., "source": ...}`; the file appears whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        with full_disk_errors(path), temporary.open("wb") as file:
-            for document in documents:
-                file.write(orjson.dumps({"text": document.text, "source": document.source}) + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with (
+        full_disk_errors(path),
+        atomic_write(path, own_partial_file(path)) as partial,
+        partial.open("wb") as file,
+    ):
+        for document in documents:
+            file.write(orjson.dumps({"text": document.text, "source": document.source}) + b"\n")
 
 
 def _own_roots() -> list[Path]:

@@ -136,16 +136,16 @@ class ResumableOutput:
             self.discard()
 
     def publish(
-        self, prefixes: Sequence[Path], infos: Sequence[DatasetInfo], form: str, quarantine: Path
+        self, prefixes: Sequence[Path], infos: Sequence[DatasetInfo], index_format: str, quarantine: Path
     ) -> None:
         """Rename the files to datasets, in place of earlier ones; remove the folder.
 
         Args:
-            form: format of the index, mmap or cached.
+            index_format: format of the index, mmap or cached.
             quarantine: path of the skipped rows, if there are any.
         """
         for dataset, info in zip(self._datasets, infos, strict=True):
-            dataset.write_index(info, form)
+            dataset.write_index(info, index_format)
         for dataset, prefix in zip(self._datasets, prefixes, strict=True):
             dataset.publish(prefix)
         if self.resume_point.skipped:

@@ -25,7 +25,7 @@ from mega_schema.errors import ConfigError
 log = logging.getLogger("mega.data")
 
 MAX_CHARACTERS: Final = 1_000_000  # split by Punkt at once, as in Megatron
-SAMPLE_CHARACTERS: Final = 2_000_000  # of the corpus to train on
+TRAINING_CHARACTERS: Final = 2_000_000  # of the corpus to train on
 
 
 @dataclass(frozen=True)
@@ -109,9 +109,9 @@ def _train_parameters(punkt: Any, language: str, sample: Iterable[str]) -> Any:
     texts = list[str]()
     characters = 0
     for text in sample:
-        texts.append(text[: SAMPLE_CHARACTERS - characters])
+        texts.append(text[: TRAINING_CHARACTERS - characters])
         characters += len(texts[-1])
-        if characters >= SAMPLE_CHARACTERS:
+        if characters >= TRAINING_CHARACTERS:
             break
     log.warning(
         "splitting sentences with a Punkt model trained on %.1f million characters of the input: "

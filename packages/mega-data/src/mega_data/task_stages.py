@@ -41,7 +41,7 @@ class TaskStage:
     work: Callable[[int], TaskResult]
     after: TaskStage | None = None  # the previous stage
     only: int | None = None  # the only task of this process
-    share: tuple[int, int] = (0, 1)  # i of n: this process runs every n-th task from i on
+    shard: tuple[int, int] = (0, 1)  # i of n: this process runs every n-th task from i on
     sizes: tuple[int, ...] = ()
 
     @property
@@ -49,7 +49,7 @@ class TaskStage:
         """Return the tasks that this process runs."""
         if self.only is not None:
             return range(self.only, self.only + 1)
-        return range(self.share[0], self.tasks, self.share[1])
+        return range(self.shard[0], self.tasks, self.shard[1])
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,7 +95,8 @@ def _wordpiece(texts: Iterable[str], vocab_size: int, lowercase: bool) -> tokeni
     from tokenizers import Tokenizer as Library
     from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-    normalizer, cut = normalizers.BertNormalizer(lowercase=lowercase), pre_tokenizers.BertPreTokenizer()
+    normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    cut = pre_tokenizers.BertPreTokenizer()
     inside: dict[str, str] = {}  # letter inside a word -> private use letter
 
     def words() -> Iterator[str]:

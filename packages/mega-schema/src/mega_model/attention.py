@@ -34,7 +34,7 @@ class Attention(nn.Module):
         self.mask = AttentionMask.from_spec(m, rt.tp)
         self.interleaved_dim = m.rotary_dim if m.rope_interleaved else 0
         self.attn_norm = build_norm(rt, prefix + "attn_norm")
-        self.qkv_widths = rt.run_lengths(prefix + "qkv.weight")
+        self.qkv_widths = rt.block_lengths(prefix + "qkv.weight")
         self.qkv = ColumnLinear(rt, prefix + "qkv", bias=m.qkv_bias)
         self.q_norm = build_norm(rt, prefix + "q_norm") if m.qk_norm else None
         self.k_norm = build_norm(rt, prefix + "k_norm") if m.qk_norm else None

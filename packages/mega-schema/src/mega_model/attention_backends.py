@@ -159,7 +159,8 @@ class KVCacheAttention:
         self, layer: int, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, mask: AttentionMask = PLAIN
     ) -> Tensor:
         q, k, v = (x.unflatten(0, (self.rows, -1)).transpose(1, 2) for x in (q_TNH, k_TKH, v_TKH))
-        cached, new = self._lengths[layer], q.shape[2]
+        cached = self._lengths[layer]
+        new = q.shape[2]
         assert cached + new <= self.capacity, f"{cached} + {new} tokens in a cache of {self.capacity}"
         self._keys[layer, :, :, cached : cached + new] = k
         self._values[layer, :, :, cached : cached + new] = v

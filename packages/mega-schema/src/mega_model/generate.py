@@ -70,12 +70,12 @@ def check_length(model: Decoder, prompts: Sequence[Sequence[int]], new_tokens: i
         RequestError: a prompt has no tokens, or the longest row would exceed the model's context.
     """
     if not all(prompts):
-        raise RequestError("prompts", "a prompt has no tokens", wanted="at least one", hint='"add_BOS": true')
+        raise RequestError("prompts", "a prompt has no tokens", wanted="at least one")
     longest = max(len(prompt) for prompt in prompts)
     if longest + new_tokens > model.spec.max_seq_len:
         raise RequestError(
-            "tokens_to_generate",
-            "Length of prompt + tokens_to_generate longer than allowed",
+            "new_tokens",
+            "prompt and new tokens exceed the model's context",
             found=f"{longest:,} + {new_tokens}",
             wanted=f"at most {model.spec.max_seq_len:,}",
         )

@@ -98,8 +98,9 @@ class _HeadLoss(torch.autograd.Function):
     ) -> Tensor:
         needs_x, needs_weight = (grad_enabled and needs for needs in ctx.needs_input_grad[:2])
         local_T, columns_in_vocab = _local_targets(target_T, weight_VD.shape[0], vocab, tp)
-        whole_TD, dtype = tp.enter(x_TD).wait(), matmul_dtype(x_TD)
-        whole_TD, used_VD = whole_TD.to(dtype), weight_VD[:columns_in_vocab].to(dtype)
+        dtype = matmul_dtype(x_TD)
+        whole_TD = tp.enter(x_TD).wait().to(dtype)
+        used_VD = weight_VD[:columns_in_vocab].to(dtype)
         tokens, width = whole_TD.shape
         loss_T = whole_TD.new_empty(tokens, dtype=torch.float32)
         grad_TD = torch.empty_like(whole_TD) if needs_x else None

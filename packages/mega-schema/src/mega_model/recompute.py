@@ -34,7 +34,7 @@ def recompute_sharded(function: Callable[[Tensor], Tensor], x_TD: Tensor, tp: Ax
     """
     tokens = replace(tp, sequence=True)
     with saved_tensors_hooks(
-        lambda x: tokens.local_shard(x).clone(), lambda share: tokens.enter(share).wait()
+        lambda x: tokens.local_shard(x).clone(), lambda shard: tokens.enter(shard).wait()
     ):
         return recompute(function, x_TD)
 

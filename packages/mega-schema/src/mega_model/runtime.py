@@ -16,7 +16,7 @@ from mega_schema.fp8_recipe import Fp8Recipe
 from mega_schema.parallel_layout import WHOLE, Stage
 from mega_schema.params import Param
 from mega_schema.recompute_policy import KEEP_ALL, RecomputePolicy
-from mega_schema.sharding import run_lengths
+from mega_schema.sharding import block_lengths
 from mega_schema.spec import ModelSpec
 
 
@@ -81,8 +81,8 @@ class Runtime:
         shape = self.table[name].local_shape(self.tp.size)
         return nn.Parameter(torch.empty(shape, dtype=self.dtype, device=self.device))
 
-    def run_lengths(self, name: str) -> list[int]:
-        """Return this rank's rows of each run of a fused parameter (such as its Q, K and V rows)."""
+    def block_lengths(self, name: str) -> list[int]:
+        """Return this rank's rows of each block of a fused parameter (such as its Q, K and V rows)."""
         row = self.table[name]
         assert row.split is not None
-        return list(run_lengths(name, row.shape, row.split, self.tp.size))
+        return list(block_lengths(name, row.shape, row.split, self.tp.size))

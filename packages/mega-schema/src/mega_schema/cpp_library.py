@@ -33,7 +33,8 @@ def load_library(folder: str, flags: Sequence[str]) -> ctypes.CDLL:
     Raises:
         CompileError: there is no compiler, it failed, or the library cannot be written or loaded.
     """
-    compiler, files = _compiler(), sorted((*Path(folder).glob("*.h"), *Path(folder).glob("*.cpp")))
+    compiler = _compiler()
+    files = sorted((*Path(folder).glob("*.h"), *Path(folder).glob("*.cpp")))
     key = hashlib.sha256(" ".join((compiler, *flags)).encode())
     for file in files:
         key.update(file.read_bytes())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+Fp8Format = Literal["e4m3", "hybrid"]
 MULTIPLE = 16  # both dimensions of a rank's weight must divide by it: a GPU reads 16 bytes at once
 
 
@@ -17,5 +18,5 @@ class Fp8Recipe:
         weight_gradients: compute weight gradients in FP8 too; otherwise from factors in the model's dtype.
     """
 
-    format: Literal["e4m3", "hybrid"]
+    format: Fp8Format
     weight_gradients: bool = True

@@ -192,7 +192,8 @@ def _names(folder: Path) -> str:
 
 def _find_overwritten(output: Path, inputs: Iterable[Path]) -> Iterator[Path]:
     """Yield the inputs that are the output or are inside it, by their own name or by their link's target."""
-    output_id, inside = _file_id(output), dict[Path, bool]()
+    output_id = _file_id(output)
+    inside = dict[Path, bool]()
 
     def holds(folder: Path) -> bool:
         if folder not in inside:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 Module = Literal["core_attn", "layernorm", "mlp_act"]
+Granularity = Literal["full", "selective"]
+Method = Literal["uniform", "block"]
 MODULES: tuple[Module, ...] = get_args(Module)
 
 
@@ -26,8 +28,8 @@ class RecomputePolicy:
             activation between the two linear layers of the feed-forward, from its input.
     """
 
-    granularity: Literal["full", "selective"] | None = None
-    method: Literal["uniform", "block"] = "uniform"
+    granularity: Granularity | None = None
+    method: Method = "uniform"
     layers: int = 1
     distribute_saved: bool = False
     modules: tuple[Module, ...] = ("core_attn",)

@@ -24,12 +24,12 @@ class Split:
     Attributes:
         axis: name of the mesh axis ("tp").
         dim: the dimension that is split.
-        blocks: lengths of the runs along `dim` that are split one by one, in order (Q|K|V, gate|up); empty if
-            the dimension is one run. A rank holds its shard of every run, one after another.
+        blocks: lengths of the blocks along `dim` that are split one by one, in order (Q|K|V, gate|up); empty
+            if the dimension is one block. A rank holds its shard of every block, one after another.
         pad: a rank's shard is rounded up to a multiple of this, and the last ranks hold rows past the end of
             the global tensor (a vocabulary). 0: the dimension must divide.
         unit: splits fall between units of this many rows (the rows of one head).
-        repeats: numbers of the runs that may have fewer units than there are ranks, if their number divides
+        repeats: numbers of the blocks that may have fewer units than there are ranks, if their number divides
             the ranks. Each unit is then replicated on neighbouring ranks (key and value heads under query
             heads).
     """
@@ -101,17 +101,19 @@ class ReplicatedRange:
     head_replicas: int
 
 
-def run_lengths(name: str, shape: Shape, split: Split, ranks: int) -> tuple[int, ...]:
-    """Return the length of one rank's shard of every run, padding included; the same on every rank.
+def block_lengths(name: str, shape: Shape, split: Split, ranks: int) -> tuple[int, ...]:
+    """Return the length of one rank's shard of every block, padding included; the same on every rank.
 
     Raises:
-        LayoutError: the dimension, or one of its runs, does not divide over the ranks.
+        LayoutError: the dimension, or one of its blocks, does not divide over the ranks.
     """
     lengths = split.blocks or (shape[split.dim],)
     if split.pad:
-        return tuple(-(-run // (ranks * split.pad)) * split.pad for run in lengths)
-    units = [run // split.unit for run in lengths]
-    assert all(n * split.unit == run for n, run in zip(units, lengths, strict=True)), f"{name}: whole units"
+        return tuple(-(-block // (ranks * split.pad)) * split.pad for block in lengths)
+    units = [block // split.unit for block in lengths]
+    assert all(n * split.unit == block for n, block in zip(units, lengths, strict=True)), (
+        f"{name}: whole units"
+    )
     if not all(_is_divisible(units, split, ranks)):
         raise _split_error(name, units, split, ranks)
     return tuple(max(1, n // ranks) * split.unit for n in units)
@@ -121,11 +123,11 @@ def local_shape(name: str, shape: Shape, split: Split | None, ranks: int) -> Sha
     """Return the shape of one rank's shard of a tensor, padding included; the same on every rank.
 
     Raises:
-        LayoutError: the dimension, or one of its runs, does not divide over the ranks.
+        LayoutError: the dimension, or one of its blocks, does not divide over the ranks.
     """
     if split is None:
         return shape
-    return _with_dim(shape, split.dim, sum(run_lengths(name, shape, split, ranks)))
+    return _with_dim(shape, split.dim, sum(block_lengths(name, shape, split, ranks)))
 
 
 def slabs(name: str, shape: Shape, split: Split | None, rank: int, ranks: int) -> tuple[Slab, ...]:
@@ -135,7 +137,7 @@ def slabs(name: str, shape: Shape, split: Split | None, rank: int, ranks: int) -
     out.
 
     Raises:
-        LayoutError: the dimension, or one of its runs, does not divide over the ranks.
+        LayoutError: the dimension, or one of its blocks, does not divide over the ranks.
     """
     return tuple(box for box, _ in _boxes(name, shape, split, rank, ranks))
 
@@ -149,19 +151,23 @@ def replicated_range(name: str, shape: Shape, split: Split | None, ranks: int) -
     """Return the elements of a split tensor that several ranks hold; None if every element is on one rank.
 
     Raises:
-        LayoutError: the dimension, or one of its runs, does not divide over the ranks.
+        LayoutError: the dimension, or one of its blocks, does not divide over the ranks.
     """
     if split is None or not split.repeats:
         return None
     assert split.dim == 0, f"{name}: repeated units are whole rows"
-    lengths, row = run_lengths(name, shape, split, ranks), math.prod(shape[1:])
-    replicas = [_head_replicas(split, run, ranks) for run in split.blocks]
+    lengths = block_lengths(name, shape, split, ranks)
+    row_elements = math.prod(shape[1:])
+    replicas = [_head_replicas(split, block, ranks) for block in split.blocks]
     replicated = [number for number, n in enumerate(replicas) if n > 1]
     if not replicated:
         return None
-    first, last = replicated[0], replicated[-1]
-    assert len({replicas[number] for number in range(first, last + 1)}) == 1, f"{name}: runs side by side"
-    return ReplicatedRange(sum(lengths[:first]) * row, sum(lengths[: last + 1]) * row, replicas[first])
+    first = replicated[0]
+    last = replicated[-1]
+    assert len({replicas[number] for number in range(first, last + 1)}) == 1, f"{name}: blocks side by side"
+    return ReplicatedRange(
+        sum(lengths[:first]) * row_elements, sum(lengths[: last + 1]) * row_elements, replicas[first]
+    )
 
 
 def _boxes(name: str, shape: Shape, split: Split | None, rank: int, ranks: int) -> Iterator[tuple[Slab, int]]:
@@ -173,10 +179,10 @@ def _boxes(name: str, shape: Shape, split: Split | None, rank: int, ranks: int) 
     lengths = split.blocks or (shape[split.dim],)
     begin = 0
     local_begin = 0
-    for run, shard_rows in zip(lengths, run_lengths(name, shape, split, ranks), strict=True):
-        replicas = _head_replicas(split, run, ranks)
+    for block, shard_rows in zip(lengths, block_lengths(name, shape, split, ranks), strict=True):
+        replicas = _head_replicas(split, block, ranks)
         shard = rank // replicas
-        first, last = min(shard * shard_rows, run), min((shard + 1) * shard_rows, run)
+        first, last = min(shard * shard_rows, block), min((shard + 1) * shard_rows, block)
         box = Slab(
             _with_dim(zero, split.dim, begin + first),
             _with_dim(shape, split.dim, last - first),
@@ -184,12 +190,13 @@ def _boxes(name: str, shape: Shape, split: Split | None, rank: int, ranks: int) 
         )
         if not box.is_empty:
             yield box, replicas
-        begin, local_begin = begin + run, local_begin + shard_rows
+        begin += block
+        local_begin += shard_rows
 
 
-def _head_replicas(split: Split, run: int, ranks: int) -> int:
-    """Return how many ranks hold one unit of the run; divisibility was checked before."""
-    return 1 if split.pad else max(1, ranks * split.unit // run)
+def _head_replicas(split: Split, block: int, ranks: int) -> int:
+    """Return how many ranks hold one unit of the block; divisibility was checked before."""
+    return 1 if split.pad else max(1, ranks * split.unit // block)
 
 
 def overlap(a_start: Shape, a_shape: Shape, b_start: Shape, b_shape: Shape) -> Overlap | None:
@@ -215,7 +222,7 @@ def overlaps(want: Slab, have: Sequence[Slab]) -> Iterator[tuple[int, Overlap]]:
 
 
 def _is_divisible(units: Sequence[int], split: Split, ranks: int) -> list[bool]:
-    """Return for each run whether its units can be split over the ranks."""
+    """Return for each block whether its units can be split over the ranks."""
     return [n % ranks == 0 or (i in split.repeats and ranks % n == 0) for i, n in enumerate(units)]
 
 

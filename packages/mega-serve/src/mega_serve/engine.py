@@ -116,7 +116,11 @@ class ModelEngine:
         try:
             longest = check_length(self.model, prompts, new_tokens)
         except RequestError as error:
-            raise BadRequest(str(error.where), error.what, code="context_length_exceeded") from None
+            where, what = str(error.where), error.what
+            if where == "new_tokens":  # Megatron's field and text
+                where = "tokens_to_generate"
+                what = "Length of prompt + tokens_to_generate longer than allowed"
+            raise BadRequest(where, what, code="context_length_exceeded") from None
         if rows * longest > self.max_batch_tokens:
             raise BadRequest(
                 "tokens_to_generate",

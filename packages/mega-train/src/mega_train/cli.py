@@ -18,7 +18,7 @@ from mega_schema.spec import Family
 from mega_train import __version__
 from mega_train.commands.grouped_help import GroupedHelp
 from mega_train.config import RunConfig
-from mega_train.config.training import Kernels
+from mega_train.config.training import DeviceName, KernelsName
 from mega_train.fault_tolerance.error_reporting import SingleRankErrors
 
 _ABSENT_FAMILIES = frozenset({"bert", "t5", "mamba", "hybrid", "moe", "mixtral", "deepseek", "retro", "vit"})
@@ -33,7 +33,9 @@ class _Commands(SingleRankErrors):
         name = args[0] if args else ""
         if name.lower() in _ABSENT_FAMILIES:
             hint = "mega-data preprocess --split-sentences makes its data" if name.lower() == "bert" else ""
-            raise ConfigError(name, "is no family that is trained here yet", wanted="gpt | llama", hint=hint)
+            raise ConfigError(
+                name, "is no family that is trained here yet", wanted=" | ".join(get_args(Family)), hint=hint
+            )
         return super().resolve_command(ctx, args)
 
 
@@ -145,7 +147,7 @@ def validate(
 )
 @click.option(
     "--family",
-    type=click.Choice(["gpt", "llama"]),
+    type=click.Choice(get_args(Family)),
     help="Model family; that of the preset, or gpt, if not given.",
 )
 def diff(first_path: Path, second_path: Path, world: int | None, family: Family | None) -> None:
@@ -229,10 +231,10 @@ def report(
 
 
 @app.command()
-@click.option("--kernels", type=click.Choice(get_args(Kernels)), default="auto", show_default=True)
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
+@click.option("--kernels", type=click.Choice(get_args(KernelsName)), default="auto", show_default=True)
+@click.option("--device", type=click.Choice(get_args(DeviceName)), default="auto", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
-def doctor(kernels: Kernels, device: Literal["auto", "cpu", "cuda"], as_json: bool) -> int:
+def doctor(kernels: KernelsName, device: DeviceName, as_json: bool) -> int:
     """Show this machine's devices and the kernels training would use, and check each kernel.
 
     Each kernel is compared with the reference. The exit code is 1 if one fails or differs by more than

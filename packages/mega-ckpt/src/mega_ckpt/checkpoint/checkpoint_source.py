@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from mega_ckpt.name_maps.alias import ForeignTensor, consecutive_runs, copy_values
+from mega_ckpt.name_maps.alias import ForeignTensor, consecutive_ranges, copy_values
 from mega_ckpt.tensors import dtypes
 from mega_ckpt.tensors.mapped_tensor import MappedTensor, verify_checksums
 from mega_ckpt.tensors.row_stream import ReadRows, RowChunk, row_slabs, rows_per_chunk
@@ -95,8 +95,9 @@ class CheckpointSource:
             for slab in row_slabs(shape, rows_per_chunk(shape, have)):
                 yield RowChunk(slab.start[0], self.cast(space, name, slab, dtype))
             return
-        for band in self.verified_chunks(space, name):
-            yield RowChunk(band.first, dtypes.cast(band.values, have, dtype, f"{self.path}: {name}"))
+        for chunk in self.verified_chunks(space, name):
+            values = dtypes.cast(chunk.values, have, dtype, f"{self.path}: {name}")
+            yield RowChunk(chunk.first, values)
 
     def assemble(self, space: str, foreign: ForeignTensor, dtype: str) -> np.ndarray:
         """Build a tensor as a foreign file stores it; needs memory for one tensor and a few rows."""
@@ -119,9 +120,9 @@ class CheckpointSource:
             permuted = foreign.order is not None and int(np.ptp(wanted)) < len(wanted)
             if permuted:  # contiguous rows in another order, such as Meta's queries
                 rows = np.sort(wanted)
-            for run, begin, count in consecutive_runs(rows):
+            for row, begin, count in consecutive_ranges(rows):
                 for box in foreign.boxes:
-                    common = overlap((run, *(0,) * len(rest)), (count, *rest), box.local_start, box.shape)
+                    common = overlap((row, *(0,) * len(rest)), (count, *rest), box.local_start, box.shape)
                     if common is not None:
                         start = tuple(a + b for a, b in zip(box.start, common.in_b, strict=True))
                         slab = Slab(start, common.shape, (begin + common.in_a[0], *common.in_a[1:]))

@@ -137,13 +137,13 @@ def saving_checkpoint(run: Path, iteration: int) -> Iterator[CheckpointWriter]:
 def write_shares(
     save: CheckpointWriter,
     spaces: Mapping[str, Sequence[RankShare]],
-    bands: ReadRows,
+    read_rows: ReadRows,
     progress: Progress = no_progress,
 ) -> int:
     """Write the boxes of all ranks on all cores; a few row chunks are in memory.
 
     Args:
-        bands: reads the rows of a tensor in the dtype of its boxes; called by several threads.
+        read_rows: reads the rows of a tensor in the dtype of its boxes; called by several threads.
         progress: of the bytes written.
 
     Returns:
@@ -160,9 +160,9 @@ def write_shares(
             places.setdefault((file.space, box.name), []).append((file, number))
 
     def tensor(key: tuple[str, str], update: UpdateProgress) -> None:
-        for band in bands(*key):
+        for chunk in read_rows(*key):
             for file, number in places[key]:
-                update(file.put(number, band))
+                update(file.put(number, chunk))
 
     with disk_errors(save.folder), contextlib.ExitStack() as open_files:
         for file in files:
@@ -184,10 +184,11 @@ class _RankFileWriter:
         self._lock = threading.Lock()
         self._file: shard_file.ShardFileWriter | None = None
 
-    def put(self, number: int, band: RowChunk) -> int:
+    def put(self, number: int, chunk: RowChunk) -> int:
         """Write a chunk's part of a box; finish the file after its last byte. Return the bytes written."""
-        slab, values = self.boxes[number].slab, band.values
-        common = overlap(slab.start, slab.shape, (band.first, *(0,) * (values.ndim - 1)), values.shape)
+        slab = self.boxes[number].slab
+        values = chunk.values
+        common = overlap(slab.start, slab.shape, (chunk.first, *(0,) * (values.ndim - 1)), values.shape)
         if common is None:
             return 0
         data = as_bytes(values[common.b])

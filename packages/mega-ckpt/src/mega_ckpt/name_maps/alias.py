@@ -23,8 +23,8 @@ class TensorAlias:
 
     Attributes:
         foreign, ours: the name there and the parameter's name.
-        block: number of the run of the row's `Split` that the foreign tensor is; None when it is the whole
-            parameter.
+        block: number of the block of the row's `Split` that the foreign tensor is; None when it is the
+            whole parameter.
         transpose: the foreign tensor is stored transposed.
         order: the parameter's rows are foreign[order]; None if the order is the same. Applied after the
             transposition.
@@ -42,8 +42,10 @@ class TensorAlias:
         shape = list(row.shape)
         if self.block is not None:
             assert row.split is not None
-            runs, dim = row.split.blocks, row.split.dim
-            start[dim], shape[dim] = sum(runs[: self.block]), runs[self.block]
+            blocks = row.split.blocks
+            dim = row.split.dim
+            start[dim] = sum(blocks[: self.block])
+            shape[dim] = blocks[self.block]
         return Slab(tuple(start), tuple(shape), tuple(start))
 
     def unsharded_tensor(self, row: Param) -> ForeignTensor:
@@ -63,7 +65,8 @@ class TensorAlias:
         shape = row.local_shape(tp)
         if self.block is not None:
             assert row.split is not None
-            dim, (box,) = row.split.dim, boxes[self.block : self.block + 1]
+            dim = row.split.dim
+            (box,) = boxes[self.block : self.block + 1]
             boxes = (Slab(box.start, box.shape, (0,) * len(box.shape)),)
             shape = (*shape[:dim], box.shape[dim], *shape[dim + 1 :])
         return ForeignTensor(
@@ -146,13 +149,13 @@ def split_rows(box: Slab, width: int) -> Iterator[Slab]:
         yield Slab(start, (min(step, rows - first), *rest), local_start)
 
 
-def consecutive_runs(numbers: np.ndarray) -> Iterator[tuple[int, int, int]]:
-    """Yield runs of consecutive numbers: the first, its position, and the length."""
+def consecutive_ranges(numbers: np.ndarray) -> Iterator[tuple[int, int, int]]:
+    """Yield ranges of consecutive numbers: the first, its position, and the length."""
     position = 0
-    for run in np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1):
-        if run.size:
-            yield int(run[0]), position, int(run.size)
-        position += run.size
+    for part in np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1):
+        if part.size:
+            yield int(part[0]), position, int(part.size)
+        position += part.size
 
 
 _TRANSPOSED_ROWS = 64  # of a transposed array that are read at once: a line of the cache holds some of each
@@ -169,6 +172,6 @@ def copy_values(out: np.ndarray, part: np.ndarray) -> None:
 
 
 def whole_slab(shape: Shape) -> Slab:
-    """Return the box of the whole tensor; a fused parameter's slabs are one per run even on one rank."""
+    """Return the box of the whole tensor; a fused parameter's slabs are one per block even on one rank."""
     zero = (0,) * len(shape)
     return Slab(zero, shape, zero)

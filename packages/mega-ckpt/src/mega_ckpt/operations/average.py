@@ -72,16 +72,16 @@ def average(
     kinds = {name: tensor.dtype for name, tensor in first.tensors[MODEL].items()}
     parts = [weight / sum(weights) for weight in weights]
 
-    def bands(_: str, name: str) -> Iterator[RowChunk]:
+    def read_rows(_: str, name: str) -> Iterator[RowChunk]:
         shape = first.tensors[MODEL][name].shape
         rows = rows_per_chunk(shape, "F64")
         every = [stream_rows(s, space, name, rows) for s, space in zip(sources, spaces, strict=True)]
         stored = [s.tensors[space][name].dtype for s, space in zip(sources, spaces, strict=True)]
         for chunks in zip(*every, strict=True):
             mean = np.zeros(chunks[0].values.shape)
-            for band, dtype, part in zip(chunks, stored, parts, strict=True):
+            for chunk, dtype, part in zip(chunks, stored, parts, strict=True):
                 with np.errstate(invalid="ignore"):  # infinities of two signs have no mean: a NaN
-                    mean += part * dtypes.as_float64(band.values, dtype)
+                    mean += part * dtypes.as_float64(chunk.values, dtype)
             yield RowChunk(chunks[0].first, _round_mean(mean, kinds[name], f"{run}: {name}"))
 
     tokenizer = newest.folder / TOKENIZER
@@ -90,7 +90,7 @@ def average(
         for source, part in zip(sources, parts, strict=True)
     ]
     with saving_checkpoint(run, newest.iteration) as save:
-        write_shares(save, {MODEL: rank_shares(first.spec, WHOLE, kinds)}, bands, progress)
+        write_shares(save, {MODEL: rank_shares(first.spec, WHOLE, kinds)}, read_rows, progress)
         return save.commit(
             first.spec,
             layout=WHOLE,

@@ -63,17 +63,17 @@ def reshard(
     check_run_folder(run, source.iteration, force=force)
     check_metadata(source)
 
-    def bands(space: str, name: str) -> Iterator[RowChunk]:
+    def read_rows(space: str, name: str) -> Iterator[RowChunk]:
         origin = made_from[space].space
         want = made_from[space].dtypes[name]
         have = stored[origin][name]
         where = f"{source.folder}: {origin} {name}"
-        for band in stream_rows(source, origin, name):
-            yield RowChunk(band.first, dtypes.cast(band.values, have, want, where))
+        for chunk in stream_rows(source, origin, name):
+            yield RowChunk(chunk.first, dtypes.cast(chunk.values, have, want, where))
 
     tokenizer = source.folder / TOKENIZER
     with saving_checkpoint(run, source.iteration) as save:
-        write_shares(save, spaces, bands, progress)
+        write_shares(save, spaces, read_rows, progress)
         return save.commit(
             source.spec,
             layout=layout,

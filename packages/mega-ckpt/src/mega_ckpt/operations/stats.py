@@ -77,12 +77,12 @@ class Stats:
         }
 
 
-def compute_stats(bands: Iterator[RowChunk], dtype: str, update: UpdateProgress) -> Stats:
+def compute_stats(chunks: Iterator[RowChunk], dtype: str, update: UpdateProgress) -> Stats:
     """Compute the statistics of a tensor, given as it is stored."""
     stats = Stats()
-    for band in bands:
-        stats.update(as_float64(band.values, dtype))
-        update(band.values.nbytes)
+    for chunk in chunks:
+        stats.update(as_float64(chunk.values, dtype))
+        update(chunk.values.nbytes)
     return stats
 
 
@@ -123,7 +123,7 @@ def source_stats(
 
 
 def _stats_of_tensors(
-    bands: ReadRows, kinds: Mapping[str, Mapping[str, str]], size: int, progress: Progress
+    read_rows: ReadRows, kinds: Mapping[str, Mapping[str, str]], size: int, progress: Progress
 ) -> dict[str, dict[str, dict[str, Any]]]:
     """Compute the statistics of all tensors on all cores."""
     jobs = [(space, name) for space, entries in kinds.items() for name in entries]
@@ -131,7 +131,7 @@ def _stats_of_tensors(
 
     def tensor(job: tuple[str, str], update: UpdateProgress) -> None:
         space, name = job
-        stats[job] = compute_stats(bands(space, name), kinds[space][name], update)
+        stats[job] = compute_stats(read_rows(space, name), kinds[space][name], update)
 
     with progress(size) as update:
         parallel_map(jobs, tensor, update)

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from mega_schema.checkpoint.reader import DTYPES, Checkpoint, TensorPiece
+from mega_schema.checkpoint.side_files import OTHER_ITERATION
 from mega_schema.errors import CorruptFileError, FormatError
 from mega_schema.sharding import Shape, Slab
 
-CHUNK_BYTES = 1 << 22  # bytes; a row that is longer is a band of its own
+CHUNK_BYTES = 1 << 22  # bytes; a row that is longer is a chunk of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class RowChunk:
 
     Attributes:
         first: number of the first of them.
-        values: (rows, *shape[1:]); they hold until the next band is asked for.
+        values: (rows, *shape[1:]); they hold until the next chunk is read.
     """
 
     first: int
@@ -53,7 +54,7 @@ def stream_rows(checkpoint: Checkpoint, space: str, name: str, rows: int | None 
     """Stream the rows of a tensor whose pieces are known to cover it (`verify.check_cover`).
 
     Args:
-        rows: of each band but the last; None for as many as make BAND bytes.
+        rows: of each chunk but the last; None for as many as make CHUNK_BYTES.
 
     Raises:
         FormatError: a piece is not what was written.
@@ -69,7 +70,7 @@ def stream_rows(checkpoint: Checkpoint, space: str, name: str, rows: int | None 
             active, reading = reading, []
             for reader in active:
                 _read_rows(reader, out, first, past, reading)
-            # one that ends in this band is closed before the next is opened: there may be thousands
+            # one that ends in this chunk is closed before the next is opened: there may be thousands
             while waiting and waiting[-1].start[0] < past:
                 _read_rows(PieceReader(checkpoint, space, name, waiting.pop()), out, first, past, reading)
             yield RowChunk(first, out[: past - first])
@@ -123,7 +124,7 @@ class PieceReader:
                 "values are not those that were written: crc32",
                 found=f"{self._checksum:08x}",
                 wanted=f"{self.piece.crc32:08x}",
-                hint="copy the file again, or load another iteration: --load RUN/iter_NNNNNNN",
+                hint=f"copy the file again, or {OTHER_ITERATION}",
             )
 
     def close(self) -> None:

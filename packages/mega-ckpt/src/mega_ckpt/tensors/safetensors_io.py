@@ -75,7 +75,9 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _entry(path: Path, begin: int, value: Mapping[str, Any]) -> MappedTensor:
-    dtype, shape, (first, last) = value["dtype"], tuple(value["shape"]), value["data_offsets"]
+    dtype = value["dtype"]
+    shape = tuple(value["shape"])
+    first, last = value["data_offsets"]
     if len(shape) > _MOST_DIMS:
         raise ValueError(f"{len(shape)} dimensions, more than {_MOST_DIMS}")
     if dtype not in DTYPE_BYTES:

@@ -281,7 +281,8 @@ class _TreeBuilder:
         else:
             dtype = self._dtype(allowlist.STORAGES, type_)
         counts, steps = _items(shape), _items(strides)
-        span, width = self._spans[key], DTYPE_BYTES[dtype]
+        span = self._spans[key]
+        width = DTYPE_BYTES[dtype]
         if any(type(n) is not int or n < 0 for n in (first, *counts, *steps)) or len(counts) > _MAX_DIMS:
             raise ValueError(f"shape {counts}, strides {steps} from {first}")
         dims = list(zip(counts, steps, strict=True))

@@ -260,7 +260,8 @@ def open_run_writer(path: Path) -> Iterator[Callable[[Numbers, Numbers], None]]:
             while count >= RUN_SPANS:
                 keys, places = concatenate()
                 put(keys[:RUN_SPANS], places[:RUN_SPANS])
-                pending[:], count = [(keys[RUN_SPANS:], places[RUN_SPANS:])], count - RUN_SPANS
+                pending[:] = [(keys[RUN_SPANS:], places[RUN_SPANS:])]
+                count -= RUN_SPANS
 
         yield add
         if count:

@@ -68,21 +68,21 @@ def convert(
             count = to_json_lines(data, output_prefix, key=json_key, tokenizer=tokenizer, progress=progress)
         click.echo(f"{output_prefix}: {count:,} documents from {data.index_format}")
         return
-    form = canonical_format(target)
+    index_format = canonical_format(target)
     with progress_bar("converting", size) as progress:
         result = merge_datasets(
             [data],
             output_prefix,
-            form=form,
+            index_format=index_format,
             dtype=np.dtype(dtype) if dtype else None,
             workers=workers,
             progress=progress,
         )
     click.echo(
-        f"{output_prefix}: {result.form} from {data.index_format}, {result.sequences:,} sequences, "
+        f"{output_prefix}: {result.index_format} from {data.index_format}, {result.sequences:,} sequences, "
         f"{result.tokens:,} tokens"
     )
-    if loses_documents(data, form):
-        click.echo("note: fairseq's forms have no documents; each sequence is one now", err=True)
-    if data.modes is not None and form != "mmap":
-        click.echo(f"note: {form} has no modes; they were left out", err=True)
+    if loses_documents(data, index_format):
+        click.echo("note: fairseq's formats have no documents; each sequence is one now", err=True)
+    if data.modes is not None and index_format != "mmap":
+        click.echo(f"note: {index_format} has no modes; they were left out", err=True)

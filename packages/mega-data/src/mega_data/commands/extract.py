@@ -34,7 +34,7 @@ from mega_schema.app.output_option import OUTPUT_ANY, OUTPUT_FOLDER
 )
 @click.option(
     "--from",
-    "form",
+    "file_format",
     type=click.Choice(["auto", "wiki-dump", "warc", "wet", "html"]),
     default="auto",
     help="Format of the files; auto detects it by their first bytes.",
@@ -58,7 +58,7 @@ from mega_schema.app.output_option import OUTPUT_ANY, OUTPUT_FOLDER
 def extract(
     inputs: tuple[str, ...],
     output: Path,
-    form: str,
+    file_format: str,
     on_error: str,
     max_errors: str | None,
     keep_dropped: bool,
@@ -85,7 +85,7 @@ def extract(
     errors = ErrorCount(error_limit(on_error, max_errors))
     files = find_inputs(inputs)
     check_outputs(files, output, work, keep_dropped=keep_dropped)
-    parts = split_inputs(files, form, split_mb * 1_000_000)
+    parts = split_inputs(files, file_format, split_mb * 1_000_000)
     default_work = output.with_name(f"{output.name}.work")
     one_file = is_one_file(output)
     lock = work or default_work if one_file else output
@@ -93,7 +93,7 @@ def extract(
         target = output if one_file else staging_folder(output)
         skip = on_error == "skip"
         dropped = dropped_path(output)
-        job = Extraction(parts, target, folder, form, full_page, skip, keep_dropped, dropped)
+        job = Extraction(parts, target, folder, file_format, full_page, skip, keep_dropped, dropped)
         check_has_stage(executor, only, (stage.name for stage in job.stages()))
         job.begin()
         if not one_file:

@@ -72,7 +72,7 @@ def merge(
         result = join(
             opened_datasets,
             output_prefix,
-            form=canonical_format(dataset_impl) if dataset_impl else None,
+            index_format=canonical_format(dataset_impl) if dataset_impl else None,
             assume_same_tokenizer=assume_same_tokenizer,
             workers=workers,
             progress=progress,

@@ -41,7 +41,8 @@ def open_column_writer(path: Path, columns: int) -> Iterator[Callable[[Numbers],
                 full_rows = count // BLOCK_DOCUMENTS * BLOCK_DOCUMENTS
                 for start in range(0, full_rows, BLOCK_DOCUMENTS):
                     put(rows_so_far[start : start + BLOCK_DOCUMENTS])
-                pending[:], count = [rows_so_far[full_rows:]], count - full_rows
+                pending[:] = [rows_so_far[full_rows:]]
+                count -= full_rows
 
         yield add
         if count:
@@ -63,8 +64,8 @@ def read_column(path: Path, number: int, columns: int) -> Iterator[Numbers]:
             yield np.frombuffer(file.read(8 * rows), "<u8")
 
 
-def take(path: Path, number: int, columns: int, documents: NDArray[Any]) -> Numbers:
-    """Read the numbers of some documents in one column."""
+def read_entries(path: Path, number: int, columns: int, documents: NDArray[Any]) -> Numbers:
+    """Read one column of some documents."""
     count = count_documents(path, columns)
     block_starts = documents.astype(np.int64) // BLOCK_DOCUMENTS * BLOCK_DOCUMENTS
     rows = np.minimum(BLOCK_DOCUMENTS, count - block_starts)

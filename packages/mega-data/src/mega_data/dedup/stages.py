@@ -13,7 +13,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mega_data.dedup.band_store import count_documents, open_column_writer, take
+from mega_data.dedup.band_store import count_documents, open_column_writer, read_entries
 from mega_data.dedup.candidates import candidate_pairs
 from mega_data.dedup.corpus_shards import CorpusShards
 from mega_data.dedup.ids import open_id_writer, read_id
@@ -162,7 +162,7 @@ class DuplicateGroups:
         for number in np.unique(shard):
             in_shard = shard == number
             places = block[in_shard] - np.uint64(firsts[number])
-            halves[in_shard] = take(self.files.keys(int(number)), 1, self.files.columns, places)
+            halves[in_shard] = read_entries(self.files.keys(int(number)), 1, self.files.columns, places)
         equal: NDArray[np.uint64] = block[halves[:, 0] == halves[:, 1]]
         return equal
 

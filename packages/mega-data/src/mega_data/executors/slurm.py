@@ -59,4 +59,4 @@ def element_stages(stages: Sequence[TaskStage], environment: Mapping[str, str]) 
     if len(stages) > 1:
         refuse_whole_run(stage.name for stage in stages)
     element = array_element(environment)
-    return [replace(stage, share=element) for stage in stages]
+    return [replace(stage, shard=element) for stage in stages]

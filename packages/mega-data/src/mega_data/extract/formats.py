@@ -75,11 +75,11 @@ def detect_format(path: Path) -> str:
         return "wiki-dump"
     if "<html" in text or "<!doctype html" in text or ".html" in name or ".htm" in name:
         return "html"
-    raise FormatError(path, "begins like no form that is known", wanted=" or ".join(FORMATS), hint=_HINT)
+    raise FormatError(path, "unknown format", wanted=" or ".join(FORMATS), hint=_HINT)
 
 
 def split_inputs(
-    inputs: Iterable[Path], form: str = "auto", size: int = RANGE_BYTES
+    inputs: Iterable[Path], file_format: str = "auto", size: int = RANGE_BYTES
 ) -> tuple[FileRange, ...]:
     """Split the files into tasks: dumps of more than `size` bytes become several.
 
@@ -92,17 +92,17 @@ def split_inputs(
     for path in inputs:
         file_bytes = path.stat().st_size
         count = -(-file_bytes // size)
-        if count > 1 and not _is_splittable(path, form):
+        if count > 1 and not _is_splittable(path, file_format):
             count = 1
         edges = [file_bytes * number // count for number in range(1, count)]
         ranges += [FileRange(path, *ends) for ends in zip([0, *edges], [*edges, None], strict=True)]
     return tuple(ranges)
 
 
-def _is_splittable(path: Path, form: str) -> bool:
+def _is_splittable(path: Path, file_format: str) -> bool:
     if (
         detect_compression(path) not in SPLITTABLE
-        or (detect_format(path) if form == "auto" else form) != "wiki-dump"
+        or (detect_format(path) if file_format == "auto" else file_format) != "wiki-dump"
     ):
         return False
     from mega_data.extract.mediawiki import is_splittable
@@ -111,21 +111,21 @@ def _is_splittable(path: Path, form: str) -> bool:
 
 
 def read_pages(
-    part: FileRange, form: str, *, whole: bool = False
+    part: FileRange, file_format: str, *, full_page: bool = False
 ) -> Iterator[Page | SkippedPage | DamagedRange]:
     """Read the pages of a file, or those that begin in a range of it.
 
     Args:
-        form: one of FORMATS, or `auto`.
-        whole: keep navigation and footers of HTML.
+        file_format: one of FORMATS, or `auto`.
+        full_page: keep navigation and footers of HTML.
 
     Raises:
         ConfigError: a library that the format needs is not installed.
         FormatError: the file is not of the format.
     """
     path = part.path
-    form = detect_format(path) if form == "auto" else form
-    if form == "wiki-dump":
+    file_format = detect_format(path) if file_format == "auto" else file_format
+    if file_format == "wiki-dump":
         from mega_data.extract.mediawiki import read_dump
 
         return read_dump(path, part.start, part.end)
@@ -134,6 +134,6 @@ def read_pages(
     except ImportError as error:
         what, hint = "needs a library that is not installed", install_hint("mega-data", "extract")
         raise ConfigError(path, what, wanted=error.name or "resiliparse", hint=hint) from None
-    if form == "html":
-        return read_html(path, whole=whole)
-    return read_warc(path, html=form == "warc", plain=form == "wet", whole=whole)
+    if file_format == "html":
+        return read_html(path, full_page=full_page)
+    return read_warc(path, html=file_format == "warc", plain=file_format == "wet", full_page=full_page)

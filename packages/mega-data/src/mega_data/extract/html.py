@@ -17,16 +17,16 @@ from resiliparse.parse.html import DOMContext, HTMLTree, traverse_dom
 MAX_DEPTH_SUM: Final = 10_000_000  # about a second; a page of 5,000 elements 40 deep has 200,000
 
 
-def html_text(data: bytes, charset: str = "", *, whole: bool = False) -> tuple[str, str]:
+def html_text(data: bytes, charset: str = "", *, full_page: bool = False) -> tuple[str, str]:
     """Return the title and the text of a page.
 
     Args:
         charset: charset of the HTTP header; if empty or unknown, that of the page or a guess.
-        whole: keep navigation, footers and the like.
+        full_page: keep navigation, footers and the like.
     """
     markup = _decode(data, charset)
     tree = HTMLTree.parse(markup)
-    main = not whole and not _is_too_deep(tree, markup)
+    main = not full_page and not _is_too_deep(tree, markup)
     text = extract_plain_text(
         tree, preserve_formatting=True, main_content=main, list_bullets=True, alt_texts=False
     )

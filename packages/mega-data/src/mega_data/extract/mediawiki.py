@@ -200,7 +200,10 @@ def _parse_pages(
                 yield piece
             if page is not None:
                 yield DamagedRange(page.start, page.start, "a gap within a page", "cut off")
-            buffer, page, limit, is_closed = b"", None, min(limit, 0), piece.end == size
+            buffer = b""
+            page = None
+            limit = min(limit, 0)
+            is_closed = piece.end == size
             continue
         if limit < 0 and end is not None and piece.start >= end:
             limit = len(buffer)
@@ -229,7 +232,8 @@ def _parse_pages(
         buffer_start = max(parsed_to, len(buffer) - _LONGEST_TAG)
         if page is not None:
             page.feed(buffer[parsed_to:buffer_start])
-        buffer, limit = buffer[buffer_start:], max(limit - buffer_start, 0) if limit >= 0 else -1
+        buffer = buffer[buffer_start:]
+        limit = max(limit - buffer_start, 0) if limit >= 0 else -1
         if page is None and limit == 0:
             return
     if page is not None:

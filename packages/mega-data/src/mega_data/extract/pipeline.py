@@ -67,8 +67,8 @@ class Extraction:
         parts: the result of `formats.split_inputs`; the parts of a file are consecutive.
         output: folder with a file per input, or one file for all if its name ends with .jsonl.
         work: folder of the markers and of the parts to join.
-        form: one of formats.FORMATS, or `auto`.
-        whole: keep navigation and footers of HTML.
+        file_format: one of formats.FORMATS, or `auto`.
+        full_page: keep navigation and footers of HTML.
         skip: skip and count damaged ranges; else the first one ends the run.
         keep_dropped: write skipped pages, with the reason under "dropped".
         dropped_to: path of the skipped pages; None is `dropped_path` of the output.
@@ -77,8 +77,8 @@ class Extraction:
     parts: tuple[FileRange, ...]
     output: Path
     work: Path
-    form: str = "auto"
-    whole: bool = False
+    file_format: str = "auto"
+    full_page: bool = False
     skip: bool = False
     keep_dropped: bool = False
     dropped_to: Path | None = None
@@ -100,7 +100,11 @@ class Extraction:
                 if earlier != path:
                     hint = "name one output file: --output all.jsonl"
                     raise ConfigError("--input", f"two files of one name: {earlier} and {path}", hint=hint)
-        options = {"from": self.form, "whole-page": self.whole, "output": str(self.output.resolve())}
+        options = {
+            "from": self.file_format,
+            "full-page": self.full_page,
+            "output": str(self.output.resolve()),
+        }
         options |= {"keep-dropped": self.keep_dropped, "tasks": len(self.parts)}
         numbers = {path: number for number, path in enumerate(self.inputs)}
         owners = [numbers[part.path] for part in self.parts]
@@ -139,7 +143,7 @@ class Extraction:
             if self.keep_dropped:
                 dropped = stack.enter_context(open_output(self._task_path(task, self.dropped_output)))
             stack.enter_context(check_unchanged(part.path))
-            for page in read_pages(part, self.form, whole=self.whole):
+            for page in read_pages(part, self.file_format, full_page=self.full_page):
                 if isinstance(page, Page):
                     row = {"id": page.id, "url": page.url, "title": page.title, "text": page.text}
                     size += out.write(orjson.dumps(row, option=_LINE))

@@ -25,14 +25,14 @@ _BLOCK = 1 << 20
 
 
 def read_warc(
-    path: Path, *, html: bool = True, plain: bool = True, whole: bool = False
+    path: Path, *, html: bool = True, plain: bool = True, full_page: bool = False
 ) -> Iterator[Page | SkippedPage | DamagedRange]:
     """Read the pages of a file in order. After damage, continue at the next record.
 
     Args:
         html: read responses that are HTML.
         plain: read conversions to plain text, the records of a WET file.
-        whole: as in `html_text`.
+        full_page: as in `html_text`.
 
     Raises:
         FormatError: the file has no record.
@@ -54,12 +54,12 @@ def read_warc(
                     position = start + record.stream_pos
                     reason = ""
                     has_records = True
-                    place = stream.place(position) if stream else position
+                    place = stream.file_offset(position) if stream else position
                     if lost is not None:
                         yield DamagedRange(lost[0], place, lost[1])
                     lost = None
                     length = int(record.headers.get("Content-Length") or 0)
-                    yield _make_page(record, html, plain, whole, place)
+                    yield _make_page(record, html, plain, full_page, place)
             except (OSError, EOFError, ValueError) as error:
                 reason = str(error)
             if stream and stream.gap:
@@ -71,7 +71,7 @@ def read_warc(
                 break
             elif lost is None and has_records:
                 record_end = _record_end(file, position, length)
-                lost = min(size, stream.place(record_end) if stream else record_end), reason
+                lost = min(size, stream.file_offset(record_end) if stream else record_end), reason
             start = _next_record(file, position + bool(reason))
         if lost is not None:
             yield DamagedRange(lost[0], size, lost[1])
@@ -97,12 +97,13 @@ def _next_record(file: IO[bytes], position: int) -> int:
         if index >= 0:
             return position + index + 2
         tail = buffer[-len(_WARC) - 1 :]
-        position, buffer = position + len(buffer) - len(tail), tail
+        position = position + len(buffer) - len(tail)
+        buffer = tail
     return -1
 
 
 def _make_page(
-    record: WarcRecord, html: bool, plain: bool, whole: bool, start: int
+    record: WarcRecord, html: bool, plain: bool, full_page: bool, start: int
 ) -> Page | SkippedPage | DamagedRange:
     kind = record.record_type
     headers = record.headers
@@ -126,7 +127,7 @@ def _make_page(
         )
     title, text = "", ""
     if response:
-        title, text = html_text(data, record.http_charset or "", whole=whole)
+        title, text = html_text(data, record.http_charset or "", full_page=full_page)
     else:
         text = data.decode("utf-8", "replace").strip()
     return Page(record_id, url, title, text) if text else SkippedPage("no text", record_id, url, title)
@@ -136,7 +137,7 @@ def _status(record: WarcRecord) -> Any:
     return record.http_headers.status_code if record.http_headers else None
 
 
-def read_html(path: Path, *, whole: bool = False) -> Iterator[Page | SkippedPage | DamagedRange]:
+def read_html(path: Path, *, full_page: bool = False) -> Iterator[Page | SkippedPage | DamagedRange]:
     """Read a file that is one page of HTML; its path is its id and its address."""
     data = bytearray()
     name = path.as_posix()
@@ -148,5 +149,5 @@ def read_html(path: Path, *, whole: bool = False) -> Iterator[Page | SkippedPage
         if len(data) > MAX_PAGE_BYTES:
             yield SkippedPage("too long", name, name)
             return
-    title, text = html_text(bytes(data), whole=whole)
+    title, text = html_text(bytes(data), full_page=full_page)
     yield Page(name, name, title, text) if text else SkippedPage("no text", name, name, title)

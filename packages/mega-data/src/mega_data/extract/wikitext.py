@@ -118,7 +118,8 @@ def _strip_elements(text: str, verbatim: list[str]) -> str:
     while number < len(tokens):
         token = tokens[number]
         out.append(text[position : token.start()])
-        position, number = token.end(), number + 1
+        position = token.end()
+        number += 1
         name = "-->" if token[0] == "<!--" else (token[2] or "").lower()
         if token[0] == "-->" or token[1] or (token[3] or "").endswith("/"):
             continue
@@ -184,7 +185,8 @@ def _layout_lines(lines: Iterable[str]) -> Iterator[str]:
         if not line or line[0] in "|!" or not line.strip("-"):
             continue  # rest of a broken table, or a horizontal rule
         if item := _ITEM.match(line):
-            mark, line = item[0][-1], line[item.end() :].strip()
+            mark = item[0][-1]
+            line = line[item.end() :].strip()
             if not line:
                 continue
             line = f"- {line}" if mark in "*#" else line

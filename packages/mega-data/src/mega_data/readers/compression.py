@@ -237,7 +237,8 @@ def _read_frames(
                 if frame is None:
                     # gz and xz files may be padded
                     stripped = compressed.lstrip(b"\0") if magic in (_GZIP, _XZ) else compressed
-                    position, compressed = position + len(compressed) - len(stripped), stripped
+                    position = position + len(compressed) - len(stripped)
+                    compressed = stripped
                     if not compressed:
                         break
                     frame = open_frame()
@@ -261,7 +262,8 @@ def _read_frames(
                     if size:
                         yield TextPiece(frame_start, b"".join(pending))
                     pending = []
-                position, compressed = position + len(compressed) - len(unused), unused
+                position = position + len(compressed) - len(unused)
+                compressed = unused
                 frame = None if frame.eof else frame
         if frame is not None:
             yield DamagedRange(frame_start, position, "the file ends within what began here")
@@ -318,8 +320,8 @@ class ResumableStream:
         self._position = min(max(position, self._first), self._first + len(self._buffer))
         return self._position
 
-    def place(self, position: int) -> int:
-        """Return the byte of the file at which the piece of a byte of the text begins."""
+    def file_offset(self, position: int) -> int:
+        """Return the offset in the file of the piece that contains a byte of the text."""
         return max(place for begin, place in self._places if begin <= max(position, self._places[0][0]))
 
     def tell(self) -> int:

@@ -57,24 +57,26 @@ def detect_compression(path: Path) -> str:
         return head_compression(file.read(HEAD_BYTES))
 
 
-def check_format(path: Path, form: str, head: bytes) -> None:
+def check_format(path: Path, file_format: str, head: bytes) -> None:
     """Refuse a file whose first bytes show a format that is not read here, or not under this name.
 
     Args:
-        form: format to read it as: jsonl, text or table.
+        file_format: format to read it as: jsonl, text or table.
         head: its first HEAD_BYTES bytes, decompressed.
 
     Raises:
         ConfigError: the file is of another format; the hint says how to convert it.
     """
-    if form == "table":
+    if file_format == "table":
         return
     for magic, name, hint in _FOREIGN_FORMATS:
         if head.startswith(magic):
-            raise ConfigError(path, f"is {name}", wanted=_describe_format(form), hint=hint)
+            raise ConfigError(path, f"is {name}", wanted=_describe_format(file_format), hint=hint)
     if head[257:262] == b"ustar":
-        raise ConfigError(path, "is a tar archive", wanted=_describe_format(form), hint=f"tar xf {path}")
-    if form == "jsonl":
+        raise ConfigError(
+            path, "is a tar archive", wanted=_describe_format(file_format), hint=f"tar xf {path}"
+        )
+    if file_format == "jsonl":
         _check_json_lines(path, head)
 
 
@@ -96,5 +98,5 @@ def _check_json_lines(path: Path, head: bytes) -> None:
         raise ConfigError(path, "is XML or HTML", wanted=wanted, hint=hint)
 
 
-def _describe_format(form: str) -> str:
-    return "JSON lines in UTF-8, an object a line" if form == "jsonl" else "text in UTF-8"
+def _describe_format(file_format: str) -> str:
+    return "JSON lines in UTF-8, an object a line" if file_format == "jsonl" else "text in UTF-8"

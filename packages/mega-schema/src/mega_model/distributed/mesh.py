@@ -87,8 +87,8 @@ class Axis:
         x = x.contiguous()
         if not self.sequence:
             return AsyncTensor(x, dist.all_reduce(x, group=self.group, async_op=True))
-        share = x.new_empty((x.shape[0] // self.size, *x.shape[1:]))
-        return AsyncTensor(share, _scatter(share, x, group=self.group, async_op=True), x)
+        shard = x.new_empty((x.shape[0] // self.size, *x.shape[1:]))
+        return AsyncTensor(shard, _scatter(shard, x, group=self.group, async_op=True), x)
 
     def local_shard(self, x: Tensor) -> Tensor:
         """Return this rank's shard of a per-token tensor, outside the tensor-parallel regions."""
@@ -106,13 +106,13 @@ class Axis:
             x, None if self.group is None else dist.all_reduce(x, group=self.group, async_op=True)
         )
 
-    def reduce_scatter(self, share: Tensor, whole: Tensor) -> AsyncTensor:
-        """Start to sum `whole` over the ranks; this rank's part goes to `share`, maybe a view of `whole`."""
-        return AsyncTensor(share, _scatter(share, whole, group=self.group, async_op=True), whole)
+    def reduce_scatter(self, shard: Tensor, whole: Tensor) -> AsyncTensor:
+        """Start to sum `whole` over the ranks; this rank's part goes to `shard`, maybe a view of `whole`."""
+        return AsyncTensor(shard, _scatter(shard, whole, group=self.group, async_op=True), whole)
 
-    def all_gather(self, whole: Tensor, share: Tensor) -> AsyncTensor:
-        """Start to gather the ranks' shards into `whole`, of which `share` may be a view."""
-        return AsyncTensor(whole, _gather(whole, share, group=self.group, async_op=True), share)
+    def all_gather(self, whole: Tensor, shard: Tensor) -> AsyncTensor:
+        """Start to gather the ranks' shards into `whole`, of which `shard` may be a view."""
+        return AsyncTensor(whole, _gather(whole, shard, group=self.group, async_op=True), shard)
 
     def exchange(self, sends: Sequence[tuple[Tensor, int]], receives: Sequence[tuple[Tensor, int]]) -> None:
         """Send and receive tensors at once, each with its peer's position on this axis; wait for all.

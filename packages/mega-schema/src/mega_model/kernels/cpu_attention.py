@@ -97,7 +97,8 @@ class _HeadGroup:
 
     def probabilities(self, block: _Block) -> Tensor:
         """Return the softmax of the block's scores, (G, R, C) float32; valid until the next call."""
-        q_GRH, k_GCH = self.rows(self.q_GEsH, block), self.k_GSH[:, : block.keys].contiguous()
+        q_GRH = self.rows(self.q_GEsH, block)
+        k_GCH = self.k_GSH[:, : block.keys].contiguous()
         shape = (*q_GRH.shape[:2], block.keys)
         p_GRC = self.buffer[: prod(shape)].view(shape)
         torch.baddbmm(p_GRC, q_GRH, k_GCH.mT, beta=0, alpha=self.scale, out=p_GRC)
@@ -147,7 +148,8 @@ class _Attention(torch.autograd.Function):
 def _forward_heads(
     causal: bool, dtype: torch.dtype, q_NsH: Tensor, k_GSH: Tensor, v_GSH: Tensor, out_NsH: Tensor
 ) -> None:
-    heads, v_GSH = _HeadGroup(q_NsH, k_GSH, causal, dtype), _to_dense(v_GSH, dtype)
+    heads = _HeadGroup(q_NsH, k_GSH, causal, dtype)
+    v_GSH = _to_dense(v_GSH, dtype)
     out_GEsH = out_NsH.unflatten(0, (len(k_GSH), -1))
     for block in heads.blocks:
         p_GRC = heads.to_matmul_dtype(heads.probabilities(block))
@@ -175,7 +177,8 @@ def _backward_heads(
         q_GEsH, k_GSH = heads.q_GEsH, heads.k_GSH
     else:
         q_GEsH, k_GSH = _to_dense(q_NsH, dtype).unflatten(0, groups), _to_dense(k_GSH, dtype)
-    v_GSH, grad_q_GEsH = _to_dense(v_GSH, torch.float32), grad_q_NsH.unflatten(0, groups)
+    v_GSH = _to_dense(v_GSH, torch.float32)
+    grad_q_GEsH = grad_q_NsH.unflatten(0, groups)
     grad_GEsH = _to_dense(grad_NsH, dtype).unflatten(0, groups)
     sum_k_GSH, sum_v_GSH = torch.zeros_like(v_GSH), torch.zeros_like(v_GSH)
     buffer = torch.empty_like(heads.buffer)

@@ -90,7 +90,7 @@ def choose_kernels(name: KernelsName, device: torch.device, *, backend: str = "i
     if installed_version("triton") is None:
         choice = _reference_choice("triton is not installed")
     else:
-        from mega_model.kernels.fused import TRITON
+        from mega_model.kernels.triton import TRITON
 
         triton_kernels = {field.name: getattr(TRITON, field.name) for field in fields(Kernels)}
         choice = _override(

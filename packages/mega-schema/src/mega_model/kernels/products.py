@@ -47,7 +47,8 @@ def add_product(main_OI: Tensor, grad_TO: Tensor, x_TI: Tensor, *, first: bool, 
     elif grad_TO.is_cuda:
         torch.addmm(main_OI, grad_TO.t(), x_TI, beta=beta, out_dtype=torch.float32, out=main_OI)
     else:
-        tokens, x_TI = len(grad_TO), x_TI.float()
+        tokens = len(grad_TO)
+        x_TI = x_TI.float()
         step = min(grad_TO.shape[1], max(1, _CHUNK_GRADIENT // max(1, tokens)))
         float_TO = x_TI.new_empty(tokens * step)  # one buffer for all chunks
         with allow_bf16_matmul(grad_TO.dtype):

@@ -70,8 +70,10 @@ def check_fp8(device: torch.device) -> KernelCheck:
         _numbers(shape, i).to(device, torch.bfloat16)
         for i, shape in enumerate(((_T + 8, _D), (2 * _D, _D), (_T + 8, 2 * _D)))
     )
-    main, gradients = torch.zeros(weight.shape, device=device), WeightGradients()
-    parameter, start = nn.Parameter(weight), time.perf_counter()
+    main = torch.zeros(weight.shape, device=device)
+    gradients = WeightGradients()
+    parameter = nn.Parameter(weight)
+    start = time.perf_counter()
     gradients.register_main_grad(parameter, lambda: main)
     x.requires_grad_()
     try:

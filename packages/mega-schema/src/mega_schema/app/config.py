@@ -203,7 +203,7 @@ def _from_file(file: Path | None, sections: Sequence[str]) -> Iterator[tuple[str
     for section, table in tables.items():
         if not isinstance(table, dict):
             raise ConfigError(
-                f"{file}: {section}", "stands outside every section", wanted="[section] key = value"
+                f"{file}: {section}", "is outside every section", wanted="[section] key = value"
             )
         if section not in sections:
             raise ConfigError(f"{file}: [{section}]", "unknown section", hint=did_you_mean(section, sections))

@@ -19,11 +19,12 @@ import sys
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-from mega_schema.checkpoint.writer_process import BYTES, DONE, FAILED, NOTE, Order, finish, write_shards
+from mega_schema.checkpoint.shard_file import BoxRecord
+from mega_schema.checkpoint.writer_process import BYTES, DONE, FAILED, NOTE, WriteOrder, finish, write_shards
 
 _MAIN = "from mega_schema.checkpoint.writer_process import main; main()"
 # Run with -I -S: no site-packages and no environment, so that Python starts in a few hundredths of a second.
@@ -82,15 +83,15 @@ class SharedBuffer:
         self.map: mmap.mmap | None = None
         self.order_range = (0, 0)  # place and length
 
-    def plan(self, boxes: Sequence[Mapping[str, Any]], begin: int = 0) -> tuple[list[dict[str, Any]], int]:
-        """Return the boxes with an offset `at` for their values, the first at `begin`; and the end."""
-        planned = []
+    def plan(self, boxes: Sequence[BoxRecord], begin: int = 0) -> tuple[list[BoxRecord], int]:
+        """Return the boxes with a `buffer_offset` for their values, the first at `begin`; and the end."""
+        planned = list[BoxRecord]()
         for box in boxes:
-            planned.append({**box, "at": begin})
+            planned.append({**box, "buffer_offset": begin})
             begin += -(-box["bytes"] // _ALIGNMENT) * _ALIGNMENT
         return planned, begin
 
-    def stage(self, order: Order, order_start: int) -> mmap.mmap:
+    def stage(self, order: WriteOrder, order_start: int) -> mmap.mmap:
         """Allocate room for values up to `order_start`, and write the order after them.
 
         Raises:
@@ -175,7 +176,7 @@ class SubprocessWriter:
 class InProcessWriter:
     """An order carried out in steps by the calls of `state` (a `WriterHandle`), without staging."""
 
-    def __init__(self, order: Order, payload: Callable[[str, int], memoryview]) -> None:
+    def __init__(self, order: WriteOrder, payload: Callable[[str, int], memoryview]) -> None:
         """
         Args:
             payload: returns the bytes of a namespace's box, by its number; called for one box after another.

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from mega_schema.checkpoint.checkpoint_dir import MANIFEST, READABLE_FORMATS, RUN_CONFIG, TOKENIZER, TRAINER
+from mega_schema.checkpoint.shard_file import BoxRecord
 from mega_schema.checkpoint.side_files import (
     DIGEST,
     OTHER_ITERATION,
@@ -332,8 +333,8 @@ class BoxToWrite:
     def bytes(self) -> int:
         return math.prod(self.slab.shape) * DTYPES[self.dtype].itemsize
 
-    def to_record(self) -> dict[str, Any]:
-        """Return the box as a JSON object, as `shard_file.write_shard_file` takes it."""
+    def to_record(self) -> BoxRecord:
+        """Return the box as a JSON object."""
         return {
             "name": self.name,
             "whole": self.whole,
@@ -344,7 +345,7 @@ class BoxToWrite:
         }
 
 
-ReadBox = Callable[[BoxToWrite], np.ndarray]
+BoxValues = Callable[[BoxToWrite], np.ndarray]
 
 
 def boxes_to_write(name: str, whole: Shape, slabs: Sequence[Slab], dtype: str) -> list[BoxToWrite]:

@@ -6,9 +6,9 @@ import contextlib
 import json
 import os
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import NotRequired, TypedDict
 
 from mega_schema.atomic_io import begin_flush, write_at, write_text
 from mega_schema.checkpoint.checkpoint_dir import PIECE_FORMAT, PIECE_LIST_SUFFIX
@@ -19,6 +19,25 @@ CHUNK = 1 << 24  # bytes between two progress reports
 # looks for large pages, which in a virtual machine the host may have to find first.
 _SLICE = 1 << 18
 FLUSH = 1 << 28  # bytes between two flushes: a single flush at the end would be long and without progress
+
+
+class BoxRecord(TypedDict):
+    """A box that a rank writes.
+
+    Attributes:
+        name, whole, dtype: name, shape and stored dtype of the tensor.
+        start, shape: first index and extent of the box.
+        bytes: of its values.
+        buffer_offset: offset of its values in the writer's buffer, once it is assigned.
+    """
+
+    name: str
+    whole: Sequence[int]
+    dtype: str
+    start: Sequence[int]
+    shape: Sequence[int]
+    bytes: int
+    buffer_offset: NotRequired[int]
 
 
 def piece_key(name: str, whole: Sequence[int], start: Sequence[int], shape: Sequence[int]) -> str:
@@ -40,11 +59,7 @@ class ShardFileWriter:
         name: of the file.
     """
 
-    def __init__(self, folder: Path, namespace: str, rank: int, boxes: Sequence[Mapping[str, Any]]) -> None:
-        """
-        Args:
-            boxes: for each its name, whole (the tensor's shape), dtype, start, shape and bytes.
-        """
+    def __init__(self, folder: Path, namespace: str, rank: int, boxes: Sequence[BoxRecord]) -> None:
         stem = f"{namespace}-{rank:05d}"
         self.name = f"{stem}.safetensors"
         self._namespace = namespace
@@ -85,7 +100,8 @@ class ShardFileWriter:
         self._file.close()
         placed_boxes = zip(self._boxes, self._offsets, self._checksums, strict=True)
         records = [
-            {key: box[key] for key in _KEYS} | {"file": self.name, "offset": offset, "crc32": checksum}
+            {key: value for key, value in box.items() if key != "buffer_offset"}
+            | {"file": self.name, "offset": offset, "crc32": checksum}
             for box, offset, checksum in placed_boxes
         ]
         listing = {"namespace": self._namespace, "file": self.name, "size": self._size, "pieces": records}
@@ -100,13 +116,12 @@ def write_shard_file(
     folder: Path,
     namespace: str,
     rank: int,
-    boxes: Sequence[Mapping[str, Any]],
+    boxes: Sequence[BoxRecord],
     payload: Callable[[int], memoryview],
 ) -> Iterator[int]:
     """Write a rank's boxes of a namespace, and beside them the list of pieces.
 
     Args:
-        boxes: for each its name, whole (the tensor's shape), dtype, start, shape and bytes.
         payload: returns the bytes of box number i; called for one at a time and in order.
 
     Yields:
@@ -132,9 +147,6 @@ def write_shard_file(
         file.finish()
 
 
-_KEYS = ("name", "whole", "dtype", "start", "shape", "bytes")
-
-
-def _header_entry(box: Mapping[str, Any]) -> tuple[str, str, Sequence[int], int]:
+def _header_entry(box: BoxRecord) -> tuple[str, str, Sequence[int], int]:
     key = piece_key(box["name"], box["whole"], box["start"], box["shape"])
     return key, box["dtype"], box["shape"], box["bytes"]

@@ -22,7 +22,7 @@ import numpy as np
 from mega_schema.atomic_io import disk_errors
 from mega_schema.checkpoint import checkpoint_dir, shard_file
 from mega_schema.checkpoint.checkpoint_dir import RUN_CONFIG, TRAINER, partial_folder
-from mega_schema.checkpoint.reader import BoxToWrite, ReadBox
+from mega_schema.checkpoint.reader import BoxToWrite, BoxValues
 from mega_schema.parallel_layout import Layout
 from mega_schema.spec import ModelSpec
 
@@ -43,7 +43,7 @@ class CheckpointWriter:
         """Create the folder, and remove what an earlier save left unfinished."""
         checkpoint_dir.begin(self.run, self.iteration)
 
-    def write(self, namespace: str, rank: int, boxes: Sequence[BoxToWrite], values: ReadBox) -> None:
+    def write(self, namespace: str, rank: int, boxes: Sequence[BoxToWrite], values: BoxValues) -> None:
         """Write this rank's boxes of a namespace as one safetensors file, one box in memory at a time.
 
         Args:

@@ -1,12 +1,4 @@
-"""One rank's part of a checkpoint as an order in JSON, and the process that carries it out.
-
-An order has:
-
-    run, iteration, rank
-    spaces      namespace -> boxes, as `shard_file.write_shard_file` takes them, each with the offset `at` of
-    its values commit      on one rank: the arguments of `checkpoint_dir.commit`, what to keep, and what the
-    checkpoint
-                supersedes; null on the others
+"""One rank's part of a checkpoint as an order in JSON (`WriteOrder`), and the process that carries it out.
 
 The process inherits memory with the order and the values. It reports progress on stdout; if it has the
 commit, stdin tells it whether all ranks are done. It stops writing when the run that started it has ended.
@@ -21,14 +13,13 @@ import mmap
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from mega_schema.checkpoint import checkpoint_dir, shard_file
 
-Order = Mapping[str, Any]
 COMMIT, DISCARD = "commit", "discard"  # commands on stdin
 # reports on stdout
 BYTES = "bytes"
@@ -40,7 +31,53 @@ _NICE = 5  # the training processes have priority
 _REPORT_SECONDS = 1.0
 
 
-def write_shards(order: Order, payload: Callable[[str, int], memoryview]) -> Iterator[int]:
+class CommitContents(TypedDict):
+    """What a checkpoint has besides its tensors, and which checkpoints its run keeps.
+
+    Attributes:
+        header: the manifest's fields besides files and tensors.
+        text_files: other files of the checkpoint, by name.
+        tokenizer: folder whose files are copied into it.
+        keep_last: number of newest checkpoints to keep; 0 keeps all.
+        keep_every: also keep iterations that this divides.
+    """
+
+    header: Mapping[str, Any]
+    text_files: Mapping[str, str]
+    tokenizer: str | None
+    keep_last: int
+    keep_every: int | None
+
+
+class CommitOrder(CommitContents):
+    """How to commit a checkpoint.
+
+    Attributes:
+        replace: replace a checkpoint of this iteration.
+        superseded: iterations of checkpoints that this one supersedes.
+    """
+
+    replace: bool
+    superseded: Sequence[int]
+
+
+class WriteOrder(TypedDict):
+    """One rank's part of a checkpoint.
+
+    Attributes:
+        run: the run's folder.
+        spaces: the boxes of each namespace.
+        commit: on rank 0; None on the others.
+    """
+
+    run: str
+    iteration: int
+    rank: int
+    spaces: Mapping[str, Sequence[shard_file.BoxRecord]]
+    commit: CommitOrder | None
+
+
+def write_shards(order: WriteOrder, payload: Callable[[str, int], memoryview]) -> Iterator[int]:
     """Write the order's shard files.
 
     Args:
@@ -58,7 +95,7 @@ def write_shards(order: Order, payload: Callable[[str, int], memoryview]) -> Ite
         yield from shard_file.write_shard_file(folder, space, order["rank"], boxes, partial(payload, space))
 
 
-def finish(order: Order, command: str) -> str:
+def finish(order: WriteOrder, command: str) -> str:
     """Commit the order's checkpoint and prune old ones, or discard what was written.
 
     Returns:
@@ -73,10 +110,11 @@ def finish(order: Order, command: str) -> str:
     if command == DISCARD:
         checkpoint_dir.discard(run, iteration)
         return ""
+    assert commit is not None
     tokenizer = Path(commit["tokenizer"]) if commit["tokenizer"] else None
     try:
         checkpoint_dir.commit(
-            run, iteration, commit["described"], commit["texts"], tokenizer, replace=commit["replace"]
+            run, iteration, commit["header"], commit["text_files"], tokenizer, replace=commit["replace"]
         )
     except OSError:
         checkpoint_dir.discard(run, iteration)
@@ -84,8 +122,8 @@ def finish(order: Order, command: str) -> str:
     try:
         checkpoint_dir.supersede(run, (old for old in commit["superseded"] if old != iteration))
         checkpoint_dir.remove_superseded(run, iteration)
-        if commit["last"]:
-            checkpoint_dir.prune(run, iteration, last=commit["last"], every=commit["every"])
+        if commit["keep_last"]:
+            checkpoint_dir.prune(run, iteration, last=commit["keep_last"], every=commit["keep_every"])
     except OSError as error:
         return f"{error.filename}: {error.strerror}"
     return ""
@@ -99,11 +137,11 @@ def main() -> None:
     parent, descriptor, offset, length = (int(word) for word in sys.argv[1:5])
     os.nice(_NICE)
     memory = memoryview(mmap.mmap(descriptor, 0, prot=mmap.PROT_READ))
-    order = json.loads(bytes(memory[offset : offset + length]))
+    order: WriteOrder = json.loads(bytes(memory[offset : offset + length]))
 
     def payload(space: str, number: int) -> memoryview:
         box = order["spaces"][space][number]
-        return memory[box["at"] : box["at"] + box["bytes"]]
+        return memory[box["buffer_offset"] : box["buffer_offset"] + box["bytes"]]
 
     try:
         written = 0

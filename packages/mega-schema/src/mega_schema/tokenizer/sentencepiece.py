@@ -168,7 +168,8 @@ def _special(library: Any, type: str, extra_ids: int) -> dict[str, int]:
     names = [
         str(library.id_to_piece(i)) if i >= 0 else name for i, name in zip(ids, default_names, strict=True)
     ]
-    special, next_id = dict[str, int](), len(library)
+    special = dict[str, int]()
+    next_id = len(library)
     for name in (*_ADDED, *names, *(f"<extra_id_{i}>" for i in range(extra_ids))):
         piece_id = int(library.piece_to_id(name))
         is_known = str(library.id_to_piece(piece_id)) == name

@@ -12,12 +12,11 @@ import errno
 import logging
 import time
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
 
 from mega_model.distributed.mesh import Mesh
 from mega_schema.checkpoint import checkpoint_dir
 from mega_schema.checkpoint.async_writer import SharedBuffer, describe_failure
-from mega_schema.checkpoint.writer_process import COMMIT, DISCARD
+from mega_schema.checkpoint.writer_process import COMMIT, DISCARD, CommitContents, CommitOrder, WriteOrder
 from mega_train.checkpointing import state_dict
 from mega_train.checkpointing.pending_save import BUSY, PendingSave, stage
 from mega_train.checkpointing.state_dict import ShardToWrite
@@ -54,7 +53,7 @@ class CheckpointSaver:
         self._config = config
         self._mesh = mesh
         self._clock = clock
-        self._memory = SharedBuffer() if config.background else None
+        self._memory = SharedBuffer() if config.async_save else None
         self._pending: PendingSave | None = None
         self._start_time = 0.0  # of the pending save
         self._superseded = list(superseded)
@@ -79,12 +78,12 @@ class CheckpointSaver:
         flags = "--save RUN --save-interval N" if self._config.save is None else "--save-interval N"
         return f"nothing was saved: {flags} saves every N iterations"
 
-    def begin(self, iteration: int, shards: Sequence[ShardToWrite], commit: dict[str, Any]) -> None:
+    def begin(self, iteration: int, shards: Sequence[ShardToWrite], commit: CommitContents) -> None:
         """Start to save the current values. A save that is still running is waited for.
 
         Args:
             shards: the shards that this rank writes.
-            commit: the contents of the manifest and of the other files, as in a write order.
+            commit: the contents of the manifest and of the other files.
         """
         start_time = self._clock()
         self.finish()
@@ -93,14 +92,17 @@ class CheckpointSaver:
         save.wait_seconds = self._clock() - start_time
         self._pending = save
         self._start_time = start_time
-        replaces = iteration in self._saved_iterations or iteration in self._superseded
-        replace_rules = {"replace": replaces, "superseded": self._superseded}
-        order = {
+        commit_order: CommitOrder = {
+            **commit,
+            "replace": iteration in self._saved_iterations or iteration in self._superseded,
+            "superseded": self._superseded,
+        }
+        order: WriteOrder = {
             "run": str(self._config.save),
             "iteration": iteration,
             "rank": self._mesh.rank,
-            "spaces": state_dict.write_order(shards),
-            "commit": commit | replace_rules if self._mesh.rank == 0 else None,
+            "spaces": state_dict.namespace_boxes(shards),
+            "commit": commit_order if self._mesh.rank == 0 else None,
         }
         self._saved_iterations.add(iteration)
         error_number = 0

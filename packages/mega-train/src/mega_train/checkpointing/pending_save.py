@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from mega_schema.checkpoint import checkpoint_dir
 from mega_schema.checkpoint.async_writer import (
@@ -14,7 +13,8 @@ from mega_schema.checkpoint.async_writer import (
     SubprocessWriter,
     WriterHandle,
 )
-from mega_schema.checkpoint.writer_process import DISCARD, Order
+from mega_schema.checkpoint.shard_file import BoxRecord
+from mega_schema.checkpoint.writer_process import DISCARD, WriteOrder
 from mega_train.checkpointing import state_dict
 from mega_train.checkpointing.state_dict import ShardToWrite
 
@@ -55,7 +55,7 @@ class PendingSave:
         """A message for the user about a commit that succeeded."""
         return "" if self._writer is None else self._writer.note
 
-    def start(self, order: Order, shards: Sequence[ShardToWrite], memory: SharedBuffer | None) -> None:
+    def start(self, order: WriteOrder, shards: Sequence[ShardToWrite], memory: SharedBuffer | None) -> None:
         """Start to write.
 
         Args:
@@ -99,15 +99,16 @@ class PendingSave:
         self.start_errno = 0
 
 
-def stage(memory: SharedBuffer, order: dict[str, Any], shards: Sequence[ShardToWrite]) -> None:
+def stage(memory: SharedBuffer, order: WriteOrder, shards: Sequence[ShardToWrite]) -> None:
     """Copy the values and the order, with their offsets, to shared memory.
 
     Raises:
         OSError: the memory is not available.
     """
     end = 0
-    planned = {}
+    planned = dict[str, Sequence[BoxRecord]]()
     for namespace, boxes in order["spaces"].items():
         planned[namespace], end = memory.plan(boxes, end)
-    offsets = [box["at"] for boxes in planned.values() for box in boxes]
-    state_dict.copy_to_buffer(shards, offsets, memory.stage(order | {"spaces": planned}, end))
+    offsets = [box["buffer_offset"] for boxes in planned.values() for box in boxes]
+    staged_order: WriteOrder = {**order, "spaces": planned}
+    state_dict.copy_to_buffer(shards, offsets, memory.stage(staged_order, end))

@@ -15,12 +15,14 @@ from mega_model.distributed.mesh import Mesh, World
 from mega_schema.checkpoint.byte_range import crc32_of_range
 from mega_schema.checkpoint.checkpoint_dir import LATEST, MANIFEST, TRAINER, iteration_folder, iterations
 from mega_schema.checkpoint.reader import MODEL, Checkpoint, TensorEntry, TensorPiece
+from mega_schema.checkpoint.side_files import OTHER_ITERATION
 from mega_schema.checkpoint.tracker import latest_checkpoint, latest_iteration
 from mega_schema.errors import ConfigError, CorruptFileError, FormatError
 from mega_train.checkpointing.save_dir import find_superseded, is_same_folder, list_iterations
 from mega_train.checkpointing.state_dict import best_weights_namespace
 from mega_train.config import RunConfig
-from mega_train.optim.base import STATE_NAMESPACES, OptimizerName
+from mega_train.config.training import OptimizerName
+from mega_train.optim.base import STATE_NAMESPACES
 from mega_train.optim.loss_scaler import DynamicLossScaler
 from mega_train.resolve.run_mode import loads_optimizer
 from mega_train.schedules.lr import ParamSchedules
@@ -131,7 +133,7 @@ def agree_on_checkpoint(
         damage = CorruptFileError(
             f"{checkpoint.folder / piece.file}: {space} {name}",
             "values are not those that were written",
-            hint="load another iteration: --load RUN/iter_NNNNNNN",
+            hint=OTHER_ITERATION,
         )
         first_damage = first_damage or damage
         assert run.checkpoint.load is not None

@@ -20,7 +20,9 @@ from mega_model.runtime import Runtime
 from mega_schema.app.config import to_toml
 from mega_schema.checkpoint.flat_ranges import fragments
 from mega_schema.checkpoint.reader import MODEL, BoxToWrite, Checkpoint
+from mega_schema.checkpoint.shard_file import BoxRecord
 from mega_schema.checkpoint.writer import manifest_header, text_files
+from mega_schema.checkpoint.writer_process import CommitContents
 from mega_schema.parallel_layout import Layout
 from mega_schema.sharding import Slab
 from mega_schema.spec import ModelSpec
@@ -31,7 +33,7 @@ from mega_train.optim.base import Optimizer
 from mega_train.optim.loss_scaler import DynamicLossScaler
 from mega_train.resolve import ResolvedConfig
 
-ReadBox = Callable[[str, Slab], np.ndarray | Tensor]  # a box of a parameter, by name
+ReadWeightBox = Callable[[str, Slab], np.ndarray | Tensor]  # a box of a parameter, by name
 
 _DTYPE_NAMES: Mapping[torch.dtype, str] = MappingProxyType(
     {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
@@ -92,10 +94,10 @@ def trainer_state(
     }
 
 
-def commit_order(
+def commit_contents(
     run: RunConfig, spec: ModelSpec, layout: Layout, trainer: Mapping[str, Any], tokenizer: Path | None
-) -> dict[str, Any]:
-    """Return what the commit writes and removes, as in a write order.
+) -> CommitContents:
+    """Return what the commit of a checkpoint writes and keeps.
 
     Args:
         trainer: the content of trainer.json.
@@ -104,16 +106,16 @@ def commit_order(
     # permissions for one start are not recorded
     recorded = replace(run, checkpoint=replace(run.checkpoint, overwrite=False, override_data=False))
     return {
-        "described": manifest_header(spec, layout),
-        "texts": text_files(trainer, to_toml(recorded)),
+        "header": manifest_header(spec, layout),
+        "text_files": text_files(trainer, to_toml(recorded)),
         "tokenizer": str(tokenizer) if tokenizer else None,
-        "last": run.checkpoint.keep_last or int(run.checkpoint.keep_every is not None),
-        "every": run.checkpoint.keep_every,
+        "keep_last": run.checkpoint.keep_last or int(run.checkpoint.keep_every is not None),
+        "keep_every": run.checkpoint.keep_every,
     }
 
 
-def write_order(shards: Iterable[ShardToWrite]) -> dict[str, list[dict[str, Any]]]:
-    """Return the shards' boxes as a write order has them (`mega_schema.checkpoint.writer_process`)."""
+def namespace_boxes(shards: Iterable[ShardToWrite]) -> dict[str, list[BoxRecord]]:
+    """Return the shards' boxes as a write order has them, by namespace."""
     return {
         namespace: [shard.box.to_record() for shard in group]
         for namespace, group in groupby(shards, lambda shard: shard.namespace)
@@ -141,7 +143,7 @@ def shard_bytes(shards: Iterable[ShardToWrite]) -> Callable[[str, int], memoryvi
     return box_bytes
 
 
-def load_weights(sharding: ShardedWeights, read_box: ReadBox, rt: Runtime) -> None:
+def load_weights(sharding: ShardedWeights, read_box: ReadWeightBox, rt: Runtime) -> None:
     """Set every weight of this rank from boxes of the global tensors; padding becomes zero.
 
     A tied parameter asks for the one it is tied to.
@@ -156,7 +158,7 @@ def best_weights_namespace(checkpoint: Checkpoint) -> str:
     return "optim.main" if "optim.main" in checkpoint.tensors else MODEL
 
 
-def weight_reader(checkpoint: Checkpoint) -> ReadBox:
+def weight_reader(checkpoint: Checkpoint) -> ReadWeightBox:
     """Return a reader of the checkpoint's weights: the float32 main weights where it has them."""
     namespace = best_weights_namespace(checkpoint)
     return lambda name, slab: checkpoint.read(namespace, name, slab)
@@ -172,9 +174,10 @@ def load_optimizer(checkpoint: Checkpoint, optimizer: Optimizer, rt: Runtime) ->
 
 
 @torch.no_grad()
-def _load_shard(shard: ShardRange, values: Tensor, read_box: ReadBox, rt: Runtime) -> None:
+def _load_shard(shard: ShardRange, values: Tensor, read_box: ReadWeightBox, rt: Runtime) -> None:
     """Fill a shard of a parameter from boxes of the global tensor."""
-    row, tp = shard.row, rt.tp
+    row = shard.row
+    tp = rt.tp
     values.zero_()
     for fragment in fragments(row.slabs(tp.rank, tp.size), row.local_shape(tp.size), shard.begin, shard.end):
         box = torch.as_tensor(read_box(row.tied_to or row.name, fragment.slab))

@@ -53,7 +53,8 @@ def resolve_for_display(run: RunConfig, world: int) -> Validation:
         MegaError: it could not begin.
     """
     conversion = find_conversion(run)
-    unconverted_spec, start = None, ""
+    unconverted_spec = None
+    start = ""
     if conversion is not None and conversion.is_done:
         run = load_copy(run, conversion)
     elif conversion is not None:
@@ -98,7 +99,8 @@ def _describe_start(run: RunConfig, checkpoint: Checkpoint | None, superseded: C
 
 def derived_values(config: ResolvedConfig) -> dict[str, object]:
     """List the values derived from a run's configuration, by name."""
-    layout, schedule = config.layout, config.lr_schedule
+    layout = config.layout
+    schedule = config.lr_schedule
     return {
         **_model_values(config.spec),
         "parameters": count_params(table(config.spec)),
@@ -169,7 +171,7 @@ def _learning_rate(optimizer: OptimizerConfig) -> str:
     style = str(optimizer.decay_style)
     if style == "WSD":
         style += f" with {optimizer.wsd_style} decay"
-    ends = "" if optimizer.ends_lr is None else f"; embedding and output {optimizer.ends_lr:g}"
+    ends = "" if optimizer.decoupled_lr is None else f"; embedding and output {optimizer.decoupled_lr:g}"
     return f"{optimizer.lr or 0:g} to {optimizer.min_lr:g}, {style}{ends}"
 
 

@@ -7,7 +7,7 @@ import platform
 import shutil
 import time
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -15,7 +15,7 @@ from mega_model.fp8 import unsupported_reason
 from mega_model.kernels.dispatch import PACKAGES, choose_kernels, installed_version
 from mega_model.kernels.verify import KernelCheck, check_fp8, check_kernels
 from mega_model.matmul_precision import matmul_dtype
-from mega_train.config.training import Kernels
+from mega_train.config.training import DeviceName, KernelsName
 from mega_train.optim.factory import check_adamw, choose_adamw
 
 # reported if installed, but not used
@@ -24,7 +24,7 @@ _UNUSED_PACKAGES = MappingProxyType(
 )
 
 
-def collect_report(kernels: Kernels, device: Literal["auto", "cpu", "cuda"]) -> dict[str, Any]:
+def collect_report(kernels: KernelsName, device: DeviceName) -> dict[str, Any]:
     """Collect the report as JSON values.
 
     Raises:

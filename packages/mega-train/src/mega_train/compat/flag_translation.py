@@ -108,7 +108,8 @@ class _Translator:
         return self.translation
 
     def _read(self, word: str, flag: str, value: str | None) -> None:
-        table, words = self.table, self.translation.words
+        table = self.table
+        words = self.translation.words
         if flag in table.read_as:
             *first, last = table.read_as[flag]
             words.extend([*first, last if value is None else f"{last}={value}"])
@@ -184,10 +185,10 @@ class _Translator:
         ]
         for position in positions:
             _, equals, value = self.args[position].partition("=")
-            next_words = self.args[position + 1 : position + 2]
-            file = value if equals else next_words[0] if next_words else ""
+            if not equals:
+                value = next(iter(self.args[position + 1 :]), "")
             try:
-                flags = read_deepspeed_config(Path(file), self.translation.words)
+                flags = read_deepspeed_config(Path(value), self.translation.words)
             except MegaError as error:
                 self.translation.refused.append(error)
                 continue

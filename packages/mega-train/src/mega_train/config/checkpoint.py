@@ -19,7 +19,7 @@ class CheckpointConfig:
     interval: int | None = option(
         "--save-interval", None, "optimizer steps between checkpoints; the last step is always saved"
     )
-    background: bool = option(
+    async_save: bool = option(
         "--async-save/--no-async-save",
         True,
         "write checkpoints in the background from a copy of the rank's shard in memory (default)",
@@ -32,7 +32,7 @@ class CheckpointConfig:
         None,
         "keep checkpoints at multiples of this many iterations; without --keep-last, the newest too",
     )
-    signals: bool = option(
+    exit_signal_handler: bool = option(
         "--exit-signal-handler/--no-exit-signal-handler",
         True,
         "on SIGTERM or SIGUSR1, save after the step and exit with code 143 (default); otherwise exit at once",

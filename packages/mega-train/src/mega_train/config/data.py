@@ -8,6 +8,9 @@ from typing import Literal
 
 from mega_schema.app.config import WordList, multi_option, option
 
+SplitRule = Literal["mcore", "legacy"]
+BlendRule = Literal["surplus", "exact"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataConfig:
@@ -62,10 +65,10 @@ class DataConfig:
         None,
         "fractions of the sequences for training, validation and test; 969, 30, 1 if not given",
     )
-    split_rule: Literal["mcore", "legacy"] = option(
+    split_rule: SplitRule = option(
         "--split-rule", "mcore", "rounding of the split: Megatron core's, or Megatron's before October 2023"
     )
-    blend_rule: Literal["surplus", "exact"] = option(
+    blend_rule: BlendRule = option(
         "--blend-rule",
         "surplus",
         "length of a blend: surplus includes the 0.5 % built in excess, exact does not (Megatron core 0.13)",

@@ -8,6 +8,8 @@ from typing import Literal
 
 from mega_schema.app.config import WordList, multi_option, option
 
+TimingOption = Literal["max", "minmax", "all"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggingConfig:
@@ -24,7 +26,7 @@ class LoggingConfig:
         0,
         "phases whose times are logged: 0 none, 1 per step, 2 also per micro-batch",
     )
-    timing_option: Literal["max", "minmax", "all"] = option(
+    timing_option: TimingOption = option(
         "--timing-log-option",
         "minmax",
         "times shown of each phase: the slowest rank, the fastest and slowest, or every rank",

@@ -23,13 +23,13 @@ class ModelConfig:
     kv_heads: int | None = option(
         "--num-query-groups", None, "number of key and value heads; that of query heads if not given"
     )
-    head_width: int | None = option("--kv-channels", None, "width of a head; hidden / heads if not given")
+    head_dim: int | None = option("--kv-channels", None, "width of a head; hidden / heads if not given")
     ffn: int | None = option(
         "--ffn-hidden-size",
         None,
         "feed-forward width; 4 x hidden, or 8/3 x hidden to a multiple of 64 with SwiGLU",
     )
-    context: int | None = option(
+    max_seq_len: int | None = option(
         "--max-position-embeddings", None, "longest sequence in tokens; --seq-length if not given"
     )
     vocab: int | None = option(
@@ -67,8 +67,8 @@ class ModelConfig:
     positions: Literal["learned_absolute", "rope", "alibi", "none"] | None = option(
         "--position-embedding-type", None, "kind of position embedding"
     )
-    rope_base: float | None = option("--rotary-base", None, "base of the rotary angles; 10000 if not given")
-    rope_share: float | None = option(
+    rope_theta: float | None = option("--rotary-base", None, "base of the rotary angles; 10000 if not given")
+    rotary_fraction: float | None = option(
         "--rotary-percent", None, "fraction of each head that is rotated; 1.0 if not given"
     )
     rope_interleaved: bool = option(
@@ -83,7 +83,7 @@ class ModelConfig:
     rope_scaling: float | None = option(
         "--rope-scaling-factor", None, "factor of --use-rope-scaling; 8 if not given"
     )
-    window: str | None = option(
+    sliding_window: str | None = option(
         "--window-size", None, "LEFT,0: attend to the token and this many before it; to all if not given"
     )
     untied: bool = option(

@@ -6,6 +6,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mega_schema.app.config import WordList, multi_option, option
+from mega_schema.recompute_policy import Granularity, Method
+from mega_train.distributed.bucket_layout import DEFAULT_BUCKET_ELEMENTS
+
+ScheduleName = Literal["gpipe", "1f1b", "zero-bubble"]  # interleaved where the layout has virtual stages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +28,7 @@ class ParallelConfig:
     virtual: int | None = option(
         "--num-virtual-stages-per-pipeline-rank", None, "interleave: virtual stages per pipeline rank"
     )
-    schedule: Literal["gpipe", "1f1b", "zero-bubble"] = option(
+    schedule: ScheduleName = option(
         "--pipeline-schedule",
         "1f1b",
         "pipeline schedule; 1f1b is interleaved with virtual stages; zero-bubble defers weight gradients",
@@ -88,7 +92,8 @@ class ParallelConfig:
     bucket: int | None = option(
         "--ddp-bucket-size",
         None,
-        "elements of a gradient bucket; the larger of 40,000,000 and 1,000,000 x replicas if not given",
+        f"elements of a gradient bucket; the larger of {DEFAULT_BUCKET_ELEMENTS:,} and 1,000,000 x replicas "
+        "if not given",
     )
     timeout_minutes: float = option(
         "--distributed-timeout-minutes", 10.0, "minutes without progress after which a run is ended"
@@ -101,7 +106,7 @@ class RecomputeConfig:
 
     selective: bool = option("--recompute-activations", False, "same as --recompute-granularity selective")
     full: bool = option("--checkpoint-activations", False, "same as --recompute-granularity full")
-    granularity: Literal["full", "selective"] | None = option(
+    granularity: Granularity | None = option(
         "--recompute-granularity", None, "selective recomputes --recompute-modules, full whole layers"
     )
     modules: WordList = multi_option(
@@ -109,7 +114,7 @@ class RecomputeConfig:
         "for selective: core_attn (attention), layernorm, mlp_act (the feed-forward's activation); "
         "core_attn if not given",
     )
-    method: Literal["uniform", "block"] | None = option(
+    method: Method | None = option(
         "--recompute-method",
         None,
         "for full: uniform, all layers in groups, or block, a stage's first layers; uniform if not given",
@@ -119,7 +124,7 @@ class RecomputeConfig:
         None,
         "for full: layers of a group, or recomputed layers of a block; 1 if not given",
     )
-    cut: bool = option(
+    distribute_saved: bool = option(
         "--distribute-saved-activations",
         False,
         "for full: shard the saved inputs over the tensor-parallel ranks",

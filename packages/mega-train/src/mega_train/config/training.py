@@ -7,9 +7,13 @@ from pathlib import Path
 from typing import Literal
 
 from mega_schema.app.config import WordList, multi_option, option
+from mega_schema.fp8_recipe import Fp8Format
 from mega_train.schedules.lr import AnnealStyle, DecayStyle, IncreaseStyle
 
-Kernels = Literal["auto", "reference", "compile", "triton", "liger", "apex", "flash-attn"]
+# mega_model.kernels.dispatch has the same names, but it imports torch, which --help does without
+KernelsName = Literal["auto", "reference", "compile", "triton", "liger", "apex", "flash-attn"]
+DeviceName = Literal["auto", "cpu", "cuda"]
+OptimizerName = Literal["adam", "sgd", "muon"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +66,7 @@ class TrainConfig:
     )
     skip: bool = option("--skip-train", False, "validate the loaded model and exit")
     evaluation_only: bool = option("--eval-only", False, "same as --skip-train")
-    passed_over: WordList = multi_option(
+    skipped_iterations: WordList = multi_option(
         "--skip-train-iteration-range",
         "FIRST-LAST, or several: skip the samples of these steps, for example at a loss spike",
     )
@@ -99,7 +103,7 @@ class TrainConfig:
         "--bf16", False, "weights and activations in bfloat16, main weights and gradients in float32"
     )
     fp16: bool = option("--fp16", False, "weights and activations in float16, with loss scaling")
-    fp8: Literal["e4m3", "hybrid"] | None = option(
+    fp8: Fp8Format | None = option(
         "--fp8-format",
         None,
         "with --bf16, run linear layers in FP8 (current scaling); hybrid: e4m3 forward, e5m2 gradients",
@@ -125,7 +129,7 @@ class TrainConfig:
     deterministic: bool = option(
         "--deterministic-mode", False, "use only deterministic algorithms; slower on GPUs"
     )
-    kernels: Kernels = option(
+    kernels: KernelsName = option(
         "--kernels",
         "auto",
         "fused kernels: auto takes the fastest available, which mega-train doctor shows; compile is "
@@ -136,24 +140,24 @@ class TrainConfig:
         "stop",
         "on a non-finite loss or gradient, stop or skip the step; float16 overflows are always skipped",
     )
-    device: Literal["auto", "cpu", "cuda"] = option("--device", "auto", "device; auto uses CUDA if available")
+    device: DeviceName = option("--device", "auto", "device; auto uses CUDA if available")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerConfig:
     """Optimizer, clipping, and the learning-rate and weight-decay schedules."""
 
-    name: Literal["adam", "sgd", "muon"] = option(
+    name: OptimizerName = option(
         "--optimizer",
         "adam",
         "AdamW (arXiv:1711.05101); SGD with momentum; Muon for the layers' matrices, AdamW for the rest",
     )
     lr: float | None = option("--lr", None, "peak learning rate")
     min_lr: float = option("--min-lr", 0.0, "learning rate after the decay")
-    ends_lr: float | None = option(
+    decoupled_lr: float | None = option(
         "--decoupled-lr", None, "peak learning rate of embedding and output weights; --lr if not given"
     )
-    ends_min_lr: float | None = option(
+    decoupled_min_lr: float | None = option(
         "--decoupled-min-lr",
         None,
         "learning rate of embedding and output weights after the decay; --min-lr if not given",

@@ -13,18 +13,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mega_train.config.data import BlendRule
+
 Floats = NDArray[np.float64]
-Block = tuple[NDArray[np.int16], NDArray[np.int64]]
+BlendBlock = tuple[NDArray[np.int16], NDArray[np.int64]]
 
 MAX_DATASETS = np.iinfo(np.int16).max  # the dataset of a sample is stored as int16
 SURPLUS_FACTOR = 1.005  # samples built of each dataset, relative to its share
-
-BlendRule = Literal["surplus", "exact"]
 
 _TABLE_CELLS = 1 << 16  # numbers in a table of columns, which must fit a core's cache
 _LOOP_DATASETS = 512  # datasets from which on the loop is as fast as columns
@@ -36,49 +35,50 @@ def normalize(weights: Sequence[float] | Floats) -> Floats:
     return array / np.sum(array)
 
 
-def dataset_samples(share: float, samples: int, rule: BlendRule) -> tuple[int, int]:
+def dataset_samples(weight: float, samples: int, rule: BlendRule) -> tuple[int, int]:
     """Return how many samples a dataset adds to a blend of `samples`, and how many to build for it.
 
     "surplus" (Megatron core through 0.12) adds all that are built; "exact" (since 0.13) only its share.
     """
     if rule == "surplus":
-        count = math.ceil(samples * share * SURPLUS_FACTOR)
+        count = math.ceil(samples * weight * SURPLUS_FACTOR)
         return count, count
-    added = math.ceil(samples * share)
+    added = math.ceil(samples * weight)
     return added, math.ceil(added * SURPLUS_FACTOR)
 
 
-def blend_blocks(shares: Floats, size: int, sizes: NDArray[np.int64] | None = None) -> Iterator[Block]:
+def blend_blocks(weights: Floats, size: int, sizes: NDArray[np.int64] | None = None) -> Iterator[BlendBlock]:
     """Yield the dataset of each of `size` samples, and its sample number in that dataset, in blocks.
 
     Args:
-        shares: of each dataset; they add up to 1.
+        weights: of each dataset; they add up to 1.
         sizes: samples of each dataset, 1 or more; an exhausted dataset is not chosen again. None does not
             limit them.
     """
-    assert 0 < len(shares) <= MAX_DATASETS
-    warmup = 8 * len(shares) + 64
-    max_steps, columns = max(4096, 4 * warmup), max(8, min(2048, _TABLE_CELLS // len(shares)))
-    counts = np.zeros(len(shares))
+    assert 0 < len(weights) <= MAX_DATASETS
+    warmup = 8 * len(weights) + 64
+    max_steps = max(4096, 4 * warmup)
+    columns = max(8, min(2048, _TABLE_CELLS // len(weights)))
+    counts = np.zeros(len(weights))
     first = 0
-    while (remaining := size - first) >= 8 * warmup and len(shares) <= _LOOP_DATASETS:
+    while (remaining := size - first) >= 8 * warmup and len(weights) <= _LOOP_DATASETS:
         columns = min(columns, remaining // (4 * warmup))
         steps = min(max_steps, remaining // columns)
-        yield _blend_columns(shares, first, steps, columns, warmup, counts, sizes)
+        yield _blend_columns(weights, first, steps, columns, warmup, counts, sizes)
         first += steps * columns
     while remaining := size - first:
         steps = min(remaining, 1 << 20)
-        yield blend_reference(shares, first, steps, counts, sizes)
+        yield blend_reference(weights, first, steps, counts, sizes)
         first += steps
 
 
 def blend_reference(
-    shares: Floats, first: int, steps: int, counts: Floats, sizes: NDArray[np.int64] | None = None
-) -> Block:
+    weights: Floats, first: int, steps: int, counts: Floats, sizes: NDArray[np.int64] | None = None
+) -> BlendBlock:
     """Apply the rule sample by sample, from sample `first` on; updates `counts`."""
     corpus, number = np.empty(steps, np.int16), np.empty(steps, np.int64)
     for step in range(steps):
-        lag = shares * float(max(first + step, 1)) - counts
+        lag = weights * float(max(first + step, 1)) - counts
         if sizes is not None:
             lag[counts >= sizes] = -math.inf
         best = int(lag.argmax())
@@ -88,26 +88,26 @@ def blend_reference(
 
 
 def _blend_columns(
-    shares: Floats,
+    weights: Floats,
     first: int,
     steps: int,
     columns: int,
     warmup: int,
     counts: Floats,
     sizes: NDArray[np.int64] | None,
-) -> Block:
+) -> BlendBlock:
     """Choose `steps` · `columns` samples from `first` on, column after column; updates `counts`."""
     first_samples = first + steps * np.arange(columns, dtype=np.float64)
-    start_counts = np.empty((len(shares), columns))
-    guess = _guess_counts(shares, first_samples[1:] - warmup, sizes)
-    _run_columns(shares, first_samples[1:] - warmup, warmup, guess, sizes)
+    start_counts = np.empty((len(weights), columns))
+    guess = _guess_counts(weights, first_samples[1:] - warmup, sizes)
+    _run_columns(weights, first_samples[1:] - warmup, warmup, guess, sizes)
     start_counts[:, 0], start_counts[:, 1:] = counts, guess
     corpus, number = np.empty((columns, steps), np.int16), np.empty((columns, steps), np.int64)
     end_counts = np.empty_like(start_counts)
     stale = np.arange(columns)
     while len(stale):
         column_counts = np.ascontiguousarray(start_counts[:, stale])
-        chosen, numbers = _run_columns(shares, first_samples[stale], steps, column_counts, sizes)
+        chosen, numbers = _run_columns(weights, first_samples[stale], steps, column_counts, sizes)
         corpus[stale], number[stale], end_counts[:, stale] = chosen.T, numbers.T, column_counts
         stale = np.flatnonzero((start_counts[:, 1:] != end_counts[:, :-1]).any(axis=0)) + 1
         start_counts[:, stale] = end_counts[:, stale - 1]
@@ -115,17 +115,17 @@ def _blend_columns(
     return corpus.reshape(-1), number.reshape(-1)
 
 
-def _guess_counts(shares: Floats, first_samples: Floats, sizes: NDArray[np.int64] | None) -> Floats:
+def _guess_counts(weights: Floats, first_samples: Floats, sizes: NDArray[np.int64] | None) -> Floats:
     """Guess the counts, (datasets, columns), of the loop at `first_samples`, to which each column adds up."""
-    guess = np.floor(shares[:, None] * first_samples)
-    rank = np.empty(len(shares))
-    rank[np.argsort(-shares, kind="stable")] = np.arange(len(shares))
+    guess = np.floor(weights[:, None] * first_samples)
+    rank = np.empty(len(weights))
+    rank[np.argsort(-weights, kind="stable")] = np.arange(len(weights))
     guess += rank[:, None] < first_samples - guess.sum(axis=0)
     return guess if sizes is None else np.minimum(guess, sizes[:, None])
 
 
 def _run_columns(
-    shares: Floats, first: Floats, steps: int, counts: Floats, sizes: NDArray[np.int64] | None
+    weights: Floats, first: Floats, steps: int, counts: Floats, sizes: NDArray[np.int64] | None
 ) -> tuple[NDArray[np.int16], NDArray[np.float64]]:
     """Apply the rule in every column from its own first sample; updates `counts`, (datasets, columns).
 
@@ -136,7 +136,7 @@ def _run_columns(
     small = np.uint8 if corpora < np.iinfo(np.uint8).max else np.uint16
     name = np.arange(corpora, dtype=small)[:, None]
     x = np.maximum(first, 1)
-    share = np.repeat(shares[:, None], columns, axis=1)  # twice as fast as broadcasting a column
+    weight = np.repeat(weights[:, None], columns, axis=1)  # twice as fast as broadcasting a column
     lag = np.empty_like(counts)
     largest = np.empty(columns)
     mask, candidate = np.empty(counts.shape, np.bool_), np.empty(counts.shape, small)
@@ -148,7 +148,7 @@ def _run_columns(
     numbers = np.empty((steps, columns))
     assert np.shares_memory(flat, counts)
     for step in range(steps):
-        np.multiply(share, x, out=lag)
+        np.multiply(weight, x, out=lag)
         np.subtract(lag, counts, out=lag)
         if sizes is not None:
             np.copyto(lag, -math.inf, where=np.greater_equal(counts, sizes[:, None], out=mask))

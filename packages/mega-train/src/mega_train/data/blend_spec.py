@@ -20,8 +20,8 @@ from typing import NoReturn
 from mega_schema.dataset.dataset_info import sibling
 from mega_schema.errors import ConfigError
 from mega_train.config import DataConfig
-from mega_train.data.blend import BlendRule
-from mega_train.data.splits import Range, SplitRule, fraction_range, parse_split, split_ranges
+from mega_train.config.data import BlendRule, SplitRule
+from mega_train.data.splits import Range, fraction_range, parse_split, split_ranges
 
 DEFAULT_SPLIT = "969, 30, 1"
 USES = ("training", "validation", "test")

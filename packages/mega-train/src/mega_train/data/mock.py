@@ -38,7 +38,7 @@ class MockDataset(IndexedDataset):
         if vocab < 1:
             raise ConfigError("--vocab-size", "not a count", found=vocab, wanted="1 or more")
         self.prefix = MOCK_PREFIX
-        self.form = "mock"
+        self.index_format = "mock"
         self.shift = 0
         self.modes = None
         self.info = None

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from mega_schema.dataset.indexed_dataset import IndexedDataset
 from mega_train.data.array_cache import Arrays, Files, write_arrays
-from mega_train.data.blend import Block, blend_blocks, dataset_samples, normalize
+from mega_train.data.blend import BlendBlock, blend_blocks, dataset_samples, normalize
 from mega_train.data.blend_spec import SplitSource
 from mega_train.data.datasets import Datasets
 from mega_train.data.gpt_dataset import (
@@ -161,7 +161,7 @@ class SampleIndexSpec:
             blocks = self._blend_blocks(self.blend)
             write_arrays(folder, files, ({"corpus": corpus, "number": number} for corpus, number in blocks))
 
-    def _blend_blocks(self, blend: BlendWeights) -> Iterator[Block]:
+    def _blend_blocks(self, blend: BlendWeights) -> Iterator[BlendBlock]:
         sizes = (
             np.array([dataset_slice.epoch_plan.count for dataset_slice in self.slices], np.int64)
             if blend.is_exhaustive

@@ -120,7 +120,8 @@ class PromptResponsePairs:
     def _has_bos(self) -> Ints:
         """(N,) 1 where an answer begins with the begin-of-text token although a prompt precedes it."""
         assert self.info is not None
-        bos, part = self.info.tokenizer.bos, self.answers
+        bos = self.info.tokenizer.bos
+        part = self.answers
         if bos is None:
             return np.zeros(len(self), np.int64)
         is_nonempty = (_document_lengths(part) > self._has_eod(part)) & (

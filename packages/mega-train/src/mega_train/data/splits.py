@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Literal
 
 from mega_schema.errors import ConfigError
+from mega_train.config.data import SplitRule
 
-SplitRule = Literal["mcore", "legacy"]
 Range = tuple[int, int]
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from mega_schema.params import Param
 
+DEFAULT_BUCKET_ELEMENTS = 40_000_000  # Megatron's, for up to 40 replicas
 ALIGNMENT = 64  # elements; a GPU reads weights aligned to 128 bytes at full speed
 
 
@@ -28,7 +29,7 @@ class ShardingConfig:
     """
 
     stage: int = 0
-    bucket_elements: int = 40_000_000
+    bucket_elements: int = DEFAULT_BUCKET_ELEMENTS
     overlap_reduce: bool = False
     overlap_gather: bool = False
     reduce_bf16: bool = False

@@ -226,7 +226,8 @@ class GradientBuckets:
         self._needed_counts = [
             len(b.param_offsets) * (1 if self._stage == 2 else num_micro_batches) for b in self._buckets
         ]
-        self._ready_counts, self._turn = [0] * len(self._buckets), 0
+        self._ready_counts = [0] * len(self._buckets)
+        self._turn = 0
         self._local_sums.clear()
 
     def reduce(self) -> list[Tensor]:

@@ -171,15 +171,15 @@ class GradientSync:
         )
         world = self.mesh.layout.world
         rank = self.mesh.rank if self.gradients.has_local_non_finite else world
-        holder = self.mesh.rank if self._has_bad_weight() else world
+        bad_rank = self.mesh.rank if self._has_bad_weight() else world
         copy = self.mesh.layout.coordinates(rank).dp if rank < world else world
-        first = torch.tensor([position, copy, holder], device=self.mesh.device)
+        first = torch.tensor([position, copy, bad_rank], device=self.mesh.device)
         for axis in (self.mesh.tp, self.mesh.replicas, self.mesh.pp):
             axis.reduce(first, "min")
-        position, copy, holder = first.tolist()
+        position, copy, bad_rank = first.tolist()
         name = self.names[num_names - position] if position <= num_names else "no parameter"
-        if holder < world:
-            return f"{name}, on rank {holder}, whose weights are not finite"
+        if bad_rank < world:
+            return f"{name}, on rank {bad_rank}, whose weights are not finite"
         ranks = [rank for rank in range(world) if self.mesh.layout.coordinates(rank).dp == copy]
         if len(ranks) < 2:
             return f"{name}, on rank {ranks[0]}" if ranks else name

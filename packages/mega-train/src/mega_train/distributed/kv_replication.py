@@ -17,9 +17,9 @@ FlatGradient = tuple[Param, int, Tensor]
 
 
 def all_reduce_replicated(gradients: Iterable[FlatGradient], tp: Axis) -> None:
-    """Sum replicated heads over their holders, in place: each holder has the part of its own query heads.
+    """Sum the gradients of replicated heads in place: each replica has the part of its own query heads.
 
-    Each group of holders has a slot in one all-reduce over tp. That needs no process groups for the holders,
+    Each group of replicas has a slot in one all-reduce over tp. That needs no process groups for the groups,
     and it happens once a step.
     """
     for row, begin, gradient in gradients:

@@ -69,7 +69,7 @@ class ForwardBackward:
         dropout_seeds = loaded.sample_numbers if train else None
         work = ForwardStep(self._models, config, mesh, loaded.batches, self._loss_scaler.value, dropout_seeds)
         losses = execute(
-            self._table(num_micro_batches, train=train),
+            self._pipeline_schedule(num_micro_batches, train=train),
             work,
             mesh.channels,
             self._rt.weight_gradients,
@@ -83,7 +83,7 @@ class ForwardBackward:
         # is the mean over the batch
         return mesh.replicas.reduce(mesh.pp.reduce(total)) / mesh.replicas.size
 
-    def _table(self, num_micro_batches: int, *, train: bool) -> Table:
+    def _pipeline_schedule(self, num_micro_batches: int, *, train: bool) -> Table:
         """Return this rank's actions in a step, or in a validation batch."""
         if (num_micro_batches, train) not in self._tables:
             shape = PipelineShape(self._mesh.pp.size, self._mesh.layout.vp, num_micro_batches)

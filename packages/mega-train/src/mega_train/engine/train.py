@@ -257,7 +257,7 @@ def _train(prepared: PreparedRun, world: World, observers: Observers, init_metho
             superseded=prepared.superseded,
         )
         with (
-            SignalHandler() if config.run.checkpoint.signals else nullcontext() as signal_handler,
+            SignalHandler() if config.run.checkpoint.exit_signal_handler else nullcontext() as signal_handler,
             _build_watchdog(trainer) as watchdog,
             _report_early_exit(trainer, watchdog),
         ):
@@ -303,7 +303,7 @@ def _build_watchdog(trainer: Trainer) -> AbstractContextManager[Watchdog | None]
     monitor = HeartbeatMonitor(
         lambda: (trainer.state.iteration, trainer.forward_backward.heartbeat, trainer.saver.heartbeat),
         limit=60 * trainer.config.run.parallel.timeout_minutes,
-        sigterm_grace=_SIGTERM_GRACE if trainer.config.run.checkpoint.signals else 0,
+        sigterm_grace=_SIGTERM_GRACE if trainer.config.run.checkpoint.exit_signal_handler else 0,
     )
     reporter = HangReporter(
         mesh.rank,
@@ -348,7 +348,8 @@ def tune_malloc() -> None:
 
 def start_event(trainer: Trainer) -> TrainStart:
     """Build the first event of a run."""
-    config, layout = trainer.config, trainer.config.layout
+    config = trainer.config
+    layout = trainer.config.layout
     return TrainStart(
         iteration=trainer.state.iteration,
         iterations=config.iterations,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 
 from mega_schema.errors import MegaError
 from mega_train.engine.optimizer_step import NonFiniteLossError
@@ -15,9 +14,9 @@ from mega_train.fault_tolerance.exit_conditions import EVAL_ONLY, LAST_ITERATION
 from mega_train.telemetry.events import Message, StepEnd, TrainExit
 from mega_train.telemetry.observers import Observers
 from mega_train.telemetry.profiler import Profiler
+from mega_train.telemetry.timers import Clock
 
 _LONG_WAIT = 1.0  # seconds of waiting for the previous checkpoint that are reported
-Clock = Callable[[], float]
 
 
 class TrainLoop:
@@ -47,7 +46,9 @@ class TrainLoop:
 
     def run(self) -> ExitReason:
         """Train until an exit condition holds; the last step is always saved."""
-        trainer, config, state = self.trainer, self.trainer.config.run, self.trainer.state
+        trainer = self.trainer
+        config = self.trainer.config.run
+        state = self.trainer.state
         first_iteration = state.iteration
         reason = self.exit_conditions.check_before_run(state.iteration)
         if reason is EVAL_ONLY:
@@ -111,7 +112,8 @@ class TrainLoop:
 
     def _step(self) -> None:
         """Do one step, or skip a range of --skip-train-iteration-range."""
-        trainer, state = self.trainer, self.trainer.state
+        trainer = self.trainer
+        state = self.trainer.state
         lr = state.lr
         consumed_before = state.consumed_samples
         for steps in trainer.config.skipped_iterations:

@@ -154,7 +154,7 @@ class Trainer:
             self.loss_scaler,
             self._identities if self.mesh.rank == 0 else {},
         )
-        commit = state_dict.commit_order(
+        commit = state_dict.commit_contents(
             self.config.run, self.rt.spec, self.mesh.layout, trainer, self.tokenizer
         )
         shards = state_dict.shards_to_write(self.mesh, self.rt, self.sharding, self.optimizer)

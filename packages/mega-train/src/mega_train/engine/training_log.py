@@ -72,7 +72,8 @@ class TrainingLog:
 
 def _peak_flops(trainer: Trainer) -> float | None:
     """Return --peak-tflops, or the device's peak FLOP/s in the model's dtype, where it is known."""
-    device, peak_tflops = trainer.mesh.device, trainer.config.run.log.peak_tflops
+    device = trainer.mesh.device
+    peak_tflops = trainer.config.run.log.peak_tflops
     if peak_tflops is not None:
         return 1e12 * peak_tflops
     if device.type != "cuda":

@@ -47,7 +47,8 @@ class Validator:
         Raises:
             ConfigError: there are none.
         """
-        trainer, data = self._trainer, self._trainer.config.run.data
+        trainer = self._trainer
+        data = self._trainer.config.run.data
         if not trainer.valid and not trainer.test:
             if data.has_dataset_per_split:
                 raise ConfigError(

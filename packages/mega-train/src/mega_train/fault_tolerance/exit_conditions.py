@@ -79,10 +79,12 @@ class ExitConditions:
 
     def check_before_run(self, iteration: int) -> ExitReason | None:
         """Return the reason to exit without a step, after `iteration` steps; None to train."""
-        local_reason = (
-            EVAL_ONLY if self._is_eval_only else LAST_ITERATION if iteration >= self._last else None
-        )
-        return self._all_reduce_reason(self._external_reason() or local_reason)
+        local_reason = self._external_reason()
+        if local_reason is None and self._is_eval_only:
+            local_reason = EVAL_ONLY
+        elif local_reason is None and iteration >= self._last:
+            local_reason = LAST_ITERATION
+        return self._all_reduce_reason(local_reason)
 
     def check_after_step(self, iteration: int) -> ExitReason | None:
         """Return the reason why all ranks exit after this step; None to continue."""
@@ -101,8 +103,6 @@ class ExitConditions:
         return None
 
     def _all_reduce_reason(self, local_reason: ExitReason | None) -> ExitReason | None:
-        return (
-            local_reason
-            if self._is_local
-            else _REASONS[self._mesh.all_reduce_max(_REASONS.index(local_reason))]
-        )
+        if self._is_local:
+            return local_reason
+        return _REASONS[self._mesh.all_reduce_max(_REASONS.index(local_reason))]

@@ -7,7 +7,7 @@ Keys in the store, under the prefix `watchdog`:
 | host R | host name of rank R | rank R, when it starts |
 | calls | number of ranks that called | a rank that hangs, lost a peer, was terminated or was called |
 | status R | status of rank R, as JSON | rank R, after it called |
-| said | empty | the first rank that called, once it has reported |
+| reported | empty | the first rank that called, once it has reported |
 | causes | number of ranks that have an error | a rank whose run cannot continue |
 """
 
@@ -95,7 +95,7 @@ class PeerProtocol:
         Raises:
             RuntimeError, TimeoutError: the store does not answer.
         """
-        self._call_store(self._reply_timeout, lambda: self._store.set("said", ""))
+        self._call_store(self._reply_timeout, lambda: self._store.set("reported", ""))
 
     def _exchange_statuses(self, own_status: RankStatus) -> tuple[list[RankStatus], dict[int, str]] | None:
         if self._store.check(["causes"]):
@@ -103,7 +103,7 @@ class PeerProtocol:
         is_first = self._store.add("calls", 1) == 1
         self._store.set(f"status {self.rank}", json.dumps(asdict(own_status)))
         if not is_first:
-            self._wait_until(lambda: self._store.check(["said"]), 2 * self._reply_timeout)
+            self._wait_until(lambda: self._store.check(["reported"]), 2 * self._reply_timeout)
             return None
         keys = [f"status {rank}" for rank in range(self.world)]
         self._wait_until(lambda: self._store.check(keys), self._reply_timeout)

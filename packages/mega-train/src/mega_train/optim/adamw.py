@@ -12,7 +12,7 @@ from torch.optim.adamw import adamw
 
 from mega_schema.params import is_embedding_or_output
 from mega_train.distributed.bucket_layout import ShardRange
-from mega_train.optim.base import MOMENTS, LoadShard
+from mega_train.optim.base import MOMENT_NAMES, LoadShard
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class AdamW:
     def _update(self, group: AdamWGroup, gradients: list[Tensor], lr: float, weight_decay: float) -> None:
         main_params, first, second, steps = (
             [tensors[index] for index in group.indices]
-            for tensors in (self.main_params, *(self.moments[name] for name in MOMENTS), self._steps)
+            for tensors in (self.main_params, *(self.moments[name] for name in MOMENT_NAMES), self._steps)
         )
         adamw(
             main_params,
@@ -94,7 +94,7 @@ class AdamW:
 
     def state_shards(self) -> Iterator[tuple[str, ShardRange, Tensor]]:
         for index, shard in enumerate(self.shard_ranges):
-            for moment in MOMENTS:
+            for moment in MOMENT_NAMES:
                 yield f"optim.{moment}", shard, self.moments[moment][index]
 
     @torch.no_grad()
@@ -106,7 +106,8 @@ class AdamW:
     def _reset(self, *, steps: int) -> None:
         self.steps = steps
         self.moments = {
-            moment: [torch.zeros_like(main_param) for main_param in self.main_params] for moment in MOMENTS
+            moment: [torch.zeros_like(main_param) for main_param in self.main_params]
+            for moment in MOMENT_NAMES
         }
         # torch's kernel counts the steps of each parameter on its device
         self._steps = [

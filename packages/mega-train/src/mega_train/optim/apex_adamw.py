@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mega_train.distributed.bucket_layout import ShardRange
 from mega_train.optim.adamw import AdamW, AdamWGroup
-from mega_train.optim.base import MOMENTS
+from mega_train.optim.base import MOMENT_NAMES
 
 _DECOUPLED, _BIAS_CORRECTION = 1, 1  # AdamW mode and bias correction of the kernel
 _MAX_ELEMENTS = 1 << 30  # elements of a tensor: the kernel counts them in 32 bits
@@ -54,7 +54,7 @@ class ApexAdamW(AdamW):
         group_gradients = [
             g for index, g in zip(group.indices, gradients, strict=True) if self.main_params[index].numel()
         ]
-        tensors = (self.main_params, *(self.moments[name] for name in MOMENTS))
+        tensors = (self.main_params, *(self.moments[name] for name in MOMENT_NAMES))
         lists = [
             _split(group_gradients),
             *(_split([tensor_list[index] for index in nonempty]) for tensor_list in tensors),

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Literal, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
+from mega_schema.checkpoint.reader import MOMENTS
+from mega_train.config.training import OptimizerName
 from mega_train.distributed.bucket_layout import ShardRange
 
-OptimizerName = Literal["adam", "sgd", "muon"]
 LoadShard = Callable[[str, ShardRange, Tensor], None]  # (namespace, range, flat values to fill)
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
+MOMENT_NAMES = ("exp_avg", "exp_avg_sq")
 MOMENTUM = "optim.momentum"
 # namespaces of each optimizer's state, without the main weights
 STATE_NAMESPACES: Mapping[OptimizerName, frozenset[str]] = MappingProxyType(
     {
-        "adam": frozenset({"optim.exp_avg", "optim.exp_avg_sq"}),
+        "adam": frozenset(MOMENTS),
         "sgd": frozenset({MOMENTUM}),
-        "muon": frozenset({MOMENTUM, "optim.exp_avg", "optim.exp_avg_sq"}),
+        "muon": frozenset({MOMENTUM, *MOMENTS}),
     }
 )
 

@@ -13,7 +13,7 @@ from mega_model.distributed.mesh import Mesh
 from mega_model.kernels.verify import KernelCheck
 from mega_schema.params import ONES, Param
 from mega_train.config import RunConfig
-from mega_train.config.training import Kernels
+from mega_train.config.training import KernelsName
 from mega_train.distributed.bucket_layout import ShardRange
 from mega_train.distributed.grad_sync import ShardedWeights
 from mega_train.optim.adamw import AdamW
@@ -34,7 +34,7 @@ class AdamWChoice:
     reason: str
 
 
-def choose_adamw(kernels: Kernels, device: torch.device) -> AdamWChoice:
+def choose_adamw(kernels: KernelsName, device: torch.device) -> AdamWChoice:
     """Choose the AdamW of --kernels: apex's where it is named and available, otherwise torch's."""
     if kernels != "apex" or device.type != "cuda":
         return AdamWChoice(AdamW, "torch", "torch's fused one")

@@ -183,10 +183,8 @@ class _ChannelEnd:
         """
         self.wait()
         assert self.channel is not None
-        self.in_flight, self.freed_after_send = (
-            self.channel.begin(x.contiguous()),
-            x if free_after_send else None,
-        )
+        self.in_flight = self.channel.begin(x.contiguous())
+        self.freed_after_send = x if free_after_send else None
         return self.in_flight
 
     def wait(self) -> None:

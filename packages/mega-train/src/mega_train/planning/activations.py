@@ -84,7 +84,8 @@ def _norm_bytes(workload: Workload) -> int:
     """Bytes of one norm of the residual stream, per token. The reference RMSNorm keeps its input in float32
     and the normalised input; every other norm keeps its input and two statistics.
     """
-    m, e = workload.spec, workload.precision.weight
+    m = workload.spec
+    e = workload.precision.weight
     return (
         m.hidden * (4 + e) + 4
         if m.norm == "rmsnorm" and not workload.implementation.fused
@@ -94,7 +95,8 @@ def _norm_bytes(workload: Workload) -> int:
 
 def _qkv_bytes(workload: Workload) -> float:
     """Bytes of queries, keys and values as attention reads them, and of its output."""
-    e, sizes = workload.precision.weight, workload.model.shares
+    e = workload.precision.weight
+    sizes = workload.model.shares
     is_rotated = workload.spec.qk_norm or (workload.spec.rotary_dim and not workload.implementation.fused)
     qkv_width = sizes.queries + 2 * sizes.keys
     rotated = sizes.queries + sizes.keys if is_rotated else 0
@@ -158,7 +160,9 @@ def embedding_bytes(workload: Workload) -> float:
 
 def loss_bytes(workload: Workload) -> float:
     """Bytes of the last norm, and of the gradients of the head's input and weight; or of the logits."""
-    m, e, (rows, width) = workload.spec, workload.precision.weight, workload.model.shares.head
+    m = workload.spec
+    e = workload.precision.weight
+    rows, width = workload.model.shares.head
     norm = _norm_bytes(workload)
     loss = workload.tokens * (rows * e + 18) if workload.implementation.whole_logits else rows * width * 4
     return workload.outer_tokens * (norm + m.hidden * e) + loss

@@ -62,7 +62,8 @@ def data_parallel_bytes(workload: Workload) -> tuple[float, float]:
     weights. Stage 2 reduces after every micro-batch; stage 3 does too, and gathers for every micro-batch's
     forward pass and once more for its backward pass (arXiv:1910.02054 §7).
     """
-    d, precision = workload.replicas, workload.precision
+    d = workload.replicas
+    precision = workload.precision
     elements = max(workload.model.elements)
     ring = (d - 1) / d * elements
     if workload.zero == 3:

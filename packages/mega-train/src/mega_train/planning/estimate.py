@@ -184,7 +184,8 @@ def _fill_transfers(workload: Workload, hardware: Hardware) -> float:
     Of the passes before its first backward pass and after its last forward pass, on the place in the middle
     (arXiv:2104.04473 §2.2).
     """
-    layout, implementation = workload.layout, workload.implementation
+    layout = workload.layout
+    implementation = workload.implementation
     if layout.vp == 1 or not implementation.overlaps_pp or implementation.overlaps_pp_fill:
         return 0.0
     passes = min(layout.vp * workload.num_micro_batches, layout.vp * layout.pp - 1)

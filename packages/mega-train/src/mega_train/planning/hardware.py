@@ -19,7 +19,7 @@ class Hardware:
     The first block of fields is from data sheets, the second is the fraction of it that software reaches.
 
     Attributes:
-        peak: dense 16-bit FLOP/s of the tensor cores; utilisations are shares of this.
+        peak: dense 16-bit FLOP/s of the tensor cores; utilisations are fractions of this.
         peak_fp8: dense 8-bit FLOP/s of the tensor cores; None where they have no such products.
         peak_float32: FLOP/s of a float32 matrix product as torch computes it by default, without TF32.
         memory: bytes a run can have: the card's, less 4 GiB for the driver, NCCL and the allocator's gaps.
@@ -27,11 +27,11 @@ class Hardware:
         nvlink: bytes/s one GPU sends to the others of its node.
         network: bytes/s one GPU sends to other nodes.
         node: GPUs of a node.
-        gemm: share of `peak` that a matrix product reaches where moving its operands costs nothing. Fitted.
-        attention: share of `peak` that fused attention reaches.
-        flash_attention_2: share of `peak` that FlashAttention 2 reaches.
-        stream: share of `bandwidth` that elementwise work reaches.
-        link: share of `nvlink` and `network` that collectives reach.
+        gemm: fraction of `peak` that a matrix product reaches where moving its operands is free. Fitted.
+        attention: fraction of `peak` that fused attention reaches.
+        flash_attention_2: fraction of `peak` that FlashAttention 2 reaches.
+        stream: fraction of `bandwidth` that elementwise work reaches.
+        link: fraction of `nvlink` and `network` that collectives reach.
     """
 
     name: str

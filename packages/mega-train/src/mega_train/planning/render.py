@@ -118,7 +118,8 @@ def show_search(estimates: Sequence[Estimate], console: Console) -> None:
 
 def to_dict(estimate: Estimate) -> dict[str, Any]:
     """Return one estimate as JSON values; bytes, seconds and FLOPs."""
-    workload, layout = estimate.workload, estimate.workload.layout
+    workload = estimate.workload
+    layout = estimate.workload.layout
     return {
         "model": workload.spec.to_dict(),
         "parameters": parameters(workload.spec),

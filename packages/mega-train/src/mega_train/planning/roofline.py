@@ -277,7 +277,8 @@ def _elementwise_seconds(workload: Workload, hardware: Hardware, *, is_backward:
     """Seconds of a layer's elementwise work: two norms and two residual sums outside the tensor-parallel
     regions; activation, rotary embedding and, in backward, the concatenation of dq, dk and dv inside.
     """
-    spec, t = workload.spec, workload.layout.tp
+    spec = workload.spec
+    t = workload.layout.tp
     outer = workload.outer_tokens * spec.hidden * (6 + 2 * _norm_accesses(workload, back=is_backward))
     activation_accesses = (5 if is_backward else 3) if spec.is_gated else (3 if is_backward else 2)
     if spec.is_gated and workload.implementation.eager:

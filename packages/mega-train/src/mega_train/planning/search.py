@@ -9,11 +9,12 @@ from mega_schema.errors import MegaError
 from mega_schema.parallel_layout import Layout
 from mega_schema.recompute_policy import KEEP_ALL, RecomputePolicy
 from mega_schema.spec import ModelSpec
+from mega_train.config.parallel import ScheduleName
 from mega_train.planning.estimate import Estimate, estimate
 from mega_train.planning.hardware import Hardware
 from mega_train.planning.memory import peak_rank
 from mega_train.planning.sharded_sizes import ParamShares, ShardedModel, Stages, stages_by_rank
-from mega_train.planning.workload import ScheduleName, Workload
+from mega_train.planning.workload import Workload
 
 
 def search(template: Workload, world: int, hardware: Hardware, *, limit: int = 10) -> list[Estimate]:
@@ -88,7 +89,7 @@ def _batch_variants(
 
 
 def _param_shares(spec: ModelSpec, degrees: Sequence[int]) -> Mapping[int, ParamShares]:
-    """Compute one rank's share of the model for every tensor-parallel degree that divides it."""
+    """Compute one rank's shard of the model for every tensor-parallel degree that divides it."""
     shares_by_tp = {}
     for tp in degrees:
         try:
@@ -119,7 +120,8 @@ def _least_recompute(workload: Workload, memory: float) -> Workload | None:
     while fewest < fewest_fitting:
         middle = (fewest + fewest_fitting) // 2
         if (candidate := _if_it_fits(workload, _block_recompute(middle), memory)) is not None:
-            smallest, fewest_fitting = candidate, middle
+            smallest = candidate
+            fewest_fitting = middle
         else:
             fewest = middle + 1
     return smallest

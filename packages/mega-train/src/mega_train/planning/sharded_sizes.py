@@ -9,7 +9,7 @@ from functools import cached_property
 
 from mega_schema.arch import table
 from mega_schema.parallel_layout import Layout, Stage
-from mega_schema.sharding import run_lengths
+from mega_schema.sharding import block_lengths
 from mega_schema.spec import ModelSpec
 
 Stages = tuple[Stage, ...]
@@ -17,7 +17,7 @@ Stages = tuple[Stage, ...]
 
 @dataclass(frozen=True, slots=True)
 class ParamShares:
-    """Elements of one tensor-parallel rank's share of the model, with padding.
+    """Elements of one tensor-parallel rank's shard of the model, with padding.
 
     Attributes:
         first, last: of the rows on the first and the last stage; `last` without a tied output weight.
@@ -57,7 +57,7 @@ class ParamShares:
                     matrices.append((shape[0], shape[1]))
                 if row.name == "layers.0.qkv.weight":
                     assert row.split is not None
-                    queries, keys, _ = run_lengths(row.name, row.shape, row.split, tp)
+                    queries, keys, _ = block_lengths(row.name, row.shape, row.split, tp)
             else:
                 ends["tied" if row.tied_to else row.stage] += math.prod(shape)
                 if row.stage == "last" and len(shape) == 2:

@@ -10,9 +10,9 @@ from mega_schema.errors import ConfigError, LayoutError
 from mega_schema.parallel_layout import Layout, Stage
 from mega_schema.recompute_policy import KEEP_ALL, RecomputePolicy
 from mega_schema.spec import ModelSpec
+from mega_train.config.parallel import ScheduleName
+from mega_train.distributed.bucket_layout import DEFAULT_BUCKET_ELEMENTS
 from mega_train.planning.sharded_sizes import ShardedModel
-
-ScheduleName = Literal["gpipe", "1f1b", "zero-bubble"]  # interleaved where the layout has virtual stages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,10 +47,11 @@ class Precision:
         ZeRO stage 1 shards the optimizer's state, 2 also the gradients, 3 also the weights (arXiv:1910.02054
         §5). At stage 3 the weights are the main weights, gathered as they are needed.
         """
-        state, share = self.main + self.moments, 1 / ranks
+        state = self.main + self.moments
+        fraction = 1 / ranks
         if zero == 3:
-            return 4 * share, self.gradient * share, self.moments * share
-        return self.weight, self.gradient * (share if zero == 2 else 1), state * (share if zero else 1)
+            return 4 * fraction, self.gradient * fraction, self.moments * fraction
+        return self.weight, self.gradient * (fraction if zero == 2 else 1), state * (fraction if zero else 1)
 
 
 FLOAT32 = Precision(name="fp32", weight=4, gradient=4, main=0)
@@ -135,7 +136,7 @@ class Workload:
     recompute: RecomputePolicy = KEEP_ALL
     zero: int = 0
     schedule: ScheduleName = "1f1b"
-    bucket_elements: int = 40_000_000
+    bucket_elements: int = DEFAULT_BUCKET_ELEMENTS
     implementation: Implementation = Implementation()
 
     @property

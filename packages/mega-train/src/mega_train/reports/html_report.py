@@ -258,4 +258,6 @@ def _is_off(value: Any, default: Any) -> bool:
 def _format_value(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
-    return "" if value is None else ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return "" if value is None else str(value)

@@ -77,7 +77,7 @@ def seq_length_schedule(run: RunConfig, length: int, layout: Layout) -> SeqLengt
     root = require_positive(config.root, "--curriculum-root", "a root", "--curriculum-root 2")
     schedule = SeqLengthSchedule(length, start, steps, multiple, root)
     shared = 2 * layout.cp if layout.cp > 1 else 1
-    tokens = layout.tp if run.parallel.sequence or run.recompute.cut else 1
+    tokens = layout.tp if run.parallel.sequence or run.recompute.distribute_saved else 1
     for tokens_of_sample in schedule.all_lengths:
         if tokens_of_sample % shared or run.batch.micro * tokens_of_sample // layout.cp % tokens:
             divisor = shared * tokens
@@ -148,7 +148,8 @@ def batch_size_schedule(
     multiple = samples_per_micro_step if run.batch.decrease else 1
     if run.batch.rampup is None:
         return BatchSizeRampup(global_batch_size, multiple=multiple)
-    flag, (start, increment, ramp) = "--rampup-batch-size", run.batch.rampup
+    flag = "--rampup-batch-size"
+    start, increment, ramp = run.batch.rampup
     text = f"{start} {increment} {ramp}"
     if run.train.samples is None:
         wanted = "--train-samples, as a step has no one size"
@@ -221,7 +222,7 @@ def skipped_iterations(run: RunConfig) -> tuple[range, ...]:
     """
     flag = "--skip-train-iteration-range"
     steps = set[int]()
-    for text in run.train.passed_over:
+    for text in run.train.skipped_iterations:
         first, dash, last = text.partition("-")
         if not (dash and first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
             raise ConfigError(

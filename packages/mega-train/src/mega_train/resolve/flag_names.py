@@ -24,11 +24,6 @@ _FLAGS: Mapping[str, str] = MappingProxyType(
         "tied": "--untie-embeddings-and-output-weights",
         "bias": "--disable-bias-linear",
         "init": "--init-method-xavier-uniform",
-        "head_dim": "--kv-channels",
-        "max_seq_len": "--max-position-embeddings",
-        "rope_theta": "--rotary-base",
-        "rotary_fraction": "--rotary-percent",
-        "sliding_window": "--window-size",
     }
 )
 _INVERSE = frozenset({"tied", "bias"})  # fields that are false where their flag is given

@@ -90,10 +90,10 @@ def _spec_from_flags(
         "hidden": m.hidden,
         "heads": m.heads,
         "kv_heads": m.kv_heads,
-        "head_dim": m.head_width,
+        "head_dim": m.head_dim,
         "ffn": m.ffn,
         "vocab": m.vocab,
-        "max_seq_len": m.context,
+        "max_seq_len": m.max_seq_len,
         "vocab_multiple": m.vocab_multiple,
         "norm": m.norm.lower() if m.norm else None,
         "norm_eps": m.norm_eps,
@@ -104,12 +104,12 @@ def _spec_from_flags(
         "parallel_residual": m.parallel_residual or None,
         "activation": _activation(m, family),
         "positions": "learned" if m.positions == "learned_absolute" else m.positions,
-        "rope_theta": m.rope_base,
-        "rotary_fraction": m.rope_share,
+        "rope_theta": m.rope_theta,
+        "rotary_fraction": m.rotary_fraction,
         "rope_interleaved": m.rope_interleaved or None,
         "rope_interpolation": m.rope_interpolation,
         "rope_scaling": _rope_scaling(m),
-        "sliding_window": _window(m.window),
+        "sliding_window": _window(m.sliding_window),
         "init": "xavier_uniform" if m.xavier else None,
         "init_std": m.init_std,
         "tied": False if m.untied else None,
@@ -188,7 +188,9 @@ def _rope_scaling(m: ModelConfig) -> float | None:
     if m.rope_scaling is not None and not m.rope_scaled:
         hint = "--use-rope-scaling, or leave it out"
         raise ConfigError("--rope-scaling-factor", "nothing is scaled", found=m.rope_scaling, hint=hint)
-    return (8.0 if m.rope_scaling is None else m.rope_scaling) if m.rope_scaled else None
+    if not m.rope_scaled:
+        return None
+    return 8.0 if m.rope_scaling is None else m.rope_scaling
 
 
 def _window(text: str | None) -> int | None:

@@ -119,7 +119,9 @@ def _format_length(samples: float, unit: Literal["iters", "samples"], full: int)
 
 
 def _format_value(value: object) -> str:
-    return f"{value:.10g}" if isinstance(value, float) else "none" if value is None else str(value)
+    if isinstance(value, float):
+        return f"{value:.10g}"
+    return "none" if value is None else str(value)
 
 
 def lr_schedule(run: RunConfig, end: int, full: int) -> LRSchedule:
@@ -195,7 +197,7 @@ def lr_schedule(run: RunConfig, end: int, full: int) -> LRSchedule:
 
 def _decoupled_lr_schedule(run: RunConfig, lr: LRSchedule) -> LRSchedule | None:
     """Build the schedule of embedding and output, where it differs."""
-    peak_value, min_lr = run.optimizer.ends_lr, run.optimizer.ends_min_lr
+    peak_value, min_lr = run.optimizer.decoupled_lr, run.optimizer.decoupled_min_lr
     if peak_value is None and min_lr is None:
         return None
     if peak_value is None:
@@ -258,6 +260,8 @@ def _samples_converter(run: RunConfig, full: int) -> Callable[[str, int | None, 
                 found=conflicting,
                 wanted=f"{flag}-{right}, as with --train-{right}",
             )
-        return sample_count if counts_samples else None if iterations is None else iterations * full
+        if counts_samples:
+            return sample_count
+        return None if iterations is None else iterations * full
 
     return samples

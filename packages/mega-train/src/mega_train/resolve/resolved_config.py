@@ -11,7 +11,7 @@ from mega_schema.recompute_policy import RecomputePolicy
 from mega_schema.spec import ModelSpec
 from mega_train.config import RunConfig
 from mega_train.data.splits_config import DataSplitsConfig
-from mega_train.distributed.bucket_layout import ShardingConfig
+from mega_train.distributed.bucket_layout import DEFAULT_BUCKET_ELEMENTS, ShardingConfig
 from mega_train.resolve.checks import zero_stage
 from mega_train.resolve.run_mode import is_eval_only
 from mega_train.schedules.batch_size import BatchSizeRampup
@@ -79,7 +79,7 @@ class ResolvedConfig:
         replicas = self.layout.dp * self.layout.cp
         return ShardingConfig(
             stage=zero_stage(parallel),
-            bucket_elements=parallel.bucket or max(40_000_000, 1_000_000 * replicas),  # Megatron's
+            bucket_elements=parallel.bucket or max(DEFAULT_BUCKET_ELEMENTS, 1_000_000 * replicas),
             overlap_reduce=parallel.overlap_reduce,
             overlap_gather=parallel.overlap_gather,
             reduce_bf16=parallel.reduce_bf16,

@@ -50,7 +50,8 @@ class BatchSizeRampup:
         for next_consumed in self._ramp_steps(consumed_samples):
             if steps == 0:
                 return consumed_samples
-            consumed_samples, steps = next_consumed, steps - 1
+            consumed_samples = next_consumed
+            steps -= 1
         return consumed_samples + steps * self.size_at(self.ramp + 1)
 
     def _ramp_steps(self, consumed_samples: int) -> Iterator[int]:

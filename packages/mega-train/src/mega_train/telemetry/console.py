@@ -12,9 +12,9 @@ from rich.text import Text
 
 from mega_schema.app.progress import format_duration, start_live
 from mega_schema.errors import escape_controls
+from mega_train.config.logging import TimingOption
 from mega_train.telemetry.events import Event, LogLine, Message, StepEnd, TrainStart, ValidationEnd
 from mega_train.telemetry.memory_usage import used_bytes
-from mega_train.telemetry.timers import TimingOption
 
 _MIN_BAR = 12  # cells of the shortest useful bar
 
@@ -98,7 +98,8 @@ class ConsoleReporter:
 
     def _numbers(self) -> list[tuple[int, str]]:
         """List the numbers in their order, each with its priority: the largest is dropped first."""
-        iteration_seconds, log_line = self._seconds.mean, self._last_log
+        iteration_seconds = self._seconds.mean
+        log_line = self._last_log
         if iteration_seconds is None or self._tokens.mean is None:
             return []
         return [
@@ -215,5 +216,6 @@ def _format_si(number: float) -> str:
     """Format a number with three digits and a unit prefix."""
     power = 0
     while number >= 999.5:
-        number, power = number / 1000, power + 1
+        number /= 1000
+        power += 1
     return f"{number:.3g}{('', 'k', 'M', 'G', 'T', 'P')[power]}"

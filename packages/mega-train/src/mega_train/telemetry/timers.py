@@ -11,11 +11,12 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType, TracebackType
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 
 from mega_model.distributed.mesh import Mesh
+from mega_train.config.logging import TimingOption
 
 # --timing-log-level from which a phase is shown: 1 what happens once a step, 2 what happens per micro-batch
 LEVELS: Mapping[str, int] = MappingProxyType(
@@ -36,7 +37,6 @@ LEVELS: Mapping[str, int] = MappingProxyType(
     }
 )
 
-TimingOption = Literal["max", "minmax", "all"]
 Clock = Callable[[], float]
 TimerFactory = Callable[[str], AbstractContextManager[object]]
 

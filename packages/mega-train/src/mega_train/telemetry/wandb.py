@@ -50,7 +50,8 @@ class WeightsAndBiases:
             self._wandb_run.finish()
 
     def _start_run(self, event: TrainStart) -> None:
-        log, save = self._run.log, self._run.checkpoint.save
+        log = self._run.log
+        save = self._run.checkpoint.save
         folder = log.wandb_save_dir or (save / "wandb" if save is not None else Path("wandb"))
         folder.mkdir(parents=True, exist_ok=True)
         self._wandb_run = self._module.init(

@@ -17,7 +17,7 @@ def rank_tensors(spec: ModelSpec, rank: int, tp: int, rows: int) -> Iterator[tup
     """Yield every tensor of rank `rank` of `tp`, with the number of its file.
 
     Args:
-        rows: of a rank's share of the vocabulary, padding included.
+        rows: of a rank's shard of the vocabulary, padding included.
 
     Raises:
         ConfigError, LayoutError: the model cannot be split this way.
@@ -26,7 +26,11 @@ def rank_tensors(spec: ModelSpec, rank: int, tp: int, rows: int) -> Iterator[tup
     halves = _halves(spec, tp)
     for row in table(spec):
         if row.tied_to is None:
-            order = heads if ".qkv." in row.name else halves if ".gate_up." in row.name else None
+            order = None
+            if ".qkv." in row.name:
+                order = heads
+            elif ".gate_up." in row.name:
+                order = halves
             yield (
                 _file(spec, row),
                 TensorAlias(_name(row), row.name, order=order).rank_shard(pad_vocab(row, rows), rank, tp),
@@ -56,5 +60,5 @@ def _name(row: Param) -> str:
 
 def _halves(spec: ModelSpec, tp: int) -> tuple[int, ...]:
     """Return the row order of a gated feed-forward, stored with the up projection before the gate."""
-    share = spec.ffn // tp
-    return (*range(share, 2 * share), *range(share))
+    width = spec.ffn // tp
+    return (*range(width, 2 * width), *range(width))

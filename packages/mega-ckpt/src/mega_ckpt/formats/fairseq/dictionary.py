@@ -56,7 +56,8 @@ def id_order(path: Path, rows: int) -> np.ndarray:
     first = [place[i] for i in range(len(place))]
     used = set(first)
     ours = np.array([*first, *(i for i in range(rows) if i not in used)])
-    last, end = len(first) - 1, len(first) + _END
+    last = len(first) - 1
+    end = len(first) + _END
     ours[[last, end]] = ours[[end, last]]
     return ours
 

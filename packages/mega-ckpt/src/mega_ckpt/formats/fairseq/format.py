@@ -143,7 +143,7 @@ def _reorder_embedding(box: ReadBox, order: np.ndarray, embeddings: list[MappedT
         order: fairseq's id for every id of Mega.
         embeddings: of every part, whose rows are as many.
     """
-    share = embeddings[0].shape[0]
+    part_rows = embeddings[0].shape[0]
 
     def read_reordered(space: str, name: str, slab: Slab) -> np.ndarray:
         if name != "embed.weight":
@@ -152,8 +152,8 @@ def _reorder_embedding(box: ReadBox, order: np.ndarray, embeddings: list[MappedT
         ids = order[rows]
         out = np.empty(slab.shape, DTYPES[embeddings[0].dtype])
         for part, embedding in enumerate(embeddings):
-            positions = np.flatnonzero(ids // share == part)
-            out[positions] = embedding.values()[ids[positions] % share, columns]
+            positions = np.flatnonzero(ids // part_rows == part)
+            out[positions] = embedding.values()[ids[positions] % part_rows, columns]
         return out
 
     return read_reordered

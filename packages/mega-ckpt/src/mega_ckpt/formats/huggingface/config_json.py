@@ -167,11 +167,11 @@ def _rope(theirs: HfModelClass, config: Mapping[str, Any], where: object) -> dic
         )
     base = values.get("rope_theta", config.get(theirs.rope.base, 10000.0))
     fields: dict[str, object] = {"rope_theta": float(base)}
-    if theirs.rope.share is None:
+    if theirs.rope.fraction is None:
         _require_values(values, {"partial_rotary_factor": 1.0}, f"{where}: {name}")
     else:
-        share = config.get(theirs.rope.share, theirs.rope.missing)
-        fields["rotary_fraction"] = float(values.get("partial_rotary_factor", share))
+        fraction = config.get(theirs.rope.fraction, theirs.rope.missing)
+        fields["rotary_fraction"] = float(values.get("partial_rotary_factor", fraction))
     if kind == "linear":
         fields["rope_interpolation"] = float(values["factor"])
     elif kind == "llama3":
@@ -190,8 +190,8 @@ def _rope_keys(theirs: HfModelClass, spec: ModelSpec) -> dict[str, Any]:
     elif spec.rope_interpolation != 1:
         rope |= {"rope_type": "linear", "factor": spec.rope_interpolation}
     keys: dict[str, Any] = {theirs.rope.base: spec.rope_theta}
-    if theirs.rope.share is not None:
-        rope["partial_rotary_factor"] = keys[theirs.rope.share] = spec.rotary_fraction
+    if theirs.rope.fraction is not None:
+        rope["partial_rotary_factor"] = keys[theirs.rope.fraction] = spec.rotary_fraction
     # transformers 4 reads the base and, where there is one, the scaling; transformers 5 the parameters
     scaling = {"rope_scaling": rope} if rope["rope_type"] != "default" else {}
     return keys | {"rope_parameters": rope} | scaling
@@ -275,7 +275,7 @@ def _rope_mismatch(theirs: HfModelClass, spec: ModelSpec, name: str) -> str | No
         return str(_DEFAULTS[name]) if getattr(spec, name) != _DEFAULTS[name] else None
     if name == "rope_interleaved" and spec.rope_interleaved:
         return "False"
-    if name == "rotary_fraction" and theirs.rope.share is None and spec.rotary_fraction != 1:
+    if name == "rotary_fraction" and theirs.rope.fraction is None and spec.rotary_fraction != 1:
         return "1.0"
     if name == "rope_interpolation" and spec.rope_scaling != 1 and spec.rope_interpolation != 1:
         return "1, with positions that are scaled"

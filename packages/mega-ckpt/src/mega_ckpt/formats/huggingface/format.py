@@ -76,14 +76,14 @@ def write(source: CheckpointSource, folder: Path, target: WriteOptions) -> Write
     ]
     written_dtypes = {weight.dtype for weight in weights}
 
-    def bands(name: str, dtype: str) -> Iterator[RowChunk]:
+    def read_rows(name: str, dtype: str) -> Iterator[RowChunk]:
         return source.row_chunks(MODEL, name, rows[name].shape, dtype)
 
     hf_folder.write_folder(
         folder,
         source.spec,
         config,
-        lambda new: hf_shards.write_weights(new, weights, bands, target.shard, target.progress),
+        lambda new: hf_shards.write_weights(new, weights, read_rows, target.shard, target.progress),
         dtype=written_dtypes.pop() if len(written_dtypes) == 1 else "F32",
         tokenizer=source.tokenizer,
     )

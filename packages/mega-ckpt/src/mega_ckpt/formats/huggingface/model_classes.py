@@ -45,12 +45,12 @@ class RopeKeys:
     """Keys of rotary positions other than `rope_parameters`, which transformers 5 uses for all classes.
 
     Attributes:
-        base, share: of the angles' base, and of the share of components that turn; None: all do.
-        missing: the share where its key is missing.
+        base, fraction: of the angles' base, and of the fraction of components that turn; None: all do.
+        missing: the fraction where its key is missing.
     """
 
     base: str = "rope_theta"
-    share: str | None = None
+    fraction: str | None = None
     missing: float = 1.0
 
 

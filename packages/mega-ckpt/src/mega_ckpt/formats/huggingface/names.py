@@ -12,8 +12,8 @@ from mega_ckpt.name_maps.qkv import qkv_order
 from mega_schema.arch import table
 from mega_schema.spec import ModelSpec
 
-Part = str | tuple[str, ...]
-"""A name, or the names of the runs of a fused weight."""
+NameParts = str | tuple[str, ...]
+"""A name, or the names of the blocks of a fused weight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class HfNames:
     inner: str
     layers: str
     whole: Mapping[str, str]
-    layer: Mapping[str, Part]
+    layer: Mapping[str, NameParts]
     head: str = "lm_head"
     other_head: str | None = None
     transposed: frozenset[str] = frozenset()

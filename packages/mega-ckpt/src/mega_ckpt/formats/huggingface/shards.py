@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mega_ckpt.name_maps.alias import ForeignTensor, consecutive_runs, copy_values
+from mega_ckpt.name_maps.alias import ForeignTensor, consecutive_ranges, copy_values
 from mega_ckpt.tensors import safetensors_io
 from mega_ckpt.tensors.parallel_map import Progress, UpdateProgress, parallel_map
 from mega_ckpt.tensors.row_stream import RowChunk, as_bytes
@@ -46,14 +46,14 @@ class WeightToWrite:
 def write_weights(
     folder: Path,
     weights: Sequence[WeightToWrite],
-    bands: Callable[[str, str], Iterator[RowChunk]],
+    read_rows: Callable[[str, str], Iterator[RowChunk]],
     most: int,
     progress: Progress,
 ) -> None:
     """Write the weight files of a model.
 
     Args:
-        bands: streams a parameter in a dtype; called by several threads.
+        read_rows: streams a parameter in a dtype; called by several threads.
         most: bytes of the tensors of one file; one tensor alone may be more.
         progress: of the bytes written.
 
@@ -69,9 +69,9 @@ def write_weights(
     def parameter(ours: str, update: UpdateProgress) -> None:
         transposed = any(place.weight.foreign.transpose for place in places[ours])
         with one_whole if transposed else contextlib.nullcontext():
-            for band in bands(ours, places[ours][0].weight.dtype):
+            for chunk in read_rows(ours, places[ours][0].weight.dtype):
                 for place in places[ours]:
-                    update(place.put(band))
+                    update(place.put(chunk))
 
     with disk_errors(folder), contextlib.ExitStack() as opened:
         files = [opened.enter_context((folder / name).open("wb", buffering=0)) for name in names]
@@ -118,16 +118,16 @@ class _TensorSlot:
         (self._box,) = weight.foreign.boxes
         self._whole: np.ndarray | None = None
 
-    def put(self, band: RowChunk) -> int:
+    def put(self, chunk: RowChunk) -> int:
         """Write the part of a chunk that belongs to the tensor; return its bytes."""
         foreign = self.weight.foreign
         start = self._box.start[0]
         rows = self._box.shape[0]
-        first = max(band.first, start)
-        past = min(band.first + len(band.values), start + rows)
+        first = max(chunk.first, start)
+        past = min(chunk.first + len(chunk.values), start + rows)
         if first >= past:
             return 0
-        values = band.values[first - band.first : past - band.first]
+        values = chunk.values[first - chunk.first : past - chunk.first]
         row_offset = first - start
         if foreign.transpose:
             self._write_transposed(values, row_offset, last=past == start + rows)
@@ -135,7 +135,7 @@ class _TensorSlot:
             self._write(values, row_offset)
         else:
             order = np.asarray(foreign.order[row_offset : row_offset + len(values)])
-            for row, begin, count in consecutive_runs(order):
+            for row, begin, count in consecutive_ranges(order):
                 self._write(values[begin : begin + count], row)
         return values.nbytes
 

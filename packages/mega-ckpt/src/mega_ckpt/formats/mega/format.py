@@ -80,7 +80,7 @@ def write(source: CheckpointSource, run: Path, target: WriteOptions) -> WriteRes
 
     shape = {row.name: row.shape for row in table(source.spec)}
 
-    def bands(space: str, name: str) -> Iterator[RowChunk]:
+    def read_rows(space: str, name: str) -> Iterator[RowChunk]:
         plan = plans[space]
         return source.row_chunks(plan.space, name, shape[name], plan.dtypes[name])
 
@@ -88,7 +88,7 @@ def write(source: CheckpointSource, run: Path, target: WriteOptions) -> WriteRes
         tokenizer = Path(scratch) / TOKENIZER if source.tokenizer else None
         if source.tokenizer and tokenizer:
             source.tokenizer.save(tokenizer)
-        written = write_shares(save, spaces, bands, target.progress)
+        written = write_shares(save, spaces, read_rows, target.progress)
         folder = save.commit(
             source.spec,
             layout=target.layout,

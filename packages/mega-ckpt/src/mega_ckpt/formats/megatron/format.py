@@ -115,7 +115,7 @@ class _WeightCollector:
     """Collects the weights of all ranks, checks their shapes and keeps one of every replica.
 
     Attributes:
-        rows: of a rank's share of the vocabulary.
+        rows: of a rank's shard of the vocabulary.
         found: what the model is made of.
     """
 
@@ -209,7 +209,8 @@ def write_core(source: CheckpointSource, run: Path, target: WriteOptions) -> Wri
 
 
 def _check_supported(source: CheckpointSource, run: Path, target: WriteOptions, *, core: bool) -> None:
-    spec, layout = source.spec, target.layout
+    spec = source.spec
+    layout = target.layout
     megatron_args.from_spec(spec, source.path, core=core)
     if layout.vp > 1 and layout.pp == 1:
         raise LayoutError(
@@ -218,7 +219,7 @@ def _check_supported(source: CheckpointSource, run: Path, target: WriteOptions, 
     if spec.layers % (layout.pp * layout.vp):
         raise LayoutError(
             "--pp",
-            "Megatron deals layers evenly",
+            "Megatron splits layers evenly",
             found=f"{spec.layers} layers for {layout.pp * layout.vp} stages",
             wanted=f"a divisor of {spec.layers}",
         )

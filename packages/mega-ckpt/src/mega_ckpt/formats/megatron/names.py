@@ -141,7 +141,7 @@ def chunk_tensors(
 
     Args:
         version: of the checkpoint; it decides how rows of Q, K and V are mixed.
-        rows: of a rank's share of the vocabulary, padding included; None: as the spec pads.
+        rows: of a rank's shard of the vocabulary, padding included; None: as the spec pads.
 
     Raises:
         ConfigError: the names have none for a part of the model.
@@ -191,7 +191,7 @@ def _module_order(spec: ModelSpec, names: Names) -> list[Param]:
 
 
 def pad_vocab(row: Param, rows: int | None) -> Param:
-    """Pad a rank's share of the vocabulary to `rows`; None: as the spec pads it."""
+    """Pad a rank's shard of the vocabulary to `rows`; None: as the spec pads it."""
     if rows is None or row.split is None or not row.split.pad:
         return row
     return replace(row, split=replace(row.split, pad=rows))

@@ -161,7 +161,8 @@ def trainer_state(shard: RankFile, *, released: bool) -> tuple[dict[str, Any], l
     Args:
         released: the file is a release, from which no training resumes.
     """
-    tree, args = shard.tree, shard.args
+    tree = shard.tree
+    args = shard.args
     dropped = ["the states of random numbers"] if "rng_state" in tree or "np_rng_state" in tree else []
     consumed = args.get("consumed_train_samples", 0)
     if released or not shard.iteration:

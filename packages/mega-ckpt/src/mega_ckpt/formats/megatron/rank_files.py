@@ -114,12 +114,12 @@ def read_layout(shards: list[RankFile]) -> Layout:
     tp = 1 + max(sh.tp for sh in shards)
     pp = 1 + max(sh.pp for sh in shards)
     vp = len(shards[0].chunks)
-    dealt = [0] * (pp * vp)
+    layers_per_stage = [0] * (pp * vp)
     for shard in shards:
         for number, chunk in enumerate(shard.chunks):
             if shard.tp == 0:
-                dealt[number * pp + shard.pp] = len(set(_layers(chunk)))
-    return Layout(tp=tp, pp=pp, vp=vp, layers_per_stage=tuple(dealt))
+                layers_per_stage[number * pp + shard.pp] = len(set(_layers(chunk)))
+    return Layout(tp=tp, pp=pp, vp=vp, layers_per_stage=tuple(layers_per_stage))
 
 
 def _layers(chunk: Mapping[str, MappedTensor]) -> Iterator[str]:

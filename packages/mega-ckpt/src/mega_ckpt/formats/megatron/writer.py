@@ -319,19 +319,19 @@ def _row_chunks(
         space: that values come from.
         into: the one that they are written to.
     """
-    for band in source.foreign_chunks(space, foreign, dtype):
-        fill_padding(source, space, foreign, dtype, into, band)
-        yield band.values
+    for chunk in source.foreign_chunks(space, foreign, dtype):
+        fill_padding(source, space, foreign, dtype, into, chunk)
+        yield chunk.values
 
 
 def fill_padding(
-    source: CheckpointSource, space: str, foreign: ForeignTensor, dtype: str, into: str, band: RowChunk
+    source: CheckpointSource, space: str, foreign: ForeignTensor, dtype: str, into: str, chunk: RowChunk
 ) -> None:
     """Fill the padding rows of weights with the last row of the vocabulary, as Megatron's own tool does.
 
     The padding of an optimizer's moments stays zero.
     """
     filled = sum(box.shape[0] for box in foreign.boxes)
-    if into in (MODEL, MAIN) and band.first + len(band.values) > filled:
+    if into in (MODEL, MAIN) and chunk.first + len(chunk.values) > filled:
         last = Slab((source.spec.vocab - 1, 0), (1, *foreign.shape[1:]), (0, 0))
-        band.values[max(0, filled - band.first) :] = source.cast(space, foreign.ours, last, dtype)
+        chunk.values[max(0, filled - chunk.first) :] = source.cast(space, foreign.ours, last, dtype)

@@ -123,7 +123,9 @@ def write(source: CheckpointSource, folder: Path, target: WriteOptions) -> Write
             def values(
                 tensor: TensorHeader, part: Mapping[str, ForeignTensor] = part
             ) -> Iterable[np.ndarray]:
-                return (band.values for band in source.foreign_chunks(MODEL, part[tensor.name], tensor.dtype))
+                return (
+                    chunk.values for chunk in source.foreign_chunks(MODEL, part[tensor.name], tensor.dtype)
+                )
 
             zip_writer.write(new / PART.format(rank), tree, values, update)
         with (new / PARAMS).open("w", encoding="utf-8", newline="\n") as out:

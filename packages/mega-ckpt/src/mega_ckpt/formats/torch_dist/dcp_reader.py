@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from mega_ckpt.checkpoint.verify import find_overlap
-from mega_ckpt.name_maps.boxes import run_to_boxes
 from mega_ckpt.tensors.mapped_tensor import DTYPE_BYTES, MappedTensor
 from mega_ckpt.torch_files.pickle_reader import Unpickler
+from mega_schema.checkpoint.flat_ranges import range_boxes
 from mega_schema.errors import FormatError
 from mega_schema.sharding import Shape
 
@@ -102,10 +102,10 @@ def open_dcp_folder(folder: Path, unpickler: Unpickler) -> DcpFolder:
     return DcpFolder(tensors, tuple(name for name in described if name not in tensors))
 
 
-Place = tuple[Path, int, int]  # a file, the first byte in it, how many
+ByteRange = tuple[Path, int, int]  # file, first byte and number of bytes
 
 
-def _box_places(folder: Path, storage: Mapping[Any, Any]) -> dict[tuple[str, Shape], Place]:
+def _box_places(folder: Path, storage: Mapping[Any, Any]) -> dict[tuple[str, Shape], ByteRange]:
     """Map (tensor name, first index of a box) to its byte range."""
     places = {}
     for index, info in storage.items():
@@ -129,7 +129,7 @@ def _box_places(folder: Path, storage: Mapping[Any, Any]) -> dict[tuple[str, Sha
 def _pieces(
     name: str,
     fields: Mapping[str, Any],
-    places: Mapping[tuple[str, Shape], Place],
+    places: Mapping[tuple[str, Shape], ByteRange],
     unpickler: Unpickler,
     truly: Shape | None,
 ) -> Iterator[DcpPiece]:
@@ -151,21 +151,21 @@ def _pieces(
             raise FormatError(where, "shape", found=stored.shape, wanted=shape)
         stored = stored if stored.shape == shape else replace(stored, shape=shape)
         yield from (
-            [DcpPiece(start, shape, stored)] if truly is None else _run_pieces(start, stored, size, truly)
+            [DcpPiece(start, shape, stored)] if truly is None else _range_pieces(start, stored, size, truly)
         )
 
 
-def _run_pieces(start: Shape, stored: MappedTensor, size: Shape, truly: Shape) -> Iterator[DcpPiece]:
-    """Split a run of numbers of one rank's box into boxes of the tensor."""
+def _range_pieces(start: Shape, stored: MappedTensor, size: Shape, truly: Shape) -> Iterator[DcpPiece]:
+    """Split a range of numbers of one rank's box into boxes of the tensor."""
     *parts, numbers = size
     local = tuple(whole // part for whole, part in zip(truly, parts, strict=True))
     if math.prod(local) != numbers or tuple(n * p for n, p in zip(local, parts, strict=True)) != truly:
         raise ValueError(f"{truly} in boxes, as {size}")
     if any(n != 1 for n in stored.shape[:-1]) or stored.strides is not None:
-        raise ValueError(f"a run of numbers of shape {stored.shape}")
+        raise ValueError(f"a range of numbers of shape {stored.shape}")
     corner = tuple(number * n for number, n in zip(start[:-1], local, strict=True))
     offset = stored.offset
-    for begin, extent in run_to_boxes(local, start[-1], start[-1] + stored.shape[-1]):
+    for begin, extent in range_boxes(local, start[-1], start[-1] + stored.shape[-1]):
         place = replace(stored, shape=extent, offset=offset)
         yield DcpPiece(tuple(c + b for c, b in zip(corner, begin, strict=True)), extent, place)
         offset += place.bytes

@@ -19,12 +19,14 @@ from typing import Any
 
 from mega_ckpt.checkpoint.checkpoint_source import MatchedTensors, gather_boxes
 from mega_ckpt.formats.megatron.names import COPY, CORE, CORE_FUSED, Names, chunk_tensors
+from mega_ckpt.formats.megatron.optimizer import Spaces
 from mega_ckpt.formats.torch_dist.dcp_reader import DcpTensor
 from mega_ckpt.name_maps.alias import ForeignTensor, whole_slab
-from mega_ckpt.name_maps.boxes import run_to_boxes, select_box
+from mega_ckpt.name_maps.boxes import select_box
 from mega_ckpt.tensors import dtypes
 from mega_ckpt.tensors.mapped_tensor import DTYPE_BYTES, MappedTensor
 from mega_schema.arch import table
+from mega_schema.checkpoint.flat_ranges import range_boxes
 from mega_schema.checkpoint.reader import MAIN, MODEL, OPTIMIZER
 from mega_schema.errors import MegaError
 from mega_schema.parallel_layout import Layout
@@ -38,8 +40,6 @@ _KEY = re.compile(
     r"(?:chained_0\.)?optimizer\.distributed\.dp_group_idx_(\d+)\.gbuf_idx_(\d+)\.dtype_.+\.bucket_idx_(\d+)\.(\w+)"
 )
 _ALIGN = 64
-
-Spaces = dict[str, list[tuple[ForeignTensor, MappedTensor]]]
 
 
 class UnknownLayoutError(Exception):
@@ -100,15 +100,15 @@ def weights_match(where: Path, spec: ModelSpec, weights: MatchedTensors, main: M
 def optimizer_namespaces(
     tensors: Mapping[str, DcpTensor], spec: ModelSpec, names: Names, layout: Layout, rows: int
 ) -> Spaces:
-    """Map the buckets to the optimizer's namespaces, each parameter as runs of numbers.
+    """Map the buckets to the optimizer's namespaces, each parameter as ranges of numbers.
 
     Args:
         names: whose order is that of the modules.
         layout: of the ranks that wrote them.
-        rows: of a rank's share of the vocabulary, padding included.
+        rows: of a rank's shard of the vocabulary, padding included.
 
     Raises:
-        UnknownError: a bucket is missing, or holds other parameters.
+        UnknownLayoutError: a bucket is missing, or holds other parameters.
         ConfigError: the names have none for a part of the model.
         LayoutError: the model cannot be split this way.
     """
@@ -131,7 +131,7 @@ def optimizer_namespaces(
                             kind="weight"
                         )
                         if not copy and (tp == 0 or foreign.ours not in replicated):
-                            namespaces[space] += _tensor_runs(foreign, bucket, begin)
+                            namespaces[space] += _tensor_ranges(foreign, bucket, begin)
     if vectors:
         raise UnknownLayoutError
     return namespaces
@@ -145,7 +145,8 @@ def _locate_tensors(
     for number in range(len(buckets)):
         if number not in buckets:
             raise UnknownLayoutError
-        (length,), end = buckets[number].shape, 0
+        (length,) = buckets[number].shape
+        end = 0
         for foreign in every[placed:]:
             begin = _align(end)
             size = math.prod(foreign.shape)
@@ -163,18 +164,20 @@ def _align(place: int) -> int:
     return -(-place // _ALIGN) * _ALIGN
 
 
-def _tensor_runs(
+def _tensor_ranges(
     foreign: ForeignTensor, bucket: DcpTensor, begin: int
 ) -> Iterator[tuple[ForeignTensor, MappedTensor]]:
     end = begin + math.prod(foreign.shape)
     for piece in bucket.pieces:
-        (first,), (count,), stored = piece.start, piece.shape, piece.stored
+        (first,) = piece.start
+        (count,) = piece.shape
+        stored = piece.stored
         if stored.dtype != "F32" or stored.strides is not None:
             raise UnknownLayoutError
         low = max(first, begin)
         high = min(first + count, end)
         offset = stored.offset + DTYPE_BYTES["F32"] * (low - first)
-        for start, extent in run_to_boxes(foreign.shape, low - begin, high - begin):
-            run = replace(stored, shape=extent, offset=offset)
-            yield select_box(foreign, start, extent), run
-            offset += run.bytes
+        for start, extent in range_boxes(foreign.shape, low - begin, high - begin):
+            values = replace(stored, shape=extent, offset=offset)
+            yield select_box(foreign, start, extent), values
+            offset += values.bytes

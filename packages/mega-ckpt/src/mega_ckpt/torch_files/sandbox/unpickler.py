@@ -103,7 +103,9 @@ class PickleStream:
             size += len(parts[-1])
             if not parts[-1]:
                 raise EOFError(f"the end, after {self.end + size} bytes")
-        self._buffer_start, self._position, self._buffer = self.end, 0, b"".join(parts)
+        self._buffer_start = self.end
+        self._position = 0
+        self._buffer = b"".join(parts)
 
 
 class Opcodes(dict[int, Callable[[Any], None]]):

@@ -183,7 +183,8 @@ class _Gelu(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_TF: Tensor) -> tuple[Tensor, Tensor | None]:
         x_TF, bias_F = ctx.saved_tensors
-        grad_TF, grad_x_TF = grad_TF.contiguous(), torch.empty_like(x_TF)
+        grad_TF = grad_TF.contiguous()
+        grad_x_TF = torch.empty_like(x_TF)
         columns = x_TF.shape[-1]
         sum_F = None if bias_F is None else torch.empty(columns)
         pointers = (_pointer(x) for x in (grad_x_TF, sum_F, grad_TF, x_TF, bias_F))

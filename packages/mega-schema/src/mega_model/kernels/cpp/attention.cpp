@@ -124,9 +124,9 @@ void softmax(float* score, Item* rounded, long seen, long end, float scale) {
         sum = _mm512_mask_add_ps(sum, lanes(seen - c), sum, e);
         _mm512_storeu_ps(score + c, e);
     }
-    const __m512 share = _mm512_set1_ps(1.0f / _mm512_reduce_add_ps(sum));
+    const __m512 normalizer = _mm512_set1_ps(1.0f / _mm512_reduce_add_ps(sum));
     for (long c = 0; c < end; c += 16) {
-        const __m512 p = _mm512_maskz_mul_ps(lanes(seen - c), _mm512_loadu_ps(score + c), share);
+        const __m512 p = _mm512_maskz_mul_ps(lanes(seen - c), _mm512_loadu_ps(score + c), normalizer);
         _mm512_storeu_ps(score + c, p);
         store(rounded + c, p, lanes(16));
     }

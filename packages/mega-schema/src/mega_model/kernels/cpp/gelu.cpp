@@ -15,11 +15,11 @@ Gelu gelu(__m512 u) {
     const __m512 one = _mm512_set1_ps(1.0f), square = _mm512_mul_ps(u, u);
     const __m512 twice_y = _mm512_mul_ps(
         _mm512_mul_ps(u, _mm512_set1_ps(TWICE)), _mm512_fmadd_ps(square, _mm512_set1_ps(CUBIC), one));
-    const __m512 share = _mm512_div_ps(one, _mm512_add_ps(one, exp(_mm512_sub_ps(_mm512_setzero_ps(), twice_y))));
+    const __m512 sigmoid = _mm512_div_ps(one, _mm512_add_ps(one, exp(_mm512_sub_ps(_mm512_setzero_ps(), twice_y))));
     const __m512 twice_slope =
         _mm512_mul_ps(_mm512_set1_ps(TWICE), _mm512_fmadd_ps(square, _mm512_set1_ps(3 * CUBIC), one));
-    const __m512 value = _mm512_mul_ps(u, share);
-    const __m512 slope = _mm512_fmadd_ps(_mm512_mul_ps(value, _mm512_sub_ps(one, share)), twice_slope, share);
+    const __m512 value = _mm512_mul_ps(u, sigmoid);
+    const __m512 slope = _mm512_fmadd_ps(_mm512_mul_ps(value, _mm512_sub_ps(one, sigmoid)), twice_slope, sigmoid);
     return {value, slope};
 }
 

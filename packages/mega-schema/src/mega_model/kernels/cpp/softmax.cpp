@@ -30,10 +30,10 @@ float row_softmax(Item* z, float* exps, long columns, float scale) {
             sums[i] = _mm512_mask_add_ps(sums[i], mask, sums[i], e);
         }
     const float sum = _mm512_reduce_add_ps(_mm512_add_ps(sums[0], sums[1]));
-    const __m512 share = _mm512_set1_ps(scale / sum);
+    const __m512 factor = _mm512_set1_ps(scale / sum);
     for (long c = 0; c < columns; c += 16) {
         const __mmask16 mask = lanes(columns - c);
-        store(z + c, _mm512_mul_ps(load(exps + c, mask), share), mask);
+        store(z + c, _mm512_mul_ps(load(exps + c, mask), factor), mask);
     }
     return most + std::log(sum);
 }

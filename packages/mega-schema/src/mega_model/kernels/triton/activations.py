@@ -23,12 +23,12 @@ def _gelu_parts(u, TANH: tl.constexpr):
     if TANH:
         inner = 0.7978845608028654 * (u + 0.044715 * u * u * u)
         tanh = 2 * tl.sigmoid(2 * inner) - 1
-        share = 0.5 * (1 + tanh)
+        cdf = 0.5 * (1 + tanh)
         slope = 0.5 * (1 - tanh * tanh) * 0.7978845608028654 * (1 + 3 * 0.044715 * u * u)
     else:
-        share = 0.5 * (1 + tl.erf(u * 0.7071067811865476))
+        cdf = 0.5 * (1 + tl.erf(u * 0.7071067811865476))
         slope = 0.3989422804014327 * tl.exp(-0.5 * u * u)
-    return share, slope
+    return cdf, slope
 
 
 @triton.jit
@@ -43,8 +43,8 @@ def _bias_gelu_kernel(
         u = loaded.to(tl.float32)
         if HAS_BIAS:
             u = (u + tl.load(bias + column, inside, 0.0).to(tl.float32)).to(loaded.dtype).to(tl.float32)
-        share, _ = _gelu_parts(u, TANH)
-        tl.store(y + offset, (u * share).to(loaded.dtype), inside)
+        cdf, _ = _gelu_parts(u, TANH)
+        tl.store(y + offset, (u * cdf).to(loaded.dtype), inside)
 
 
 @triton.jit
@@ -59,8 +59,8 @@ def _bias_gelu_backward_kernel(x, bias, grad_y, grad_x, part_bias, rows, width,
         u = loaded.to(tl.float32)
         if HAS_BIAS:
             u = (u + tl.load(bias + column, inside, 0.0).to(tl.float32)).to(loaded.dtype).to(tl.float32)
-        share, slope = _gelu_parts(u, TANH)
-        grad = tl.load(grad_y + offset, inside, 0.0).to(tl.float32) * (share + u * slope)
+        cdf, slope = _gelu_parts(u, TANH)
+        grad = tl.load(grad_y + offset, inside, 0.0).to(tl.float32) * (cdf + u * slope)
         total += grad
         tl.store(grad_x + offset, grad.to(loaded.dtype), inside)
     if HAS_BIAS:
@@ -88,10 +88,10 @@ def _swiglu_backward_kernel(x, grad_y, grad_x, width, BLOCK: tl.constexpr):
     gate = loaded.to(tl.float32)
     up = tl.load(x + (2 * row + 1) * width + column, inside, 0.0).to(tl.float32)
     grad = tl.load(grad_y + row * width + column, inside, 0.0).to(tl.float32)
-    share = tl.sigmoid(gate)
-    grad_gate = grad * up * share * (1 + gate * (1 - share))
+    sigmoid = tl.sigmoid(gate)
+    grad_gate = grad * up * sigmoid * (1 + gate * (1 - sigmoid))
     tl.store(grad_x + 2 * row * width + column, grad_gate.to(loaded.dtype), inside)
-    tl.store(grad_x + (2 * row + 1) * width + column, (grad * gate * share).to(loaded.dtype), inside)
+    tl.store(grad_x + (2 * row + 1) * width + column, (grad * gate * sigmoid).to(loaded.dtype), inside)
 
 
 def bias_gelu(x_TF: Tensor, bias_F: Tensor | None, approximate: Literal["none", "tanh"]) -> Tensor:

@@ -46,9 +46,9 @@ def _softmax_backward_kernel(y, grad_y, grad_x, scale, keys, BLOCK: tl.constexpr
     column = tl.arange(0, BLOCK)
     inside = column < keys
     loaded = tl.load(y + row * keys + column, inside, 0.0)
-    share = loaded.to(tl.float32)
+    probability = loaded.to(tl.float32)
     grad = tl.load(grad_y + row * keys + column, inside, 0.0).to(tl.float32)
-    grad_score = scale * share * (grad - tl.sum(grad * share, 0))
+    grad_score = scale * probability * (grad - tl.sum(grad * probability, 0))
     tl.store(grad_x + row * keys + column, grad_score.to(loaded.dtype), inside)
 
 
@@ -79,9 +79,9 @@ def _gradient_kernel(
     wanted, row_log_sum = tl.load(target + row), tl.load(log_sum + row)
     pointer = logits + row * stride + column
     loaded = tl.load(pointer, column < columns, 0.0)
-    share = tl.exp(loaded.to(tl.float32) - row_log_sum) - tl.where(column == wanted, 1.0, 0.0)
-    share = tl.where(wanted == IGNORE, 0.0, share * scale)
-    tl.store(pointer, share.to(loaded.dtype), column < columns)
+    grad_logit = tl.exp(loaded.to(tl.float32) - row_log_sum) - tl.where(column == wanted, 1.0, 0.0)
+    grad_logit = tl.where(wanted == IGNORE, 0.0, grad_logit * scale)
+    tl.store(pointer, grad_logit.to(loaded.dtype), column < columns)
 
 
 def masked_softmax(score_BNsS: Tensor, mask: Tensor | None, scale: float) -> Tensor:

@@ -139,7 +139,8 @@ class _Norm(torch.autograd.Function):
         total, scale, mean, inverse = ctx.saved_tensors
         rows, width = total.shape
         programs = min(rows, _MOST_PROGRAMS)
-        grad_x, grad_y = torch.empty_like(total), grad_y.contiguous()
+        grad_x = torch.empty_like(total)
+        grad_y = grad_y.contiguous()
         grad_sum = grad_y if grad_total is None else grad_total.contiguous()
         part_scale = torch.empty((programs, width), dtype=torch.float32, device=total.device)
         part_shift = torch.empty_like(part_scale) if ctx.centred else part_scale

@@ -169,7 +169,7 @@ def test_a_full_disk_is_one_line(
     process = subprocess.run(
         [sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, text=True
     )
-    hint = "make room there, or write to another disk"
+    hint = "free disk space, or write to another disk"
     assert process.stderr == f"error: there: not written: found File too large; hint: {hint}\n"
     assert process.returncode == 2
     assert not (tmp_path / "there").exists()

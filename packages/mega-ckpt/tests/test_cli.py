@@ -37,7 +37,7 @@ def test_help_needs_no_numpy_and_nothing_here_needs_torch() -> None:
             ("verify", "nowhere"),
             "error: nowhere: no such folder: wanted a checkpoint or the folder of a run; hint: ls .\n",
         ),
-        (("inspect", "."), "error: .: holds no finished checkpoint: found no checkpoint"),
+        (("inspect", "."), "error: .: contains no finished checkpoint: found no checkpoint"),
         (("reshard", "--load", "nowhere", "--save", "new"), "error: nowhere: no such folder"),
         (("reshard", "--load", "a", "--save", "b", "--tp", "0"), "error: --tp: 0 is not in the range"),
         (

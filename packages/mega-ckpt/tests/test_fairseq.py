@@ -225,7 +225,7 @@ DICTIONARIES: dict[str, tuple[str, str]] = {
         "dict.txt: has more lines than the model has ids: found 5, wanted at most 4",
     ),
     "words": ("0 1\nthe 1\n", "dict.txt:2: is none of GPT-2's ids: found 'the'"),
-    "twice": ("0 1\n0 1\n", "dict.txt:2: an id is there twice: found 0"),
+    "twice": ("0 1\n0 1\n", "dict.txt:2: duplicate id: found 0"),
     "a hole": ("0 1\n2 1\n", "dict.txt: lacks an id of GPT-2's: wanted 1"),
     "empty": ("", "dict.txt: lacks an id of GPT-2's: wanted 0"),
     "no counts": ("0\n", "dict.txt:1: is no line of a dictionary: found '0', wanted token count"),

@@ -230,7 +230,7 @@ def test_a_short_task_text_counts_whole_and_a_shorter_one_not_at_all(tmp_path: P
 def test_many_pieces_drop_the_document(tmp_path: Path) -> None:
     (tmp_path / "task.txt").write_text(TASK)
     assert apply_step(f"decontaminate:tasks={tmp_path / 'task.txt'}", " ".join([contaminate(TASK)] * 12)) == (
-        "falls into more than 10 pieces"
+        "splits into more than 10 pieces"
     )
 
 

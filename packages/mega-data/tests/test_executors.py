@@ -155,7 +155,7 @@ def test_elements_that_begin_at_once_agree_on_one_plan(tmp_path: Path) -> None:
             for future in [pool.submit(open_run_folder, folder, wanted) for _ in range(8)]:
                 future.result()
         assert [file.name for file in folder.iterdir()] == ["plan.json"]
-        with pytest.raises(ConfigError, match="holds a run with other inputs"):
+        with pytest.raises(ConfigError, match="contains a run with other inputs"):
             open_run_folder(folder, {"inputs": []})
 
 

@@ -79,7 +79,7 @@ def test_a_link_to_nothing_is_refused(tmp_path, monkeypatch, word):
         ConfigError, match=r"--input: a link to nothing: found in/x.jsonl -> nothere; hint: is"
     ):
         expand_inputs([word])
-    with pytest.raises(ConfigError, match="a link to nothing"):
+    with pytest.raises(ConfigError, match="a broken link"):
         find_inputs([word])
 
 

@@ -168,7 +168,7 @@ def test_lines_that_are_no_documents_are_set_apart_with_the_reason(
     flags[3] = tmp_path / "kept"
     outcome = call_ok(command, *flags, "--on-error", "skip")
     inner = "" if command == "dedup" else "00-pass"
-    assert f"note: 6 lines were passed over, see {tmp_path / 'kept/quarantine'}" in outcome.stderr
+    assert f"note: 6 lines were skipped, see {tmp_path / 'kept/quarantine'}" in outcome.stderr
     apart = rows(tmp_path / "kept/quarantine" / inner / "a.jsonl")
     assert [(row["file"], row["line"], row["row"]) for row in apart] == [
         (f"{folder}/a.jsonl", line, text)

@@ -204,7 +204,7 @@ def test_the_command_merges_named_datasets_or_a_folder(tmp_path, capsys):
         with pytest.raises(SystemExit):
             run_command(commands, [*map(str, ["merge", *words, "--output-prefix", tmp_path / "n"])])
         assert (
-            f"--datasets, --input: one of the two names what is merged: found {given_inputs}"
+            f"--datasets, --input: exactly one is required: found {given_inputs}"
             in capsys.readouterr().err
         )
 
@@ -229,7 +229,7 @@ def test_a_note_names_the_options_that_differ(tmp_path):
         dataset(tmp_path / name, [[[1]]], info=DatasetInfo(identity, options={"append_eod": name == "a"}))
     words = ["merge", "--datasets", tmp_path / "a", tmp_path / "b", "--output-prefix", tmp_path / "m"]
     result = CliRunner().invoke(commands, [*map(str, words)], catch_exceptions=False)
-    assert result.stderr == "note: not made alike: append_eod (see each PREFIX.json)\n"
+    assert result.stderr == "note: made with different options: append_eod (see each PREFIX.json)\n"
     assert json.loads((tmp_path / "m.json").read_bytes())["options"] == {}
 
 

@@ -136,7 +136,7 @@ def test_a_work_folder_in_which_another_element_writes_its_plan_is_not_refused(t
     (work / "..plan-ab81.d753.partial").touch()
     check_folder(output, work, [])
     (work / "notes").touch()
-    with pytest.raises(ConfigError, match="^--work-dir: holds files that this command did not write"):
+    with pytest.raises(ConfigError, match="^--work-dir: contains files that this command did not write"):
         check_folder(output, work, [])
     (work / PLAN).touch()
     check_folder(output, work, [])

@@ -199,7 +199,7 @@ def test_a_writer_that_was_killed_is_a_state(tmp_path: Path) -> None:
     if state == 0:  # it was faster
         writing.send(COMMIT)
         state = _wait_for_end(writing)
-    assert describe_failure(state) == "the process that writes was ended by SIGKILL"
+    assert describe_failure(state) == "the writer process was killed by SIGKILL"
     writing.send(DISCARD)
     assert _wait_for_end(writing) == state
     writing.close()
@@ -220,7 +220,7 @@ def test_a_bug_in_a_writer_is_told_with_its_traceback(
     order = _order(tmp_path)
     del order["spaces"][MODEL][0]["name"]
     writing = _background(order)
-    assert describe_failure(_wait_for_end(writing)) == "the process that writes ended with an error"
+    assert describe_failure(_wait_for_end(writing)) == "the writer process ended with an error"
     writing.close()
     assert "KeyError" in capfd.readouterr().err
 

@@ -82,7 +82,7 @@ def test_a_run_and_one_of_its_checkpoints_open_alike(tmp_path: Path, spec: Model
 
 
 def test_an_empty_and_a_missing_folder_are_told_apart(tmp_path: Path) -> None:
-    with pytest.raises(FormatError, match="holds no finished checkpoint: found no checkpoint, wanted"):
+    with pytest.raises(FormatError, match="contains no finished checkpoint: found no checkpoint, wanted"):
         latest_checkpoint(tmp_path)
     with pytest.raises(FormatError, match="no such folder"):
         latest_checkpoint(tmp_path / "nowhere")

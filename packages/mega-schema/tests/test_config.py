@@ -149,7 +149,7 @@ def test_a_set_that_means_nothing_is_refused(text: str, line: str) -> None:
         ("[engine]\npwer = 1", f"{{file}}: engine.pwer: unknown key; {RULE}; did you mean engine.power?"),
         ("[engin]\npower = 1", "{file}: [engin]: unknown section; hint: did you mean engine?"),
         ("[cellar]", "{file}: [cellar]: unknown section"),
-        ("power = 1", "{file}: power: stands outside every section: wanted [section] key = value"),
+        ("power = 1", "{file}: power: is outside every section: wanted [section] key = value"),
         ("[engine]\npower = '1'", "{file}: engine.power: has another type: found '1', wanted a whole number"),
         ("[engine]\nname = 1", "{file}: engine.name: has another type: found 1, wanted text"),
         ("[engine]\nfile = 1", "{file}: engine.file: has another type: found 1, wanted a path"),

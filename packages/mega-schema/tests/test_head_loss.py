@@ -207,7 +207,7 @@ def test_a_gradient_that_is_not_the_one_said_is_an_error() -> None:
     gradients, main = WeightGradients(), torch.zeros_like(weight)
     gradients.register_main_grad(weight, lambda: main)
     loss = 2 * _head(x, weight, target, gradients=gradients, gradient=3.0)
-    with pytest.raises(RuntimeError, match=r"the gradient of the loss is 2\.0, and was said to be 3\.0"):
+    with pytest.raises(RuntimeError, match=r"the gradient of the loss is 2\.0, expected 3\.0"):
         loss.backward()
 
 

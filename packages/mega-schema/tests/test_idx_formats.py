@@ -295,6 +295,6 @@ def test_a_disk_that_is_full_is_one_line_and_leaves_nothing(tmp_path):
     words = [sys.executable, "-c", code, str(tmp_path / "p")]
     process = subprocess.run(words, check=True, capture_output=True, text=True, preexec_fn=limit)
     assert process.stdout == (
-        f"{tmp_path}/p: not written: found File too large; hint: make room there, or write to another disk\n"
+        f"{tmp_path}/p: not written: found File too large; hint: free disk space, or write to another disk\n"
     )
     assert list(tmp_path.iterdir()) == []

@@ -34,7 +34,7 @@ def refusal(run: Path) -> FormatError:
 def test_the_hint_of_a_tracker_that_names_no_checkpoint_mends_it(tmp_path: Path, tracker: str | None) -> None:
     run = run_of(tmp_path / "run", 10, 20, tracker=tracker)
     mend, _, check = refusal(run).hint.partition(", once ")
-    assert check == f"mega-ckpt verify {run}/iter_0000020 says sound"
+    assert check == f"mega-ckpt verify {run}/iter_0000020 reports it as sound"
     subprocess.run(["/bin/sh", "-c", mend], check=True)
     assert latest_iteration(run) == 20
 

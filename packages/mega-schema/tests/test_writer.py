@@ -165,7 +165,7 @@ def test_a_disk_that_is_full_is_one_line_and_leaves_the_checkpoint_before(
             _save(tmp_path, 4, spec)
     assert str(caught.value) == (
         f"{tmp_path / '.iter_0000004.partial'}: not written: found No space left on device; "
-        "hint: make room there, or write to another disk"
+        "hint: free disk space, or write to another disk"
     )
     assert Checkpoint.open(tmp_path).iteration == 3
     _save(tmp_path, 4, spec)

@@ -178,7 +178,7 @@ def test_a_last_checkpoint_that_failed_is_tried_again_and_then_ends_the_run_with
     run = tmp_path / "run"
     assert str(caught.value) == (
         f"{run}: no checkpoint of iteration 10, the last: found File too large; "
-        f"hint: make room there; resume with --load {run} (iteration 8)"
+        f"hint: free disk space; resume with --load {run} (iteration 8)"
     )
     assert len(caplog.messages) == 2
     assert Checkpoint.open(run).iteration == 8

@@ -147,7 +147,7 @@ def test_where_the_file_system_cannot_lock_a_run_goes_on(
     monkeypatch.setattr(fcntl, "flock", unable)
     with caplog.at_level("INFO", "mega.schema"), lock_run(tmp_path):
         EventLog(tmp_path).on_event(began(0))
-    line = f"{tmp_path} cannot be locked (No locks available): nothing keeps a second writer out"
+    line = f"{tmp_path} cannot be locked (No locks available): a second writer would not be detected"
     assert caplog.messages == [line, line], "the folder and the record"
     assert len(read_events(tmp_path)) == 1
 

@@ -83,28 +83,28 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "an empty manifest": (
         lambda f: (f / MANIFEST).write_text(""),
-        f"{MANIFEST}: is not what was written: sha256: found e3b0c442",
+        f"{MANIFEST}: differs from what was written: sha256: found e3b0c442",
     ),
     "a manifest of another model": (
         lambda f: (f / MANIFEST).write_text((f / MANIFEST).read_text().replace("1e-05", "1e-03")),
-        f"{MANIFEST}: is not what was written: sha256: found",
+        f"{MANIFEST}: differs from what was written: sha256: found",
     ),
     "a missing digest": (lambda f: (f / DIGEST).unlink(), f"{DIGEST}: missing"),
     "edited samples": (
         lambda f: _change_digits(f / TRAINER, "consumed_samples"),
-        f"{TRAINER}: is not what was written: sha256: found",
+        f"{TRAINER}: differs from what was written: sha256: found",
     ),
     "edited optimizer steps": (
         lambda f: _change_digits(f / TRAINER, "optimizer_steps"),
-        f"{TRAINER}: is not what was written: sha256: found",
+        f"{TRAINER}: differs from what was written: sha256: found",
     ),
     "a configuration that is no text": (
         lambda f: (f / "run.toml").write_bytes(b"\xff" + (f / "run.toml").read_bytes()[1:]),
-        "run.toml: is not what was written: sha256: found",
+        "run.toml: differs from what was written: sha256: found",
     ),
     "another tokenizer": (
         lambda f: (f / "tokenizer/identity.json").write_text("{}"),
-        "tokenizer/identity.json: is not what was written: bytes: found 2",
+        "tokenizer/identity.json: differs from what was written: bytes: found 2",
     ),
     "a file more in the tokenizer": (
         lambda f: (f / "tokenizer/chat_template.jinja").write_text("x"),
@@ -112,11 +112,11 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "a trainer.json that is a pipe": (
         lambda f: ((f / TRAINER).unlink(), os.mkfifo(f / TRAINER)),
-        f"{TRAINER}: is no file of a checkpoint: found a pipe",
+        f"{TRAINER}: is not a regular file: found a pipe",
     ),
     "a piece that is a link": (
         lambda f: (f / PIECE).rename(f / "x") and (f / PIECE).symlink_to(f / "x"),
-        f"{PIECE}: is no file of a checkpoint: found a link",
+        f"{PIECE}: is not a regular file: found a link",
     ),
     "a missing folder": (shutil.rmtree, "is not a checkpoint of ours"),
     "a missing trainer.json": (lambda f: (f / TRAINER).unlink(), f"{TRAINER}: missing"),

@@ -135,13 +135,13 @@ def parse_document(line: bytes, path: Path, number: int, key: str, id_key: str =
     Raises:
         FormatError: the line has no such object; the message begins with file and line.
     """
-    where, hint = f"{path}:{number}", "mend or delete the line, or pass over such lines: --on-error skip"
+    where, hint = f"{path}:{number}", "correct or delete the line, or skip such lines: --on-error skip"
     try:
         values = parse_json(line)
     except orjson.JSONDecodeError as error:
         position = f"{error.msg} at column {error.colno}"
         raise FormatError(
-            where, "not JSON", found=position, wanted="one object a line, in UTF-8", hint=hint
+            where, "not JSON", found=position, wanted="one object per line, in UTF-8", hint=hint
         ) from None
     if not isinstance(values, dict):
         found, wanted = type(values).__name__, f"an object with {key!r}"

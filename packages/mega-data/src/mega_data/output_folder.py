@@ -64,7 +64,7 @@ def find_checked_shards(inputs: Iterable[str], output: Path, work: Path | None) 
 def check_folder(
     output: Path, work: Path | None, inputs: Sequence[Path], read_folders: Sequence[Path] = ()
 ) -> None:
-    """Refuse an output or work folder that holds an input, or files of other programs.
+    """Refuse an output or work folder that contains an input, or files of other programs.
 
     Args:
         read_folders: folders in which the command would read its own output.
@@ -167,7 +167,7 @@ def check_stale(output: Path, names: Iterable[str]) -> None:
     if stale:
         hint = f"rm -r {output}, or name another folder"
         found = f"{output / stale[0]}" + (f" and {len(stale) - 1:,} more" if len(stale) > 1 else "")
-        raise ConfigError("--output", "holds files of an earlier run of other inputs", found=found, hint=hint)
+        raise ConfigError("--output", "contains files of an earlier run of other inputs", found=found, hint=hint)
 
 
 def _is_work_folder(folder: Path) -> bool:

@@ -189,7 +189,7 @@ def preprocess(
         with _resumable_output(output_prefix, files, versions, encoding, dtype) as output:
             bytes_before = output.resume_point.size
             if output.is_resumed:
-                log.warning("going on after %.1f MB that an earlier run has done", bytes_before / 1e6)
+                log.warning("resuming after %.1f MB that an earlier run encoded", bytes_before / 1e6)
                 progress(output.resume_point.consumed, output.documents)
             stream.resume_from(output.resume_point)
             work = encoding.make_work(search.find(stream.sample_texts()))
@@ -232,7 +232,7 @@ def _resumable_output(
     except OSError as error:
         if error.filename is not None or error.errno is None:
             raise
-        hint = "make room there and run it again: it goes on from its last note"
+        hint = "free disk space and run the same command again: it resumes"
         raise MegaError(output.folder, "not written", found=error.strerror, hint=hint) from None
     finally:
         output.close()
@@ -334,7 +334,7 @@ def _write_blocks(
         point = output.resume_point
         first_row = 1 + (point.rows if block.input == point.input else 0)
         if block.errors and (not options.skip or block.errors[0].is_fatal):
-            hint = "mend or delete the line, or pass over such lines: --on-error skip"
+            hint = "correct or delete the line, or skip such lines: --on-error skip"
             raise block.errors[0].error(path, first_row, hint)
         output.start_input(block.input)
         for key, documents in enumerate(block.keys):

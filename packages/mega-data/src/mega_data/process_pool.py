@@ -143,7 +143,7 @@ class ProcessPool:
             yield
         except (EOFError, BrokenPipeError, ConnectionResetError):
             hint = "run it again; where the system had no memory left, fewer workers need less"
-            found = f"one of {len(self._workers)}, ended from outside"
+            found = f"one of {len(self._workers)}, killed"
             raise MegaError("--workers", "a worker process died", found=found, hint=hint) from None
 
     def _stop(self) -> None:

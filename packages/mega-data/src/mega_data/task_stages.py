@@ -85,7 +85,7 @@ def open_run_folder(folder: Path, wanted: TaskResult, reuse: ReusableTasks | Non
         # elements of a job array start together: each may find files of the others, and any plan is valid
         temporary = folder / f".plan-{uuid4().hex}"
         if any(not differing.name.startswith(".") for differing in folder.iterdir()) and not file.exists():
-            raise ConfigError(folder, "is not empty, and no run of this command", hint="name another folder")
+            raise ConfigError(folder, "is not empty, and contains no run of this command", hint="name another folder")
         write_file(temporary, text)
         temporary.replace(file)
     recorded, current = json.loads(file.read_bytes()), json.loads(text)
@@ -96,7 +96,7 @@ def open_run_folder(folder: Path, wanted: TaskResult, reuse: ReusableTasks | Non
         _keep_finished_tasks(folder, recorded, current, differing, reuse)
         write_file(file, text)
     elif differing:
-        what = f"holds a run with other {', '.join(differing)}"
+        what = f"contains a run with other {', '.join(differing)}"
         raise ConfigError(folder, what, hint=f"rm -r {folder}, or name another folder")
 
 

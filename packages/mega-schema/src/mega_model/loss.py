@@ -150,7 +150,7 @@ class _HeadLoss(torch.autograd.Function):
         if ctx.grad_accumulated:
             if not math.isnan(ctx.scale) and not math.isclose(float(grad), ctx.scale, rel_tol=1e-5):
                 raise RuntimeError(
-                    f"the gradient of the loss is {float(grad)}, and was said to be {ctx.scale}"
+                    f"the gradient of the loss is {float(grad)}, expected {ctx.scale}"
                 )
             return grad_x, *[None] * 8
         grad = grad / ctx.scale

@@ -29,7 +29,7 @@ def disk_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.filename is not None or error.errno is None:
             raise
-        hint = "make room there, or write to another disk"
+        hint = "free disk space, or write to another disk"
         raise MegaError(path, "not written", found=error.strerror, hint=hint) from None
 
 
@@ -45,7 +45,7 @@ def full_disk_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno not in _FULL_DISK_ERRORS:
             raise
-        hint = "make room there, and run the same command again: it goes on where this one ended"
+        hint = "free disk space and run the same command again: it resumes"
         raise MegaError(error.filename or path, "not written", found=error.strerror, hint=hint) from None
 
 

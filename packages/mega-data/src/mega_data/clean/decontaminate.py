@@ -67,7 +67,7 @@ class Decontaminate:
             if pieces == [row.text]:
                 return [row]
             if len(pieces) > self.pieces:
-                return f"falls into more than {self.pieces} pieces"
+                return f"splits into more than {self.pieces} pieces"
             if not pieces:
                 return "nothing left beside task text"
             old_prefix = f"{row.values['split_id']}-" if "split_id" in row.values else ""

@@ -20,7 +20,7 @@ def render_report(title: str, steps: Sequence[Mapping[str, Any]], skipped: int =
     """
     body = [_overview(steps)]
     if skipped:
-        body.append(f"<p>{skipped:,} lines are no documents and lie in quarantine/.</p>")
+        body.append(f"<p>{skipped:,} lines are not documents; see quarantine/.</p>")
     for number, step in enumerate(steps, 1):
         body.append(f"<h2>{number}. {escape(step['step'])}</h2>")
         body.append(_reasons(step))

@@ -52,7 +52,7 @@ def error_limit(on_error: str, text: str | None) -> ErrorLimit:
         return ErrorLimit()
     if on_error != "skip":
         hint = f"--on-error skip {OPTION} {text}"
-        raise ConfigError(OPTION, "says nothing without --on-error skip", hint=hint)
+        raise ConfigError(OPTION, "has no effect without --on-error skip", hint=hint)
     return ErrorLimit.parse(text)
 
 
@@ -90,13 +90,13 @@ def exit_if_nothing_left(written: int, read: int) -> None:
 
 def warn_replaced(prefix: Path) -> None:
     """Print that a dataset exists already and that this run replaces it."""
-    click.echo(f"note: {prefix}: a dataset is there already; it is replaced when this run ends", err=True)
+    click.echo(f"note: {prefix}: this dataset exists; it is replaced when this run ends", err=True)
 
 
 def warn_skipped(count: int, folder: Path) -> None:
     """Print how many lines are in the quarantine, if there are any."""
     if count:
-        click.echo(f"note: {count:,} lines were passed over, see {folder}", err=True)
+        click.echo(f"note: {count:,} lines were skipped, see {folder}", err=True)
 
 
 @contextmanager

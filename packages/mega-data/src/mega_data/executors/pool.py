@@ -103,7 +103,7 @@ class TaskPool:
         cause = f"{stage.name}, exit code {code}"
         if code is not None and code < 0:
             cause = f"{stage.name}, by {signal.Signals(-code).name}"
-        hint = "the same command goes on where this one ended"
+        hint = "run the same command again to resume"
         if code == -signal.SIGKILL:
             hint += "; where the system had no memory left, fewer workers need less"
         raise MegaError("--workers", "a process was killed", found=cause, hint=hint)

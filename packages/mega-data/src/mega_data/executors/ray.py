@@ -27,7 +27,7 @@ from mega_schema.app.install_hint import install_hint
 from mega_schema.errors import ConfigError, MegaError
 
 _CONNECT_SECONDS = 10.0  # to wait for a cluster to answer
-_HINT = "the same command goes on where this one ended"
+_HINT = "run the same command again to resume"
 
 
 def run(

@@ -33,7 +33,7 @@ def array_element(environment: Mapping[str, str]) -> tuple[int, int]:
     index, remainder = divmod(number - first, max(1, step))
     if remainder or not 0 <= index < count:
         what = f"element {number} of {count}: the numbers have gaps"
-        raise ConfigError(_ID, what, hint=f"{_ARRAY}; what is done is not done again")
+        raise ConfigError(_ID, what, hint=f"{_ARRAY}; finished tasks are not repeated")
     return index, count
 
 

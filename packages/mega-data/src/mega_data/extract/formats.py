@@ -75,7 +75,7 @@ def detect_format(path: Path) -> str:
         return "wiki-dump"
     if "<html" in text or "<!doctype html" in text or ".html" in name or ".htm" in name:
         return "html"
-    raise FormatError(path, "begins like no form that is known", wanted=" or ".join(FORMATS), hint=_HINT)
+    raise FormatError(path, "unknown format", wanted=" or ".join(FORMATS), hint=_HINT)
 
 
 def split_inputs(

@@ -159,7 +159,7 @@ def _read_header(path: Path) -> _DumpHeader:
     encoding = "utf-8" if is_utf16 or declared is None else declared[1].decode()
     before = head.partition(b"<page>")[0]
     if b"<mediawiki" not in before:
-        raise FormatError(path, "not a dump of MediaWiki's", wanted="<mediawiki> ... in XML")
+        raise FormatError(path, "not a MediaWiki dump", wanted="<mediawiki> ... in XML")
     try:
         element = _ElementParser(encoding, 0)
         element.feed(before)

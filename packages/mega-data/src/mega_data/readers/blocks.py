@@ -39,7 +39,7 @@ class RowError:
     raw: str = ""
     is_fatal: bool = False
 
-    def error(self, path: Path, first: int, hint: str = "mend or delete the line") -> FormatError:
+    def error(self, path: Path, first: int, hint: str = "correct or delete the line") -> FormatError:
         """Convert to an exception; `first` is the number in the file of the block's first row."""
         where = f"{path}:{first + self.row}"
         return FormatError(where, self.what, found=self.found, wanted=self.wanted, hint=hint)
@@ -252,7 +252,7 @@ def _parse_texts(
             return None
         # its line number is always 1
         return _line_error(
-            number, "not JSON", f"{error.msg} at column {error.colno}", "one object a line, in UTF-8", line
+            number, "not JSON", f"{error.msg} at column {error.colno}", "one object per line, in UTF-8", line
         )
     if not isinstance(values, dict):
         wanted = f"an object with {_quote_keys(keys)}"

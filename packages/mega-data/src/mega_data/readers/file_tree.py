@@ -200,7 +200,7 @@ def _list_folder(folder: Path, tree: _Tree) -> list[Path]:
         splits = sorted(name for name in names if (folder / name / "state.json").exists())
         hint = f"--input {folder / (splits[0] if splits else 'train')}"
         found = f"{folder}: {', '.join(splits) or 'dataset_dict.json'}"
-        raise ConfigError("--input", "holds several splits of a dataset", found=found, hint=hint)
+        raise ConfigError("--input", "contains several splits of a dataset", found=found, hint=hint)
     if "state.json" in names and (arrow := sorted(folder.glob("*.arrow"))):
         tree.files += arrow
         tree.saved_files |= set(arrow)
@@ -247,7 +247,7 @@ def _is_quarantine(path: Path) -> bool:
 def _refuse_dangling(path: Path) -> None:
     if path.is_symlink() and not path.exists():
         hint = f"is its file system mounted? else: rm {path}"
-        raise ConfigError("--input", "a link to nothing", found=f"{path} -> {path.readlink()}", hint=hint)
+        raise ConfigError("--input", "a broken link", found=f"{path} -> {path.readlink()}", hint=hint)
 
 
 def _log_skipped(folder: Path, tree: _Tree, unread: Sequence[Path]) -> None:

@@ -50,6 +50,6 @@ def check_unchanged(path: Path) -> Iterator[None]:
 def changed_error(path: Path, before: int, now: int | None) -> FormatError:
     """Build the error for a file that had `before` bytes and has `now`, None if it is gone."""
     found = "no such file" if now is None else f"{now:,} bytes"
-    hint = "let whoever writes it end, then give the command again"
+    hint = "wait until the other process has finished, then run the command again"
     wanted = f"the {before:,} bytes it had, untouched"
     return FormatError(path, "changed while it was read", found=found, wanted=wanted, hint=hint)

@@ -99,7 +99,7 @@ def choose_kernels(name: KernelsName, device: torch.device, *, backend: str = "i
     torch_kernels: third_party.KernelOverrides = {
         name: getattr(REFERENCE, name) for name in ("attention", "linear", "add_product")
     }
-    choice = _override(choice, "reference", torch_kernels, "torch's own: cuBLAS, cuDNN, flash or what it has")
+    choice = _override(choice, "reference", torch_kernels, "torch's own: cuBLAS, cuDNN, flash attention")
     package = "flash-attn" if name == "auto" else name
     if package in _THIRD_PARTY and installed_version(package) is not None:
         choice = _override(

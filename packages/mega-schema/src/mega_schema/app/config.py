@@ -116,10 +116,10 @@ def add_flags(cls: type[Any]) -> Callable[[Command], Command]:
             "sets",
             multiple=True,
             metavar="SECTION.KEY=VALUE",
-            help="One value, over file and flags; none takes an optional one out.",
+            help="Set one value, with priority over file and flags; none unsets an optional one.",
         )(command)
         return click.option(
-            "--config", type=click.Path(path_type=Path, dir_okay=False), help="A TOML file of sections."
+            "--config", type=click.Path(path_type=Path, dir_okay=False), help="TOML file with a table for each section."
         )(command)
 
     return decorate
@@ -203,7 +203,7 @@ def _from_file(file: Path | None, sections: Sequence[str]) -> Iterator[tuple[str
     for section, table in tables.items():
         if not isinstance(table, dict):
             raise ConfigError(
-                f"{file}: {section}", "stands outside every section", wanted="[section] key = value"
+                f"{file}: {section}", "is outside every section", wanted="[section] key = value"
             )
         if section not in sections:
             raise ConfigError(f"{file}: [{section}]", "unknown section", hint=did_you_mean(section, sections))

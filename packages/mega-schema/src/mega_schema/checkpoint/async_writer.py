@@ -39,8 +39,8 @@ _BLOCKED_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, sign
 def describe_failure(state: int) -> str:
     """Describe a writer's state that is a failure."""
     if state > _KILLED:
-        return f"the process that writes was ended by {signal.Signals(state - _KILLED).name}"
-    return "the process that writes ended with an error" if state == _KILLED else os.strerror(state)
+        return f"the writer process was killed by {signal.Signals(state - _KILLED).name}"
+    return "the writer process ended with an error" if state == _KILLED else os.strerror(state)
 
 
 class WriterHandle(Protocol):

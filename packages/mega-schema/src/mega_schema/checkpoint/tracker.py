@@ -45,7 +45,7 @@ def latest_iteration(run: Path) -> int:
     what = f"half-written {partial[-1].name}" if partial else "no checkpoint"
     hint = "wait for the run's first save, or start it again" if partial else _hint_run_below(run)
     raise FormatError(
-        run, "holds no finished checkpoint", found=what, wanted=f"{LATEST} or {MANIFEST}", hint=hint
+        run, "contains no finished checkpoint", found=what, wanted=f"{LATEST} or {MANIFEST}", hint=hint
     )
 
 
@@ -65,7 +65,7 @@ def _remedy(run: Path) -> str:
     if not (saved := iterations(run)):
         return f"name another folder: {run} has no checkpoint"
     folder = iteration_folder(run, saved[-1])
-    return f"echo {saved[-1]} > {run / LATEST}, once mega-ckpt verify {folder} says sound"
+    return f"echo {saved[-1]} > {run / LATEST}, once mega-ckpt verify {folder} reports it as sound"
 
 
 def _foreign_format(run: Path) -> str | None:
@@ -76,7 +76,7 @@ def _foreign_format(run: Path) -> str | None:
 def _hint_run_below(folder: Path) -> str:
     """Return the hint that names a run's folder inside this one."""
     below = min(folder.glob(f"*/{LATEST}"), default=None)
-    return f"name a run's folder, as {below.parent}" if below else "name a folder that a run has saved to"
+    return f"name a run's folder, such as {below.parent}" if below else "name a folder that a run has saved to"
 
 
 def _pending_iteration(run: Path) -> int:

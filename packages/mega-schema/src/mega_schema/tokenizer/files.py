@@ -70,7 +70,7 @@ def bert(path: Path, text: str, *, lower_case: bool, extra_ids: int) -> dict[str
         duplicate = next(word for word in words if word in seen or seen.add(word))  # type: ignore[func-returns-value]
         hint = hint_of_content(path, text, "BertWordPiece")
         wanted = "each word on one line"
-        raise FormatError(path, "a word is there twice", found=repr(duplicate), wanted=wanted, hint=hint)
+        raise FormatError(path, "duplicate word", found=repr(duplicate), wanted=wanted, hint=hint)
     if missing := [word for word in BERT_SPECIAL if word not in vocab]:
         hint = hint_of_content(path, text, "BertWordPiece")
         wanted = "BERT's vocab.txt, with " + " ".join(BERT_SPECIAL)

@@ -93,7 +93,7 @@ def check_same_tokenizer(dataset: TokenizerIdentity, model: TokenizerIdentity, w
             "tokenizer of the dataset is not the model's",
             found=_describe(dataset),
             wanted=_describe(model),
-            hint="preprocess the text again with the tokenizer folder that lies beside the model",
+            hint="preprocess the text again with the checkpoint's tokenizer folder",
         )
 
 

@@ -199,7 +199,7 @@ def open_tokenizer_folder(folder: Path) -> Tokenizer:
 
 def _require(value: T | None, flag: str, type: str) -> T:
     if value is None:
-        raise ConfigError(flag, f"not given, and a {type} is made from it", hint=f"add {flag} ...")
+        raise ConfigError(flag, f"missing, and required by {type}", hint=f"add {flag} ...")
     return value
 
 

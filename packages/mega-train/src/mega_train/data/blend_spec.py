@@ -207,7 +207,7 @@ def _parse_blend(flag: str, words: Sequence[str]) -> tuple[list[Path], tuple[flo
     """
     if any(not word.strip() for word in words):
         raise ConfigError(
-            flag, "has an empty word", wanted="a prefix", hint="is a variable of the shell not set?"
+            flag, "has an empty word", wanted="a prefix", hint="is a shell variable unset?"
         )
     numbers = [_parse_number(word) for word in words]
     if len(words) > 1 and len(words) % 2 == 0 and None not in numbers[::2]:

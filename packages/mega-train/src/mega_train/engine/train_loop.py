@@ -97,7 +97,7 @@ class TrainLoop:
             saver.finish()
         self._report_saves()
         if saver.last_error:
-            hint = f"make room there; {saver.resume_hint}"
+            hint = f"free disk space; {saver.resume_hint}"
             what = f"no checkpoint of iteration {iteration}, the last"
             raise MegaError(run, what, found=saver.last_error, hint=hint)
 

@@ -49,7 +49,7 @@ def id_order(path: Path, rows: int) -> np.ndarray:
                 f"{path}:{number + 1}", "is none of GPT-2's ids", found=repr(word), wanted=wanted
             )
         if place.setdefault(int(word), number + len(_SPECIAL)) != number + len(_SPECIAL):
-            raise FormatError(f"{path}:{number + 1}", "an id is there twice", found=word)
+            raise FormatError(f"{path}:{number + 1}", "duplicate id", found=word)
     lacking = next((i for i in range(len(place)) if i not in place), None)
     if not place or lacking is not None:
         raise FormatError(path, "lacks an id of GPT-2's", wanted=lacking or 0)

@@ -118,7 +118,7 @@ def write_dcp(
         if isinstance(error, RuntimeError) and "inline_container" in str(
             error
         ):  # torch's writer of zip files
-            hint = "make room there, or write to another disk"
+            hint = "free disk space, or write to another disk"
             raise MegaError(folder, "not written", found=str(error).split("\n")[0], hint=hint) from error
         raise error from None
 

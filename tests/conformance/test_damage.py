@@ -146,7 +146,7 @@ ON_VERIFY: dict[str, tuple[Callable[[Json], object], str]] = {
     ),
     "tensor that is extra": (
         lambda m: m["tensors"][MODEL].update(more=m["tensors"][MODEL]["embed.weight"]),
-        "has a tensor that the model has not: found more",
+        "has a tensor that is not in the model: found more",
     ),
     "tensor of another shape": (
         lambda m: m["tensors"][MODEL]["embed.weight"].update(shape=[40, 16]),

@@ -180,6 +180,6 @@ def bad_token_at(iteration: int) -> Fault:
 
     def fault(trainer: Trainer) -> None:
         if trainer.state.iteration == iteration:
-            raise FormatError("corpus", "holds a token outside the model's vocabulary")
+            raise FormatError("corpus", "contains a token outside the model's vocabulary")
 
     return fault

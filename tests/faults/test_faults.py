@@ -215,4 +215,4 @@ def test_what_one_rank_alone_finds_is_the_one_cause_that_is_said(tmp_path: Path)
     running = start(tmp_path / "run", tmp_path / "save", 2, (), {1: bad_token_at(2)})
     assert running.wait(TIME), running.stderr_text()
     assert running.codes == {0: EXIT_RANK_LOST, 1: 2}
-    assert running.stderr_text() == "error: corpus: holds a token outside the model's vocabulary\n"
+    assert running.stderr_text() == "error: corpus: contains a token outside the model's vocabulary\n"

@@ -379,7 +379,7 @@ def test_what_is_there_is_replaced_only_when_asked(
 ) -> None:
     folder, run = hf_folder(small_gpt), run_folder(small_gpt)
     before = (folder / "model.safetensors").read_bytes()
-    with pytest.raises(ConfigError, match="there is something already.*--force"):
+    with pytest.raises(ConfigError, match="exists already.*--force"):
         to_hugging_face(run, folder)
     assert (folder / "model.safetensors").read_bytes() == before
     to_hugging_face(run, folder, force=True)
@@ -404,8 +404,8 @@ def test_a_tokenizer_with_more_ids_than_the_model_is_refused_and_can_be_left_beh
     (folder / "merges.txt").write_text("#version: 0.2\n", "utf-8")
     with pytest.raises(
         FormatError,
-        match="has ids that the model has not: found 13, wanted at most the model's 11; hint: "
-        "mega-ckpt convert --no-tokenizer leaves it behind",
+        match="has ids outside the model's vocabulary: found 13, wanted at most the model's 11; hint: "
+        "mega-ckpt convert --no-tokenizer drops it",
     ):
         from_hugging_face(folder, tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -427,7 +427,7 @@ def test_no_tokenizer_leaves_that_of_a_run_behind_and_excludes_the_flag_that_giv
     result = mega(*words, "--to", "hf", "--save", tmp_path / "x")
     assert result.exit_code == 0
     assert json.loads((tmp_path / "x" / "config.json").read_bytes())["eos_token_id"] is None
-    assert "left behind: the tokenizer, the optimizer's state, iteration 3 and the schedule" in result.output
+    assert "dropped: the tokenizer, the optimizer's state, iteration 3 and the schedule" in result.output
 
 
 @pytest.mark.parametrize("schedule", [5, "warmup", []])
@@ -444,7 +444,7 @@ def test_a_schedule_of_a_trainer_file_that_is_no_object_is_refused_before_anythi
     (folder / "manifest.sha256").unlink()
     with pytest.raises(
         FormatError,
-        match=f"trainer.json: {key}: is not what a training writes: found .*, wanted a JSON object",
+        match=f"trainer.json: {key}: is not what mega-train writes: found .*, wanted a JSON object",
     ):
         to_hugging_face(folder, tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -80,9 +80,9 @@ BROKEN: dict[str, tuple[bytes, str]] = {
         b"IQ== 0\nIg== 2\n",
         "tokenizer.model:2: is no token: found b'Ig== 2', wanted a token of its own",
     ),
-    "twice": (b"IQ== 0\nIQ== 1\n", "tokenizer.model:2: is no token"),
+    "twice": (b"IQ== 0\nIQ== 1\n", "tokenizer.model:2: is not a token"),
     "no base64": (b"I! 0\n", "tokenizer.model:1: is no token: found b'I! 0'"),
-    "no rank": (b"IQ==\n", "tokenizer.model:1: is no token"),
+    "no rank": (b"IQ==\n", "tokenizer.model:1: is not a token"),
     "empty": (b"", "tokenizer.model: tokens: found 0 and 256 special ones, wanted the model's 300"),
 }
 

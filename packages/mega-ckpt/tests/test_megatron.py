@@ -179,7 +179,7 @@ def test_a_trainer_file_that_no_training_wrote_is_refused_in_one_line(
     ours = _save(tmp_path / "ours", small_gpt)
     (ours.folder / "trainer.json").write_text(json.dumps(TRAINER | trainer), "utf-8")
     rewrite_checksums(ours.folder, FORMAT)
-    with pytest.raises(FormatError, match="trainer.json: is not what a training writes: found "):
+    with pytest.raises(FormatError, match="trainer.json: is not what mega-train writes: found "):
         convert(tmp_path / "ours", tmp_path / "theirs", "mega", form)
     assert not (tmp_path / "theirs").exists()
 

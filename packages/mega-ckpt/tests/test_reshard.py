@@ -82,7 +82,7 @@ def test_the_source_is_not_written_onto(
 ) -> None:
     source = Checkpoint.open(run_folder(small_gpt))
     (tmp_path / "other").mkdir()
-    with pytest.raises(ConfigError, match="--save: is where --load is"):
+    with pytest.raises(ConfigError, match="--save: is the same folder as --load"):
         reshard(source, tmp_path / onto, Layout(tp=2), force=True)
     verify(Checkpoint.open(tmp_path / "run"))
 
@@ -220,7 +220,7 @@ def test_state_of_matrices_and_of_the_rest_lie_apart(small_gpt: ModelSpec, tmp_p
     for take, put, message in (
         ("optim.momentum", None, f"optim.exp_avg has no tensor: wanted {name}"),
         ("optim.momentum", "optim.exp_avg", f"optim.exp_avg_sq has no tensor: wanted {name}"),
-        (None, "optim.exp_avg", f"has a tensor that the model has not: found {name}"),
+        (None, "optim.exp_avg", f"has a tensor that is not in the model: found {name}"),
     ):
         changed = json.loads(json.dumps(manifest))
         entry = changed["tensors"]["optim.momentum"][name]

@@ -204,8 +204,7 @@ def test_the_command_merges_named_datasets_or_a_folder(tmp_path, capsys):
         with pytest.raises(SystemExit):
             run_command(commands, [*map(str, ["merge", *words, "--output-prefix", tmp_path / "n"])])
         assert (
-            f"--datasets, --input: exactly one is required: found {given_inputs}"
-            in capsys.readouterr().err
+            f"--datasets, --input: exactly one is required: found {given_inputs}" in capsys.readouterr().err
         )
 
 

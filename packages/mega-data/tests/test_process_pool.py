@@ -54,9 +54,7 @@ def test_items_are_taken_only_as_results_are():
 
 
 def test_a_process_that_dies_is_told_in_a_line():
-    with pytest.raises(
-        MegaError, match="--workers: a worker process died: found one of 2, killed"
-    ):
+    with pytest.raises(MegaError, match="--workers: a worker process died: found one of 2, killed"):
         list(map_in_order(die_at_three, range(8), 2))
 
 

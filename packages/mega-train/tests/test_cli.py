@@ -255,7 +255,9 @@ def test_a_curve_of_the_run_is_drawn(trained_run: tuple[Path, CommandResult], tm
     picture = tmp_path / "loss.png"
     assert _run("curve", str(trained_run[0]), "--output", str(picture)).stdout == f"{picture}\n"
     assert picture.read_bytes().startswith(b"\x89PNG")
-    assert _refusal(_run("curve", str(tmp_path), code=2)).startswith(f"{tmp_path}: holds no record of a run")
+    assert _refusal(_run("curve", str(tmp_path), code=2)).startswith(
+        f"{tmp_path}: contains no event log of a run"
+    )
     nowhere = tmp_path / "none"
     assert _refusal(_run("curve", str(trained_run[0]), "--output", str(nowhere / "loss.png"), code=2)) == (
         f"--output: no such folder: found {nowhere}; hint: mkdir -p {nowhere}"
@@ -300,7 +302,7 @@ def test_a_mistake_in_the_files_is_one_line(
             out.add(range(100, 120))
             out.end_document()
     refusal = _refusal(_gpt(wide, "--vocab-size", "33", code=2))
-    assert refusal.startswith(f"{wide}: holds a token outside the model's vocabulary: found 11")
+    assert refusal.startswith(f"{wide}: contains a token outside the model's vocabulary: found 11")
     with IndexedWriter(tmp_path / "thin", "uint16") as out:
         for length in (100, 1):
             out.add([1] * length)
@@ -308,7 +310,7 @@ def test_a_mistake_in_the_files_is_one_line(
     argv = ["--vocab-size", "33", "--eval-iters", "1", "--split", "50,50,0"]
     thin = _refusal(_gpt(tmp_path / "thin", *argv, code=2))
     assert thin.startswith(
-        "--data-path: the validation split holds too few tokens for one sample: found 1 tokens"
+        "--data-path: the validation split contains too few tokens for one sample: found 1 tokens"
     )
 
 
@@ -334,13 +336,13 @@ def test_weights_without_an_optimizer_are_for_finetuning(
         del manifest["tensors"][space]
     replace_manifest(bare, json.dumps(manifest))
     assert _refusal(_gpt(corpus, "--load", str(bare), code=2)) == (
-        f"{bare}: holds no optimizer state to resume with: found model, "
-        "wanted optim.exp_avg, optim.exp_avg_sq; hint: --finetune begins anew with its weights"
+        f"{bare}: contains no optimizer state to resume with: found model, "
+        "wanted optim.exp_avg, optim.exp_avg_sq; hint: --finetune starts a new run from its weights"
     )
     _gpt(corpus, "--load", str(bare), "--finetune", "--train-iters", "1")
     assert _refusal(_gpt(corpus, "--load", str(trained_run[0]), "--optimizer", "muon", code=2)).endswith(
-        "holds the state of --optimizer adam: found optim.exp_avg, optim.exp_avg_sq, wanted optim.exp_avg, "
-        "optim.exp_avg_sq, optim.momentum; hint: --optimizer adam, or --finetune begins anew with its weights"
+        "contains the state of --optimizer adam: found optim.exp_avg, optim.exp_avg_sq, wanted optim.exp_avg, "
+        "optim.exp_avg_sq, optim.momentum; hint: --optimizer adam, or --finetune starts a new run from its weights"
     )
     trainer = {"consumed_samples": 480}
     (bare / "trainer.json").write_text(json.dumps(trainer))

@@ -245,9 +245,9 @@ def test_runs_have_the_shortest_names_that_tell_them_apart(folders: list[str], n
 def test_a_curve_of_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FormatError) as caught:
         draw_loss([tmp_path / "none"], tmp_path / "loss.png")
-    assert str(caught.value) == f"{tmp_path / 'none'}: holds no record of a run: wanted {EVENTS}"
+    assert str(caught.value) == f"{tmp_path / 'none'}: contains no event log of a run: wanted {EVENTS}"
     EventLog(tmp_path).on_event(began(0))
-    with pytest.raises(FormatError, match="holds no loss yet"):
+    with pytest.raises(FormatError, match="contains no loss yet"):
         draw_loss([tmp_path], tmp_path / "loss.png")
     assert not (tmp_path / "loss.png").exists()
 
@@ -278,6 +278,6 @@ def test_a_record_that_cannot_be_written_misses_events_and_says_so_once(
         full.setattr(Path, "open", lambda *_, **__: Full())
         record.on_event(NOW)
         record.on_event(NOW)
-    assert caplog.messages == [f"{tmp_path / EVENTS}: events are missing from it: No space left on device"]
+    assert caplog.messages == [f"{tmp_path / EVENTS}: some events were not written: No space left on device"]
     record.on_event(validation_event(20, 2.0))
     assert [e["event"] for e in read_events(tmp_path)] == ["train_start", "validation"]

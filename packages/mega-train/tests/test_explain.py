@@ -79,7 +79,7 @@ def test_a_word_that_nothing_is_called_by_is_answered_with_a_near_one() -> None:
     with pytest.raises(ConfigError) as caught:
         list(explain_word("optimizer.warmup_fractoin"))
     assert str(caught.value) == (
-        "optimizer.warmup_fractoin: is no key and no flag; hint: did you mean optimizer.lr_warmup_fraction?"
+        "optimizer.warmup_fractoin: is neither a key nor a flag; hint: did you mean optimizer.lr_warmup_fraction?"
     )
     with pytest.raises(ConfigError, match=r"did you mean --vocab-size\?"):
         list(explain_word("vocab-sise"))
@@ -89,7 +89,7 @@ def test_a_word_that_nothing_is_called_by_is_answered_with_a_near_one() -> None:
 def test_a_word_that_nothing_is_near_gets_no_suggestion(word: str) -> None:
     with pytest.raises(ConfigError) as caught:
         list(explain_word(word))
-    assert str(caught.value) == f"{word}: is no key and no flag"
+    assert str(caught.value) == f"{word}: is neither a key nor a flag"
 
 
 def test_validate_says_what_follows_and_starts_nothing(tmp_path: Path) -> None:
@@ -186,4 +186,4 @@ def test_a_checkpoint_is_compared_by_its_configuration_and_layout(
     (bare / "run.toml").unlink()
     rewrite_checksums(bare, FORMAT)
     result = CliRunner().invoke(app, ["diff", str(bare), str(file)])
-    assert str(result.exception) == f"{bare}: holds no configuration: wanted run.toml"
+    assert str(result.exception) == f"{bare}: contains no configuration: wanted run.toml"

@@ -124,14 +124,12 @@ def test_validation_computes_as_training_does(
         (
             {"train__fp8_format": '"hybrid"'},
             ConfigError,
-            "--fp8-format: stands beside bfloat16 alone: found float32, wanted --bf16; "
-            "hint: --bf16 --fp8-format hybrid",
+            "--fp8-format: needs bfloat16: found float32, wanted --bf16; hint: --bf16 --fp8-format hybrid",
         ),
         (
             {"train__fp8_format": '"e4m3"', "train__fp16": True},
             ConfigError,
-            "--fp8-format: stands beside bfloat16 alone: found --fp16, wanted --bf16; "
-            "hint: --bf16 --fp8-format e4m3",
+            "--fp8-format: needs bfloat16: found --fp16, wanted --bf16; hint: --bf16 --fp8-format e4m3",
         ),
         (
             {**BF16, "train__fp8_wgrad": False},
@@ -195,7 +193,7 @@ def test_a_gpu_without_such_products_is_refused_before_ranks_meet(
     monkeypatch.setattr(train, "unsupported_reason", lambda device: "a GPU of compute capability 8.0")
     words = "gpt --num-layers 1 --hidden-size 16 --num-attention-heads 1 --seq-length 16 --train-iters 1"
     words += f" --lr 0.1 --bf16 --fp8-format hybrid --data-path {corpus}"
-    line = "--fp8-format: no products in FP8 here: found a GPU of compute capability 8.0"
+    line = "--fp8-format: this device does not support FP8 matrix products: found a GPU of compute capability 8.0"
     with pytest.raises(ConfigError, match=line):
         CliRunner().invoke(app, words.split(), catch_exceptions=False)
 
@@ -221,6 +219,6 @@ def test_megatrons_flags_of_it_are_read_and_those_of_its_history_left_out() -> N
     flags = "--fp8-margin, --fp8-interval, --fp8-amax-history-len, --fp8-amax-compute-algo"
     assert format_skipped(result.left_out) == f"{flags} ({why})"
     (error,) = translate_flags(["--fp8-recipe", "delayed"], ours).refused
-    assert str(error).startswith("--fp8-recipe: means nothing here: found delayed")
+    assert str(error).startswith("--fp8-recipe: not a known value: found delayed")
     assert "--fp8-interval   is left out: of FP8" in next(iter(explain_word("--fp8-interval")))
     assert next(iter(explain_word("--fp8-format"))) == "--fp8-format   [train]"

@@ -156,7 +156,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
             "optimizer__start_weight_decay": -0.2,
             "optimizer__end_weight_decay": 0.1,
         },
-        "--start-weight-decay: not a number that can be used: found -0.2, wanted 0 or more",
+        "--start-weight-decay: not a finite number of 0 or more: found -0.2, wanted 0 or more",
     ),
     (
         {

@@ -121,7 +121,7 @@ def test_refused_flags_of_a_version_end_a_start_with_code_2_in_one_table() -> No
     heading, *rows, line = process.stderr.splitlines()
     assert heading.split() == ["flag", "why", "instead"]
     assert [row.split()[0] for row in rows if row.startswith("--")] == flags
-    assert line.startswith(f"error: command line: {len(flags)} things cannot be read, listed above")
+    assert line.startswith(f"error: command line: {len(flags)} arguments are refused, listed above")
 
 
 @pytest.mark.parametrize(

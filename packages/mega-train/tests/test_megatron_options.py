@@ -128,7 +128,7 @@ def test_a_missing_checkpoint_ends_a_run_that_demands_one(tmp_path: Path) -> Non
     line = f"gpt {SMALL} {SHORT} --mock-data --vocab-size 33 --load {run} --save {run}"
     assert _mega_train(f"{line} --exit-on-missing-checkpoint", 2)[1] == (
         f"error: {run}: holds no checkpoint, and --exit-on-missing-checkpoint is given; "
-        "hint: leave it out to begin anew\n"
+        "hint: leave it out to start a new run\n"
     )
     assert not run.exists()
 

@@ -48,8 +48,8 @@ def test_each_row_has_the_reason_and_what_replaces_it(corpus: Path) -> None:
     heading, *rows = (" ".join(row.split()) for row in result.stderr.splitlines())
     assert heading == "flag why instead"
     assert rows == [
-        "--keep-last there is no place to save to: wanted --save DIR --save RUN",
-        "--weight-decay not a number that can be used: found -1.0, wanted 0 or more",
+        "--keep-last needs --save: wanted --save DIR --save RUN",
+        "--weight-decay not a finite number of 0 or more: found -1.0, wanted 0 or more",
     ]
 
 

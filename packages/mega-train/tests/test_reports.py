@@ -134,12 +134,12 @@ def test_the_page_says_where_a_run_stands_and_where_it_restarted(tmp_path: Path)
     assert figures["loss, last line of the log"] == "2.0000"
     assert figures["validation loss, best"] == "2.5000"
     assert figures["tokens/s, median"] == "128"
-    assert figures["memory of the first rank, most"] == "2.50 GB"
+    assert figures["peak memory of rank 0"] == "2.50 GB"
     assert figures["training"] == "50 s"
     assert figures["validations"] == "2, 3 s in all"
     assert figures["saves"] == "2, 0.5 s in all"
     assert figures["restarts"] == "1, 20 steps done again"
-    assert figures["steps that updated nothing"] == "1"
+    assert figures["steps without an update"] == "1"
     assert figures["optimizer.lr"] == "0.01"
     assert figures["train.bf16"] == "true"
     assert page.count("restart of small at iteration 40, 20 steps done again") == 6, "in every chart"
@@ -221,10 +221,10 @@ def test_two_runs_are_compared_where_both_have_a_line(tmp_path: Path) -> None:
     page = render_report(runs, "tokens")
     assert "<h1>a against b</h1>" in page
     assert (
-        "Training loss at 9 iterations that both tell: 20.00% apart in the mean, at most 20.00% "
+        "Training loss at 9 iterations that both logged: 20.00% apart in the mean, at most 20.00% "
         "(iteration 10), at the last of them -20.00% (2.0000, 2.5000)." in page
     )
-    assert "Validation loss at 2 iterations that both tell: 20.00% apart" in page
+    assert "Validation loss at 2 iterations that both logged: 20.00% apart" in page
     assert "a has 1.00 times the tokens/s of b." in page
     differ = page[page.index("Where they differ:") : page.index("<details>")]
     assert cells(differ) == {"optimizer.lr": ["0.01", "0.02"]}
@@ -326,10 +326,10 @@ def test_a_browser_shows_the_page(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda folder: None, "holds no record of a run: wanted events.jsonl"),
+        (lambda folder: None, "contains no event log of a run: wanted events.jsonl"),
         (
             lambda folder: EventLog(folder).on_event(BEGAN),
-            "holds no loss yet: wanted a run that reached its first --log-interval",
+            "contains no loss yet: wanted a run that reached its first --log-interval",
         ),
     ],
 )

@@ -179,8 +179,8 @@ CASES: list[tuple[dict[str, Any], str]] = [
         {"checkpoint__save_interval": 0, "checkpoint__save": "run"},
         "--save-interval: not an interval: found 0",
     ),
-    ({"checkpoint__save_interval": 5}, "--save-interval: there is no place to save to: wanted --save DIR"),
-    ({"checkpoint__keep_last": 2}, "--keep-last: there is no place to save to: wanted --save DIR"),
+    ({"checkpoint__save_interval": 5}, "--save-interval: needs --save: wanted --save DIR"),
+    ({"checkpoint__keep_last": 2}, "--keep-last: needs --save: wanted --save DIR"),
     ({"checkpoint__keep_last": 0, "checkpoint__save": "run"}, "--keep-last: not a count: found 0"),
     ({"checkpoint__keep_every": 0, "checkpoint__save": "run"}, "--keep-every: not an interval: found 0"),
     (
@@ -218,10 +218,10 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ),
     ({"optimizer__adam_beta2": -0.1}, "--adam-beta2: does not decay: found -0.1"),
     ({"optimizer__adam_eps": 0.0}, "--adam-eps: not above 0: found 0.0, wanted a small number, such as 1e-8"),
-    ({"optimizer__weight_decay": -0.1}, "--weight-decay: not a number that can be used: found -0.1"),
+    ({"optimizer__weight_decay": -0.1}, "--weight-decay: not a finite number of 0 or more: found -0.1"),
     (
         {"optimizer__clip_grad": -1.0},
-        "--clip-grad: not a number that can be used: found -1.0, wanted 0 or more",
+        "--clip-grad: not a finite number of 0 or more: found -1.0, wanted 0 or more",
     ),
     ({"batch__micro_batch_size": 0}, "--micro-batch-size: not a size: found 0, wanted 1 or more"),
     (
@@ -286,7 +286,7 @@ def test_a_run_that_cannot_begin_is_refused_by_name(
 PIPELINES: list[tuple[dict[str, Any], str]] = [
     (
         {"parallel__zero_stage": 3, "parallel__pipeline_schedule": "zero-bubble"},
-        "--pipeline-schedule: weight gradients of ZeRO's stage 3 cannot be put off: found zero-bubble, "
+        "--pipeline-schedule: weight gradients of ZeRO stage 3 cannot be deferred: found zero-bubble, "
         "wanted 1f1b or gpipe; hint: --zero-stage 2, or --pipeline-schedule 1f1b",
     ),
     (
@@ -404,7 +404,7 @@ LAYOUTS: list[tuple[dict[str, Any], str]] = [
             "model__num_layers": 12,
             "parallel__num_layers_per_virtual_pipeline_stage": 4,
         },
-        "--num-layers-per-virtual-pipeline-stage: does not deal the layers evenly: found 4 for 12 layers "
+        "--num-layers-per-virtual-pipeline-stage: does not split the layers evenly: found 4 for 12 layers "
         "over pp=2, wanted a number that divides 12 / 2: 1, 2, 3, 6; "
         "hint: --num-layers-per-virtual-pipeline-stage 3",
     ),
@@ -415,7 +415,7 @@ LAYOUTS: list[tuple[dict[str, Any], str]] = [
             "model__num_layers": 7,
             "parallel__num_layers_per_virtual_pipeline_stage": 1,
         },
-        "--num-layers-per-virtual-pipeline-stage: does not deal the layers evenly: found 1 for 7 layers over "
+        "--num-layers-per-virtual-pipeline-stage: does not split the layers evenly: found 1 for 7 layers over "
         "pp=2, wanted a number of layers that pp=2 divides; "
         "hint: --num-virtual-stages-per-pipeline-rank 2 deals unevenly",
     ),
@@ -557,22 +557,22 @@ def test_flags_of_recomputation_say_one_thing(
         ),
         (
             {"recompute__recompute_method": "block"},
-            "--recompute-method: is of full recomputation: found no recomputation; "
+            "--recompute-method: applies to full recomputation only: found no recomputation; "
             "hint: --recompute-granularity full",
         ),
         (
             {"recompute__recompute_num_layers": 2, "recompute__recompute_activations": True},
-            "--recompute-num-layers: is of full recomputation: found selective; "
+            "--recompute-num-layers: applies to full recomputation only: found selective; "
             "hint: --recompute-granularity full",
         ),
         (
             {"recompute__recompute_modules": "layernorm"},
-            "--recompute-modules: is of selective recomputation: found no recomputation; "
+            "--recompute-modules: applies to selective recomputation only: found no recomputation; "
             "hint: --recompute-granularity selective",
         ),
         (
             {"recompute__recompute_modules": "layernorm moe", "recompute__recompute_activations": True},
-            "--recompute-modules: not a module that is recomputed: found moe, "
+            "--recompute-modules: not a module of selective recomputation: found moe, "
             "wanted core_attn or layernorm or mlp_act",
         ),
         (

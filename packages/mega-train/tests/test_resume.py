@@ -118,7 +118,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda f: (f / PIECE).rename(f / "x") and (f / PIECE).symlink_to(f / "x"),
         f"{PIECE}: is not a regular file: found a link",
     ),
-    "a missing folder": (shutil.rmtree, "is not a checkpoint of ours"),
+    "a missing folder": (shutil.rmtree, "is not a Mega checkpoint"),
     "a missing trainer.json": (lambda f: (f / TRAINER).unlink(), f"{TRAINER}: missing"),
     "no samples": (
         lambda f: _edit(f / TRAINER, consumed_samples="many"),
@@ -154,7 +154,7 @@ def test_the_checkpoint_before_a_damaged_one_is_gone_on_from_and_the_end_is_the_
     assert "from iteration 4" in out
     (warning,) = caplog.messages
     assert message in warning
-    which = "the newest sound checkpoint" if damage == "a missing folder" else "the one before it"
+    which = "the newest intact checkpoint" if damage == "a missing folder" else "the one before it"
     assert warning.endswith(f"; the run resumes from iteration 4, {which}")
     assert "hint" not in warning
     ours, theirs = (Checkpoint.open(folder) for folder in (run, trained_run))

@@ -155,7 +155,7 @@ def test_a_part_without_a_sample_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         _recipe(_corpora(tmp_path, *words))
     assert str(caught.value) == (
-        f"--data-path: the training split of {tmp_path / 'none'} holds too few tokens for one sample: "
+        f"--data-path: the training split of {tmp_path / 'none'} contains too few tokens for one sample: "
         "found 0 tokens in 1 sequences, wanted at least 2; hint: a shorter --seq-length, another --split "
         "or more data; for validation also --eval-iters 0"
     )
@@ -258,7 +258,7 @@ def test_it_goes_where_it_can_be_written_and_is_found_anywhere(tmp_path: Path) -
     with pytest.raises(MegaError) as caught:
         load_or_build(folders[:1], "x", {}, _make)
     assert str(caught.value) == (
-        f"--data-cache-path: the order of samples cannot be kept: found {folders[0]}: Not a directory, "
+        f"--data-cache-path: the sample order cannot be cached: found {folders[0]}: Not a directory, "
         "wanted a folder that can be written to; hint: --data-cache-path DIR"
     )
 

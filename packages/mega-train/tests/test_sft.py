@@ -163,7 +163,7 @@ def test_two_datasets_that_do_not_belong_together_are_refused(tmp_path: Path) ->
     with pytest.raises(FormatError) as refused:
         PromptResponsePairs(tmp_path / "sft", KEYS)
     assert str(refused.value) == (
-        f"{tmp_path / 'sft_answer_document'}: has not an answer for each prompt: found 3 documents, "
+        f"{tmp_path / 'sft_answer_document'}: lacks an answer for some prompts: found 3 documents, "
         "wanted 5, as sft_prompt_document has; hint: mega-data preprocess --json-keys prompt answer, both "
         "at once"
     )
@@ -175,7 +175,7 @@ def test_two_datasets_that_do_not_belong_together_are_refused(tmp_path: Path) ->
             out.add([1])
             out.end_document()
     with pytest.raises(
-        FormatError, match="sft_answer_document: is tokenized otherwise than the prompts: found"
+        FormatError, match="sft_answer_document: is tokenized differently from the prompts: found"
     ):
         PromptResponsePairs(tmp_path / "sft", KEYS)
 

@@ -290,7 +290,7 @@ def test_a_slow_observer_holds_nobody_up_and_sees_what_there_was_room_for(
     behind.close()
     assert 4 <= len(slow.events) <= 5, "those that waited, and the one that it was busy with"
     assert slow.closed
-    assert caplog.messages == ["RecordingObserver is too slow: events are lost to it"]
+    assert caplog.messages == ["RecordingObserver is too slow: events are dropped"]
 
 
 def test_an_observer_that_never_ends_is_left_at_the_end(caplog: pytest.LogCaptureFixture) -> None:

@@ -203,4 +203,4 @@ def test_every_rank_has_its_stack() -> None:
 
 
 def test_a_stack_without_ours_is_code_of_others() -> None:
-    assert current_frame(sys._getframe()) == "code of others"
+    assert current_frame(sys._getframe()) == "code outside mega"

@@ -100,7 +100,7 @@ def convert(
 
     if have == want == "mega":
         hint = f"mega-ckpt reshard --load {load} --save {save}"
-        raise ConfigError("--to", "is what --from is", found=want, wanted="the other", hint=hint)
+        raise ConfigError("--to", "is the same as --from", found=want, wanted="another format", hint=hint)
     if no_tokenizer and tokenizer is not None:
         hint = "leave one of them out"
         raise ConfigError("--no-tokenizer", "excludes --tokenizer", found=tokenizer, hint=hint)
@@ -132,7 +132,7 @@ def convert(
         if logits:
             click.echo(f"logits: {logits}")
         if result.dropped:
-            click.echo(f"left behind: {escape_controls(', '.join(result.dropped))}", err=True)
+            click.echo(f"dropped: {escape_controls(', '.join(result.dropped))}", err=True)
     if logits and not logits.is_close:
         click.echo(f"error: {written.folder}: {logits.error_line}", err=True)
         context.exit(1)

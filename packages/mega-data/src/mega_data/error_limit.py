@@ -65,7 +65,10 @@ class ErrorLimit:
             found, wanted = f"{count:,} of {rows:,}", f"at most {self.share * 100:g}%"
         else:
             return
-        what, hint = f"too many rows are wrong, the first is {first()}", "correct the rows, or raise the limit"
+        what, hint = (
+            f"too many rows are wrong, the first is {first()}",
+            "correct the rows, or raise the limit",
+        )
         raise TooManyErrors(OPTION, what, found=found, wanted=wanted, hint=hint)
 
 

@@ -167,7 +167,9 @@ def check_stale(output: Path, names: Iterable[str]) -> None:
     if stale:
         hint = f"rm -r {output}, or name another folder"
         found = f"{output / stale[0]}" + (f" and {len(stale) - 1:,} more" if len(stale) > 1 else "")
-        raise ConfigError("--output", "contains files of an earlier run of other inputs", found=found, hint=hint)
+        raise ConfigError(
+            "--output", "contains files of an earlier run of other inputs", found=found, hint=hint
+        )
 
 
 def _is_work_folder(folder: Path) -> bool:

@@ -85,7 +85,9 @@ def open_run_folder(folder: Path, wanted: TaskResult, reuse: ReusableTasks | Non
         # elements of a job array start together: each may find files of the others, and any plan is valid
         temporary = folder / f".plan-{uuid4().hex}"
         if any(not differing.name.startswith(".") for differing in folder.iterdir()) and not file.exists():
-            raise ConfigError(folder, "is not empty, and contains no run of this command", hint="name another folder")
+            raise ConfigError(
+                folder, "is not empty, and contains no run of this command", hint="name another folder"
+            )
         write_file(temporary, text)
         temporary.replace(file)
     recorded, current = json.loads(file.read_bytes()), json.loads(text)

@@ -149,9 +149,7 @@ class _HeadLoss(torch.autograd.Function):
         grad_x, grad_VD = ctx.saved_tensors
         if ctx.grad_accumulated:
             if not math.isnan(ctx.scale) and not math.isclose(float(grad), ctx.scale, rel_tol=1e-5):
-                raise RuntimeError(
-                    f"the gradient of the loss is {float(grad)}, expected {ctx.scale}"
-                )
+                raise RuntimeError(f"the gradient of the loss is {float(grad)}, expected {ctx.scale}")
             return grad_x, *[None] * 8
         grad = grad / ctx.scale
         grad_weight = None if grad_VD is None else ctx.gradients.accumulate_scaled(ctx.weight, grad_VD, grad)

@@ -33,7 +33,7 @@ class _Commands(SingleRankErrors):
         name = args[0] if args else ""
         if name.lower() in _ABSENT_FAMILIES:
             hint = "mega-data preprocess --split-sentences makes its data" if name.lower() == "bert" else ""
-            raise ConfigError(name, "is no family that is trained here yet", wanted="gpt | llama", hint=hint)
+            raise ConfigError(name, "is not a supported model family", wanted="gpt | llama", hint=hint)
         return super().resolve_command(ctx, args)
 
 
@@ -158,7 +158,7 @@ def diff(first_path: Path, second_path: Path, world: int | None, family: Family 
     sides = [load_side(path, family, world) for path in (first_path, second_path)]
     for path, config_side in zip((first_path, second_path), sides, strict=True):
         if config_side.error:
-            click.echo(f"of {path} nothing follows: {config_side.error}", err=True)
+            click.echo(f"{path}: derived values not available: {config_side.error}", err=True)
     rows = list(diff_sides(*sides))
     for name, first, second in rows:
         click.echo(f"{name:48} {first} | {second}")

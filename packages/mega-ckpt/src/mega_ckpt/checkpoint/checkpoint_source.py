@@ -177,7 +177,7 @@ def match_tensors(
     known = {foreign.name for foreign, _ in matches}
     for name in stored:
         if name not in known:
-            raise FormatError(where, "has a tensor that the model has not", found=name)
+            raise FormatError(where, "has a tensor that is not in the model", found=name)
     return matches
 
 

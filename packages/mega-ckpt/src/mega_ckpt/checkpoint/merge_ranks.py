@@ -31,7 +31,7 @@ class MergedRanks:
             FormatError: ranks differ in what all of them should have.
         """
         for first, second, name in self.differing:
-            hint = "these are parts of two checkpoints; take all of one"
+            hint = "these files belong to two checkpoints; use the files of one"
             raise FormatError(f"{second.file}: {name}", f"differs from {first.file.name}'s", hint=hint)
         return self.tensors
 

@@ -30,9 +30,9 @@ def check_output_dir(folder: Path, *, mark: str, what: str, force: bool, inputs:
         return
     if not force:
         hint = "add --force to replace it"
-        raise ConfigError("--save", "there is something already", found=folder, hint=hint)
+        raise ConfigError("--save", "exists already", found=folder, hint=hint)
     if not contains_file(mark)(folder):
-        message = f"holds something else than {what}: no {mark}"
+        message = f"contains something other than {what}: no {mark}"
         raise ConfigError("--save", message, found=folder, wanted="a new folder")
 
 

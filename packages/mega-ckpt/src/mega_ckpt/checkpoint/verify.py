@@ -120,7 +120,7 @@ def check_table(checkpoint: Checkpoint) -> None:
             if space != MODEL and tensor.dtype != "F32":
                 raise FormatError(f"{manifest}: {space} {name}", "dtype", found=tensor.dtype, wanted="F32")
             if name not in wanted:
-                raise FormatError(manifest, f"{space} has a tensor that the model has not", found=name)
+                raise FormatError(manifest, f"{space} has a tensor that is not in the model", found=name)
 
 
 def check_cover(checkpoint: Checkpoint) -> None:

@@ -193,7 +193,7 @@ def _summary_lines(summary: dict[str, Any]) -> list[str]:
         size = f"{has['bytes']:>15,} bytes"
         kinds = ",".join(has["dtypes"])
         lines.append(f"{space:<16} {size}  {kinds}  {has['tensors']:,} tensors{cut}")
-    lines += [f"without a place in ours: {what}" for what in summary.get("left", ())]
+    lines += [f"not supported by Mega: {what}" for what in summary.get("left", ())]
     for space, entries in summary.get("tensors", {}).items():
         for name, has in entries.items():
             lines.append(f"{space}  {name}  {has['dtype']}  {_shape(has['shape'])}")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # name on the command line -> module of this folder, which has a FORMAT, and what it is
 NAMES: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
-        "mega": ("mega.format", "a checkpoint of ours, or a run's folder"),
+        "mega": ("mega.format", "a checkpoint of Mega, or a run's folder"),
         "hf": ("huggingface.format", "a Hugging Face folder"),
         "meta": ("meta.format", "Meta's folder of a Llama: params.json, consolidated.00.pth"),
         "fairseq": ("fairseq.format", "fairseq's megatron_11b: model-model_part-0.pt, dict.txt"),
@@ -101,4 +101,4 @@ def require_format(path: Path, flag: str) -> str:
         return name
     if not path.exists():
         raise _missing_path_error(path)
-    raise ConfigError(flag, f"has to be said, for {path} does not tell", wanted=" | ".join(NAMES))
+    raise ConfigError(flag, f"missing, and the format of {path} cannot be detected", wanted=" | ".join(NAMES))

@@ -64,7 +64,7 @@ def average(
     for source in sources:
         _check_model(first, source)
         if run.resolve() in (source.folder.resolve(), source.folder.resolve().parent):
-            raise ConfigError("--save", "is where a source is", found=run, wanted="another folder")
+            raise ConfigError("--save", "is the folder of a source", found=run, wanted="another folder")
     check_run_folder(run, newest.iteration, force=force)
     for source in sources:
         check_metadata(source)

@@ -58,7 +58,7 @@ def convert(
         FormatError: what is read is damaged or is not of that format.
     """
     if load.resolve() == save.resolve():
-        raise ConfigError("--save", "is where --load is", found=save, wanted="another folder")
+        raise ConfigError("--save", "is the same folder as --load", found=save, wanted="another folder")
     start = time.monotonic()
     check_target, write = writer_of(want)
     target = target or WriteOptions()

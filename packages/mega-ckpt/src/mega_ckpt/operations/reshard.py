@@ -59,7 +59,7 @@ def reshard(
     # a layout that cannot be is refused before anything is written
     spaces = {space: rank_shares(source.spec, layout, plan.dtypes) for space, plan in made_from.items()}
     if run.resolve() in (source.folder.resolve(), source.folder.resolve().parent):
-        raise ConfigError("--save", "is where --load is", found=run, wanted="another folder")
+        raise ConfigError("--save", "is the same folder as --load", found=run, wanted="another folder")
     check_run_folder(run, source.iteration, force=force)
     check_metadata(source)
 

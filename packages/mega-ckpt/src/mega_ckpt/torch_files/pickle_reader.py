@@ -136,7 +136,7 @@ class Unpickler:
             storages = _legacy_storages(path, file, whole, answer)
             return _TreeBuilder(path, answer["storages"], storages).value(answer["values"][3])
         if zip_reader.is_tar(head):
-            raise FormatError(path, "is of torch before 0.2", hint=zip_reader.RESAVE_HINT)
+            raise FormatError(path, "was written by torch before 0.2", hint=zip_reader.RESAVE_HINT)
         if not head.startswith(b"\x80"):
             raise FormatError(path, "is not a file of torch.save", found=f"{head[:4]!r} at its beginning")
         answer = self._ask(path, read_blocks(file, whole), whole.bytes)
@@ -166,7 +166,9 @@ class Unpickler:
                     path, "the process that reads pickles ended", found="no answer", wanted=limits
                 ) from error
         if "broken" in answer:
-            raise FormatError(path, "is not a whole pickle", found=_printable(answer["broken"]), hint=DAMAGED)
+            raise FormatError(
+                path, "is not a complete pickle", found=_printable(answer["broken"]), hint=DAMAGED
+            )
         if "refused" in answer:
             raise FormatError(path, answer["refused"], found=_printable(answer["found"]), hint=_HINT)
         return dict(answer)

@@ -109,13 +109,13 @@ def read_archive(path: Path, file: BinaryIO, whole: Span) -> Archive:
     """Read the zip directory in a byte range of a file.
 
     Raises:
-        FormatError: it is not a whole zip as torch writes it.
+        FormatError: it is not a complete zip as torch writes it.
     """
     try:
         with zipfile.ZipFile(io.BufferedReader(FileSlice(file, whole))) as archive:
             return _archive(path, file, whole, archive)
     except _ZIP_ERRORS as error:
-        raise FormatError(path, "is not a whole zip", found=error, hint=DAMAGED) from error
+        raise FormatError(path, "is not a complete zip", found=error, hint=DAMAGED) from error
 
 
 def _archive(path: Path, file: BinaryIO, whole: Span, archive: zipfile.ZipFile) -> Archive:
@@ -125,7 +125,10 @@ def _archive(path: Path, file: BinaryIO, whole: Span, archive: zipfile.ZipFile) 
     pickles = [name for name in members if name.count("/") == 1 and name.endswith("/data.pkl")]
     if len(pickles) != 1:
         raise FormatError(
-            path, "is a zip of something else", found=f"{len(pickles)} members NAME/data.pkl", wanted="one"
+            path,
+            "is a zip without a pickle of torch",
+            found=f"{len(pickles)} members NAME/data.pkl",
+            wanted="one",
         )
     root = pickles[0].removesuffix("data.pkl")
     if f"{root}constants.pkl" in members:

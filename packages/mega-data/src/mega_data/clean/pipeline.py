@@ -193,7 +193,9 @@ class Cleaning:
             raise ConfigError("--step", "no step", hint="--step fix-text --step duplicates")
         for named_step in self.steps:
             if isinstance(named_step.step, SentenceDedupStep) and not named_step.step.sentences:
-                raise ConfigError("step spans: sentences", "not a number of sentences", found=0, wanted="1 or more")
+                raise ConfigError(
+                    "step spans: sentences", "not a number of sentences", found=0, wanted="1 or more"
+                )
             if not _is_whole_corpus([named_step]):
                 named_step.step.start()  # fails early if a library or file is missing
         steps = [[named_step.name, asdict(named_step.step)] for named_step in self.steps]

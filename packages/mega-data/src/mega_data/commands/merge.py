@@ -83,4 +83,7 @@ def merge(
         f"{result.sequences:,} sequences, {result.tokens:,} tokens, {rate:.0f} MB/s"
     )
     if result.differing:
-        click.echo(f"note: made with different options: {', '.join(result.differing)} (see each PREFIX.json)", err=True)
+        click.echo(
+            f"note: made with different options: {', '.join(result.differing)} (see each PREFIX.json)",
+            err=True,
+        )

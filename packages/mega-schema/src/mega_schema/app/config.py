@@ -119,7 +119,9 @@ def add_flags(cls: type[Any]) -> Callable[[Command], Command]:
             help="Set one value, with priority over file and flags; none unsets an optional one.",
         )(command)
         return click.option(
-            "--config", type=click.Path(path_type=Path, dir_okay=False), help="TOML file with a table for each section."
+            "--config",
+            type=click.Path(path_type=Path, dir_okay=False),
+            help="TOML file with a table for each section.",
         )(command)
 
     return decorate

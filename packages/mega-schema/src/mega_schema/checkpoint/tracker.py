@@ -76,7 +76,9 @@ def _foreign_format(run: Path) -> str | None:
 def _hint_run_below(folder: Path) -> str:
     """Return the hint that names a run's folder inside this one."""
     below = min(folder.glob(f"*/{LATEST}"), default=None)
-    return f"name a run's folder, such as {below.parent}" if below else "name a folder that a run has saved to"
+    return (
+        f"name a run's folder, such as {below.parent}" if below else "name a folder that a run has saved to"
+    )
 
 
 def _pending_iteration(run: Path) -> int:
@@ -117,7 +119,7 @@ def latest_checkpoint(run: Path) -> Path:
     if not (folder / MANIFEST).is_file():
         raise CorruptFileError(
             folder,
-            "is not a checkpoint of ours",
+            "is not a Mega checkpoint",
             found=f"no {MANIFEST}",
             wanted=f"the checkpoint {LATEST} names",
             hint=_remedy(run),

@@ -90,7 +90,7 @@ def find_conversion(run: RunConfig) -> Conversion | None:
     if is_same_folder(source, save.save):
         raise ConfigError(
             "--save",
-            "holds a checkpoint of another program",
+            "contains a checkpoint of another program",
             found=f"{FORMAT_TITLES[format_name]}, {source}",
             wanted="a folder of its own for the run",
             hint=f"--save {source}-mega",
@@ -100,7 +100,7 @@ def find_conversion(run: RunConfig) -> Conversion | None:
             flag,
             f"is {FORMAT_TITLES[format_name]}, and its converted copy needs a folder",
             found=source,
-            wanted="--save, beside which it is put",
+            wanted="--save; the copy is written next to it",
             hint=f"--save RUN, or {_convert_command(source, format_name, _EXAMPLE_COPY)}",
         )
     folder = save.save.resolve()
@@ -133,7 +133,7 @@ def convert_foreign_load(run: RunConfig, world: World) -> RunConfig:
         _wait_for_copy(conversion, 60 * run.parallel.timeout_minutes)
     elif conversion.is_done:
         what = f"{conversion.source} is {FORMAT_TITLES[conversion.format_name]}"
-        log.warning("%s: its converted copy %s is used again", what, conversion.copy)
+        log.warning("%s: reusing its converted copy %s", what, conversion.copy)
     else:
         _convert(conversion, run)
     converted = load_copy(run, conversion)
@@ -192,7 +192,7 @@ def _check_is_folder(source: Path, flag: str) -> None:
         if weights:
             raise ConfigError(
                 flag,
-                "is a folder of weights whose format its files do not tell",
+                "contains weights of an unknown format",
                 found=weights[0],
                 wanted="a checkpoint of Mega, or of Hugging Face with its config.json",
                 hint=_convert_command(source, "FORMAT", _EXAMPLE_COPY),

@@ -25,7 +25,7 @@ from mega_train.optim.loss_scaler import DynamicLossScaler
 from mega_train.resolve.run_mode import loads_optimizer
 from mega_train.schedules.lr import ParamSchedules
 
-_FINETUNE_HINT = "--finetune begins anew with its weights"
+_FINETUNE_HINT = "--finetune starts a new run from its weights"
 
 log = logging.getLogger("mega.train")
 
@@ -62,11 +62,11 @@ def find_checkpoint(run: RunConfig, world: World, before_iteration: int | None =
     pretrained = run.checkpoint.pretrained
     if load is not None and is_same_folder(load, save) and _is_empty(load):
         if run.checkpoint.exit_on_missing:
-            flag, hint = "--exit-on-missing-checkpoint", "leave it out to begin anew"
-            raise FormatError(load, f"holds no checkpoint, and {flag} is given", hint=hint)
+            flag, hint = "--exit-on-missing-checkpoint", "leave it out to start a new run"
+            raise FormatError(load, f"contains no checkpoint, and {flag} is given", hint=hint)
         if world.rank == 0:
             begins = "anew" if pretrained is None else f"with the weights of {pretrained}"
-            log.warning("%s holds no checkpoint yet: the run begins %s", load, begins)
+            log.warning("%s contains no checkpoint yet: the run starts %s", load, begins)
         load = None
     if load is None and pretrained is not None:
         load = pretrained
@@ -86,7 +86,7 @@ def find_checkpoint(run: RunConfig, world: World, before_iteration: int | None =
             continue
         superseded, refusal = _find_superseded(run, checkpoint, candidates.newest)
         if world.rank == 0 and candidates.tracker_error is not None and before_iteration is None:
-            _warn_damage(candidates.tracker_error, checkpoint.iteration, "the newest sound checkpoint")
+            _warn_damage(candidates.tracker_error, checkpoint.iteration, "the newest intact checkpoint")
         elif world.rank == 0 and first_damage is not None:
             _warn_damage(first_damage, checkpoint.iteration)
         if candidates.newest == checkpoint.iteration or run.checkpoint.overwrite:
@@ -285,9 +285,9 @@ def _check_optimizer(checkpoint: Checkpoint, optimizer: OptimizerName) -> None:
         writer = next((name for name, spaces in STATE_NAMESPACES.items() if spaces == namespaces), None)
         raise FormatError(
             checkpoint.folder,
-            f"holds the state of --optimizer {writer}"
+            f"contains the state of --optimizer {writer}"
             if writer
-            else "holds no optimizer state to resume with",
+            else "contains no optimizer state to resume with",
             found=", ".join(sorted(namespaces) or checkpoint.tensors),
             wanted=", ".join(sorted(required)),
             hint=f"--optimizer {writer}, or {_FINETUNE_HINT}" if writer else _FINETUNE_HINT,

@@ -203,7 +203,7 @@ def load_side(path: Path, family: Family | None, world: int | None) -> ConfigSid
         spec = checkpoint.spec
         file = checkpoint.folder / RUN_CONFIG
         if not file.is_file():
-            raise ConfigError(path, "holds no configuration", wanted=RUN_CONFIG)
+            raise ConfigError(path, "contains no configuration", wanted=RUN_CONFIG)
         world = world or math.prod(checkpoint.written_by.get(axis, 1) for axis in ("tp", "pp", "cp", "dp"))
     run = load_config(RunConfig, file, {})
     values = {key.dotted: key.value_in(run) for key in config_keys(RunConfig)}

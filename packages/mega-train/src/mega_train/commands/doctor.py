@@ -132,5 +132,9 @@ def format_report(report: dict[str, Any]) -> str:
             "ok" if name in tests else "-"
         )
         lines.append(f"  {name:16} {entry['whose']:12} {state:6} {entry['why']}")
-    verdict = "every kernel is its definition" if report["healthy"] else "not every kernel is its definition"
+    verdict = (
+        "every kernel matches its reference"
+        if report["healthy"]
+        else "not every kernel matches its reference"
+    )
     return "\n".join([*lines, "", f"{verdict}; {report['seconds']:.1f} s"])

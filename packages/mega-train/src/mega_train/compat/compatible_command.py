@@ -110,4 +110,4 @@ def _raise_refused(refused: Sequence[MegaError], wrong: Sequence[MegaError]) -> 
     if len(errors) == 1 and refused:
         raise errors[0]
     if len(errors) > 1:
-        raise RefusedRunError.combine(errors, "command line", "things cannot be read")
+        raise RefusedRunError.combine(errors, "command line", "arguments are refused")

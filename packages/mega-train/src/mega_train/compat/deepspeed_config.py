@@ -110,14 +110,14 @@ def _add_flag(flags: DeepSpeedFlags, file: Path, key: str, value: Any, fp16: boo
     if key == "fp16.initial_scale_power" and isinstance(value, int):
         flag, value = "--initial-loss-scale", 2.0**value
     elif key not in _FLAGS:
-        raise ConfigError(where, "is not read", wanted=", ".join(_known_sections()), hint="say it by flags")
+        raise ConfigError(where, "is not read", wanted=", ".join(_known_sections()), hint="use flags instead")
     else:
         flag = _FLAGS[key]
     if flag == "--loss-scale" and value == 0:  # DeepSpeed's value for a dynamic scale
         if flag in (word.partition("=")[0] for word in flags.words) and fp16:
             # under DeepSpeed its own scaler runs, and Megatron's flag has no effect
             flags.words = _remove_flag(flag, flags.words)
-            flags.left_out[flag] = f"{key} 0 of DeepSpeed's configuration is a scale that moves"
+            flags.left_out[flag] = f"{key} 0 in a DeepSpeed configuration selects dynamic loss scaling"
         return
     if flag.startswith(("--loss", "--initial-loss", "--hyst", "--min-loss")) and not fp16:
         return

@@ -167,7 +167,7 @@ class _Translator:
             self.translation.refused.append(
                 ConfigError(
                     MEGATRON_DEFAULTS,
-                    "would replace what the file says",
+                    "would override the file",
                     found="--config",
                     wanted="a command line without it",
                     hint="--hidden-dropout 0.1 --attention-dropout 0.1",
@@ -211,7 +211,7 @@ class _Translator:
             return values[value]
         if flag in self.known_flags:
             return flag, value
-        raise ConfigError(flag, "means nothing here", found=value, wanted=" | ".join(values))
+        raise ConfigError(flag, "not a known value", found=value, wanted=" | ".join(values))
 
     def _value(self, flag: str, value: str | None) -> str:
         if value is not None:
@@ -227,7 +227,7 @@ class _Translator:
             word = self.remaining.pop(0)
         if word is not None and word.lower() in ("false", "0"):
             hint = f"leave {flag} out"
-            raise ConfigError(flag, "is a switch, and on with any word", found=word, hint=hint)
+            raise ConfigError(flag, "is a switch, and any value enables it", found=word, hint=hint)
         if value is not None:
             self.translation.words[-1] = flag
 

@@ -96,7 +96,7 @@ def _load_first(folders: Sequence[Path], entry: str) -> Arrays | None:
         try:
             return _load_arrays(folder / entry)
         except (ValueError, EOFError) as error:
-            log.warning("%s is damaged and is made again: %s", folder / entry, error)
+            log.warning("%s is damaged and is rebuilt: %s", folder / entry, error)
             with contextlib.suppress(OSError):
                 shutil.rmtree(folder / entry)
     return None
@@ -153,7 +153,7 @@ def _first_writable(folders: Sequence[Path]) -> Path:
             reasons.append(str(error.strerror))
     raise MegaError(
         "--data-cache-path",
-        "the order of samples cannot be kept",
+        "the sample order cannot be cached",
         found=f"{folders[0]}: {reasons[0]}",
         wanted="a folder that can be written to",
         hint="--data-cache-path DIR",

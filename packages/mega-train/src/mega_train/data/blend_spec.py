@@ -115,9 +115,7 @@ def parse_data_spec(data: DataConfig) -> DataSpec:
     }
     flags = [flag for flag, used in flag_used.items() if used]
     if len(flags) > 1:
-        raise ConfigError(
-            flags[1], "excludes " + flags[0], found="both", wanted="one way to say what is read"
-        )
+        raise ConfigError(flags[1], "excludes " + flags[0], found="both", wanted="only one of them")
     if not flags:
         raise ConfigError(
             "--data-path", "missing", wanted="prefix of an indexed dataset", hint="--data-path P"
@@ -125,7 +123,7 @@ def parse_data_spec(data: DataConfig) -> DataSpec:
     if data.split is not None and not by_split:
         raise ConfigError(
             "--split",
-            f"cuts the datasets of --data-path, and {flags[0]} says already what is for what",
+            f"splits the datasets of --data-path, but {flags[0]} already defines the splits",
             found=repr(data.split),
             hint="leave --split out",
         )
@@ -206,9 +204,7 @@ def _parse_blend(flag: str, words: Sequence[str]) -> tuple[list[Path], tuple[flo
     prefixes only. A number without a dataset of that name is then an error.
     """
     if any(not word.strip() for word in words):
-        raise ConfigError(
-            flag, "has an empty word", wanted="a prefix", hint="is a shell variable unset?"
-        )
+        raise ConfigError(flag, "has an empty word", wanted="a prefix", hint="is a shell variable unset?")
     numbers = [_parse_number(word) for word in words]
     if len(words) > 1 and len(words) % 2 == 0 and None not in numbers[::2]:
         weights = [number for number in numbers[::2] if number is not None]
@@ -228,7 +224,7 @@ def _raise_unpaired(flag: str, words: Sequence[str], numbers: Sequence[float | N
     context = f"after {' '.join(words[max(0, position - 2) : position])}" if position else "first"
     raise ConfigError(
         flag,
-        "weights and prefixes do not take turns",
+        "weights and prefixes do not alternate",
         found=f"{repr(words[position]) if position < len(words) else 'nothing'} {context}",
         wanted="a prefix" if position % 2 else "a weight",
         hint=f"{flag} 0.3 A 0.7 B",
@@ -240,7 +236,7 @@ def _parse_groups(groups: Sequence[Sequence[str]]) -> DataSpec:
     if len(groups[0]) != 1:
         raise ConfigError(
             flags[0],
-            "one group is trained on",
+            "only one training group is allowed",
             found=f"{len(groups[0])} groups",
             wanted="'NAME: WEIGHT START:END PREFIX, ...'",
             hint="quotes around the group",
@@ -271,7 +267,9 @@ def _parse_group(flag: str, text: str) -> SplitSource:
             )
         begin, end = (number for number in ends if number is not None)
         if not 0 <= begin < end <= 1:
-            raise ConfigError(flag, "not a range", found=words[1], wanted="two shares of 1, the less first")
+            raise ConfigError(
+                flag, "not a range", found=words[1], wanted="two fractions from 0 to 1, the smaller first"
+            )
         ranges.append(DatasetRange(Path(words[2]), FractionRange(begin, end)))
         weights.append(weight)
     # a single dataset gets no surplus of 0.5 %

@@ -70,7 +70,7 @@ def build_data_splits(
         datasets: the datasets of the run, or a single open one.
 
     Raises:
-        ConfigError: a part holds too few tokens for one sample.
+        ConfigError: a part contains too few tokens for one sample.
         MegaError: the order cannot be kept anywhere.
     """
     if isinstance(datasets, PromptResponsePairs):

@@ -93,7 +93,7 @@ def not_enough_tokens_error(found: str, wanted: int, flag: str, split_name: str)
     """Build the error of a split without a sample."""
     return ConfigError(
         flag,
-        f"{split_name} holds too few tokens for one sample",
+        f"{split_name} contains too few tokens for one sample",
         found=found,
         wanted=f"at least {wanted}",
         hint="a shorter --seq-length, another --split or more data; for validation also --eval-iters 0",

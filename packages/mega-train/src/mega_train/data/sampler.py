@@ -74,7 +74,7 @@ class CyclicSampler:
             if position % self.step_samples:
                 raise ConfigError(
                     "--dataloader-type",
-                    "cyclic cannot go on in the middle of a micro-batch",
+                    "cyclic cannot resume in the middle of a micro-batch",
                     found=f"{consumed} samples consumed, {self.epoch_samples} in an epoch",
                     wanted="a multiple of micro-batch size x data parallel = "
                     f"{self.step_samples} in the epoch",

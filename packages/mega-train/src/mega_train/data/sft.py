@@ -43,7 +43,7 @@ class PromptResponsePairs:
         if counts[0] != counts[1]:
             raise FormatError(
                 self.answers.prefix,
-                "has not an answer for each prompt",
+                "lacks an answer for some prompts",
                 found=f"{counts[1]} documents",
                 wanted=f"{counts[0]}, as {self.prefix.name} has",
                 hint=f"mega-data preprocess --json-keys {keys[0]} {keys[1]}, both at once",
@@ -54,7 +54,10 @@ class PromptResponsePairs:
             if identities[0].sha256 != identities[1].sha256:
                 found, wanted = (f"{identity.type}, sha256 {identity.sha256[:12]}" for identity in identities)
                 raise FormatError(
-                    self.answers.prefix, "is tokenized otherwise than the prompts", found=found, wanted=wanted
+                    self.answers.prefix,
+                    "is tokenized differently from the prompts",
+                    found=found,
+                    wanted=wanted,
                 )
 
     @classmethod

@@ -80,7 +80,7 @@ def check_tokenizer_flag(flag_identity: TokenizerIdentity, data_identity: Tokeni
             "is not the tokenizer that made the data",
             found=error.wanted,
             wanted=error.found,
-            hint="leave it out: the data says which",
+            hint="leave it out: the data records its tokenizer",
         ) from None
 
 

@@ -172,7 +172,7 @@ def _check_machine(config: ResolvedConfig, world: World) -> None:
     if config.run.train.fp8 and (missing_feature := unsupported_reason(torch.device(config.device))):
         raise ConfigError(
             "--fp8-format",
-            "no products in FP8 here",
+            "this device does not support FP8 matrix products",
             found=missing_feature,
             wanted="compute capability 8.9 or more (Ada, Hopper and after)",
             hint="--bf16 alone",

@@ -32,7 +32,7 @@ LAST_ITERATION = ExitReason("last iteration")
 EVAL_ONLY = ExitReason("only validated")
 INTERVAL = ExitReason("exit interval", message="--exit-interval divides it")
 DURATION = ExitReason("exit duration", message="--exit-duration-in-mins is over")
-KILL_SWITCH = ExitReason("kill switch", message="the file of --kill-switch-path is there")
+KILL_SWITCH = ExitReason("kill switch", message="the file of --kill-switch-path exists")
 SIGTERM = ExitReason("signal", 128 + signal.SIGTERM, "received SIGTERM", is_urgent=True)
 SIGUSR1 = replace(SIGTERM, message="received SIGUSR1")
 # in ascending priority: ranks all-reduce the maximum of their indices, so that the last one that any rank

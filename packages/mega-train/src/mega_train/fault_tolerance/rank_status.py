@@ -63,4 +63,4 @@ def current_frame(frame: FrameType | None) -> str:
             axis_text = f" over {axes[0]}" if axes else ""
             return f"{frame.f_code.co_qualname}{axis_text} ({module.rpartition('.')[2]}.py:{frame.f_lineno})"
         frame = frame.f_back
-    return "code of others"
+    return "code outside mega"

@@ -73,5 +73,5 @@ def _virtual_stages(parallel: ParallelConfig, layers: int, pp: int) -> int:
         else:
             wanted, hint = f"a number of layers that pp={pp} divides", f"{VIRTUAL} 2 deals unevenly"
         found = f"{layers_per_stage} for {units} layers over pp={pp}"
-        raise LayoutError(flag, "does not deal the layers evenly", found=found, wanted=wanted, hint=hint)
+        raise LayoutError(flag, "does not split the layers evenly", found=found, wanted=wanted, hint=hint)
     return units // (pp * layers_per_stage)

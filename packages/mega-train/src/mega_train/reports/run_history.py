@@ -51,7 +51,7 @@ class RunHistory:
     def load(cls, folder: Path) -> RunHistory:
         """
         Raises:
-            FormatError: the folder holds no record of a run, or one without a loss.
+            FormatError: the folder contains no event log of a run, or one without a loss.
         """
         events = read_events(folder)
         by_name = {
@@ -60,7 +60,7 @@ class RunHistory:
         }
         if not by_name["train_log"]:
             raise FormatError(
-                folder, "holds no loss yet", wanted="a run that reached its first --log-interval"
+                folder, "contains no loss yet", wanted="a run that reached its first --log-interval"
             )
         starts = [e for e in events if e["event"] == "train_start"]
         restarts = _find_restarts(read_lines(folder))

@@ -105,7 +105,7 @@ def check_saving(checkpoint: CheckpointConfig) -> Iterator[MegaError]:
             what = "not a count" if flag == "--keep-last" else "not an interval"
             yield ConfigError(flag, what, found=value, wanted="1 or more")
         if checkpoint.save is None:
-            yield ConfigError(flag, "there is no place to save to", wanted="--save DIR", hint="--save RUN")
+            yield ConfigError(flag, "needs --save", wanted="--save DIR", hint="--save RUN")
     every, interval = checkpoint.keep_every or 0, checkpoint.interval or 0
     if every > 0 and interval > 0 and every % interval:
         yield ConfigError(
@@ -160,7 +160,7 @@ def recompute_policy(run: RunConfig, layout: Layout, tokens: int) -> RecomputePo
         if value is not None and granularity != "full":
             found = granularity or "no recomputation"
             raise ConfigError(
-                flag, "is of full recomputation", found=found, hint="--recompute-granularity full"
+                flag, "applies to full recomputation only", found=found, hint="--recompute-granularity full"
             )
     if config.layers is not None and config.layers < 1:
         raise ConfigError("--recompute-num-layers", "not a count", found=config.layers, wanted="1 or more")
@@ -177,10 +177,12 @@ def _recomputed_modules(run: RunConfig, granularity: str | None) -> tuple[Module
         return RecomputePolicy().modules
     if granularity != "selective":
         found, hint = granularity or "no recomputation", "--recompute-granularity selective"
-        raise ConfigError(flag, "is of selective recomputation", found=found, hint=hint)
+        raise ConfigError(flag, "applies to selective recomputation only", found=found, hint=hint)
     unknown = next((word for word in words if word not in MODULES), None)
     if unknown is not None:
-        raise ConfigError(flag, "not a module that is recomputed", found=unknown, wanted=" or ".join(MODULES))
+        raise ConfigError(
+            flag, "not a module of selective recomputation", found=unknown, wanted=" or ".join(MODULES)
+        )
     if run.train.fp8 and set(words) != {"core_attn"}:
         raise ConfigError(flag, "is of products that are not FP8", found=" ".join(words), wanted="core_attn")
     return tuple(module for module in MODULES if module in words)
@@ -233,7 +235,7 @@ def check_replicas(parallel: ParallelConfig) -> Iterator[MegaError]:
     if stage == 3 and parallel.schedule == "zero-bubble":
         yield ConfigError(
             "--pipeline-schedule",
-            "weight gradients of ZeRO's stage 3 cannot be put off",
+            "weight gradients of ZeRO stage 3 cannot be deferred",
             found="zero-bubble",
             wanted="1f1b or gpipe",
             hint="--zero-stage 2, or --pipeline-schedule 1f1b",

@@ -28,7 +28,7 @@ def fp8_recipe(run: RunConfig, spec: ModelSpec, layout: Layout) -> Fp8Recipe | N
     if not train.bf16:
         found = "--fp16" if train.fp16 else "float32"
         hint = f"--bf16 {_FLAG} {train.fp8}"
-        raise ConfigError(_FLAG, "stands beside bfloat16 alone", found=found, wanted="--bf16", hint=hint)
+        raise ConfigError(_FLAG, "needs bfloat16", found=found, wanted="--bf16", hint=hint)
     if run.parallel.tp_overlap:
         raise ConfigError(
             _FLAG, "excludes --tp-comm-overlap, whose products are bfloat16's", hint="leave one of them out"

@@ -53,7 +53,7 @@ def check_profile(profile: ProfileConfig) -> Iterator[MegaError]:
     if not 0 <= profile.start < profile.end:
         yield ConfigError(
             "--profile-step-end",
-            "no step lies between the two",
+            "no step is between the two",
             found=f"{profile.start} to {profile.end}",
             wanted="an end after --profile-step-start",
         )

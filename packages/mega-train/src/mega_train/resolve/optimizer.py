@@ -36,7 +36,7 @@ def check_optimizer(run: RunConfig) -> Iterator[MegaError]:
         )
     for flag, value in (("--weight-decay", config.weight_decay), ("--clip-grad", config.clip)):
         if not 0 <= value < math.inf:
-            yield ConfigError(flag, "not a number that can be used", found=value, wanted="0 or more")
+            yield ConfigError(flag, "not a finite number of 0 or more", found=value, wanted="0 or more")
 
 
 def peak_lr(optimizer: OptimizerConfig) -> float:
@@ -171,7 +171,7 @@ def lr_schedule(run: RunConfig, end: int, full: int) -> LRSchedule:
     anneal = samples("--lr-wsd-decay", config.wsd_iterations, config.wsd_samples)
     flag = f"--lr-wsd-decay-{kind}"
     if config.decay_style != "WSD" and anneal is not None:
-        raise ConfigError(flag, "is of WSD", found=config.decay_style, hint="--lr-decay-style WSD")
+        raise ConfigError(flag, "applies to WSD only", found=config.decay_style, hint="--lr-decay-style WSD")
     if config.decay_style == "WSD":
         require_positive(anneal, flag, "how long the rate decays", f"{flag} 100")
     if anneal is not None and anneal > decay - warmup:
@@ -236,7 +236,7 @@ def weight_decay_schedule(run: RunConfig, end: int) -> WeightDecaySchedule:
         if value is None:
             raise ConfigError(flag, "missing", wanted=f"a decay, for {config.weight_decay_style}")
         if not 0 <= value < math.inf:
-            raise ConfigError(flag, "not a number that can be used", found=value, wanted="0 or more")
+            raise ConfigError(flag, "not a finite number of 0 or more", found=value, wanted="0 or more")
     start, last = (float(value or 0) for value in limits.values())
     if start > last:
         raise ConfigError(

@@ -47,7 +47,7 @@ class EventLog:
         except OSError as error:
             self._ends_mid_line = True
             if not self._has_warned:
-                log.warning("%s: events are missing from it: %s", self._path, error.strerror)
+                log.warning("%s: some events were not written: %s", self._path, error.strerror)
             self._has_warned = True
 
     def close(self) -> None:
@@ -109,7 +109,7 @@ def read_lines(folder: Path) -> list[EventDict]:
     """
     path = folder / EVENTS
     if not path.is_file():
-        raise FormatError(folder, "holds no record of a run", wanted=EVENTS)
+        raise FormatError(folder, "contains no event log of a run", wanted=EVENTS)
     parsed = (
         _parse_line(path, number, line) for number, line in enumerate(path.read_bytes().splitlines(), 1)
     )
@@ -124,5 +124,5 @@ def _parse_line(path: Path, number: int, line: bytes) -> EventDict | None:
         return None
     if not isinstance(event, dict) or "event" not in event:
         wanted = 'an object with a key "event"'
-        raise FormatError(f"{path}:{number}", "is not of the record of a run", wanted=wanted)
+        raise FormatError(f"{path}:{number}", "is not a line of an event log", wanted=wanted)
     return event

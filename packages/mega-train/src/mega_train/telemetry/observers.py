@@ -75,7 +75,7 @@ class AsyncObserver:
             self._queue.put_nowait(event)
         except queue.Full:
             if not self._dropped:
-                log.warning("%s is too slow: events are lost to it", observer_name(self._observer))
+                log.warning("%s is too slow: events are dropped", observer_name(self._observer))
             self._dropped += 1
 
     def close(self) -> None:
@@ -85,7 +85,9 @@ class AsyncObserver:
         self._thread.join(self._close_timeout)
         if self._thread.is_alive():
             log.warning(
-                "%s did not end in %g s and is left", observer_name(self._observer), self._close_timeout
+                "%s did not stop within %g s and is abandoned",
+                observer_name(self._observer),
+                self._close_timeout,
             )
 
     def _deliver(self) -> None:

@@ -48,7 +48,7 @@ class Prometheus:
                 "--prometheus-port",
                 f"cannot be listened on ({error.strerror})",
                 found=f"{log.prometheus_host}:{log.prometheus_port}",
-                wanted="an address of this machine, and a port that nobody has",
+                wanted="an address of this machine, and a free port",
                 hint="--prometheus-port 0 takes any",
             ) from None
         self.port = self._server.server_port

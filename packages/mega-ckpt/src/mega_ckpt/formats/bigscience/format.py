@@ -95,10 +95,10 @@ def _folder(load: Path) -> Path:
     latest = load / _LATEST
     if not latest.is_file():
         wanted = f"{_LATEST}, or {_LAYER.format(1, 0)}"
-        raise FormatError(load, "is no checkpoint of Megatron-DeepSpeed", wanted=wanted)
+        raise FormatError(load, "is not a checkpoint of Megatron-DeepSpeed", wanted=wanted)
     name = read_foreign(latest, MAX_COMPANION_BYTES).decode("utf-8", "replace").strip()
     if not re.fullmatch(r"[\w.-]+", name) or name in (".", ".."):
-        raise FormatError(latest, "is no name of a step", found=repr(name[:40]), wanted=_STEP)
+        raise FormatError(latest, "is not the name of a step", found=repr(name[:40]), wanted=_STEP)
     if not (load / name).is_dir():
         raise FormatError(load / name, "no such folder", wanted=f"what {latest} names")
     return load / name
@@ -113,7 +113,7 @@ def _args(state: Any, where: Path) -> Mapping[str, Any]:
 
 def _tensors(file: Path, tree: Any) -> dict[str, MappedTensor]:
     if not isinstance(tree, dict) or not all(isinstance(value, MappedTensor) for value in tree.values()):
-        raise FormatError(file, "is no layer of Megatron-DeepSpeed", wanted="a dictionary of tensors")
+        raise FormatError(file, "is not a layer of Megatron-DeepSpeed", wanted="a dictionary of tensors")
     return {str(name): value for name, value in tree.items()}
 
 
@@ -125,7 +125,7 @@ def _spec(args: Mapping[str, Any], reading: ReadOptions, padded: int, where: Pat
         raise FormatError(f"{where}: vocabulary", "has fewer rows", found=padded, wanted=f"{vocab} or more")
     if gate and gate not in GATED:
         wanted = " | ".join(sorted(GATED))
-        raise FormatError(f"{where}: args.glu_activation", "is not in our models", found=gate, wanted=wanted)
+        raise FormatError(f"{where}: args.glu_activation", "is not supported", found=gate, wanted=wanted)
     spec = megatron_args.to_spec({**args, "glu_activation": None}, vocab, where, core=False)
     return replace(spec, activation=gate) if gate else spec
 

@@ -46,13 +46,13 @@ def id_order(path: Path, rows: int) -> np.ndarray:
         if not (word.isascii() and word.isdigit()):
             wanted = "GPT-2's ids in decimal, and fillers"
             raise FormatError(
-                f"{path}:{number + 1}", "is none of GPT-2's ids", found=repr(word), wanted=wanted
+                f"{path}:{number + 1}", "is not an id of GPT-2", found=repr(word), wanted=wanted
             )
         if place.setdefault(int(word), number + len(_SPECIAL)) != number + len(_SPECIAL):
             raise FormatError(f"{path}:{number + 1}", "duplicate id", found=word)
     lacking = next((i for i in range(len(place)) if i not in place), None)
     if not place or lacking is not None:
-        raise FormatError(path, "lacks an id of GPT-2's", wanted=lacking or 0)
+        raise FormatError(path, "lacks an id of GPT-2", wanted=lacking or 0)
     first = [place[i] for i in range(len(place))]
     used = set(first)
     ours = np.array([*first, *(i for i in range(rows) if i not in used)])
@@ -72,6 +72,9 @@ def _words(path: Path) -> Sequence[str]:
     for number, line in enumerate(lines, 1):
         if len(line.split(" ")) != 2 or not line.split(" ")[1].isdigit():
             raise FormatError(
-                f"{path}:{number}", "is no line of a dictionary", found=repr(line[:40]), wanted="token count"
+                f"{path}:{number}",
+                "is not a line of a dictionary",
+                found=repr(line[:40]),
+                wanted="token count",
             )
     return [line.split(" ")[0] for line in lines]

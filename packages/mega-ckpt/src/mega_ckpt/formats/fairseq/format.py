@@ -126,7 +126,7 @@ def _check_part(opened: PickleFile) -> _Part:
     model = tree.get("model") if isinstance(tree, dict) else None
     if not isinstance(model, dict) or not all(isinstance(value, MappedTensor) for value in model.values()):
         raise FormatError(
-            opened.file, "is no checkpoint of fairseq's", wanted="a dictionary with args and model"
+            opened.file, "is not a fairseq checkpoint", wanted="a dictionary with args and model"
         )
     tensors = {str(name): value for name, value in model.items() if name not in _COMPUTED}
     for name in _TIED:

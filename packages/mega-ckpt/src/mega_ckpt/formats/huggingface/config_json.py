@@ -87,7 +87,7 @@ def class_of(spec: ModelSpec, where: object) -> HfModelClass:
         if all(name in fields for _, fields in lacking):
             raise ConfigError(
                 f"{where}: model.{name}",
-                "no class of Hugging Face's has such a thing",
+                "is not supported by any class of Hugging Face",
                 found=getattr(spec, name),
                 wanted=" | ".join(dict.fromkeys(str(fields[name]) for _, fields in lacking)),
             )
@@ -123,7 +123,7 @@ def _read_key(
         if config[names[0]] is not None and config[older] != config[names[0]]:
             wanted = f"the {config[names[0]]} of {names[0]}"
             raise FormatError(
-                f"{where}: {older}", "is the same key by another name", found=config[older], wanted=wanted
+                f"{where}: {older}", "is another name of the same key", found=config[older], wanted=wanted
             )
     name = names[0] if names else None
     if name is None or config[name] is None:

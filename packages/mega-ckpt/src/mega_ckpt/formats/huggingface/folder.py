@@ -92,7 +92,7 @@ def read_tokenizer(folder: Path, spec: ModelSpec) -> Tokenizer | None:
     """Read the folder's tokenizer; None if it has none.
 
     Raises:
-        FormatError: it is damaged, or has ids that the model has not.
+        FormatError: it is damaged, or has ids outside the model's vocabulary.
     """
     for name in (TOKENIZER_JSON, VOCAB, MERGES, MODEL):
         check_foreign(folder / name, MAX_TOKENIZER_BYTES)

@@ -37,7 +37,7 @@ def export_tokenizer(checkpoint: Checkpoint, folder: Path, *, force: bool = Fals
     if not _is_known(tokenizer):
         raise FormatError(
             stored,
-            "Hugging Face has no such tokenizer",
+            "is not supported by Hugging Face",
             found=tokenizer.identity.type,
             wanted=f"one with a {TOKENIZER_JSON}, or a {_LLAMA}",
             hint=f"{stored / MODEL} is the model itself" if (stored / MODEL).is_file() else "",

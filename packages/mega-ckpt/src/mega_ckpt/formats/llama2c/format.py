@@ -114,7 +114,7 @@ def _header(load: Path) -> tuple[int, ModelSpec]:
             tied=bool(shared),
         )
     except ConfigError as error:
-        raise FormatError(load, f"is no model of llama2.c's: {error}") from None
+        raise FormatError(load, f"is not a llama2.c model: {error}") from None
     return version, spec
 
 

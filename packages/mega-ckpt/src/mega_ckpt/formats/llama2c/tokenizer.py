@@ -74,7 +74,7 @@ def _pieces(path: Path, data: bytes, vocab: int) -> tuple[list[str], list[float]
     pieces[: len(_SPECIAL)] = [piece.strip() for piece in pieces[: len(_SPECIAL)]]
     if (*pieces[: len(first)],) != first or len(set(pieces)) != vocab:
         wanted = f"{' '.join(_SPECIAL)}, every byte, and other pieces, each once"
-        raise FormatError(path, "is no tokenizer of llama2.c's", found=pieces[:4], wanted=wanted)
+        raise FormatError(path, "is not a llama2.c tokenizer", found=pieces[:4], wanted=wanted)
     return pieces, scores
 
 

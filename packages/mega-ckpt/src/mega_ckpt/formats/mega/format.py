@@ -39,7 +39,7 @@ def read(load: Path, reading: ReadOptions) -> CheckpointSource:
         if schedule is not None and not isinstance(schedule, dict):
             where = f"{checkpoint.folder / TRAINER}: {key}"
             kind = type(schedule).__name__
-            raise FormatError(where, "is not what a training writes", found=kind, wanted="a JSON object")
+            raise FormatError(where, "is not what mega-train writes", found=kind, wanted="a JSON object")
     has_tokenizer = (checkpoint.folder / TOKENIZER).is_dir()
     return CheckpointSource(
         checkpoint.folder,

@@ -103,15 +103,15 @@ def to_spec(args: Args, vocab: int, where: object, *, core: bool) -> ModelSpec:
     try:
         return _spec(read, vocab, where)
     except (ConfigError, ArithmeticError, TypeError, ValueError) as error:
-        raise FormatError(f"{where}: args", "are of no model of ours", found=f"({error})") from error
+        raise FormatError(
+            f"{where}: args", "do not describe a supported model", found=f"({error})"
+        ) from error
 
 
 def _spec(args: Args, vocab: int, where: object) -> ModelSpec:
     for name in _REFUSED:
         if args.get(name) and args[name] != "vanilla":  # the softmax of all the others
-            raise FormatError(
-                f"{where}: args.{name}", "is not in our models", found=args[name], wanted="unset"
-            )
+            raise FormatError(f"{where}: args.{name}", "is not supported", found=args[name], wanted="unset")
     if _enum_name(args.get("model_type")) not in ("", "encoder_or_decoder"):
         found = _enum_name(args["model_type"])
         raise FormatError(
@@ -146,7 +146,7 @@ def from_spec(spec: ModelSpec, where: object, *, core: bool) -> dict[str, Any]:
         where: the source, to begin messages with.
 
     Raises:
-        ConfigError: Megatron has no such model.
+        ConfigError: is not supported by Megatron.
     """
     _check_supported(spec, where, core=core)
     plain = {name: getattr(spec, arg.ours) for arg in _TABLE for name in arg.names}
@@ -186,7 +186,7 @@ def _check_supported(spec: ModelSpec, where: object, *, core: bool) -> None:
     for name, have in _unsupported_options(spec, core):
         raise ConfigError(
             f"{where}: model.{name}",
-            "Megatron has no such model",
+            "is not supported by Megatron",
             found=getattr(spec, name),
             wanted=have,
             hint=hint,
@@ -240,7 +240,7 @@ def _enum_name(value: Any) -> str:
 
 def _lookup_enum(known: Mapping[str, Any], value: Any, where: str) -> Any:
     if _enum_name(value) not in known:
-        raise FormatError(where, "is not in our models", found=_enum_name(value), wanted=" | ".join(known))
+        raise FormatError(where, "is not supported", found=_enum_name(value), wanted=" | ".join(known))
     return known[_enum_name(value)]
 
 

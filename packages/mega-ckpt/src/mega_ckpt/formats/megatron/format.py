@@ -218,7 +218,7 @@ def _check_supported(source: CheckpointSource, run: Path, target: WriteOptions, 
     if spec.layers % (layout.pp * layout.vp):
         raise LayoutError(
             "--pp",
-            "Megatron deals layers evenly",
+            "Megatron splits layers evenly",
             found=f"{spec.layers} layers for {layout.pp * layout.vp} stages",
             wanted=f"a divisor of {spec.layers}",
         )

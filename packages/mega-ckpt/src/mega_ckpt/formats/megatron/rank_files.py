@@ -140,11 +140,11 @@ def _open_rank_file(unpickler: Unpickler, tp: int, pp: int, file: Path) -> RankF
     opened = unpickler.open(file)
     tree = opened.tree
     if not isinstance(tree, dict):
-        raise FormatError(file, "is no checkpoint of Megatron's", wanted="a dictionary with model and args")
+        raise FormatError(file, "is not a Megatron checkpoint", wanted="a dictionary with model and args")
     version = tree.get("checkpoint_version", 0)
     if type(version) not in (int, float) or not 0 <= version <= _LATEST:
         raise FormatError(
-            f"{file}: checkpoint_version", "not one I know", found=version, wanted=f"0 to {_LATEST}"
+            f"{file}: checkpoint_version", "not a known version", found=version, wanted=f"0 to {_LATEST}"
         )
     names = [name for name in ("model", *(f"model{number}" for number in range(len(tree)))) if name in tree]
     if not names or (len(names) > 1) == ("model" in tree):
@@ -174,7 +174,7 @@ def _check_same_checkpoint(first: RankFile, rank_file: RankFile, tp: int, pp: in
     ]
     for name, wanted, found in compared:
         if repr(found) != repr(wanted):  # they may be of any kind
-            hint = f"{first.file} says {wanted}: these are files of two checkpoints"
+            hint = f"{first.file} says {wanted}: these files belong to two checkpoints"
             raise FormatError(f"{rank_file.file}: {name}", "differs", found=found, wanted=wanted, hint=hint)
 
 
@@ -192,4 +192,4 @@ def detect_names(shards: list[RankFile]) -> Mapping[str, str]:
             if names is not None:
                 return names
     found = next(iter(shards[-1].chunks[-1]), "no tensor")
-    raise FormatError(shards[-1].file, "has no names of a GPT of Megatron's", found=found)
+    raise FormatError(shards[-1].file, "has no tensor names of a Megatron GPT", found=found)

@@ -38,7 +38,9 @@ def find_checkpoint_dir(load: Path, has: Callable[[Path], bool], wanted: str) ->
     ours = (load / MANIFEST).is_file() or any(load.glob(f"iter_*/{MANIFEST}"))
     if ours or not tracker.is_file():
         hint = "--from mega" if ours else ""
-        raise FormatError(load, "holds no such checkpoint", wanted=f"{TRACKER}, or {wanted}", hint=hint)
+        raise FormatError(
+            load, "contains no checkpoint of this format", wanted=f"{TRACKER}, or {wanted}", hint=hint
+        )
     text = read_foreign(tracker, MAX_COMPANION_BYTES).decode("utf-8", "replace").strip()
     if text != RELEASE and not (text.isascii() and text.isdigit() and len(text) < 19):
         raise FormatError(tracker, "is not an iteration", found=text[:40], wanted=f"a number, or {RELEASE}")
@@ -50,7 +52,7 @@ def find_checkpoint_dir(load: Path, has: Callable[[Path], bool], wanted: str) ->
     if not has(folder):
         others = {"--from torch_dist": ".metadata", "--from megatron": "mp_rank_*"}
         hint = next((flag for flag, mark in others.items() if any(folder.glob(mark))), "")
-        raise FormatError(folder, "holds no such checkpoint", wanted=wanted, hint=hint)
+        raise FormatError(folder, "contains no checkpoint of this format", wanted=wanted, hint=hint)
     return folder
 
 
@@ -79,7 +81,7 @@ def check_run_dir(run: Path, iteration: int | None, *, force: bool) -> None:
     places = (run / checkpoint_dir_name(iteration), _replaced_dir(run, checkpoint_dir_name(iteration)))
     for folder in (run, *sorted(run.glob("iter_*")), *places):
         if (folder / MANIFEST).exists():
-            raise ConfigError("--save", "holds a checkpoint of ours", found=folder, wanted="another folder")
+            raise ConfigError("--save", "contains a Mega checkpoint", found=folder, wanted="another folder")
     for folder in places:
         if folder.exists() and not force:
             hint = "add --force to replace it"

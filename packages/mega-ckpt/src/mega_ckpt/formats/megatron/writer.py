@@ -297,7 +297,7 @@ def check_trainer(source: CheckpointSource) -> None:
         grad_scaler_state(trainer)
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         found = f"{type(error).__name__} {error}"
-        raise FormatError(source.path / TRAINER, "is not what a training writes", found=found) from None
+        raise FormatError(source.path / TRAINER, "is not what mega-train writes", found=found) from None
 
 
 def _lr_args(trainer: Mapping[str, Any]) -> dict[str, Any]:

@@ -162,7 +162,7 @@ def _files(load: Path) -> list[Path]:
 
 def _tensors(file: Path, tree: Any) -> dict[str, MappedTensor]:
     if not isinstance(tree, dict) or not all(isinstance(value, MappedTensor) for value in tree.values()):
-        raise FormatError(file, "is no part of a Llama", wanted="a dictionary of tensors")
+        raise FormatError(file, "is not a part of a Llama", wanted="a dictionary of tensors")
     return {str(name): stored for name, stored in tree.items() if name != _ANGLES}
 
 

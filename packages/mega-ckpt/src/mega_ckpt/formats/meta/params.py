@@ -63,7 +63,7 @@ def to_spec(
     for name in params:
         if name not in _PARAMS:
             raise FormatError(
-                f"{where}: {name}", "is no parameter that I know", wanted=" | ".join(sorted(_PARAMS))
+                f"{where}: {name}", "is not a known parameter", wanted=" | ".join(sorted(_PARAMS))
             )
     hidden, heads, layers = (_count(params, where, name) for name in ("dim", "n_heads", "n_layers"))
     if layers > len(shapes):  # or the list of a layer count gone wrong would fill the memory
@@ -128,7 +128,7 @@ def from_spec(spec: ModelSpec, where: object) -> dict[str, Any]:
         if getattr(spec, name) != value:
             found = getattr(spec, name)
             raise ConfigError(
-                f"{where}: model.{name}", "Meta's Llama has no such thing", found=found, wanted=value
+                f"{where}: model.{name}", "is not supported by Meta's Llama", found=found, wanted=value
             )
     base = int(2 * 4 * spec.hidden / 3)  # what its program makes of dim, before it multiplies and rounds up
     return {

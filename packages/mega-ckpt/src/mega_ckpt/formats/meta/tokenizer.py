@@ -79,6 +79,6 @@ def _ranks(path: Path) -> dict[bytes, int]:
             token = b""
         if not token or rank != b"%d" % number or token in ranks:
             found, wanted = repr(line[:40]), f"a token of its own in base64, and {number}"
-            raise FormatError(f"{path}:{number + 1}", "is no token", found=found, wanted=wanted)
+            raise FormatError(f"{path}:{number + 1}", "is not a token", found=found, wanted=wanted)
         ranks[token] = number
     return ranks

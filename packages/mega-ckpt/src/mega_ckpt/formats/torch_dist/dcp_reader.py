@@ -118,7 +118,7 @@ def _box_places(folder: Path, storage: Mapping[Any, Any]) -> dict[tuple[str, Sha
             raise FormatError(folder / METADATA, "file outside the folder", found=name)
         if fields.get("transform_descriptors"):
             raise FormatError(
-                folder / name, "was transformed on its way", found=fields["transform_descriptors"]
+                folder / name, "was written with transforms", found=fields["transform_descriptors"]
             )
         if not (folder / name).is_file():
             raise FormatError(folder / name, "missing file", wanted=f"a file that {METADATA} names")
@@ -144,7 +144,7 @@ def _pieces(
         stored = unpickler.open(file, first, length).tree
         where = f"{file}: {name} at {start}"
         if not isinstance(stored, MappedTensor):
-            raise FormatError(where, "is no tensor", found=type(stored).__name__)
+            raise FormatError(where, "is not a tensor", found=type(stored).__name__)
         if _without_ones(stored.shape) != _without_ones(shape) or (
             stored.shape != shape and stored.strides is not None
         ):

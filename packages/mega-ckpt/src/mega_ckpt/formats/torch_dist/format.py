@@ -73,7 +73,7 @@ def read(load: Path, reading: ReadOptions) -> CheckpointSource:
     names = naming_scheme(model)
     if names is None:
         first = next(iter(model), "no tensor")
-        raise FormatError(folder, "has no names of a GPT of Megatron core's", found=first)
+        raise FormatError(folder, "has no tensor names of a Megatron core GPT", found=first)
     embedding = model.get(names["embed"].format(kind="weight"))
     padded = embedding.shape[0] if embedding is not None and embedding.shape else 0
     shard = RankFile(folder / COMMON, 0, 0, common, ())
@@ -164,7 +164,7 @@ def _spec(folder: Path, args: Mapping[str, Any], reading: ReadOptions, padded: i
         return megatron_args.to_spec(args, vocab, folder / COMMON, core=True)
     if reading.model is None:
         wanted = f"args in {COMMON}"
-        raise FormatError(folder, "does not say what model it is", wanted=wanted, hint="--model llama2-7b")
+        raise FormatError(folder, "does not describe its model", wanted=wanted, hint="--model llama2-7b")
     return replace(reading.model, vocab=reading.vocab or reading.model.vocab)
 
 
@@ -245,7 +245,7 @@ def _match_tensors(
     known = {foreign.name for foreign in expected}
     for name in tensors:
         if name not in known:
-            raise FormatError(folder, "has a tensor that the model has not", found=name)
+            raise FormatError(folder, "has a tensor that is not in the model", found=name)
     return matches
 
 

@@ -80,7 +80,7 @@ def check_target(source: CheckpointSource, run: Path, target: WriteOptions) -> N
     foreign = [space for space in source.spaces if space not in (MODEL, *OPTIMIZER)]
     if foreign and target.optimizer:
         wanted = ", ".join(OPTIMIZER)
-        hint = "--no-optim leaves it behind"
+        hint = "--no-optim drops it"
         raise ConfigError(f"{source.path}: {foreign[0]}", "is not Adam's", wanted=wanted, hint=hint)
     kinds = set(source.spaces[MODEL].values())
     if target.dtype == KEEP and len(kinds) > 1:  # a stacked tensor has one

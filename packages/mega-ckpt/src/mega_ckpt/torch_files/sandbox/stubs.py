@@ -65,7 +65,7 @@ def storage_stub(persistent_id: Any) -> tuple[str, str, int, Stub]:
     """Parse torch's persistent id of a storage: key, type, count of numbers, and its stub."""
     word, type_, key, _, numbers, *view = persistent_id
     if word != "storage" or type(type_) is not GlobalName or type(key) is not str:
-        raise RefusedError("the pickle keeps something else than a storage beside it", word)
+        raise RefusedError("the pickle refers to something other than a storage", word)
     first = _number(view[0][1]) if view and view[0] is not None else 0
     return key, str(type_), _number(numbers), Stub("storage", key, str(type_), first)
 

@@ -115,7 +115,7 @@ def test_a_hugging_face_folder_is_converted_in_a_line_and_its_weights_are_loaded
     assert "--save: holds checkpoints of a run that began with the same --load: found iteration 2" in repeated
     assert f"hint: --load {run} --save {run} resumes from them" in repeated
     second_output = train("--load", str(hf), "--save", str(run), "--train-iters", "2", "--overwrite")
-    assert f"its converted copy {copy} is used again" in second_output[0]
+    assert f"reusing its converted copy {copy}" in second_output[0]
     assert not any("converting" in line for line in second_output)
 
 

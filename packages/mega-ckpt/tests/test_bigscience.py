@@ -215,7 +215,8 @@ DAMAGE: dict[str, tuple[dict[str, Any], Callable[[Files], Any], str]] = {
     "a tensor more": (
         {"embed_layernorm": False},
         len,
-        "layer_01-model_00-model_states.pt: has a tensor that is not in the model: found word_embeddings.norm.",
+        "layer_01-model_00-model_states.pt: has a tensor that is not in the model: found "
+        "word_embeddings.norm.",
     ),
     "gate": (
         {"glu_activation": "siglu"},

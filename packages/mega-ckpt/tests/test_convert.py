@@ -43,7 +43,10 @@ def _drop_tensor(tensors: Tensors, name: str) -> Tensors:
 
 DAMAGE: dict[str, tuple[Callable[[Tensors], Tensors], str]] = {
     "missing": (lambda t: _drop_tensor(t, C_ATTN), f"hf: has no tensor: wanted {C_ATTN}"),
-    "extra": (lambda t: t | {"more": np.ones(2, np.float32)}, "a tensor that the model has not: found more"),
+    "extra": (
+        lambda t: t | {"more": np.ones(2, np.float32)},
+        "a tensor that is not in the model: found more",
+    ),
     "shape": (
         lambda t: t | {C_ATTN: np.ascontiguousarray(t[C_ATTN].T)},
         f"model.safetensors: {C_ATTN}: shape: found (24, 8), wanted (8, 24)",
@@ -204,14 +207,17 @@ def test_a_missing_key_is_named(hf_folder: Any, small_gpt: ModelSpec, tmp_path: 
             {"norm": "rmsnorm"},
             "model.norm: GPT2LMHeadModel .*: found rmsnorm, wanted layernorm",
         ),
-        ({"bias": False}, "model.bias: GPT2LMHeadModel has no such thing: found False, wanted True"),
-        ({"embed_norm": True}, "model.embed_norm: GPT2LMHeadModel has no such thing: found True"),
-        ({"qk_norm": True}, "model.qk_norm: GPT2LMHeadModel has no such thing"),
+        ({"bias": False}, "model.bias: is not supported by GPT2LMHeadModel: found False, wanted True"),
+        ({"embed_norm": True}, "model.embed_norm: is not supported by GPT2LMHeadModel: found True"),
+        ({"qk_norm": True}, "model.qk_norm: is not supported by GPT2LMHeadModel"),
         (
             {"sliding_window": 3},
-            "model.sliding_window: GPT2LMHeadModel has no such thing: found 3, wanted None",
+            "model.sliding_window: is not supported by GPT2LMHeadModel: found 3, wanted None",
         ),
-        ({"positions": "alibi"}, "model.embed_norm: BloomForCausalLM has no such thing: found False, wanted"),
+        (
+            {"positions": "alibi"},
+            "model.embed_norm: is not supported by BloomForCausalLM: found False, wanted",
+        ),
     ],
 )
 def test_a_model_that_no_class_of_hugging_faces_can_be_is_refused(
@@ -230,7 +236,7 @@ def test_a_model_that_no_class_of_hugging_faces_can_be_is_refused(
         ({"rope_interleaved": True}, "model.rope_interleaved: no class .*: found True, wanted False"),
         (
             {"qkv_bias": True, "qk_norm": True},
-            "model.qk_norm: Qwen2ForCausalLM has no such thing: found True",
+            "model.qk_norm: is not supported by Qwen2ForCausalLM: found True",
         ),
         (
             {"rope_scaling": 8.0, "rope_interpolation": 2.0},

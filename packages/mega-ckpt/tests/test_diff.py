@@ -152,7 +152,9 @@ def test_a_format_that_files_do_not_tell_has_to_be_said(
     (tmp_path / "papers").mkdir()
     result = mega("diff", run, tmp_path / "papers")
     assert isinstance(result.exception, ConfigError)
-    assert str(result.exception).startswith(f"--to: has to be said, for {tmp_path / 'papers'} does not tell")
+    assert str(result.exception).startswith(
+        f"--to: missing, and the format of {tmp_path / 'papers'} cannot be detected"
+    )
     assert isinstance(mega("diff", tmp_path / "nowhere", run).exception, FormatError)
 
 
@@ -244,7 +246,7 @@ def test_what_files_do_not_say_is_said_beside_them(
     file = tmp_path / "weights.bin"
     file.write_bytes(b"")
     assert str(mega("inspect", file).exception).startswith(
-        f"--from: has to be said, for {file} does not tell"
+        f"--from: missing, and the format of {file} cannot be detected"
     )
 
 

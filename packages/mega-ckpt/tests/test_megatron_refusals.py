@@ -127,7 +127,8 @@ def test_a_truncated_file_is_refused(tmp_path: Path, megatron_run: Path) -> None
         ("4", f"iter_0000004: contains no checkpoint of this format: wanted mp_rank_00/{FILE}"),
         (
             None,
-            "RUN: contains no checkpoint of this format: wanted latest_checkpointed_iteration.txt, or mp_rank_00",
+            "RUN: contains no checkpoint of this format: wanted latest_checkpointed_iteration.txt, "
+            "or mp_rank_00",
         ),
     ],
 )

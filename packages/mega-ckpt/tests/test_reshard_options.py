@@ -194,7 +194,7 @@ def test_a_disk_that_takes_no_more_is_one_line_and_leaves_nothing(
     assert message.startswith(
         f"{tmp_path / 'new' / '.iter_0000003.partial'}: not written: found File too large"
     )
-    assert "hint: make room there" in message
+    assert "hint: free disk space" in message
     assert not (tmp_path / "new").exists()
 
 
@@ -212,7 +212,9 @@ def test_a_disk_that_takes_no_more_of_a_foreign_folder_is_one_line_too(
     ):
         convert(run, tmp_path / "out", "mega", want)
     monkeypatch.setattr(json, "dump", full)  # what is beside the weights
-    with pytest.raises(MegaError, match="out.*: not written: found No space left on device; hint: make room"):
+    with pytest.raises(
+        MegaError, match="out.*: not written: found No space left on device; hint: free disk space"
+    ):
         convert(run, tmp_path / "out", "mega", want)
     assert not list(tmp_path.glob("*out*"))
 

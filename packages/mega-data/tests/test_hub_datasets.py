@@ -151,7 +151,7 @@ def test_a_missing_column_is_named_and_clean_wants_files() -> None:
 @pytest.mark.usefixtures("library")
 def test_a_network_that_breaks_off_leaves_what_was_read(tmp_path: Path) -> None:
     tokenizer = open_tokenizer("NullTokenizer", vocab_size=3000)
-    with pytest.raises(MegaError, match="goes on where this one ended"):
+    with pytest.raises(MegaError, match="run the same command again to resume"):
         preprocess(expand_inputs(["hf:org/broken"]), tmp_path / "out", tokenizer, block=100, note=100)
     assert (tmp_path / "out.unfinished/journal.json").exists()
     assert not (tmp_path / "out_text_document.idx").exists()

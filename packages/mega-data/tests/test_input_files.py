@@ -322,7 +322,7 @@ def test_a_damaged_file_is_left_with_on_error_skip_and_the_next_is_read(tmp_path
         assert any(f"{name}.jsonl.gz: damaged" in str(error) for name in ("a", "b"))
         outcome = call(command, *flags, "--output", tmp_path / command, *how, "--on-error", "skip")
         assert outcome.exit_code == 0, outcome.exception
-        assert "note: 2 lines were passed over" in outcome.stderr
+        assert "note: 2 lines were skipped" in outcome.stderr
         output_lines = (tmp_path / command / "a.jsonl").read_bytes().splitlines()
         assert len(output_lines) == (90 if command == "dedup" else len(output_lines)) > 80
 

@@ -178,7 +178,7 @@ def test_a_disk_that_fills_up_is_one_line_and_leaves_nothing(tmp_path, monkeypat
     files_before = sorted(tmp_path.iterdir())
     monkeypatch.setattr(module.os, "copy_file_range", full)
     with pytest.raises(
-        MegaError, match="m: not written: found No space left on device; hint: make room there"
+        MegaError, match="m: not written: found No space left on device; hint: free disk space"
     ):
         merge_datasets([data], tmp_path / "m")
     assert sorted(tmp_path.iterdir()) == files_before

@@ -198,7 +198,7 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_after_it(command: str, tmp_
     result = run(*words, preexec_fn=limit)
     assert result.returncode == 2, result.stderr
     line = result.stderr.splitlines()[-1]
-    assert ": not written: found File too large; hint: make room there" in line
+    assert ": not written: found File too large; hint: free disk space" in line
     assert "Traceback" not in result.stderr
     assert run(*words).returncode == 0
     assert len((tmp_path / "out/a.jsonl").read_bytes().splitlines()) > 0

@@ -213,7 +213,7 @@ def test_a_full_disk_is_told_and_the_run_goes_on_when_there_is_room(tmp_path):
     resource.setrlimit(resource.RLIMIT_FSIZE, (600_000, hard))
     try:
         with pytest.raises(
-            MegaError, match="p.unfinished: not written: found File too large; hint: make room"
+            MegaError, match="p.unfinished: not written: found File too large; hint: free disk space"
         ):
             preprocess([tmp_path / "a"], tmp_path / "p", null(), block=10_000, note=100_000)
     finally:

@@ -141,7 +141,7 @@ def test_a_package_gives_what_it_has_and_triton_the_rest() -> None:
     kernels = choose_kernels("apex", GPU)
     norms = "rms_norm, layer_norm, add_rms_norm, add_layer_norm"
     assert kernels.summary == f"triton, apex ({norms}), reference (attention, linear, add_product)"
-    assert kernels.reasons["rms_norm"] == "asked for"
+    assert kernels.reasons["rms_norm"] == "requested"
 
 
 @pytest.mark.usefixtures("flash_attn")

@@ -148,7 +148,8 @@ def test_a_group_that_is_none_is_told(group: str) -> None:
 @pytest.mark.parametrize("ends", ["0.6:0.6", "0.8:0.6", "-0.1:1", "0:1.1"])
 def test_a_range_of_a_group_is_two_shares(ends: str) -> None:
     assert _refusal(train_group=(f"T: 1 {ends} A",)) == (
-        f"--train-weighted-split-paths: not a range: found {ends}, wanted two fractions from 0 to 1, the smaller first"
+        f"--train-weighted-split-paths: not a range: found {ends}, wanted two fractions from 0 to 1, "
+        "the smaller first"
     )
 
 

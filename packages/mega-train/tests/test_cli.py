@@ -244,7 +244,9 @@ def test_the_first_run_of_a_script_that_always_resumes_begins_anew_and_warns(
 ) -> None:
     script = ["--load", str(tmp_path / "run"), "--save", str(tmp_path / "run"), "--exit-interval", "2"]
     _gpt(corpus, *script)
-    assert caplog.messages == [f"{tmp_path / 'run'} holds no checkpoint yet: the run begins anew"]
+    assert caplog.messages == [
+        f"{tmp_path / 'run'} contains no checkpoint yet: the run starts from new weights"
+    ]
     second = _gpt(corpus, *script)
     assert len(caplog.messages) == 1
     assert "from iteration 2" in second.stdout
@@ -341,8 +343,10 @@ def test_weights_without_an_optimizer_are_for_finetuning(
     )
     _gpt(corpus, "--load", str(bare), "--finetune", "--train-iters", "1")
     assert _refusal(_gpt(corpus, "--load", str(trained_run[0]), "--optimizer", "muon", code=2)).endswith(
-        "contains the state of --optimizer adam: found optim.exp_avg, optim.exp_avg_sq, wanted optim.exp_avg, "
-        "optim.exp_avg_sq, optim.momentum; hint: --optimizer adam, or --finetune starts a new run from its weights"
+        "contains the state of --optimizer adam: found optim.exp_avg, optim.exp_avg_sq, wanted "
+        "optim.exp_avg, "
+        "optim.exp_avg_sq, optim.momentum; hint: --optimizer adam, or --finetune starts a new run "
+        "from its weights"
     )
     trainer = {"consumed_samples": 480}
     (bare / "trainer.json").write_text(json.dumps(trainer))

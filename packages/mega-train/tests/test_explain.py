@@ -79,7 +79,8 @@ def test_a_word_that_nothing_is_called_by_is_answered_with_a_near_one() -> None:
     with pytest.raises(ConfigError) as caught:
         list(explain_word("optimizer.warmup_fractoin"))
     assert str(caught.value) == (
-        "optimizer.warmup_fractoin: is neither a key nor a flag; hint: did you mean optimizer.lr_warmup_fraction?"
+        "optimizer.warmup_fractoin: is neither a key nor a flag; hint: did you mean "
+        "optimizer.lr_warmup_fraction?"
     )
     with pytest.raises(ConfigError, match=r"did you mean --vocab-size\?"):
         list(explain_word("vocab-sise"))
@@ -117,7 +118,7 @@ def test_validate_opens_the_corpus(corpus: Path) -> None:
 def test_validate_says_how_the_run_would_start(corpus: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     flags = [*TINY.split(), *SHORT.split(), "--data-path", str(corpus), "--save", str(run)]
-    assert json.loads(_invoke("validate", *flags, "--json").output)["start"] == "anew"
+    assert json.loads(_invoke("validate", *flags, "--json").output)["start"] == "from new weights"
     _invoke("gpt", *flags, "--train-iters", "2", "--lr-decay-iters", "10")
     loads = ["--lr-decay-iters", "10", "--load", str(run), "--json"]
     assert json.loads(_invoke("validate", *flags, *loads).output)["start"] == f"from iteration 2 of {run}"
@@ -125,7 +126,7 @@ def test_validate_says_how_the_run_would_start(corpus: Path, tmp_path: Path) -> 
     tuned = json.loads(_invoke("validate", *flags, *loads, *other_run, "--finetune").output)
     assert tuned["start"] == f"with the weights of {run / 'iter_0000002'}"
     second = json.loads(_invoke("validate", *flags, "--overwrite", "--json").stdout)
-    assert second["start"] == f"anew; supersedes iteration 2 in {run}"
+    assert second["start"] == f"from new weights; supersedes iteration 2 in {run}"
 
 
 def test_validate_shows_a_run_that_its_save_folder_keeps_from_starting(corpus: Path, tmp_path: Path) -> None:

@@ -193,7 +193,7 @@ def test_a_gpu_without_such_products_is_refused_before_ranks_meet(
     monkeypatch.setattr(train, "unsupported_reason", lambda device: "a GPU of compute capability 8.0")
     words = "gpt --num-layers 1 --hidden-size 16 --num-attention-heads 1 --seq-length 16 --train-iters 1"
     words += f" --lr 0.1 --bf16 --fp8-format hybrid --data-path {corpus}"
-    line = "--fp8-format: this device does not support FP8 matrix products: found a GPU of compute capability 8.0"
+    line = "this device does not support FP8 matrix products: found a GPU of compute capability 8.0"
     with pytest.raises(ConfigError, match=line):
         CliRunner().invoke(app, words.split(), catch_exceptions=False)
 

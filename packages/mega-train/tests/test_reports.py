@@ -138,11 +138,11 @@ def test_the_page_says_where_a_run_stands_and_where_it_restarted(tmp_path: Path)
     assert figures["training"] == "50 s"
     assert figures["validations"] == "2, 3 s in all"
     assert figures["saves"] == "2, 0.5 s in all"
-    assert figures["restarts"] == "1, 20 steps done again"
+    assert figures["restarts"] == "1, 20 steps repeated"
     assert figures["steps without an update"] == "1"
     assert figures["optimizer.lr"] == "0.01"
     assert figures["train.bf16"] == "true"
-    assert page.count("restart of small at iteration 40, 20 steps done again") == 6, "in every chart"
+    assert page.count("restart of small at iteration 40, 20 steps repeated") == 6, "in every chart"
     headings = re.findall("<h2>(.*?)</h2>", page)
     assert headings == [
         *("Loss", "Gradient norm", "Learning rate", "Throughput", "TFLOP/s a rank", "Memory"),

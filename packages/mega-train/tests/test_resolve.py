@@ -415,9 +415,10 @@ LAYOUTS: list[tuple[dict[str, Any], str]] = [
             "model__num_layers": 7,
             "parallel__num_layers_per_virtual_pipeline_stage": 1,
         },
-        "--num-layers-per-virtual-pipeline-stage: does not split the layers evenly: found 1 for 7 layers over "
+        "--num-layers-per-virtual-pipeline-stage: does not split the layers evenly: found 1 for 7 "
+        "layers over "
         "pp=2, wanted a number of layers that pp=2 divides; "
-        "hint: --num-virtual-stages-per-pipeline-rank 2 deals unevenly",
+        "hint: --num-virtual-stages-per-pipeline-rank 2 splits unevenly",
     ),
     (
         {

@@ -191,7 +191,7 @@ def test_the_first_line_says_whose_weights_a_run_begins_with(
     with caplog.at_level(logging.WARNING):
         assert weights in _gpt(corpus, *script).splitlines()[0]
     assert caplog.messages == [
-        f"{after} holds no checkpoint yet: the run begins with the weights of {before}"
+        f"{after} contains no checkpoint yet: the run starts with the weights of {before}"
     ]
     assert _gpt(corpus, *script).splitlines()[0].endswith("| from iteration 2"), "then its own come first"
     assert [e["iteration"] for e in read_events(after) if e["event"] == "train_start"] == [0, 2]

@@ -121,7 +121,7 @@ def test_without_tracker_and_checkpoint_a_run_begins_anew(
     run = tmp_path / "run"
     (run / ".iter_0000002.partial").mkdir(parents=True)
     _gpt(corpus, "--train-iters", 2, "--load", run, "--save", run)
-    assert caplog.messages == [f"{run} holds no checkpoint yet: the run begins anew"]
+    assert caplog.messages == [f"{run} contains no checkpoint yet: the run starts from new weights"]
     assert Checkpoint.open(run).iteration == 2
 
 

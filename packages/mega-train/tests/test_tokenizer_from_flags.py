@@ -98,5 +98,5 @@ def test_files_without_a_type_and_two_names_are_refused() -> None:
     assert str(caught.value) == (
         "--tokenizer-name-or-path: excludes --tokenizer-model: found both, wanted one of them"
     )
-    with pytest.raises(ConfigError, match=r"^--vocab-size: not given, and a NullTokenizer is made from it"):
+    with pytest.raises(ConfigError, match=r"^--vocab-size: missing, and required by NullTokenizer"):
         open_tokenizer_from_flags(_run(tokenizer_type="NullTokenizer"))

@@ -142,7 +142,7 @@ class ProcessPool:
         try:
             yield
         except (EOFError, BrokenPipeError, ConnectionResetError):
-            hint = "run it again; where the system had no memory left, fewer workers need less"
+            hint = "run it again; if the system was out of memory, use fewer workers"
             found = f"one of {len(self._workers)}, killed"
             raise MegaError("--workers", "a worker process died", found=found, hint=hint) from None
 

@@ -112,7 +112,7 @@ def check_run_folder(run: Path, iteration: int, *, force: bool) -> None:
         )
     for folder in existing:
         if not (folder / MANIFEST).exists():
-            message = f"contains something other than a checkpoint of ours: no {MANIFEST}"
+            message = f"contains something other than a Mega checkpoint: no {MANIFEST}"
             raise ConfigError("--save", message, found=folder, wanted="another folder")
 
 

@@ -105,7 +105,7 @@ class TaskPool:
             cause = f"{stage.name}, by {signal.Signals(-code).name}"
         hint = "run the same command again to resume"
         if code == -signal.SIGKILL:
-            hint += "; where the system had no memory left, fewer workers need less"
+            hint += "; if the system was out of memory, use fewer workers"
         raise MegaError("--workers", "a process was killed", found=cause, hint=hint)
 
 

@@ -252,7 +252,9 @@ def _refuse_dangling(path: Path) -> None:
 
 def _log_skipped(folder: Path, tree: _Tree, unread: Sequence[Path]) -> None:
     if tree.not_kept:
-        log.warning("%s: read without %s: what was not kept", folder, " and ".join(sorted(tree.not_kept)))
+        log.warning(
+            "%s: read without %s: documents that were not kept", folder, " and ".join(sorted(tree.not_kept))
+        )
     if tree.own_outputs:
         log.warning("%s: read without outputs of mega-data: %s", folder, _format_paths(tree.own_outputs))
     if tree.repeated_folders:

@@ -80,9 +80,9 @@ def choose_kernels(name: KernelsName, device: torch.device, *, backend: str = "i
         ConfigError: the requested package is not installed, or does not run on this device.
     """
     if name == "reference":
-        return _reference_choice("asked for")
+        return _reference_choice("requested")
     if name == "compile":
-        return _override(_reference_choice("not compiled"), name, _compile(backend), "asked for")
+        return _override(_reference_choice("not compiled"), name, _compile(backend), "requested")
     if name != "auto":
         _check_available(name, device)
     if device.type == "cpu" and not _is_interpreting():
@@ -94,7 +94,7 @@ def choose_kernels(name: KernelsName, device: torch.device, *, backend: str = "i
 
         triton_kernels = {field.name: getattr(TRITON, field.name) for field in fields(Kernels)}
         choice = _override(
-            _reference_choice(""), "triton", triton_kernels, "asked for" if name == "triton" else "installed"
+            _reference_choice(""), "triton", triton_kernels, "requested" if name == "triton" else "installed"
         )
     torch_kernels: third_party.KernelOverrides = {
         name: getattr(REFERENCE, name) for name in ("attention", "linear", "add_product")
@@ -103,7 +103,7 @@ def choose_kernels(name: KernelsName, device: torch.device, *, backend: str = "i
     package = "flash-attn" if name == "auto" else name
     if package in _THIRD_PARTY and installed_version(package) is not None:
         choice = _override(
-            choice, package, _THIRD_PARTY[package](), "installed" if name == "auto" else "asked for"
+            choice, package, _THIRD_PARTY[package](), "installed" if name == "auto" else "requested"
         )
     return choice
 

@@ -65,7 +65,7 @@ def find_checkpoint(run: RunConfig, world: World, before_iteration: int | None =
             flag, hint = "--exit-on-missing-checkpoint", "leave it out to start a new run"
             raise FormatError(load, f"contains no checkpoint, and {flag} is given", hint=hint)
         if world.rank == 0:
-            begins = "anew" if pretrained is None else f"with the weights of {pretrained}"
+            begins = "from new weights" if pretrained is None else f"with the weights of {pretrained}"
             log.warning("%s contains no checkpoint yet: the run starts %s", load, begins)
         load = None
     if load is None and pretrained is not None:

@@ -86,7 +86,7 @@ def resolve_for_display(run: RunConfig, world: int) -> Validation:
 
 def _describe_start(run: RunConfig, checkpoint: Checkpoint | None, superseded: Collection[int]) -> str:
     if checkpoint is None:
-        start = "anew"
+        start = "from new weights"
     elif run.checkpoint.finetune or is_eval_only(run):
         start = f"with the weights of {checkpoint.folder}"
     else:

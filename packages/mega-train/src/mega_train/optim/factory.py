@@ -40,7 +40,7 @@ def choose_adamw(kernels: Kernels, device: torch.device) -> AdamWChoice:
         return AdamWChoice(AdamW, "torch", "torch's fused one")
     if find_spec("amp_C") is None:
         return AdamWChoice(AdamW, "torch", "apex was built without its CUDA extensions")
-    return AdamWChoice(ApexAdamW, "apex", "asked for")
+    return AdamWChoice(ApexAdamW, "apex", "requested")
 
 
 def build_optimizer(run: RunConfig, sharding: ShardedWeights, mesh: Mesh) -> Optimizer:

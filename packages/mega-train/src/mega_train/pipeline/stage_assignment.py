@@ -71,7 +71,7 @@ def _virtual_stages(parallel: ParallelConfig, layers: int, pp: int) -> int:
             wanted = f"a number that divides {units} / {pp}: {', '.join(map(str, divisors))}"
             hint = f"{flag} {min(divisors, key=lambda n: abs(n - layers_per_stage))}"
         else:
-            wanted, hint = f"a number of layers that pp={pp} divides", f"{VIRTUAL} 2 deals unevenly"
+            wanted, hint = f"a number of layers that pp={pp} divides", f"{VIRTUAL} 2 splits unevenly"
         found = f"{layers_per_stage} for {units} layers over pp={pp}"
         raise LayoutError(flag, "does not split the layers evenly", found=found, wanted=wanted, hint=hint)
     return units // (pp * layers_per_stage)

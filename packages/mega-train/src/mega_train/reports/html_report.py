@@ -124,7 +124,7 @@ def _overview_rows(run: RunHistory) -> Iterator[tuple[str, str]]:
             yield f"{name}", f"{len(events)}, {_duration(seconds)} in all{more}"
     if run.restarts:
         lost = sum(restart.lost for restart in run.restarts)
-        yield "restarts", f"{len(run.restarts)}, {lost:,} steps done again"
+        yield "restarts", f"{len(run.restarts)}, {lost:,} steps repeated"
     if skipped := sum(line["skipped"] for line in run.train_logs):
         yield "steps without an update", f"{skipped:,}"
 
@@ -170,7 +170,7 @@ def _charts(runs: Sequence[RunHistory], names: Sequence[str], over: XAxis) -> It
     marks = [
         (
             place,
-            f"restart of {name} at iteration {restart.iteration:,}, {restart.lost:,} steps done again",
+            f"restart of {name} at iteration {restart.iteration:,}, {restart.lost:,} steps repeated",
             color,
         )
         for run, name, color in runs_with_colors

@@ -95,7 +95,7 @@ def class_of(spec: ModelSpec, where: object) -> HfModelClass:
     name = next(iter(fields))
     raise ConfigError(
         f"{where}: model.{name}",
-        f"{nearest.architecture} has no such thing",
+        f"is not supported by {nearest.architecture}",
         found=getattr(spec, name),
         wanted=fields[name],
     )

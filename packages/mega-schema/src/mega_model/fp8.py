@@ -42,7 +42,7 @@ class Fp8Tensor(NamedTuple):
 
 
 def unsupported_reason(device: torch.device) -> str:
-    """Return why a device cannot multiply in FP8, or "". A CPU can, more slowly than in bfloat16."""
+    """Return the reason why a device cannot multiply in FP8, or "". A CPU can, more slowly than bfloat16."""
     if device.type != "cuda":
         return ""
     major, minor = torch.cuda.get_device_capability(device)

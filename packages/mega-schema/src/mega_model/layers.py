@@ -1,4 +1,4 @@
-"""Tensor-parallel layers. Each docstring is the whole theory; no layer tests `if tp > 1`."""
+"""Tensor-parallel layers. Each docstring gives the layer's equation; no layer tests `if tp > 1`."""
 
 from __future__ import annotations
 

@@ -19,10 +19,10 @@ from mega_schema.errors import MegaError
 
 @contextlib.contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Turn an error of the disk into one line for the user.
+    """Convert a disk error to a one-line error for the user.
 
     Raises:
-        MegaError: the system refused a write, and did not name the file.
+        MegaError: the system refused a write.
     """
     try:
         yield
@@ -35,7 +35,7 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def full_disk_errors(path: Path) -> Iterator[None]:
-    """Turn a full disk into one line for the user; other errors pass through.
+    """Convert a full-disk error to a one-line error for the user; other errors pass through.
 
     Raises:
         MegaError: the disk, or the user's quota, is full.

@@ -1,4 +1,4 @@
-"""Lock files and folders among processes."""
+"""Lock files and folders against other processes."""
 
 from __future__ import annotations
 

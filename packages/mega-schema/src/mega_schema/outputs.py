@@ -46,7 +46,7 @@ def check_output(
         read_folders: folders of `--input` in which the command would also read files that it writes.
         is_ours: whether an existing file, or a non-empty folder, was written by this toolkit and may be
             replaced.
-        instead: the remedy that the hint proposes; "" proposes another path.
+        instead: the alternative that the hint proposes; "" proposes another path.
 
     Raises:
         ConfigError: the path is refused.

@@ -1,4 +1,4 @@
-"""Which layers of a stage backward recomputes, and in which groups."""
+"""The activation recomputation policy: the layers of a stage that backward recomputes, and their groups."""
 
 from __future__ import annotations
 

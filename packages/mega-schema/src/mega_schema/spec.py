@@ -1,4 +1,4 @@
-"""`ModelSpec`: the definition of a model, without how it is trained, split or run; and the presets."""
+"""`ModelSpec`: the definition of a model, independent of training, layout and hardware; and the presets."""
 
 from __future__ import annotations
 

@@ -224,7 +224,8 @@ class TaskProgress:
     """
 
     def __init__(self, label: str, stage: TaskStage, tasks: Sequence[int], bar: ProgressBar) -> None:
-        """
+        """Start the display of a stage.
+
         Args:
             tasks: the tasks that earlier processes have not finished.
             bar: counts bytes, or tasks if the bytes are unknown.

@@ -23,7 +23,7 @@ _START_SKEW = timedelta(minutes=1)  # processes start at different times, howeve
 
 
 def rendezvous(init_method: str, rank: int, size: int, timeout: timedelta) -> Store:
-    """Meet the other ranks, and return an empty store that they share.
+    """Join the other ranks and return an empty store that they share.
 
     Args:
         init_method: torch.distributed's init_method.

@@ -47,7 +47,7 @@ class KernelChoice:
 
     @property
     def summary(self) -> str:
-        """The sources, most fields first: "triton, reference (attention, linear, add_product)"."""
+        """The sources, that of most fields first: "triton, reference (attention, linear, add_product)"."""
         fields_by_source: dict[str, list[str]] = {}
         for field, source in self.sources.items():
             fields_by_source.setdefault(source, []).append(field)
@@ -71,7 +71,7 @@ def choose_kernels(name: KernelsName, device: torch.device, *, backend: str = "i
 
     On a GPU, `auto` takes our Triton kernels, and flash-attn if it is installed. On a CPU it takes the
     reference with blockwise attention and, with a C++ compiler, the kernels of `cpp`. The name of a package
-    takes its kernels, and ours for the rest.
+    selects its kernels, and ours for all other functions.
 
     Args:
         backend: torch.compile's.

@@ -74,7 +74,7 @@ def apply_rotary_packed(
     """Apply rotary positions to the queries and keys of a fused projection, and split off its values.
 
     Args:
-        qkv_TW: given up.
+        qkv_TW: may be overwritten.
         widths: of Q, K and V in it, in this order.
         head: width of a head.
 

@@ -13,7 +13,7 @@ A setting has one name: its key is its flag with underscores, here `batch.micro_
 
 `add_flags(Run)` decorates a click command with every flag; `load_config` merges the sources, later ones over
 earlier: defaults, file, flags, --set. Only types and names are checked here; the code that resolves the
-configuration checks once whether its values agree.
+configuration checks that its values agree.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class ConfigKey:
 
     @property
     def declared(self) -> str:
-        """The flag as click needs it, with the one that turns it off."""
+        """The flag as click's parameter declaration, with the flag that turns it off."""
         return str(self.field.metadata["flag"])
 
     @property
@@ -220,7 +220,7 @@ def _find_key(keys: Mapping[str, ConfigKey], dotted: str, where: str) -> ConfigK
 
 
 def _closest_key(keys: Mapping[str, ConfigKey], dotted: str) -> str:
-    """Return a hint with the key that was probably meant, if there is one.
+    """Return a hint with the most likely key, if there is one.
 
     It is that flag's key in any section; or one of the section that the word abbreviates (`parallel.tp`), is
     part of, or resembles.

@@ -44,7 +44,7 @@ def describe_failure(state: int) -> str:
 
 
 class WriterHandle(Protocol):
-    """A running order.
+    """A write order that is being carried out.
 
     Attributes:
         bytes: written so far.
@@ -55,13 +55,13 @@ class WriterHandle(Protocol):
     note: str
 
     def state(self) -> int | None:
-        """Return None while it is busy with its last command, 0 when that is done, else a failure."""
+        """Return None while the writer is busy with its last command, then 0 or a failure code."""
 
     def send(self, command: str) -> None:
         """Send COMMIT or DISCARD to the writer whose order has the commit."""
 
     def close(self) -> None:
-        """Release the writer."""
+        """Release the writer's resources."""
 
 
 class SharedBuffer:
@@ -109,8 +109,8 @@ class SharedBuffer:
 class SubprocessWriter:
     """A process that carries out the order in a shared buffer (a `WriterHandle`).
 
-    It blocks the signals that a terminal or a scheduler sends to all processes of a run: it ends when it is
-    done, or when the run has ended.
+    It blocks the signals that a terminal or a scheduler sends to all processes of a run, and exits when it is
+    done or when the run has ended.
     """
 
     def __init__(self, memory: SharedBuffer) -> None:
@@ -176,7 +176,8 @@ class InProcessWriter:
     """An order carried out in steps by the calls of `state` (a `WriterHandle`), without staging."""
 
     def __init__(self, order: Order, payload: Callable[[str, int], memoryview]) -> None:
-        """
+        """Prepare to write an order.
+
         Args:
             payload: returns the bytes of a namespace's box, by its number; called for one box after another.
         """

@@ -1,8 +1,7 @@
-"""Read small files beside another program's weights, from an untrusted author: check links and sizes first.
+"""Read small files of another program's checkpoint, which is untrusted: check links and sizes first.
 
-Their content is copied into our output, and people publish that: a link out of the folder would publish a
-file of theirs. Weight files are not checked here: they are read only as numbers of a known shape, and are
-often links.
+Their content is copied into our output, which users publish: a link out of the folder would publish a private
+file. Weight files are not checked here: they are read only as numbers of a known shape, and are often links.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ def check_foreign(path: Path, max_bytes: int) -> None:
 
 
 def read_foreign(path: Path, max_bytes: int) -> bytes:
-    """Return the bytes of such a file.
+    """Return the bytes of a file that `check_foreign` accepts.
 
     Raises:
         FormatError: `check_foreign` refuses it, or it is not a regular file: reading a pipe would never end.

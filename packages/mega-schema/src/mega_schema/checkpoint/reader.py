@@ -2,7 +2,7 @@
 
     RUN/latest_checkpointed_iteration.txt     "10"
     RUN/iter_0000010/manifest.json            format number, model, every tensor and the place of its pieces
-                     trainer.json             iteration, consumed samples, schedule: what a resumed run needs
+                     trainer.json             iteration, consumed samples, schedule: the state of the run
                      tokenizer/               the tokenizer's files
                      run.toml                 the run's configuration
                      model-00000.safetensors  one file per writing rank and namespace

@@ -27,8 +27,8 @@ def latest_iteration(run: Path) -> int:
     under a temporary one: that tracker counts.
 
     Raises:
-        FormatError: the run holds no checkpoint, or the tracker file does not hold an iteration. The hint has
-            the remedy.
+        FormatError: the run holds no checkpoint, or the tracker file does not hold an iteration. The hint
+            gives a command that repairs it.
     """
     tracker = run / LATEST
     if tracker.is_file():
@@ -59,7 +59,7 @@ def _missing_folder_error(run: Path) -> FormatError:
 
 
 def _remedy(run: Path) -> str:
-    """Return the hint that repairs a run's tracker, or converts another program's checkpoint."""
+    """Return a hint to repair a run's tracker, or to convert another program's checkpoint."""
     if format_name := _foreign_format(run):
         return conversion_command(run, format_name)
     if not (saved := iterations(run)):
@@ -74,7 +74,7 @@ def _foreign_format(run: Path) -> str | None:
 
 
 def _hint_run_below(folder: Path) -> str:
-    """Return the hint that names a run's folder inside this one."""
+    """Return a hint that names a run's folder inside this folder."""
     below = min(folder.glob(f"*/{LATEST}"), default=None)
     return (
         f"name a run's folder, such as {below.parent}" if below else "name a folder that a run has saved to"

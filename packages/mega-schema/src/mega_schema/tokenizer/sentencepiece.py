@@ -137,7 +137,7 @@ def open_model(path: Path, type: str, *, extra_ids: int = 0) -> SentencePiece:
 
 
 def content_sha256(model: bytes) -> str:
-    """Return the hash of what decides the ids: the model's file."""
+    """Return the hash of the content that determines the ids: the model's file."""
     return hashlib.sha256(model).hexdigest()
 
 

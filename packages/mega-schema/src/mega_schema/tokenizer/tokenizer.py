@@ -112,8 +112,8 @@ def open_tokenizer(
     """Open the tokenizer that Megatron's flags of the same names describe.
 
     Args:
-        type: "HuggingFaceTokenizer" (bs says "PretrainedFromHF"), "TikTokenizer" and the three names of
-            SentencePiece take `model`; "GPT2BPETokenizer" takes `vocab_file` and `merge_file`;
+        type: "HuggingFaceTokenizer" (BigScience's fork: "PretrainedFromHF"), "TikTokenizer" and the three
+            names of SentencePiece take `model`; "GPT2BPETokenizer" takes `vocab_file` and `merge_file`;
             "BertWordPieceLowerCase" and "BertWordPieceCase" take `vocab_file`; "NullTokenizer" takes
             `vocab_size` and has one id more, its eod.
         model: a tokenizer.json, or a folder that holds one: Hugging Face's, whose tokenizer_config.json names
@@ -266,7 +266,7 @@ def _open_content(
     *,
     wait: bool,
 ) -> Tokenizer:
-    """Open a tokenizer.json of ours, whose eod, bos and pad have these names.
+    """Open the content of a tokenizer.json, whose eod, bos and pad have these names.
 
     Args:
         merges: the content's merges as lines, if available.

@@ -47,7 +47,8 @@ class CheckpointSaver:
         superseded: Collection[int] = (),
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """
+        """Build the saver of a run's checkpoints.
+
         Args:
             superseded: iterations in --save whose checkpoints the first save supersedes.
         """

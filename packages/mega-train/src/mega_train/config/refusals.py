@@ -64,7 +64,8 @@ class Refusals:
         return sound
 
     def raise_any(self) -> None:
-        """
+        """Raise the collected errors, if any.
+
         Raises:
             MegaError: the error that was kept; of several, one that holds them all.
         """

@@ -162,7 +162,8 @@ class GPTDataset:
     def __init__(
         self, dataset: IndexedDataset, index: SampleIndex, *, extra: int = 1, copy: bool = False
     ) -> None:
-        """
+        """Read samples of a dataset in the order of an index.
+
         Args:
             copy: read the dataset's file instead of mapping it.
         """

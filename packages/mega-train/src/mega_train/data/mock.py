@@ -27,7 +27,8 @@ class MockDataset(IndexedDataset):
     """
 
     def __init__(self, vocab: int, eod: int) -> None:
-        """
+        """Compute the lengths of the documents.
+
         Args:
             vocab: ids of the tokenizer.
             eod: the id that ends a document.

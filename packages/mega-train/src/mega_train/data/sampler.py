@@ -47,7 +47,8 @@ class CyclicSampler:
     """
 
     def __init__(self, total: int, micro: int, dp: int, rank: int, *, is_sharded: bool) -> None:
-        """
+        """Compute the samples of an epoch.
+
         Raises:
             ConfigError: there are fewer samples than one micro-batch of all ranks takes.
         """

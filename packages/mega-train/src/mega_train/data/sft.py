@@ -151,7 +151,8 @@ class PackedSftDataset:
         seed: int,
         name: str,
     ) -> None:
-        """
+        """Pack the examples into rows.
+
         Args:
             example_range: first and last-plus-one example to read.
             rows: minimum number of rows.

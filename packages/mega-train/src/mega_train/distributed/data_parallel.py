@@ -105,7 +105,8 @@ class WeightBuckets:
     def __init__(
         self, bucketed: BucketedParams, models: Sequence[Decoder] = (), *, overlap: bool = False
     ) -> None:
-        """
+        """Move the weights of a rank into buckets.
+
         Args:
             bucketed: the values of its parameters move into flat buffers.
             overlap: whether weights are gathered while the next forward pass runs; units of `models` then
@@ -174,7 +175,8 @@ class GradientBuckets:
     def __init__(
         self, bucketed: BucketedParams, weight_gradients: WeightGradients, config: ShardingConfig
     ) -> None:
-        """
+        """Allocate the gradient buckets of a rank.
+
         Args:
             weight_gradients: accumulates the layers' weight gradients, from now on in the buckets.
         """

@@ -36,7 +36,8 @@ class Fsdp2:
     is_sharded = True
 
     def __init__(self, rt: Runtime, mesh: Mesh, reduce_dtype: torch.dtype = torch.float32) -> None:
-        """
+        """Build and shard the models of a rank.
+
         Args:
             rt: its dtype is the dtype of the computation.
             reduce_dtype: dtype of the gradient reduction over the replicas.

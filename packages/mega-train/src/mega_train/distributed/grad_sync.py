@@ -75,7 +75,8 @@ class GradientSync:
     def __init__(
         self, weights: ShardedWeights, gradients: ShardedGradients, mesh: Mesh, table: Collection[Param]
     ) -> None:
-        """
+        """Synchronise the gradients of a rank.
+
         Args:
             table: every parameter of the model, in the order of the forward pass.
         """

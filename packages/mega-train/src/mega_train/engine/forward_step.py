@@ -40,7 +40,8 @@ class ForwardStep:
         loss_scale: float,
         sample_numbers: Sequence[Sequence[int]] | None,
     ) -> None:
-        """
+        """Prepare the micro-batches of a step.
+
         Args:
             models: this rank's stages, by chunk.
             batches: per micro-batch (samples, length + 1) token ids, or (samples, 4, length + 1) of

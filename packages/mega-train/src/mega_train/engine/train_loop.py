@@ -31,7 +31,8 @@ class TrainLoop:
         exit_conditions: ExitConditions | None = None,
         wall_clock: Clock = time.time,
     ) -> None:
-        """
+        """Build the loop of a trainer.
+
         Args:
             observers: receive the events; empty on ranks other than the first.
             clock: seconds from any origin.

@@ -61,7 +61,8 @@ class Trainer:
         tokenizer: Path | None = None,
         superseded: Collection[int] = (),
     ) -> None:
-        """
+        """Build the model, optimizer and data of a rank, and load the checkpoint.
+
         Args:
             checkpoint: what to resume from; None starts from new weights.
             tokenizer: folder of the tokenizer that is copied into every checkpoint.

@@ -60,7 +60,8 @@ class ExitConditions:
         start_time: float | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """
+        """Build the conditions from the configuration.
+
         Args:
             received_signal: returns SIGTERM or SIGUSR1 once this process has received it.
             start_time: start of the run on `clock`; now, if not given.

@@ -14,7 +14,8 @@ class HangReporter:
     """Writes the error lines of a rank's watchdog."""
 
     def __init__(self, rank: int, progress_and_hint: Callable[[], tuple[str, str]], out: TextIO) -> None:
-        """
+        """Report to a stream.
+
         Args:
             progress_and_hint: the progress of the run and how to resume it, for the error line.
         """

@@ -18,7 +18,8 @@ class HeartbeatMonitor:
     """
 
     def __init__(self, heartbeat: Callable[[], Hashable], *, limit: float, sigterm_grace: float = 0) -> None:
-        """
+        """Monitor a heartbeat.
+
         Args:
             heartbeat: a value that changes whenever the rank makes progress.
             limit: seconds without progress that count as a hang.

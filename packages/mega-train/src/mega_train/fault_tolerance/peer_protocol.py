@@ -40,7 +40,8 @@ class PeerProtocol:
     def __init__(
         self, store: Store, rank: int, world: int, *, reply_timeout: float = 5.0, tick: float = 0.5
     ) -> None:
-        """
+        """Prepare the protocol of a rank; `start` starts it.
+
         Args:
             store: of the rendezvous; the protocol opens its own connections.
             reply_timeout: seconds that the other ranks have to reply.

@@ -48,7 +48,8 @@ class Watchdog:
         tick: float = 0.5,
         exit: Callable[[int], None] = os._exit,
     ) -> None:
-        """
+        """Build the watchdog of a rank; entering the context starts it.
+
         Args:
             tick: seconds between two checks.
             exit: ends the process.

@@ -132,7 +132,8 @@ class Muon:
         dtype: torch.dtype,
         adamw_class: type[AdamW] = AdamW,
     ) -> None:
-        """
+        """Build the optimizer with zero momentum.
+
         Args:
             is_sharded: replicas own different ranges; otherwise each owns everything.
             dtype: of the Newton-Schulz iteration.

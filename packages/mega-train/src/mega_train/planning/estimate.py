@@ -94,7 +94,8 @@ class Estimate:
 
 
 def estimate(workload: Workload, hardware: Hardware) -> Estimate:
-    """
+    """Estimate the memory, communication, FLOPs and step time of a workload.
+
     Raises:
         ConfigError, LayoutError: the batch cannot be cut this way.
     """

@@ -184,7 +184,8 @@ class _GemmCost:
     hardware: Hardware
 
     def forward(self, weights: MatrixShapes, factor: int | None = None) -> float:
-        """
+        """Return the seconds of the forward products.
+
         Args:
             factor: bytes of an element of the factors; None: those of the layers' linears.
         """

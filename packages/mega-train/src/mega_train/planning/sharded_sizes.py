@@ -39,7 +39,8 @@ class ParamShares:
 
     @classmethod
     def from_spec(cls, spec: ModelSpec, tp: int) -> ParamShares:
-        """
+        """Compute the shares from the parameter table of a model.
+
         Raises:
             LayoutError: a dimension does not divide over tp.
         """
@@ -95,7 +96,8 @@ class ShardedModel:
 
     @classmethod
     def from_layout(cls, spec: ModelSpec, layout: Layout) -> ShardedModel:
-        """
+        """Assign the layers of a model to the ranks of a layout.
+
         Raises:
             LayoutError: the model cannot be cut this way.
         """

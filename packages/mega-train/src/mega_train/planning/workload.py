@@ -183,7 +183,8 @@ class Workload:
 
 
 def check_batch(workload: Workload) -> None:
-    """
+    """Check that the batch divides over the ranks and micro-batches.
+
     Raises:
         ConfigError, LayoutError: the batch cannot be cut this way.
     """

@@ -49,7 +49,8 @@ class RunHistory:
 
     @classmethod
     def load(cls, folder: Path) -> RunHistory:
-        """
+        """Read the history of a run from its event log.
+
         Raises:
             FormatError: the folder contains no event log of a run, or one without a loss.
         """

@@ -23,7 +23,8 @@ class PipeSafeConsole(Console):
     """A console that raises when its reader closes the pipe, as `| head` does; rich would end the process."""
 
     def on_broken_pipe(self) -> None:
-        """
+        """Handle a closed pipe.
+
         Raises:
             BrokenPipeError: always, for the writer to handle.
         """
@@ -37,7 +38,8 @@ class ConsoleReporter:
     """
 
     def __init__(self, console: Console, timing: TimingOption = "minmax") -> None:
-        """
+        """Report to a console.
+
         Args:
             timing: which ranks' phase times are shown.
         """

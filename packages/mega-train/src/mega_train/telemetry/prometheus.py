@@ -27,7 +27,8 @@ class Prometheus:
     """
 
     def __init__(self, log: LoggingConfig) -> None:
-        """
+        """Start the HTTP server.
+
         Raises:
             ConfigError: prometheus-client is not installed, or host and port cannot be listened on.
         """

@@ -20,7 +20,8 @@ class TensorBoard:
     """
 
     def __init__(self, log: LoggingConfig) -> None:
-        """
+        """Open the event file.
+
         Raises:
             ConfigError: tensorboard is not installed.
         """

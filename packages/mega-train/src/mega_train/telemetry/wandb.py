@@ -21,7 +21,8 @@ class WeightsAndBiases:
     """
 
     def __init__(self, run: RunConfig) -> None:
-        """
+        """Start a Weights & Biases run.
+
         Raises:
             ConfigError: wandb is not installed.
         """

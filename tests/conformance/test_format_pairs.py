@@ -22,7 +22,7 @@ from mega_schema.parallel_layout import WHOLE, Layout
 from mega_schema.spec import ModelSpec, gpt, llama
 
 WRITTEN = [name for name in NAMES if format_of(name).write is not None]
-# of a format that is cut; what Meta writes is cut over tp alone, and does not say how long a context is
+# of a format that is cut; what Meta writes is split over tp alone, and does not say how long a context is
 CUT = {"megatron": Layout(tp=2, pp=2), "megatron-core": Layout(tp=2, pp=2), "meta": Layout(tp=2)}
 SEEDS = (0, 1, 2)
 

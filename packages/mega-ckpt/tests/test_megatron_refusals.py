@@ -319,7 +319,7 @@ def test_what_the_core_class_does_not_look_at_is_refused_there(
 @pytest.mark.parametrize(
     ("layout", "message"),
     [
-        (Layout(tp=8), "--tp: Megatron cuts between groups of heads: found 8, wanted a divisor of 4"),
+        (Layout(tp=8), "--tp: Megatron splits between groups of heads: found 8, wanted a divisor of 4"),
         (
             Layout(pp=4),
             "--pp: Megatron splits layers evenly: found 2 layers for 4 stages, wanted a divisor of 2",

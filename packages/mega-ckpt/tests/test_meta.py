@@ -301,7 +301,7 @@ def test_cuts_that_cannot_be_and_places_that_are_taken_are_refused(
     def to_meta(layout: Layout, **more: Any) -> Any:
         return convert(run, out, "mega", "meta", target=WriteOptions(layout=layout, **more))
 
-    with pytest.raises(LayoutError, match="the vocabulary cannot be cut evenly: found 11 rows over tp=2"):
+    with pytest.raises(LayoutError, match="the vocabulary cannot be split evenly: found 11 rows over tp=2"):
         to_meta(Layout(tp=2))
     with pytest.raises(ConfigError, match="--pp: Meta's parts are of every layer: found 2, wanted 1"):
         to_meta(Layout(pp=2))

@@ -73,7 +73,7 @@ def test_other_data_is_refused_and_read_where_it_is_asked_for(
     run = ["--train-iters", 3, "--load", trained_run, *words]
     line = _gpt(data, *run, code=2)
     assert line.startswith(
-        f"error: {begins}the run would read other data than the run it resumes: found {found}"
+        f"error: {begins}the run would read different data from the run it resumes: found {found}"
     )
     assert wanted in line.partition("wanted ")[2]
     assert "hint: --override-data" in line

@@ -381,7 +381,7 @@ def test_every_rank_refuses_a_layout_and_one_says_so(corpus: Path, tmp_path: Pat
     result = subprocess.run(argv, capture_output=True, text=True, env=ENVIRONMENT)
     assert result.returncode == 1, "torchrun's own code"
     assert re.findall("^error: .*", result.stderr, re.MULTILINE) == [
-        "error: layers.0.qkv.weight: 1 heads cannot be cut evenly over tp: found tp=2, "
+        "error: layers.0.qkv.weight: 1 heads cannot be split evenly over tp: found tp=2, "
         "wanted a divisor of 1; hint: --tensor-model-parallel-size 1"
     ]
     assert not (tmp_path / "run").exists()

@@ -431,7 +431,7 @@ LAYOUTS: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"world": 4, "parallel__tensor_model_parallel_size": 4},
-        "layers.0.qkv.weight: 2 heads cannot be cut evenly over tp: found tp=4, wanted a divisor of 2; "
+        "layers.0.qkv.weight: 2 heads cannot be split evenly over tp: found tp=4, wanted a divisor of 2; "
         "hint: --tensor-model-parallel-size 2",
     ),
     (
@@ -441,7 +441,7 @@ LAYOUTS: list[tuple[dict[str, Any], str]] = [
             "family": "llama",
             "model__ffn_hidden_size": 65,
         },
-        "layers.0.gate_up.weight: 65 rows cannot be cut evenly over tp",
+        "layers.0.gate_up.weight: 65 rows cannot be split evenly over tp",
     ),
     (
         {
@@ -455,7 +455,7 @@ LAYOUTS: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"world": 2, "parallel__context_parallel_size": 2, "batch__seq_length": 10},
-        "--context-parallel-size: a sequence cannot be cut into two chunks for each rank: found 10 tokens, "
+        "--context-parallel-size: a sequence cannot be split into two chunks for each rank: found 10 tokens, "
         "cp=2, wanted a sequence length that is a multiple of 2 x 2 = 4; hint: --seq-length 8",
     ),
     (

@@ -1,4 +1,4 @@
-"""Cross-entropy over a vocabulary cut over tp, with the logits computed in chunks of tokens.
+"""Cross-entropy over a vocabulary split over tp, with the logits computed in chunks of tokens.
 
 Legend: T tokens; C of them at a time; D hidden; V this rank's columns of the vocabulary.
 """

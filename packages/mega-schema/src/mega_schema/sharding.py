@@ -226,7 +226,7 @@ def _split_error(name: str, units: Sequence[int], split: Split, ranks: int) -> L
     divisors = [n for n in range(1, most + 1) if most % n == 0]
     return LayoutError(
         name,
-        f"{worst} {'rows' if split.unit == 1 else 'heads'} cannot be cut evenly over {split.axis}",
+        f"{worst} {'rows' if split.unit == 1 else 'heads'} cannot be split evenly over {split.axis}",
         found=f"{split.axis}={ranks}",
         wanted=f"a divisor of {most}" if degrees == divisors else f"one of {', '.join(map(str, degrees))}",
         hint=f"--{_FLAGS.get(split.axis, split.axis)} {max(n for n in degrees if n <= ranks)}",

@@ -76,7 +76,7 @@ def rank_shares(spec: ModelSpec, layout: Layout, kinds: Mapping[str, str]) -> li
         kinds: safetensors' name of the dtype of every parameter that is written.
 
     Raises:
-        LayoutError: the model cannot be cut this way.
+        LayoutError: the model cannot be split this way.
     """
     rows = [row for row in table(spec) if row.tied_to is None and row.name in kinds]
     shares = []

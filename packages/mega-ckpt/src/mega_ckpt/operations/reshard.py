@@ -38,7 +38,7 @@ def reshard(
     copy of damaged bytes would carry checksums that call them sound.
 
     Args:
-        layout: tp, pp and vp of the pieces; the optimizer's state is not cut over dp.
+        layout: tp, pp and vp of the pieces; the optimizer's state is not split over dp.
         optimizer, dtype: as for `writer.namespaces_to_write`.
         force: replace a checkpoint of this iteration.
         progress: of the bytes written.
@@ -47,7 +47,7 @@ def reshard(
         the new checkpoint's folder.
 
     Raises:
-        LayoutError: the model cannot be cut this way.
+        LayoutError: the model cannot be split this way.
         ConfigError: `run` is where the source is, or has this iteration already.
         FormatError: the source is damaged, or a weight is too large for the dtype.
     """

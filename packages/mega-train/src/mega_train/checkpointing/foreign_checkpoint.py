@@ -1,7 +1,7 @@
 """Load a checkpoint of another program: `mega-ckpt` converts it in a subprocess before the run.
 
-The converted copy is SAVE.converted, next to --save. It holds a fingerprint of the source: the next start
-uses it again, and converts again if the source has changed. The copy gets its name only when it is complete.
+The converted copy is SAVE.converted, next to --save. It contains a fingerprint of the source: the next start
+reuses the copy, or converts again if the source has changed. The copy gets its name only when it is complete.
 Rank 0 converts; the other ranks wait for the copy.
 """
 
@@ -71,7 +71,7 @@ class Conversion:
 
 
 def find_conversion(run: RunConfig) -> Conversion | None:
-    """Find the conversion that the run needs; None where it loads a Mega checkpoint or none.
+    """Find the conversion that the run needs; None if it loads a Mega checkpoint or no checkpoint.
 
     Raises:
         ConfigError: there is no folder for the copy, --save is the source, or the format is not known.
@@ -120,7 +120,7 @@ def find_conversion(run: RunConfig) -> Conversion | None:
 def convert_foreign_load(run: RunConfig, world: World) -> RunConfig:
     """Replace a --load or --pretrained-checkpoint of another program by its converted copy.
 
-    A copy without the optimizer's state of the run is taken as --finetune takes one: weights alone.
+    Of a copy without the optimizer state that the run needs, only the weights are loaded, as with --finetune.
 
     Raises:
         ConfigError: as `find_conversion`, or mega-ckpt is not installed.
@@ -178,7 +178,7 @@ def find_foreign_format(path: Path) -> str | None:
 
 
 def _check_is_folder(source: Path, flag: str) -> None:
-    """Refuse a file, and a folder of weights whose format cannot be detected."""
+    """Refuse a file, or a folder of weights of an unknown format."""
     if source.is_file():
         format_name = detect_format(source.parent)
         hint = (
@@ -282,7 +282,7 @@ def _wait_for_copy(conversion: Conversion, timeout: float) -> None:
     """Wait until rank 0 has written the copy.
 
     Raises:
-        MegaError: the first rank has given no sign of life for `patience` seconds.
+        MegaError: rank 0 has shown no progress for `timeout` seconds.
     """
     last_seen = time.monotonic()
     last_beat = 0
@@ -335,7 +335,7 @@ def _is_copy(copy: Path, fingerprint: str) -> bool:
 
 
 def _read_fingerprint(copy: Path) -> str | None:
-    """Read the fingerprint of the source of a copy; None where the folder is no copy."""
+    """Read the fingerprint of the source of a copy; None if the folder is not a copy."""
     try:
         return str(json.loads((copy / RECORD).read_text("utf-8"))["fingerprint"])
     except (OSError, ValueError, KeyError, TypeError):

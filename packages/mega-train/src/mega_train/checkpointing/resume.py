@@ -32,13 +32,13 @@ log = logging.getLogger("mega.train")
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """What a run starts from.
+    """The checkpoint and configuration that a run starts from.
 
     Attributes:
-        run: the configuration, with load and finetune set where --pretrained-checkpoint applies.
+        run: the configuration, with load and finetune set if --pretrained-checkpoint applies.
         schedules: the checkpoint's learning-rate and weight-decay schedules.
         superseded: iterations in --save whose checkpoints the run supersedes.
-        refusal: why the run may not write into --save.
+        refusal: the reason why the run must not write into --save.
     """
 
     run: RunConfig
@@ -55,7 +55,7 @@ def find_checkpoint(run: RunConfig, world: World, before_iteration: int | None =
         before_iteration: take a checkpoint of the run's folder older than this iteration.
 
     Raises:
-        FormatError: there is no intact one.
+        FormatError: there is no intact checkpoint.
     """
     load = run.checkpoint.load
     save = run.checkpoint.save
@@ -107,7 +107,7 @@ def agree_on_checkpoint(
         open_older: opens the checkpoint before an iteration.
 
     Raises:
-        CorruptFileError: there is none; on every rank alike.
+        CorruptFileError: there is none; all ranks raise it.
     """
     first_damage: CorruptFileError | None = None
     while True:
@@ -148,8 +148,8 @@ class _Candidates:
 
     Attributes:
         folders: their folders, the newest first.
-        newest: the iteration up to which checkpoints are tried; None where --load is one checkpoint.
-        tracker_error: why the tracker does not name the newest.
+        newest: the iteration up to which checkpoints are tried; None if --load is a single checkpoint.
+        tracker_error: the reason why the tracker does not name the newest.
     """
 
     folders: list[Path]

@@ -41,7 +41,7 @@ def find_superseded(run: RunConfig, checkpoint: Checkpoint | None, newest: int |
     Raises:
         ConfigError: --save holds checkpoints that may be sound and --overwrite is not given, or folders of
             another program under the names of checkpoints.
-        FormatError: --save holds a file of another program under the name of the run's record.
+        FormatError: --save holds another program's file with the name of the event log.
     """
     save = run.checkpoint
     if save.save is None or is_eval_only(run):

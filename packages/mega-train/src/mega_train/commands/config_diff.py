@@ -32,11 +32,11 @@ from mega_train.resolve.run_mode import is_eval_only
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """The resolved configuration of a run, and how it would start.
+    """The resolved configuration of a run, and the state it would start from.
 
     Attributes:
-        start: what it starts from, as text.
-        refusal: why it may not write into --save.
+        start: the state it starts from, as text.
+        refusal: the reason why it must not write into --save.
     """
 
     config: ResolvedConfig
@@ -45,12 +45,12 @@ class Validation:
 
 
 def resolve_for_display(run: RunConfig, world: int) -> Validation:
-    """Resolve the run for a number of processes; open its datasets and checkpoint where it names any.
+    """Resolve the run for a number of processes; open its datasets and checkpoint if it names any.
 
     The family is the configuration's, the preset's, the checkpoint's, or gpt. Nothing is converted.
 
     Raises:
-        MegaError: it could not begin.
+        MegaError: the run could not start.
     """
     conversion = find_conversion(run)
     unconverted_spec, start = None, ""
@@ -179,7 +179,7 @@ class ConfigSide:
 
     Attributes:
         values: every configured value by section.key.
-        derived: the derived values; empty where the run could not start, and `error` says why.
+        derived: the derived values; empty if the run could not start; then `error` has the reason.
     """
 
     values: dict[str, object]
@@ -194,7 +194,7 @@ def load_side(path: Path, family: Family | None, world: int | None) -> ConfigSid
         world: processes, where no checkpoint records their number.
 
     Raises:
-        MegaError: it is none of these.
+        MegaError: the path is none of these.
     """
     spec: ModelSpec | None = None
     file = path
@@ -237,7 +237,7 @@ _MODEL_DEFAULTS: Mapping[str, object] = MappingProxyType(
 def diff_sides(first_side: ConfigSide, second_side: ConfigSide) -> Iterator[tuple[str, Any, Any]]:
     """Yield the name and both values of every difference: configured values first, then derived ones.
 
-    Different keys can describe one model. A key that one side leaves out is compared by the derived values.
+    Different keys can describe one model. A key that one side does not set is compared by the derived values.
     """
     both_follow = bool(first_side.derived and second_side.derived)
     shown = set[str]()

@@ -72,8 +72,8 @@ def collect_report(kernels: Kernels, device: Literal["auto", "cpu", "cuda"]) -> 
 def c_compiler() -> str | None:
     """Find the C compiler that Triton uses: $CC, else gcc, else clang (triton/runtime/build.py).
 
-    Triton compiles the launcher of each kernel with it when a run on a GPU starts. Returns None where there
-    is none.
+    Triton compiles the launcher of each kernel with it when a run on a GPU starts. Returns None if there is
+    none.
     """
     from_environment = os.environ.get("CC")
     return (

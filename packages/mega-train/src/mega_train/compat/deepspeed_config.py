@@ -58,12 +58,12 @@ _IGNORED_KEYS = (
 
 @dataclass(slots=True)
 class DeepSpeedFlags:
-    """A command line with the flags that a DeepSpeed configuration stands for.
+    """A command line with the flags that are equivalent to a DeepSpeed configuration.
 
     Attributes:
         words: the command line, in the flags of `mega-train`.
-        left_out: flags that the configuration decides, and why.
-        refused: an error for every key that is not read or that disagrees with a flag.
+        left_out: flags that the configuration overrides, and the reason.
+        refused: an error for every unsupported key, or key that disagrees with a flag.
     """
 
     words: list[str]
@@ -78,7 +78,7 @@ def read_deepspeed_config(file: Path, words: Sequence[str]) -> DeepSpeedFlags:
         words: the command line, every flag in its own spelling.
 
     Raises:
-        ConfigError: the file is not one.
+        ConfigError: the file is not a DeepSpeed configuration.
     """
     flags = DeepSpeedFlags(list(words))
     values = _curriculum_values(file, dict(_flatten(_read_json(file))))
@@ -140,7 +140,7 @@ def _curriculum_values(file: Path, values: dict[str, Any]) -> dict[str, Any]:
     """Drop the values of a disabled curriculum, and those that name the kind of an enabled one.
 
     Raises:
-        ConfigError: it is one that we do not have.
+        ConfigError: it is not supported.
     """
     prefix = "curriculum_learning."
     if values.get(f"{prefix}enabled"):

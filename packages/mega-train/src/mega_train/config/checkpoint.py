@@ -1,4 +1,4 @@
-"""Options of checkpoints: where they are saved and loaded, how often, and which are kept."""
+"""Options of checkpoints: folders to save and load, intervals, and retention."""
 
 from __future__ import annotations
 

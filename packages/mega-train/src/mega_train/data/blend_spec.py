@@ -1,4 +1,4 @@
-"""Parse the datasets of each split, in any of the forms of Megatron's scripts.
+"""Parse the datasets of each split from the flags of Megatron's scripts.
 
 --data-path P                               one dataset, divided in three by --split
 --data-path 0.3 A 0.7 B                     a blend of two by weight, each divided in three
@@ -69,7 +69,7 @@ class SplitSource:
         flag: the flag that names them.
         weights: of the parts; None weighs them by their size.
         separate_below: fraction of the last epoch that must be needed for it to be shuffled with the others.
-        blend_rule: whether the blend holds all samples that are built of its parts.
+        blend_rule: whether the blend uses all samples that are built of its parts.
     """
 
     name: str
@@ -198,7 +198,7 @@ def _per_split_words(data: DataConfig) -> tuple[Sequence[str], Sequence[str], Se
 
 
 def _parse_blend(flag: str, words: Sequence[str]) -> tuple[list[Path], tuple[float, ...] | None]:
-    """Parse prefixes, with their weights where every other word is a number.
+    """Parse prefixes, with weights if every other word is a number.
 
     As in Megatron core, an odd number of words, or a word in a weight's place that is no number, means
     prefixes only. A number without a dataset of that name is then an error.
@@ -219,7 +219,7 @@ def _parse_blend(flag: str, words: Sequence[str]) -> tuple[list[Path], tuple[flo
 
 
 def _raise_unpaired(flag: str, words: Sequence[str], numbers: Sequence[float | None]) -> NoReturn:
-    """Raise an error that names where weights and prefixes stop alternating."""
+    """Raise an error at the position where weights and prefixes stop alternating."""
     position = next((i for i, number in enumerate(numbers) if (number is None) == (i % 2 == 0)), len(words))
     context = f"after {' '.join(words[max(0, position - 2) : position])}" if position else "first"
     raise ConfigError(

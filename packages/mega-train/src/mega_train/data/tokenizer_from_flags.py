@@ -23,8 +23,8 @@ def open_tokenizer_from_flags(run: RunConfig) -> tuple[RunConfig, Tokenizer | No
     does not count its end-of-document token.
 
     Raises:
-        ConfigError: the type is unknown, or what it is made of is not given.
-        FormatError: a file is missing or is no tokenizer.
+        ConfigError: the type is unknown, or a file that it requires is not given.
+        FormatError: a file is missing or is not a tokenizer.
     """
     config = run.tokenizer
     if config == TokenizerConfig():

@@ -50,7 +50,8 @@ class Bucket:
 @dataclass(frozen=True, slots=True)
 class ShardRange:
     """The range of a parameter's flattened local tensor whose gradient, main weight and moments a rank owns.
-    Empty where other replicas own all of it.
+
+    Empty if other replicas own all of it.
     """
 
     row: Param

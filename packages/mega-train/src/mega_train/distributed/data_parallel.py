@@ -168,8 +168,9 @@ class WeightBuckets:
 
 
 class GradientBuckets:
-    """Gradients as views of buckets, and the reduced gradients of this replica's shards (a
-    `grad_sync.ShardedGradients`).
+    """Gradients as views of buckets, and this replica's shards of the reduced gradients.
+
+    A `grad_sync.ShardedGradients`.
     """
 
     def __init__(

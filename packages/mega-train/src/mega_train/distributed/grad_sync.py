@@ -107,8 +107,10 @@ class GradientSync:
         self._sync_tied_embeddings()
 
     def _sum_partial_grads(self) -> None:
-        """Sum over tp the gradients to which each rank contributes a part: of its own heads and, with
-        sequence parallelism outside the tensor-parallel regions, of its own tokens.
+        """Sum over tp the gradients to which each rank contributes a part.
+
+        They are those of its own heads and, with sequence parallelism outside the tensor-parallel regions, of
+        its own tokens.
         """
         partial = [
             gradient

@@ -1,4 +1,4 @@
-"""Deterministic mode: arithmetic that gives the same bits every time."""
+"""Deterministic mode: bitwise reproducible arithmetic."""
 
 from __future__ import annotations
 

@@ -25,8 +25,8 @@ from mega_train.resolve import ResolvedConfig
 class ForwardStep:
     """The micro-batches of one optimizer step, or of one validation batch (an `executor.PipelineWork`).
 
-    A micro-batch's loss is the mean over its tokens that count. The step's loss is the mean over its
-    micro-batches (Megatron's default) or over all its tokens that count. With context parallelism a rank
+    A micro-batch's loss is the mean over its tokens with a loss. The step's loss is the mean over its
+    micro-batches (Megatron's default) or over all its tokens with a loss. With context parallelism a rank
     computes the losses of its own tokens of every sample, times cp: then the mean over all replicas is that
     of the batch, for losses and gradients alike.
     """
@@ -46,7 +46,7 @@ class ForwardStep:
             models: this rank's stages, by chunk.
             batches: per micro-batch (samples, length + 1) token ids, or (samples, 4, length + 1) of
                 `data.sft`; the same on every rank of cp.
-            loss_scale: multiplies the loss, and with it the gradients.
+            loss_scale: factor of the loss, and so of the gradients.
             sample_numbers: per micro-batch, the seeds of its dropout; None disables dropout, as in a
                 validation.
         """
@@ -134,12 +134,11 @@ class ForwardStep:
 def split_batch(
     batch: Tensor, data_config: DataConfig, eod: int | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Split a batch into tokens, targets and positions, (B, S) each, and documents where attention is limited
-    to them.
+    """Split a batch into tokens, targets, positions and, for limited attention, documents; (B, S) each.
 
     Args:
         batch: (B, S + 1) token ids, or (B, 4, S + 1) of `data.sft`.
-        eod: the token that ends a document, where `data_config` needs it.
+        eod: the end-of-document token, if `data_config` needs it.
     """
     if batch.ndim == 3:
         target_BS = batch[:, TOKEN, 1:].masked_fill(batch[:, LEARNT, 1:] == 0, IGNORED)

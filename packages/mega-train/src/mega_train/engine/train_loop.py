@@ -21,7 +21,7 @@ Clock = Callable[[], float]
 
 
 class TrainLoop:
-    """The steps of a run, and logging, validation and checkpoints between them."""
+    """The training loop: optimizer steps, with logging, validation and checkpoints between them."""
 
     def __init__(
         self,

@@ -13,13 +13,13 @@ from mega_train.resolve import ResolvedConfig
 
 @dataclass(frozen=True, slots=True)
 class ExitReason:
-    """Why a run exits.
+    """The reason why a run exits.
 
     Attributes:
         name: its name in the event log.
         code: the exit code of every rank.
         message: the reason, for the user.
-        is_urgent: the machine may be taken away: save, and do nothing else before.
+        is_urgent: the machine may be preempted: save first.
     """
 
     name: str
@@ -47,8 +47,8 @@ def _no_signal() -> None:
 class ExitConditions:
     """Checks after every step whether all ranks exit.
 
-    A clock, a file and a signal may be seen by one rank and not by another. So where one of them is used, the
-    ranks compare by an all-reduce of the maximum of one integer each, a few bytes a step.
+    Ranks may differ in a clock, a file or a signal. If a run uses one of them, the ranks all-reduce the
+    maximum of one integer after each step.
     """
 
     def __init__(

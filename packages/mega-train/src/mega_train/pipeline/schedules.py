@@ -1,9 +1,8 @@
 """Pipeline schedules as tables: the list of actions of every rank. Pure functions of integers.
 
 A rank of a pipeline over P ranks holds `chunks` stages of the model: stage s is chunk s div P of rank s mod
-P. A schedule orders what a rank computes; what it sends and receives when follows from that order alone
-(`_with_transfers`). `executor` runs any table; `tests/pipeline_simulator.py` checks and times one without a
-process.
+P. A schedule orders the passes of a rank; sends and receives follow from that order (`_with_transfers`).
+`executor` runs any table; `tests/pipeline_simulator.py` checks and times tables without processes.
 """
 
 from __future__ import annotations
@@ -188,10 +187,10 @@ def _split_backward(order: list[Compute], delay: int) -> Iterator[Compute]:
 def _with_transfers(order: list[Compute], shape: PipelineShape, rank: int) -> Table:
     """Add sends and receives to an order of passes.
 
-    A result is sent as soon as it is computed. What a pass needs starts to be received one pass of its kind
-    earlier, so that it travels while this rank computes. What wraps from the last rank to the first, or back,
-    is ready earlier by as many passes as a round is longer than `ranks`, and is received that much earlier.
-    Then no channel ever has to hold more than the one message in flight.
+    A result is sent as soon as it is computed. The receive of a pass's input starts one pass of its kind
+    earlier, to overlap with computation. A message from the last rank to the first, or back, is ready earlier
+    by as many passes as a round is longer than `ranks`, and is received that much earlier. Then no channel
+    ever has to hold more than the one message in flight.
 
     All ranks do forwards in one order and backwards in one order. So a rank receives messages of a kind in
     the order in which its neighbour sends them, and no message needs a tag.

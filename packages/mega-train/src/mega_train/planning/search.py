@@ -1,4 +1,4 @@
-"""Search the layouts of a model on a number of GPUs: which fit, and which are fastest."""
+"""Search the layouts of a model on a number of GPUs for the fastest ones that fit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def search(template: Workload, world: int, hardware: Hardware, *, limit: int = 1
 
     Tried are all tp of a node, all pp, vp and cp, micro-batches that divide the batch, and 1F1B and
     zero-bubble, with sequence parallelism, a sharded optimizer and overlapped transfers, which cost nothing.
-    The least recomputation that fits is taken. ZeRO 2 and 3 are not tried: with a pipeline they send more
+    The least recomputation that fits is chosen. ZeRO 2 and 3 are not tried: with a pipeline they send more
     than they save.
 
     Args:
@@ -36,7 +36,7 @@ def search(template: Workload, world: int, hardware: Hardware, *, limit: int = 1
 
 
 def variants(workload: Workload, hardware: Hardware) -> list[Estimate]:
-    """Estimate every micro-batch size and number of virtual stages that fits, by least recomputation."""
+    """Estimate the micro-batch sizes and numbers of virtual stages that fit, with the least recomputation."""
     layout = workload.layout
     candidates = _batch_variants(workload, layout, workload.model.shares, (workload.schedule,), {})
     return [

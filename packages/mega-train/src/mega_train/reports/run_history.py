@@ -1,4 +1,4 @@
-"""Series, restarts and sums of a run, from its event log."""
+"""History of a run from its event log: series, restarts and totals."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class RunHistory:
     Attributes:
         starts: start events of all processes.
         train_logs: log lines.
-        checkpoints: saves, failed ones too.
+        checkpoints: save events, including failed saves.
     """
 
     folder: Path
@@ -79,7 +79,7 @@ class RunHistory:
         return self.starts[-1] if self.starts else {}
 
     def series(self, key: str, over: XAxis) -> tuple[list[float], list[float]]:
-        """Return positions on the axis and values of a number of the log lines, NaN where it is missing."""
+        """Return positions on the axis and values of one field of the log lines; NaN if it is missing."""
         return self._points([(e, e.get(key)) for e in self.train_logs], over)
 
     @property
@@ -107,7 +107,7 @@ class RunHistory:
         return dict(sorted(medians.items(), key=lambda phase: -phase[1]))
 
     def median(self, key: str) -> float | None:
-        """Return the median of a number of the log lines."""
+        """Return the median of one field of the log lines."""
         values = [e[key] for e in self.train_logs if _is_number(e.get(key))]
         return median(values) if values else None
 

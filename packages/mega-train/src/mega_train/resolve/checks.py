@@ -17,7 +17,7 @@ def check_data(data: DataConfig) -> Iterator[MegaError]:
     """Check the data options.
 
     Yields:
-        an error where a value means nothing, or is not to be had here.
+        an error if a value is unknown or not supported.
     """
     if data.order == "external":
         yield ConfigError(
@@ -39,7 +39,7 @@ def check_precision(train: TrainConfig) -> Iterator[MegaError]:
     """Check precision and loss scale.
 
     Yields:
-        an error where two flags exclude each other, or a value is out of range.
+        an error if two flags exclude each other, or a value is out of range.
     """
     if train.fp16 and train.bf16:
         yield ConfigError("--fp16", "excludes --bf16", found="both", wanted="one of them")
@@ -67,10 +67,10 @@ def check_precision(train: TrainConfig) -> Iterator[MegaError]:
 
 
 def check_folders(run: RunConfig) -> Iterator[MegaError]:
-    """Check that output folders are local and no files.
+    """Check that output folders are local and not files.
 
     Yields:
-        an error where one is a URL or a file.
+        an error if one is a URL or a file.
     """
     for option, folder in (
         ("--save", run.checkpoint.save),
@@ -91,7 +91,7 @@ def check_saving(checkpoint: CheckpointConfig) -> Iterator[MegaError]:
     """Check the intervals of saving.
 
     Yields:
-        an error where a value is out of range, or there is nothing it could be about.
+        an error if a value is out of range, or --save is missing.
     """
     intervals = {
         "--save-interval": checkpoint.interval,
@@ -121,7 +121,7 @@ def check_dropout(train: TrainConfig) -> Iterator[MegaError]:
     """Check the dropout probabilities.
 
     Yields:
-        an error where a value is out of range.
+        an error if a value is out of range.
     """
     probabilities = {"--hidden-dropout": train.hidden_dropout, "--attention-dropout": train.attention_dropout}
     for flag, probability in probabilities.items():
@@ -207,7 +207,7 @@ def check_overlap(parallel: ParallelConfig, device: str) -> Iterator[MegaError]:
     """Check that --tp-comm-overlap has sequence parallelism and GPUs.
 
     Yields:
-        an error without sequence parallelism, and on a CPU.
+        an error without sequence parallelism, or on a CPU.
     """
     if not parallel.tp_overlap:
         return
@@ -219,7 +219,7 @@ def check_overlap(parallel: ParallelConfig, device: str) -> Iterator[MegaError]:
 
 
 def zero_stage(parallel: ParallelConfig) -> int:
-    """Return the stage of --zero-stage and --use-distributed-optimizer."""
+    """Return the ZeRO stage of --zero-stage and --use-distributed-optimizer."""
     return int(parallel.distributed_optimizer) if parallel.zero_stage is None else parallel.zero_stage
 
 
@@ -227,7 +227,7 @@ def check_replicas(parallel: ParallelConfig) -> Iterator[MegaError]:
     """Check the ZeRO stage and its options.
 
     Yields:
-        an error where there is no such stage, or two flags disagree.
+        an error if the stage is unknown, or two flags disagree.
     """
     stage = zero_stage(parallel)
     if stage not in range(4):

@@ -1,4 +1,4 @@
-"""Report errors of a model by the flags that a user typed instead of the fields of `ModelSpec`."""
+"""Replace fields of `ModelSpec` by the user's flags in error messages."""
 
 from __future__ import annotations
 

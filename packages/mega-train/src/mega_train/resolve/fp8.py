@@ -1,4 +1,4 @@
-"""Check FP8: the precision it is combined with, and the shapes it multiplies."""
+"""Check the options and the matrix shapes of FP8."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _FLAG = "--fp8-format"
 
 
 def fp8_recipe(run: RunConfig, spec: ModelSpec, layout: Layout) -> Fp8Recipe | None:
-    """Build the FP8 recipe; None where FP8 is not used.
+    """Build the FP8 recipe; None if FP8 is not used.
 
     Raises:
         ConfigError: two flags disagree.
-        LayoutError: a rank's share of a weight has a shape that a GPU does not multiply.
+        LayoutError: a rank's shard of a weight has a shape that GPUs do not multiply in FP8.
     """
     train = run.train
     if train.fp8 is None:

@@ -18,9 +18,7 @@ from mega_train.resolve.required import require_positive
 def model_spec(
     run: RunConfig, family: Family, *, vocab: int | None, loaded_spec: ModelSpec | None
 ) -> ModelSpec:
-    """Return the model of the flags, or the checkpoint's where none are given; if both exist they must be
-    equal.
-    """
+    """Return the model of the flags, or the checkpoint's without flags; if both exist they must be equal."""
     if run.model.family not in (None, family):
         raise ConfigError(
             "model.family",
@@ -79,10 +77,10 @@ def _padded_rows_per_rank(run: RunConfig, vocab: int) -> int:
 def _spec_from_flags(
     run: RunConfig, family: Family, vocab: int | None, loaded_spec: ModelSpec | None
 ) -> ModelSpec:
-    """Build the model that the flags describe.
+    """Build the model spec from the flags.
 
     Args:
-        loaded_spec: the checkpoint's model, completed by flags that give no shape (--use-checkpoint-args).
+        loaded_spec: the checkpoint's model, the default of flags that are not given (--use-checkpoint-args).
     """
     m = run.model
     values = {
@@ -173,7 +171,7 @@ def _activation(m: ModelConfig, family: Family) -> str | None:
 
 
 def _default_activation(m: ModelConfig, family: Family) -> Activation:
-    """Return the activation of the preset, or without one that of the family."""
+    """Return the activation of the preset, or without a preset that of the family."""
     default: Activation = FAMILY_DEFAULTS[family].get("activation", "gelu_tanh")
     return preset(m.preset).activation if m.preset else default
 

@@ -18,7 +18,7 @@ def check_optimizer(run: RunConfig) -> Iterator[MegaError]:
     """Check the optimizer's constants.
 
     Yields:
-        an error where a value is out of range.
+        an error if a value is out of range.
     """
     config = run.optimizer
     for flag, beta in (
@@ -114,7 +114,7 @@ def _check_resumed_schedules(
 
 
 def _format_length(samples: float, unit: Literal["iters", "samples"], full: int) -> str:
-    """Format a length of a schedule, in steps where the run counts steps."""
+    """Format a length of a schedule, in steps if the run counts steps."""
     return f"{samples:g} samples" if unit == "samples" else f"{samples / full:g} steps of {full} samples"
 
 
@@ -194,7 +194,7 @@ def lr_schedule(run: RunConfig, end: int, full: int) -> LRSchedule:
 
 
 def _decoupled_lr_schedule(run: RunConfig, lr: LRSchedule) -> LRSchedule | None:
-    """Build the schedule of embedding and output, where it differs."""
+    """Build the schedule of embedding and output, if it differs."""
     peak_value, min_lr = run.optimizer.ends_lr, run.optimizer.ends_min_lr
     if peak_value is None and min_lr is None:
         return None
@@ -246,7 +246,7 @@ def weight_decay_schedule(run: RunConfig, end: int) -> WeightDecaySchedule:
 
 
 def _samples_converter(run: RunConfig, full: int) -> Callable[[str, int | None, int | None], int | None]:
-    """Return a converter of a length in steps or samples to samples; a run counts in one of them."""
+    """Return a function that converts a length in steps or samples to samples."""
 
     def samples(flag: str, iterations: int | None, sample_count: int | None) -> int | None:
         counts_samples = run.train.samples is not None

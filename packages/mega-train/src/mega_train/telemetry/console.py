@@ -34,7 +34,7 @@ class PipeSafeConsole(Console):
 class ConsoleReporter:
     """Prints log lines and, on a terminal, a live line below them that changes with every step.
 
-    In the live line TFLOP/s and memory change with every log line.
+    TFLOP/s and memory in the live line are those of the last log line.
     """
 
     def __init__(self, console: Console, timing: TimingOption = "minmax") -> None:
@@ -84,7 +84,7 @@ class ConsoleReporter:
                 self._print(event.text)
 
     def close(self) -> None:
-        """Leave the last line on the screen."""
+        """Stop the live display; its last line stays on the screen."""
         self._live.stop()
 
     def _render(self) -> Text:
@@ -178,7 +178,7 @@ def format_log(log_line: LogLine, width: int | None = None) -> str:
 
 
 def fit_width(first: str, parts: Sequence[tuple[int, str]], width: int) -> str:
-    """Join the parts into at most `width` columns, dropping those with the largest number first."""
+    """Join the parts into at most `width` columns; drop parts with the largest numbers first."""
     parts = list(parts)
     while parts and len(" ".join([first, *(text for _, text in parts)])) > width:
         parts.remove(max(parts, key=lambda part: part[0]))
@@ -203,7 +203,7 @@ def _format_loss(log_line: LogLine) -> str:
 
 
 def format_flops(tflops: float) -> str:
-    """Format TFLOP/s in the unit that leaves some digits: a laptop has GFLOP/s."""
+    """Format TFLOP/s with a suitable unit, such as GFLOP/s on a laptop."""
     unit, size = next((u for u in (("T", 1.0), ("G", 1e-3)) if tflops >= 0.1 * u[1]), ("M", 1e-6))
     return f"{tflops / size:.3g} {unit}FLOP/s"
 

@@ -26,7 +26,7 @@ class EventLog:
 
     A resumed run appends to the same file, starting with a `train_start` event that has its first iteration:
     earlier lines with a later iteration were lost when the previous process ended. Lines that cannot be
-    written, as on a full disk, are missing, and the run continues.
+    written, such as on a full disk, are dropped, and the run continues.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -51,7 +51,7 @@ class EventLog:
             self._has_warned = True
 
     def close(self) -> None:
-        """Do nothing: every event is already in the file."""
+        """Do nothing: every event is already written."""
 
 
 def _last_byte(path: Path) -> bytes:
@@ -94,7 +94,7 @@ def check_event_log(folder: Path) -> None:
     """Check the first line of the event log in a folder, if there is one.
 
     Raises:
-        FormatError: the file belongs to another program: a run appends to its log.
+        FormatError: the file belongs to another program; a run would append to it.
     """
     if (folder / EVENTS).is_file():
         with (folder / EVENTS).open("rb") as file:

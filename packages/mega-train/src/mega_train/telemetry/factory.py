@@ -26,7 +26,7 @@ def open_observers(run: RunConfig, world: World, out: TextIO) -> Iterator[Observ
     hosts.
 
     Raises:
-        ConfigError: one is not available; the message says what to install or change.
+        ConfigError: an observer is not available; the message has a hint.
     """
     with ExitStack() as stack:
         asynchronous, messages = [], []

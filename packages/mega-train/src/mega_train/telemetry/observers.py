@@ -27,11 +27,11 @@ class Observer(Protocol):
         """Handle an event. Called in order, by one thread."""
 
     def close(self) -> None:
-        """Finish, after the run has ended in any way."""
+        """Release resources after the run has ended, with or without an error."""
 
 
 class Observers:
-    """Several observers as one. One that fails is dropped with a warning; the run continues."""
+    """A group of observers. An observer that fails is dropped with a warning; the run continues."""
 
     def __init__(self, observers: Sequence[Observer] = ()) -> None:
         self._observers = list(observers)

@@ -20,10 +20,10 @@ METRIC_PREFIX = "mega_train_"
 class Prometheus:
     """Serves the gauges during the run.
 
-    A gauge without a value is not on the page.
+    A gauge without a value is not exported.
 
     Attributes:
-        port, address: where it listens.
+        port, address: port and URL of the server.
     """
 
     def __init__(self, log: LoggingConfig) -> None:

@@ -209,7 +209,7 @@ def rank_order(spec: ModelSpec, tp: int, version: float) -> tuple[int, ...] | No
     if spec.kv_heads % tp:
         raise ConfigError(
             "--tp",
-            "Megatron cuts between groups of heads",
+            "Megatron splits between groups of heads",
             found=tp,
             wanted=f"a divisor of {spec.kv_heads}",
         )

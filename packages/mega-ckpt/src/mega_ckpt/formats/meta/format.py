@@ -90,7 +90,7 @@ def check_target(source: CheckpointSource, folder: Path, target: WriteOptions) -
         raise ConfigError("--pp", "Meta's parts are of every layer", found=layout.pp, wanted=1)
     if params["vocab_size"] % layout.tp:
         found = f"{source.spec.vocab} rows over tp={layout.tp}"
-        raise LayoutError("--tp", "the vocabulary cannot be cut evenly", found=found, wanted="a divisor")
+        raise LayoutError("--tp", "the vocabulary cannot be split evenly", found=found, wanted="a divisor")
     for _ in part_tensors(source.spec, 0, layout.tp, by_rows=True):
         pass
     output_dir.check_output_dir(folder, mark=PARAMS, what="a model", force=target.force, inputs=[source.path])

@@ -50,7 +50,7 @@ def test_help_needs_no_numpy_and_nothing_here_needs_torch() -> None:
         ),
         (
             ("convert", "--from", "hf", "--to", "fairseq", "--load", "x", "--save", "y"),
-            "--to: is a format that is only read: found fairseq, wanted mega | hf | meta | megatron",
+            "--to: is a read-only format: found fairseq, wanted mega | hf | meta | megatron",
         ),
         (
             ("convert", "--from", "torch_dist", "--to", "mega", "--load", "/no/x", "--save", "y"),

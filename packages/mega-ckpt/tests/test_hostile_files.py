@@ -96,7 +96,7 @@ def test_seconds_and_memory_of_what_a_pickle_says_are_limited_here_too(
         raise MemoryError
 
     monkeypatch.setattr(pickle_reader.json, "loads", no_memory)
-    with pytest.raises(FormatError, match=r"many.pt: takes too much memory to read; hint: where you trust"):
+    with pytest.raises(FormatError, match=r"many.pt: takes too much memory to read; hint: if you trust"):
         pickle_reader.open_file(path)
 
 

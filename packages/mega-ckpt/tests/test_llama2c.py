@@ -156,7 +156,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 def test_it_is_only_read(model: Write, tmp_path: Path) -> None:
     path, _ = model(0, tied=True)
     convert(path, tmp_path / "run", "llama2c", "mega")
-    with pytest.raises(ConfigError, match="--to: is a format that is only read: found llama2c"):
+    with pytest.raises(ConfigError, match="--to: is a read-only format: found llama2c"):
         convert(tmp_path / "run", tmp_path / "x.bin", "mega", "llama2c")
 
 

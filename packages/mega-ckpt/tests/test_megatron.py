@@ -366,8 +366,8 @@ def test_an_optimizer_of_an_unknown_layout_stays_behind_and_it_is_said(
     torch.save(tree, rank / FILE)
     result = convert(tmp_path / "theirs", tmp_path / "back", "megatron", "mega")
     assert result.dropped[:2] == (
-        "the states of random numbers",
-        "the optimizer's state, whose layout is not known",
+        "the random number generator states",
+        "the optimizer state, whose layout is unknown",
     )
     back = Checkpoint.open(tmp_path / "back")
     assert back.tensors.keys() == {MODEL}

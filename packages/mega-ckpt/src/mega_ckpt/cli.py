@@ -25,7 +25,7 @@ from mega_schema.errors import escape_controls
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="mega-ckpt")
 def cli() -> None:
-    """Work on checkpoints without a trainer or a GPU."""
+    """Convert, reshard and inspect checkpoints without a trainer or a GPU."""
 
 
 @cli.command()
@@ -53,7 +53,7 @@ def cli() -> None:
 @SHARD
 @click.option("--no-optim", is_flag=True, help="Drop the optimizer state.")
 @TRUE_VOCAB
-@click.option("--tokenizer", type=PATH, help="Folder of a tokenizer to use instead of that of --load.")
+@click.option("--tokenizer", type=PATH, help="Tokenizer folder to use instead of the tokenizer of --load.")
 @click.option("--no-tokenizer", is_flag=True, help="Drop the tokenizer of --load.")
 @MODEL_NAME
 @click.option(
@@ -61,7 +61,7 @@ def cli() -> None:
     "check",
     type=DEGREE,
     metavar="N",
-    help="Run the source and the result and compare their logits for N random tokens.  "
+    help="Run both checkpoints and compare their logits for N random tokens.  "
     "[default: 64 for a model below 10⁹ parameters that goes to hf, if torch is installed; else none]",
 )
 @click.option("--no-check-logits", "unchecked", is_flag=True, help="Do not compare logits.")

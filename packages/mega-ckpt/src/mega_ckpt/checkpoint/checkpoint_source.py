@@ -1,7 +1,7 @@
-"""A checkpoint of any format, opened: the interface between readers and writers.
+"""An open checkpoint of any format: the interface between readers and writers.
 
 A reader turns files into a `CheckpointSource`, a writer turns a `CheckpointSource` into files; neither knows
-the other. They exchange boxes of Mega's parameters as they are stored, so no value changes on the way.
+the other. They exchange boxes of Mega's parameters in the stored dtype, so no value changes.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class CheckpointSource:
 
     Attributes:
         path: the folder or file, with which messages begin.
-        spaces: namespace -> parameter -> safetensors' name of its dtype; `MODEL`, and those of `OPTIMIZER`
-            if the optimizer's state was read. A tied parameter is in none.
-        read_box: reads a box of a parameter in a namespace, as it is stored, bfloat16 as its bits.
+        spaces: namespace -> parameter -> safetensors' name of its dtype; `MODEL`, and those of `OPTIMIZER` if
+            the optimizer's state was read. Tied parameters are in no namespace.
+        read_box: reads a box of a parameter in a namespace, in the stored dtype; bfloat16 as uint16 bits.
         trainer: the content of trainer.json; {"iteration": 0, ...} if there was no training.
         run_config: the run's configuration as TOML.
-        dropped: what a Mega checkpoint cannot store, a few words each.
+        dropped: descriptions of the data that a Mega checkpoint cannot store.
         verify: verifies the values of some namespaces by checksums or replicas; raises a FormatError.
-        verified_chunks: streams a whole parameter as it is stored and verifies its checksums on the way;
+        verified_chunks: streams a whole parameter in the stored dtype and verifies its checksums;
             None for a format without checksums.
         check_metadata: validates everything but the tensor data. Enough if the data is read through
             `verified_chunks`.
@@ -130,14 +130,14 @@ class CheckpointSource:
 
 
 def check_width(where: object, spec: ModelSpec, numbers: int) -> None:
-    """Refuse more attention heads than the stored tensors can hold, before row orders are built.
+    """Refuse more attention heads than the stored tensors can contain, before row orders are built.
 
     Args:
         where: the file or folder, to begin messages with.
-        numbers: how many are stored, all tensors together.
+        numbers: number of stored elements, all tensors together.
 
     Raises:
-        FormatError: one layer's Q, K and V are more than that.
+        FormatError: one layer's Q, K and V have more elements.
     """
     rows = spec.q_rows + 2 * spec.kv_rows
     if rows * spec.hidden > numbers:
@@ -161,7 +161,7 @@ def match_tensors(
         where: the folder or file, to begin messages with.
 
     Raises:
-        FormatError: a tensor is missing, unknown, of another shape, or not of floating point.
+        FormatError: a tensor is missing, unknown, of another shape, or not floating-point.
     """
     matches = []
     for foreign in expected:
@@ -187,7 +187,7 @@ def gather_boxes(
     """Build the `spaces`, `read_box` and `verify` of a source from foreign tensors.
 
     Raises:
-        FormatError: a parameter is not covered, or is made of tensors of several dtypes.
+        FormatError: a parameter is not covered, or its tensors have several dtypes.
     """
     rows = {row.name: row for row in table(spec) if row.tied_to is None}
     parts: dict[str, dict[str, list[tuple[ForeignTensor, MappedTensor]]]] = {}

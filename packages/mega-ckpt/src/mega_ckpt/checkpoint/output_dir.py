@@ -19,11 +19,11 @@ def check_output_dir(folder: Path, *, mark: str, what: str, force: bool, inputs:
 
     Args:
         mark: a file that every folder of the kind has.
-        what: its content, for the message.
-        inputs: folders or files that are read, and must not be in the folder that is replaced.
+        what: description of the content, for the message.
+        inputs: folders or files that are read; they must not be in the folder that is replaced.
 
     Raises:
-        ConfigError: it is taken.
+        ConfigError: the folder is refused.
     """
     check_output("--save", folder, "folder", inputs=inputs, is_ours=lambda _: True)
     if not folder.exists() or not any(folder.iterdir()):

@@ -54,7 +54,7 @@ BoxT = TypeVar("BoxT", bound=_Box)
 
 @dataclass(frozen=True, slots=True)
 class VerifyResult:
-    """How much was verified: tensors, pieces and bytes."""
+    """The numbers of verified tensors, pieces and bytes."""
 
     tensors: int
     pieces: int
@@ -67,11 +67,11 @@ def verify(
     """Verify metadata and checksums.
 
     Args:
-        progress: of the bytes read.
-        spaces: the namespaces whose numbers are read; None for all.
+        progress: called with the bytes read.
+        spaces: the namespaces whose data is read; None: all.
 
     Raises:
-        FormatError: the first fault that is found, cheap ones first.
+        FormatError: the first fault; cheap checks run first.
     """
     check_metadata(checkpoint)
     spaces = {*checkpoint.tensors} if spaces is None else spaces
@@ -85,7 +85,7 @@ def check_metadata(checkpoint: Checkpoint) -> None:
     """Check everything but the tensor data.
 
     Raises:
-        FormatError: the first fault that is found.
+        FormatError: the first fault.
     """
     check_table(checkpoint)
     check_cover(checkpoint)
@@ -96,8 +96,8 @@ def check_metadata(checkpoint: Checkpoint) -> None:
 def check_table(checkpoint: Checkpoint) -> None:
     """Check that every namespace has the model's parameters, in their shapes, and no others.
 
-    A tied parameter is not on disk. An optimizer's namespace has the rows of the model's; where one keeps
-    momentum of some parameters and moments of the others, each of them is in either.
+    A tied parameter is not on disk. An optimizer's namespace has the rows of the model; with Muon, each
+    parameter has either a momentum or the two moments of Adam.
     """
     every = {row.name: row.shape for row in table(checkpoint.spec) if row.tied_to is None}
     manifest = checkpoint.folder / MANIFEST
@@ -179,13 +179,13 @@ def check_headers(checkpoint: Checkpoint) -> None:
 def verify_checksums(
     checkpoint: Checkpoint, spaces: Collection[str], progress: Progress = no_progress
 ) -> None:
-    """Verify the checksum of every piece, and that narrow weights are the optimizer's, rounded.
+    """Verify the checksum of every piece, and that 16-bit weights equal the rounded main weights.
 
     All cores read, and each byte is read once.
 
     Args:
         spaces: the namespaces that are read.
-        progress: of the bytes read.
+        progress: called with the bytes read.
     """
 
     def piece(space: str, name: str, piece: TensorPiece, update: UpdateProgress) -> None:
@@ -210,7 +210,7 @@ def verify_checksums(
 
 
 def _rounded_weights(checkpoint: Checkpoint) -> list[str]:
-    """Return the weights that are narrower than the optimizer's float32 copies."""
+    """Return the 16-bit weights that have float32 main weights."""
     main = checkpoint.tensors.get(MAIN, {})
     return [
         name for name, t in checkpoint.tensors[MODEL].items() if name in main and t.dtype in ("BF16", "F16")
@@ -218,7 +218,7 @@ def _rounded_weights(checkpoint: Checkpoint) -> list[str]:
 
 
 def _check_rounded(checkpoint: Checkpoint, name: str, update: UpdateProgress) -> None:
-    """Check that a narrow weight is the optimizer's float32 one, rounded; verify both checksums."""
+    """Check that a 16-bit weight equals the rounded main weight; verify both checksums."""
     tensor = checkpoint.tensors[MODEL][name]
     rows = rows_per_chunk(tensor.shape, "F32")
     both = (stream_rows(checkpoint, space, name, rows) for space in (MODEL, MAIN))

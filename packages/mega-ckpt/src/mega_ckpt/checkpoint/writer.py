@@ -32,7 +32,7 @@ Dtypes = Mapping[str, Mapping[str, str]]  # namespace -> parameter -> safetensor
 
 @dataclass(frozen=True, slots=True)
 class NamespacePlan:
-    """A namespace to write: the namespace its values come from, and their dtypes."""
+    """A namespace to write: the source namespace of its values, and their dtypes."""
 
     space: str
     dtypes: Mapping[str, str]
@@ -43,12 +43,12 @@ def namespaces_to_write(
 ) -> dict[str, NamespacePlan]:
     """Plan which of the stored namespaces to write.
 
-    With a dtype, the weights are rounded once, from the optimizer's float32 copies if there are any. The
-    optimizer keeps float32 copies only of narrower weights.
+    With a dtype, the weights are rounded once, from the main weights if there are any. Main weights are
+    written only for 16-bit weights.
 
     Args:
-        optimizer: carry the optimizer's namespaces too.
-        dtype: of the weights, a key of `dtypes.NAMES`; None writes every namespace as it is.
+        optimizer: write the optimizer's namespaces too.
+        dtype: of the weights, a key of `dtypes.NAMES`; None keeps the dtype of every namespace.
     """
     state = [space for space in stored if space != MODEL] if optimizer else []
     if dtype is None:
@@ -70,10 +70,10 @@ class RankShare:
 
 
 def rank_shares(spec: ModelSpec, layout: Layout, kinds: Mapping[str, str]) -> list[RankShare]:
-    """Assign to every rank of the layout the boxes that it writes.
+    """Assign the boxes to write to the ranks of a layout.
 
     Args:
-        kinds: safetensors' name of the dtype of every parameter that is written.
+        kinds: dtype of every parameter to write, by its safetensors name.
 
     Raises:
         LayoutError: the model cannot be split this way.
@@ -97,7 +97,7 @@ def check_run_folder(run: Path, iteration: int, *, force: bool) -> None:
     """Refuse a run with other checkpoints; with `force`, replace the same iteration.
 
     Raises:
-        ConfigError: it has, or it is a checkpoint itself, or no folder.
+        ConfigError: the run has other checkpoints, is a checkpoint itself, or is not a folder.
     """
     check_output("--save", run, "folder", is_ours=lambda _: True)
     if (run / MANIFEST).exists():
@@ -140,17 +140,17 @@ def write_shares(
     bands: ReadRows,
     progress: Progress = no_progress,
 ) -> int:
-    """Write the boxes of all ranks on all cores; a few row chunks are in memory.
+    """Write the boxes of all ranks on all cores, with a few row chunks in memory.
 
     Args:
         bands: reads the rows of a tensor in the dtype of its boxes; called by several threads.
-        progress: of the bytes written.
+        progress: called with the bytes written.
 
     Returns:
         the bytes of all boxes.
 
     Raises:
-        MegaError: the disk is full, or would not write for another reason.
+        MegaError: the disk is full, or refused the write for another reason.
     """
     files = [_RankFileWriter(save.folder, space, share) for space, group in spaces.items() for share in group]
     size = sum(file.bytes for file in files)
@@ -173,7 +173,7 @@ def write_shares(
 
 
 class _RankFileWriter:
-    """The file of one rank, open from its first values to its last: a layout may have thousands."""
+    """The file of one rank, open only while its values are written: a layout may have thousands of files."""
 
     def __init__(self, folder: Path, space: str, share: RankShare) -> None:
         self.space = space

@@ -46,7 +46,7 @@ def inspect(
     model: str | None,
     as_json: bool,
 ) -> None:
-    """Print the content of the checkpoint FOLDER (of a run's folder: its latest).
+    """Print the content of the checkpoint FOLDER (for a run's folder, its latest checkpoint).
 
     Tensors of other formats are listed under Mega's names.
     """

@@ -1,4 +1,4 @@
-"""The formats by name, each loaded when it is used: --help needs the names and no numpy."""
+"""The formats by name. Each is imported when it is used: --help needs the names but not numpy."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ NAMES: Mapping[str, tuple[str, str]] = MappingProxyType(
         "fairseq": ("fairseq.format", "fairseq's megatron_11b: model-model_part-0.pt, dict.txt"),
         "bigscience": (
             "bigscience.format",
-            "a step of Megatron-DeepSpeed's, or a run's folder: BLOOM as it was trained",
+            "a step of Megatron-DeepSpeed, or a run's folder: BLOOM's training format",
         ),
-        "llama2c": ("llama2c.format", "a model's .bin of llama2.c"),
-        "megatron": ("megatron.format", "a classic checkpoint of Megatron-LM's, or a run's folder"),
-        "megatron-core": ("megatron.core", "the same, in the names of Megatron's core class"),
+        "llama2c": ("llama2c.format", "a .bin model file of llama2.c"),
+        "megatron": ("megatron.format", "a classic checkpoint of Megatron-LM, or a run's folder"),
+        "megatron-core": ("megatron.core", "the same, with the tensor names of Megatron's core class"),
         "torch_dist": (
             "torch_dist.format",
-            "a folder of Megatron core's, written by torch.distributed.checkpoint",
+            "a Megatron core folder, written by torch.distributed.checkpoint",
         ),
     }
 )
@@ -55,7 +55,7 @@ def read_source(name: str, path: Path, reading: ReadOptions) -> CheckpointSource
     """Open the checkpoint at `path` in the named format.
 
     Raises:
-        FormatError: there is none, or its reader refuses it.
+        FormatError: there is no checkpoint, or the reader refuses it.
     """
     if name not in _CHECK_THE_PATH and not path.exists():
         raise _missing_path_error(path)
@@ -79,11 +79,11 @@ def writer_of(
     """Return `check_target` and `write` of a format.
 
     Raises:
-        ConfigError: it is read only.
+        ConfigError: the format is read-only.
     """
     entry = format_of(name)
     if entry.write is None or entry.check_target is None:
-        raise ConfigError("--to", "is a format that is only read", found=name, wanted=" | ".join(WRITTEN))
+        raise ConfigError("--to", "is a read-only format", found=name, wanted=" | ".join(WRITTEN))
     return entry.check_target, entry.write
 
 

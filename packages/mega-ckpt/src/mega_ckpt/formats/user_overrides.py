@@ -23,7 +23,7 @@ def parse_model(word: str) -> ModelSpec:
     """Return a preset, or the model of a JSON file with fields of `ModelSpec`; "family" gives the defaults.
 
     Raises:
-        ConfigError: there is no such model or file, or its fields are of no model.
+        ConfigError: there is no such preset or file, or its fields do not define a model.
     """
     if word in PRESETS:
         return PRESETS[word]
@@ -58,14 +58,14 @@ def load_tokenizer(folder: Path, spec: ModelSpec) -> Tokenizer:
 
 
 def check_fits(tokenizer: Tokenizer, spec: ModelSpec, where: object, *, hint: str = "") -> Tokenizer:
-    """Return the tokenizer, if its ids fit the model's vocabulary.
+    """Check that the tokenizer's ids fit the model's vocabulary, and return the tokenizer.
 
     Args:
         where: its file or folder, to begin messages with.
-        hint: of the message.
+        hint: hint of the message.
 
     Raises:
-        FormatError: the model has not all of them.
+        FormatError: an id is outside the model's vocabulary.
     """
     size = tokenizer.identity.vocab_size
     if size > spec.vocab:

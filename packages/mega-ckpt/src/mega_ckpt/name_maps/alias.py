@@ -19,11 +19,11 @@ from mega_schema.sharding import Shape, Slab
 
 @dataclass(frozen=True, slots=True)
 class TensorAlias:
-    """One foreign tensor and the part of a parameter that it stores.
+    """A foreign tensor and the part of a parameter that it stores.
 
     Attributes:
-        foreign, ours: the name there and the parameter's name.
-        block: number of the run of the row's `Split` that the foreign tensor is; None when it is the whole
+        foreign, ours: the foreign name and the parameter's name.
+        block: number of the run of the row's `Split` that the foreign tensor contains; None: the whole
             parameter.
         transpose: the foreign tensor is stored transposed.
         order: the parameter's rows are foreign[order]; None if the order is the same. Applied after the
@@ -47,7 +47,7 @@ class TensorAlias:
         return Slab(tuple(start), tuple(shape), tuple(start))
 
     def unsharded_tensor(self, row: Param) -> ForeignTensor:
-        """Return the foreign tensor of a program without tensor parallelism."""
+        """Return the foreign tensor as stored without tensor parallelism."""
         box = self.slab(row)
         shape = box.shape[::-1] if self.transpose else box.shape
         boxes = (Slab(box.start, box.shape, (0,) * len(box.shape)),)
@@ -78,11 +78,11 @@ class TensorAlias:
 
 @dataclass(frozen=True, slots=True)
 class ForeignTensor:
-    """One tensor as a foreign file stores it, and the boxes of a parameter that fill it.
+    """A tensor as a foreign file stores it, and the boxes of a parameter that fill it.
 
     Attributes:
-        name: its key there.
-        shape: its shape there.
+        name: key in the foreign file.
+        shape: shape in the foreign file.
         boxes: boxes of the parameter; `at` is where each begins in the tensor in the parameter's arrangement.
             Rows that no box fills are padding.
         transpose, order: as in `TensorAlias`.

@@ -1,4 +1,4 @@
-"""Boxes and runs of foreign tensors that several ranks wrote in parts."""
+"""Boxes and runs of foreign tensors that several ranks wrote."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def select_box(whole: ForeignTensor, start: Shape, shape: Shape) -> ForeignTenso
     """Select a box of a foreign tensor as a foreign tensor; it has no boxes if it is all padding.
 
     Args:
-        whole: one that is not transposed.
-        start, shape: of the box, as the tensor is there.
+        whole: the whole foreign tensor, not transposed.
+        start, shape: the box, in the stored arrangement.
     """
     assert not whole.transpose, f"{whole.name}: transposed"
     if whole.order is None:

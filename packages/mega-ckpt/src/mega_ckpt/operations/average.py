@@ -21,7 +21,7 @@ from mega_schema.parallel_layout import WHOLE
 def ema_weights(count: int, decay: float) -> list[float]:
     """Return the weight of each of `count` checkpoints in an exponential moving average, oldest first.
 
-    Each new one has the weight 1 - decay, and all before it together the rest.
+    Each checkpoint has the weight 1 - decay, and all earlier ones together have the weight `decay`.
 
     Raises:
         ConfigError: the decay is not between 0 and 1.
@@ -39,18 +39,19 @@ def average(
     force: bool = False,
     progress: Progress = no_progress,
 ) -> Path:
-    """Write the weighted mean of the sources' weights, summed in float64, as a checkpoint without optimizer.
+    """Write the weighted mean of the sources' weights as a checkpoint without optimizer state.
 
-    It takes the weights that a source has most precisely, and rounds once, to the dtype of the first's. Its
-    iteration, trainer.json, configuration and tokenizer are those of the source with the highest iteration.
+    The mean is summed in float64 from each source's most precise weights and rounded once, to the dtype of
+    the first source. Iteration, trainer.json, configuration and tokenizer are those of the source with the
+    highest iteration.
 
     Args:
-        weights: one for each source, 0 or more; they are divided by their sum.
+        weights: one number for each source, 0 or more; they are divided by their sum.
         force: replace a checkpoint of this iteration.
-        progress: of the bytes written.
+        progress: called with the bytes written.
 
     Raises:
-        ConfigError: the models differ, weights are no weights, `run` is a source's, or something is there.
+        ConfigError: the models differ, a weight is negative, or `run` is a source or has checkpoints.
         FormatError: a source is damaged.
     """
     first = sources[0]

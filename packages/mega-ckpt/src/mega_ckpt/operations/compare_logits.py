@@ -1,14 +1,12 @@
 """Compare the logits of two checkpoints for the same tokens, in float32 on a CPU.
 
-The one module here that runs a model, so torch is imported in its functions alone. A Hugging Face folder is
-run by `transformers` where that is installed, all else by the reference forward (`mega_model`). One model is
-in memory at a time, whole.
+Only this module runs a model, so torch is imported inside its functions. `transformers` runs Hugging Face
+folders if it is installed; `mega_model` runs all others. One whole model is in memory at a time.
 
-transformers gets no file of the folder: a key of a config.json can name code to download, and
-`local_files_only` does not cover it. It gets a config made from the spec, and the tensors by the names that
-the files have.
+transformers does not open files of the folder: a key of config.json can name code to download, and
+`local_files_only` does not prevent that. It receives a config built from the spec, and the tensors by name.
 
-What was read is rounded as what was written is, so that nothing but the order of sums makes a difference.
+The source's weights are rounded to the dtype of the written ones, so that only the order of sums differs.
 """
 
 from __future__ import annotations
@@ -72,10 +70,10 @@ class LogitsDifference:
     """The difference between the logits of two checkpoints.
 
     Attributes:
-        tokens: how many were asked.
-        absolute, relative: the largest difference, and of the largest logit.
-        tolerance: the relative one that the order of sums explains.
-        by: what ran the one that was read, and the one that was written.
+        tokens: number of tokens.
+        absolute, relative: the largest difference, and its fraction of the largest logit.
+        tolerance: the relative difference that the order of sums explains.
+        by: the programs that ran the source and the result.
     """
 
     tokens: int
@@ -90,7 +88,7 @@ class LogitsDifference:
 
     @property
     def error_line(self) -> str:
-        """The error message for logits that differ, in one line."""
+        """The one-line error message for logits that differ."""
         return (
             f"logits are not those of what was read: found {self.relative:.1e} of the largest, "
             f"wanted at most {self.tolerance:.0e}; hint: keep the source, and report which model it is"
@@ -105,7 +103,7 @@ class LogitsDifference:
 
 
 def tokens_to_check(tokens: int | None, want: str, source: CheckpointSource) -> int:
-    """Return how many tokens to check with; 0 for no check.
+    """Return the number of tokens to check with; 0 for no check.
 
     Args:
         tokens: from --check-logits; None: check a small model that goes to Hugging Face.
@@ -127,7 +125,7 @@ def compare_logits(read: LoadedSide, written: LoadedSide, tokens: int) -> Logits
     """Compare the logits of both sides for the same random tokens.
 
     Raises:
-        FormatError: the two have not one vocabulary.
+        FormatError: the vocabulary sizes differ.
     """
     vocab, max_seq_len = read.source.spec.vocab, read.source.spec.max_seq_len
     if written.source.spec.vocab != vocab:
@@ -147,7 +145,7 @@ def compare_logits(read: LoadedSide, written: LoadedSide, tokens: int) -> Logits
 
 
 def _choose_runner(side: LoadedSide) -> str:
-    """Choose transformers for a Hugging Face folder, where it is installed and has the class."""
+    """Choose transformers for a Hugging Face folder, if it is installed and has the class."""
     if side.format != "hf" or importlib.util.find_spec("transformers") is None:
         return _REFERENCE
     architecture = config_json.class_of(side.source.spec, side.path).architecture
@@ -185,7 +183,7 @@ def _run_transformers(side: LoadedSide, stored: Mapping[str, str], token_BS: np.
     """Run transformers' class of the model on the folder's tensors, each rounded to its stored dtype.
 
     Raises:
-        FormatError: transformers does not make the model, or does not know one of its tensors.
+        FormatError: transformers does not build the model, or does not know one of its tensors.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Rewrite a checkpoint for another layout: integer ranges, no model, no GPU."""
+"""Rewrite a checkpoint for another layout, without a model or a GPU."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ def reshard(
     force: bool = False,
     progress: Progress = no_progress,
 ) -> Path:
-    """Write the checkpoint into `run` with the files of `layout`; trainer state and tokenizer stay.
+    """Write the checkpoint into `run` with the files of `layout`; trainer state and tokenizer are copied.
 
-    A few megabytes of a tensor are in memory at a time, on every core. What is read is checked on the way: a
-    copy of damaged bytes would carry checksums that call them sound.
+    Every core has a few megabytes of a tensor in memory. Checksums are verified while reading: a copy of
+    damaged bytes would get valid checksums.
 
     Args:
         layout: tp, pp and vp of the pieces; the optimizer's state is not split over dp.
         optimizer, dtype: as for `writer.namespaces_to_write`.
         force: replace a checkpoint of this iteration.
-        progress: of the bytes written.
+        progress: called with the bytes written.
 
     Returns:
         the new checkpoint's folder.
 
     Raises:
         LayoutError: the model cannot be split this way.
-        ConfigError: `run` is where the source is, or has this iteration already.
+        ConfigError: `run` is the source, or has this iteration already.
         FormatError: the source is damaged, or a weight is too large for the dtype.
     """
     check_table(source)

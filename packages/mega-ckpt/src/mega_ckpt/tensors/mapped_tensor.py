@@ -1,4 +1,4 @@
-"""One tensor of a file, mapped into memory."""
+"""A tensor of a file, mapped into memory."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class MappedTensor:
 
     Attributes:
         dtype: safetensors' name for it.
-        offset: of its first number, in bytes from the beginning of the file.
-        strides: strides in numbers, one per dimension; None for C order.
+        offset: offset in bytes of its first element in the file.
+        strides: strides in elements, one per dimension; None for C order.
         storage: the tensor's storage in a file of `torch.save`.
     """
 
@@ -48,11 +48,11 @@ class MappedTensor:
 
     @property
     def bytes(self) -> int:
-        """The bytes of its numbers, each counted once."""
+        """The bytes of the tensor's distinct elements."""
         return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
 
     def values(self) -> np.ndarray:
-        """Map the tensor as it is stored, bfloat16 as its bits; for a dtype of DTYPES."""
+        """Map the tensor in its stored dtype, one of DTYPES; bfloat16 as uint16 bits."""
         kind = DTYPES[self.dtype]
         if self.bytes == 0:  # nothing to map
             return np.empty(self.shape, kind)
@@ -68,7 +68,7 @@ def verify_checksums(tensors: Iterable[MappedTensor]) -> None:
     """Verify the checksums of the storages of tensors, on all cores.
 
     Raises:
-        FormatError: the bytes are not those that were written.
+        FormatError: a checksum does not match.
     """
     storages = {(t.file, t.storage) for t in tensors if t.storage is not None and t.storage.crc}
     parallel_map(sorted(storages, key=lambda job: (job[0], job[1].begin)), _verify_checksum, lambda _: None)

@@ -1,7 +1,7 @@
-"""Stream a tensor in chunks of rows, first to last, whatever pieces store it.
+"""Stream a tensor in chunks of rows, first to last, from any pieces.
 
-The rows of a piece are contiguous in its file, so every piece is read once, from its first byte to its last,
-and its checksum is computed on the way. Files are read, not mapped: one chunk is in memory.
+The rows of a piece are contiguous in its file, so every piece is read once, sequentially, and its checksum is
+verified at the end. Files are read, not mapped: one chunk is in memory.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ CHUNK_BYTES = 1 << 22  # bytes; a row that is longer is a band of its own
 
 @dataclass(frozen=True, slots=True)
 class RowChunk:
-    """Consecutive rows of a tensor as they are stored, bfloat16 as its bits.
+    """Consecutive rows of a tensor in the stored dtype; bfloat16 as uint16 bits.
 
     Attributes:
-        first: number of the first of them.
-        values: (rows, *shape[1:]); they hold until the next band is asked for.
+        first: number of the first row.
+        values: (rows, *shape[1:]); valid until the next chunk is requested.
     """
 
     first: int
@@ -38,7 +38,7 @@ ReadRows = Callable[[str, str], Iterator[RowChunk]]  # of a tensor, by its names
 
 
 def rows_per_chunk(shape: Shape, dtype: str) -> int:
-    """Return how many rows of a tensor one chunk has."""
+    """Return the number of rows in a chunk of a tensor."""
     return max(1, CHUNK_BYTES // max(1, math.prod(shape[1:]) * DTYPES[dtype].itemsize))
 
 
@@ -50,13 +50,13 @@ def row_slabs(shape: Shape, rows: int) -> Iterator[Slab]:
 
 
 def stream_rows(checkpoint: Checkpoint, space: str, name: str, rows: int | None = None) -> Iterator[RowChunk]:
-    """Stream the rows of a tensor whose pieces are known to cover it (`verify.check_cover`).
+    """Stream the rows of a tensor whose pieces cover it (checked by `verify.check_cover`).
 
     Args:
-        rows: of each band but the last; None for as many as make BAND bytes.
+        rows: number of rows in each chunk but the last; None: the rows of about BAND bytes.
 
     Raises:
-        FormatError: a piece is not what was written.
+        FormatError: a checksum does not match.
     """
     tensor = checkpoint.tensors[space][name]
     step = min(tensor.shape[0], rows or rows_per_chunk(tensor.shape, tensor.dtype))
@@ -93,7 +93,7 @@ class PieceReader:
         """Read the next bytes, as many as `into` holds.
 
         Raises:
-            FormatError: the file ends before.
+            FormatError: the file ends early.
         """
         filled = 0
         while filled < len(into):
@@ -111,7 +111,7 @@ class PieceReader:
         """Close the file and verify the checksum, after all bytes were read.
 
         Raises:
-            FormatError: it has not the checksum that it was written with.
+            FormatError: the checksum does not match.
         """
         self.close()
         assert self._offset == self.piece.offset + self.piece.bytes, (
@@ -154,5 +154,5 @@ def _read_rows(
 
 
 def as_bytes(values: np.ndarray) -> memoryview:
-    """Return the bytes of an array in C order, without a copy if it is in that order."""
+    """Return the bytes of an array in C order, without a copy if it is already in C order."""
     return np.ascontiguousarray(values).reshape(-1).view(np.uint8).data

@@ -4,9 +4,9 @@
         opened = unpickler.open(path)
     opened.entry("model.language_model.encoder.layers.0.mlp.dense_h_to_4h.weight").values()
 
-The pickle is read by a process without files or network (`sandbox.sandbox_process`), which answers with its
-content. The numbers stay in the file: a tensor is a `MappedTensor`, mapped at its offset. Tensors that share
-a storage overlap, as they did in memory.
+A process without access to files or network (`sandbox.sandbox_process`) reads the pickle and returns its
+content. Tensor data stays in the file: a tensor is a `MappedTensor`, mapped at its offset. Tensors that
+shared a storage overlap.
 
     in the file                                  in the tree
     dict, OrderedDict, defaultdict, Counter      dict
@@ -14,7 +14,7 @@ a storage overlap, as they did in memory.
     tensor, parameter, storage                   MappedTensor
     array or number of numpy                     numpy's array, or Python's number
     member of an enum                            EnumMember
-    object of a class that is on the list        Record
+    object of an allowed class        Record
     torch.float32, list and the like             GlobalName, a text
 """
 
@@ -61,7 +61,7 @@ _VALUES_PER_CLOCK_CHECK = 1 << 14  # values made between two looks at the clock
 _INT64 = range(-(1 << 63), 1 << 64)
 _BROKEN = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError)
 _NUMPY_CODE = re.compile(r"[<>][biufcSU][1-9]\d*")
-_HINT = "where you trust the file: torch.load it, and torch.save its tensors, dicts, lists and numbers alone"
+_HINT = "if you trust the file: torch.load it, and torch.save only its tensors, dicts, lists and numbers"
 
 
 def open_file(path: Path, begin: int = 0, length: int | None = None) -> PickleFile:
@@ -103,7 +103,7 @@ class Unpickler:
             begin, length: byte range of a file within another.
 
         Raises:
-            FormatError: the file is missing, damaged, too large to read, or asks for what is not allowed.
+            FormatError: the file is missing, damaged, too large, or names a global that is not allowed.
         """
         if not path.is_file():
             raise FormatError(path, "no such file")
@@ -177,7 +177,7 @@ class Unpickler:
 def _legacy_storages(
     path: Path, file: BinaryIO, whole: Span, answer: Mapping[str, Any]
 ) -> dict[str, Storage]:
-    """Locate the storages behind the pickles, in a file from before torch 1.6."""
+    """Locate the storages after the pickles, in a file written before torch 1.6."""
     magic, _, system, _, keys = answer["values"]
     order = dict(zip(system[1::2], system[2::2], strict=True)).get("little_endian")
     if magic != ["int", f"{MAGIC:x}"] or order is not True or keys[0] != "list":
@@ -199,7 +199,7 @@ def _legacy_storages(
 
 
 class _TreeBuilder:
-    """Builds values from the other process's answer, which is not trusted."""
+    """Builds values from the sandbox process's answer, which is not trusted."""
 
     def __init__(self, path: Path, storages: Mapping[str, Any], spans: Mapping[str, Storage]) -> None:
         self._path = path

@@ -34,8 +34,8 @@ class Record:
 
     Attributes:
         kind: its class, with the module.
-        args: what it was made with.
-        fields: its attributes; "state" alone where its class has a way of its own to say them.
+        args: arguments of its constructor.
+        fields: its attributes; only "state" if its class has a custom pickle state.
     """
 
     kind: str
@@ -65,7 +65,7 @@ class PickleFile:
         """Return every tensor under its dotted name.
 
         Raises:
-            FormatError: they are too long, all together.
+            FormatError: the names are too long in total.
         """
         tensors = dict[str, MappedTensor]()
         characters = 0

@@ -1,6 +1,6 @@
 """Write files of `torch.save` without torch, one tensor at a time: the zip of `zip_reader`.
 
-`torch.load` opens them, and maps them where it is asked to: numbers begin at multiples of 64 bytes.
+`torch.load` can also map the files: data begins at multiples of 64 bytes.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ def write(
     """Write a file and flush it to the disk.
 
     Args:
-        tree: what `torch.load` will return; see `pickle_writer`. Where it has the same header twice, the
-            tensors share their numbers.
-        values: called once per tensor; its numbers as they are stored, in one or more parts, in C order.
+        tree: the value that `torch.load` will return; see `pickle_writer`. Tensors with the same header
+            object share a storage.
+        values: called once per tensor; yields its data in C order, in one or more parts.
         update: called with the bytes of each part.
 
     Raises:
-        TypeError: the tree has something in it that is not written.
+        TypeError: the tree contains an unsupported type.
     """
     keys: dict[TensorHeader, str] = {}
     text = dumps(tree, lambda tensor: keys.setdefault(tensor, str(len(keys))))
@@ -80,7 +80,7 @@ def _parts(tensor: TensorHeader, parts: Iterable[np.ndarray]) -> Iterator[memory
 
 
 def _parts_of_tensor(size: int, parts: Iterator[memoryview], update: UpdateProgress) -> Iterator[memoryview]:
-    """Yield the parts of one tensor from the parts of all."""
+    """Yield the parts of one tensor from the parts of all tensors."""
     while size:
         part = next(parts)
         yield part

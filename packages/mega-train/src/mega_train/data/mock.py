@@ -30,7 +30,8 @@ class MockDataset(IndexedDataset):
         """Compute the lengths of the documents.
 
         Args:
-            vocab: ids of the tokenizer. eod: the id that ends a document.
+            vocab: ids of the tokenizer.
+            eod: the id that ends a document.
 
         Raises:
             ConfigError: there are no ids.

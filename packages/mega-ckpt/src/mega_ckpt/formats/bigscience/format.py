@@ -50,10 +50,10 @@ _EMBEDDING = "word_embeddings.weight"
 def read(load: Path, reading: ReadOptions) -> CheckpointSource:
     """Read the folder of one step, or of a run.
 
-    Norms and biases that all ranks should have alike are the first one's: in BLOOM's training they drifted.
+    Replicated norms and biases are taken from rank 0: in BLOOM's training the replicas drifted apart.
 
     Raises:
-        FormatError: a file is missing, damaged or of another model, or the model has something ours has not.
+        FormatError: a file is missing, damaged or of another model, or the model is not supported.
     """
     folder = _folder(load)
     files = {(int(n[1]), int(n[2])): p for p in folder.iterdir() if (n := _NUMBERED.fullmatch(p.name))}

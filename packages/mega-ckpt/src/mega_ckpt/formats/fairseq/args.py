@@ -42,7 +42,7 @@ def model_args(tree: Mapping[Any, Any], where: object) -> Mapping[str, Any]:
         where: the file, to begin messages with.
 
     Raises:
-        FormatError: there are none.
+        FormatError: the file has no arguments.
     """
     args = _plain(tree.get("args"))
     if not isinstance(args, Mapping):
@@ -60,7 +60,7 @@ def to_spec(args: Mapping[str, Any], vocab: int, where: object) -> ModelSpec:
         vocab: rows of the embedding, all parts together.
 
     Raises:
-        FormatError: an argument is missing or out of range, or makes another model than ours.
+        FormatError: an argument is missing, out of range or not supported.
     """
     for name, value in _ONLY.items():
         if args.get(name, value) != value:

@@ -1,8 +1,8 @@
 """Read fairseq's dictionary and map its ids to those of GPT-2's tokenizer.
 
-A line of dict.txt is a token and how often it was seen. Ids 0 to 3 are <s>, <pad>, </s> and <unk>, a line's
-id is its number + 4, and ids after the last one fill up to a number that divides. The tokens of
-megatron_11b's are GPT-2's ids in decimal, and fillers.
+A line of dict.txt is a token and its count. Ids 0 to 3 are <s>, <pad>, </s> and <unk>, a line's id is its
+number + 4, and padding ids follow the last one. The tokens of megatron_11b are GPT-2's ids in decimal, and
+fillers.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _FILLER = "madeupword"
 def id_order(path: Path, rows: int) -> np.ndarray:
     """Return (rows,) int64: fairseq's id for every id of Mega.
 
-    GPT-2's ids come first, then fairseq's special tokens and fillers in their order. `</s>`, with which it
-    ends a text, and `<|endoftext|>`, the last one of GPT-2's, which no text there has, change places: so the
-    tokenizer's end of a document is the one that the model learned.
+    GPT-2's ids come first, then fairseq's special tokens and fillers in their order. `</s>`, fairseq's end of
+    a text, and `<|endoftext|>`, GPT-2's last id, which fairseq's texts do not contain, are swapped: then the
+    tokenizer's end-of-document token is the one that the model learned.
 
     Args:
-        rows: of the embedding, all parts together.
+        rows: rows of the embedding, all parts together.
 
     Raises:
-        FormatError: the file is missing, or is no dictionary of GPT-2's ids for `rows` rows.
+        FormatError: the file is missing, or is not a dictionary of GPT-2's ids for `rows` rows.
     """
     words = _words(path)
     if len(words) + len(_SPECIAL) > rows:

@@ -1,7 +1,7 @@
 """Read fairseq's tensor-parallel language models, such as megatron_11b.
 
-model-model_part-0.pt, ...      what each rank has: args or cfg, model, the optimizer's state
-dict.txt                        what its ids mean
+model-model_part-0.pt, ...      one file per rank: args or cfg, model, optimizer state
+dict.txt                        dictionary of token ids
 encoder.json, vocab.bpe         GPT-2's tokenizer, if it was added
 """
 
@@ -51,12 +51,12 @@ class _Part:
 
 
 def read(load: Path, reading: ReadOptions) -> CheckpointSource:
-    """Read the files in a folder, or those of a name in fairseq's form: model.pt.
+    """Read the files in a folder, or those of a path such as model.pt, as fairseq names them.
 
     Ids are in the order of GPT-2's tokenizer: see `dictionary`.
 
     Raises:
-        FormatError: a part is missing, damaged or of another model, or the model has something ours has not.
+        FormatError: a part is missing, damaged or of another model, or the model is not supported.
     """
     files = _files(load)
     with Unpickler() as unpickler:
@@ -137,11 +137,11 @@ def _check_part(opened: PickleFile) -> _Part:
 
 
 def _reorder_embedding(box: ReadBox, order: np.ndarray, embeddings: list[MappedTensor]) -> ReadBox:
-    """Wrap `read_box` to reorder the rows of the embedding.
+    """Return a `read_box` that reorders the rows of the embedding.
 
     Args:
         order: fairseq's id for every id of Mega.
-        embeddings: of every part, whose rows are as many.
+        embeddings: the embedding of every part; all have the same number of rows.
     """
     share = embeddings[0].shape[0]
 

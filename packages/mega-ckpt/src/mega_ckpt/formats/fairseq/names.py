@@ -24,7 +24,7 @@ _LAYER: Mapping[str, str] = MappingProxyType(
 
 
 def aliases(spec: ModelSpec) -> Iterator[TensorAlias]:
-    """Yield every tensor of the model; positions are computed and the head is the embedding."""
+    """Yield every tensor of the model; positions are not stored, and the head is the embedding."""
     yield TensorAlias(EMBEDDING, "embed.weight")
     for i in range(spec.layers):
         fairseq, ours = f"decoder.layers.{i}.", f"layers.{i}."

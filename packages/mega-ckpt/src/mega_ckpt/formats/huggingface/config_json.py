@@ -1,7 +1,6 @@
 """Convert Hugging Face's config.json to a `ModelSpec` and back, by the tables of `model_classes`.
 
-What our model does not compute is refused by name: weights that load and mean something else are the worst
-a converter can do.
+Unsupported features are refused by name: a converter must not load weights with another meaning.
 """
 
 from __future__ import annotations
@@ -36,8 +35,7 @@ def to_spec(config: Mapping[str, Any], where: object) -> ModelSpec:
         where: the file, to begin messages with.
 
     Raises:
-        FormatError: the architecture is unknown, it has something ours has not, or a key is missing or out of
-            range.
+        FormatError: the architecture is unknown or not supported, or a key is missing or out of range.
     """
     kinds = {cls.model_type: cls for cls in CLASSES}
     kind = config.get("model_type")
@@ -76,8 +74,8 @@ def class_of(spec: ModelSpec, where: object) -> HfModelClass:
     """Return the first class of `transformers` that supports every feature of the model.
 
     Raises:
-        ConfigError: there is none. The message names the first field whose value no class has; where each
-            has a class, but none has all, the first that the nearest class lacks.
+        ConfigError: there is none. The message names the first field that no class supports; or if every
+            field has a class, but no class has all, the first that the nearest class does not support.
     """
     lacking = [(candidate, _mismatches(candidate, spec)) for candidate in CLASSES]
     for candidate, fields in lacking:
@@ -200,7 +198,7 @@ def _rope_keys(theirs: HfModelClass, spec: ModelSpec) -> dict[str, Any]:
 def _window(
     theirs: HfModelClass, config: Mapping[str, Any], fields: Mapping[str, Any], where: object
 ) -> int | None:
-    """Return the sliding window, which must be in every layer or in none."""
+    """Return the sliding window, which must apply to every layer or to none."""
     layers = min(
         fields["layers"], 1 << 20
     )  # a count gone wrong is refused later, and must not fill the memory
@@ -243,7 +241,7 @@ def _window_keys(theirs: HfModelClass, spec: ModelSpec) -> dict[str, Any]:
 
 
 def _mismatches(theirs: HfModelClass, spec: ModelSpec) -> dict[str, object]:
-    """Return the fields in which the model differs from the class, with the values the class needs."""
+    """Return the fields in which the model differs from the class, with the values of the class."""
     keys = {key.ours: key for key in theirs.keys}
     fields = spec.to_dict()
     lacking: dict[str, object] = {}
@@ -268,7 +266,7 @@ def _mismatches(theirs: HfModelClass, spec: ModelSpec) -> dict[str, object]:
 
 
 def _rope_mismatch(theirs: HfModelClass, spec: ModelSpec, name: str) -> str | None:
-    """Return the value a rotary field would need; None if it matches or does not apply."""
+    """Return the value that a rotary field must have; None if it matches or does not apply."""
     if spec.positions != "rope":
         return None
     if theirs.rope is None:
@@ -283,7 +281,7 @@ def _rope_mismatch(theirs: HfModelClass, spec: ModelSpec, name: str) -> str | No
 
 
 def _inverse(values: Mapping[str, str]) -> dict[str, str]:
-    """Invert a table of values: Mega's to theirs."""
+    """Invert a table of values: Mega's to Hugging Face's."""
     return {ours: theirs for theirs, ours in values.items()}
 
 

@@ -1,4 +1,4 @@
-"""List what a Hugging Face folder contains and a Mega checkpoint cannot store."""
+"""List the parts of a Hugging Face folder that a Mega checkpoint cannot store."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def dropped_items(folder: Path, config: Mapping[str, Any], tokenizer: Tokenizer 
     """Yield the special token ids and dropout rates of config.json, and the files, that are dropped.
 
     Args:
-        tokenizer: that goes with the model, the folder's or another; None: none does.
+        tokenizer: the tokenizer that is converted with the model, the folder's or another; None: no
+            tokenizer.
     """
     generation = json.loads(hf_tokenizer.generation_config(tokenizer) or b"{}")
     identity = tokenizer.identity if tokenizer else None

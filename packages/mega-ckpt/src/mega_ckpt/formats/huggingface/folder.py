@@ -55,7 +55,7 @@ def open_hf_folder(folder: Path) -> HfFolder:
     """Read the config and the headers of the weights.
 
     Raises:
-        FormatError: the folder is not one of a model ours can be, or a file is missing or damaged.
+        FormatError: the folder is not of a supported model, or a file is missing or damaged.
     """
     if not (folder / CONFIG).is_file():
         ours = (folder / MANIFEST).is_file() or any(folder.glob(f"iter_*/{MANIFEST}"))
@@ -116,14 +116,14 @@ def write_folder(
     dtype: str,
     tokenizer: Tokenizer | None,
 ) -> None:
-    """Write a folder that `transformers` loads, whole or not at all; see `output_dir` for the check before.
+    """Write a folder that `transformers` loads, atomically; `output_dir` has the check of the path.
 
     Args:
-        weights: writes them into a folder.
+        weights: writes the weights into a folder.
         dtype: of the weights, safetensors' name.
 
     Raises:
-        MegaError: the disk is full, or would not write for another reason.
+        MegaError: the disk is full, or refused the write for another reason.
     """
     special = _special_ids(tokenizer)
     torch_name = _TORCH_NAMES[dtype]

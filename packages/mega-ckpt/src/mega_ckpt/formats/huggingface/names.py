@@ -21,14 +21,14 @@ class HfNames:
     """The tensor names of one class.
 
     Attributes:
-        inner: what every name but the head's begins with; left out where the model inside was saved.
-        layers: of the list of layers, in the model inside.
+        inner: prefix of every name but the head's; absent if only the inner model was saved.
+        layers: name of the list of layers in the inner model.
         whole: names outside the layers.
-        layer: names in one.
-        head: of the scores' own matrix.
-        other_head: as transformers 5 calls it in memory.
-        transposed: linears that are OpenAI's Conv1D there: (in, out).
-        by_head: rows of the fused weight are q, k and v of one head after another, as in Megatron.
+        layer: names inside a layer.
+        head: name of an untied output matrix.
+        other_head: its name in transformers 5.
+        transposed: linear layers stored as OpenAI's Conv1D: (in, out).
+        by_head: rows of the fused weight are q, k and v per head, as in Megatron.
     """
 
     inner: str
@@ -117,7 +117,7 @@ _NAMES: Mapping[str, HfNames] = MappingProxyType(
 
 
 def names_of(spec: ModelSpec) -> HfNames:
-    """Return the tensor names of the class that the model is written as.
+    """Return the tensor names of the class that supports the model.
 
     Raises:
         ConfigError: there is no such class.

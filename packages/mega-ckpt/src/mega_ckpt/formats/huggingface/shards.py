@@ -1,11 +1,12 @@
 """Write a model's safetensors files as Hugging Face does: one, or several with an index.
 
-    model.safetensors                      where one is enough, else
-    model-00001-of-00002.safetensors ...   cut between tensors, in their order
+    model.safetensors if one is enough, else
+    model-00001-of-00002.safetensors ...   split between tensors, in their order
     model.safetensors.index.json           {"metadata": {"total_size": bytes}, "weight_map": {tensor: file}}
 
-Every tensor has its byte range from the start. A parameter is read once, from its first row to its last, and
-its rows are written to their offsets; a transposed tensor is assembled in memory, one at a time.
+Every tensor has its final byte range before writing starts. A parameter is read once, from its first row to
+its last, and its rows are written to their offsets; a transposed tensor is assembled in memory, one at a
+time.
 """
 
 from __future__ import annotations
@@ -54,11 +55,11 @@ def write_weights(
 
     Args:
         bands: streams a parameter in a dtype; called by several threads.
-        most: bytes of the tensors of one file; one tensor alone may be more.
-        progress: of the bytes written.
+        most: maximum bytes of the tensors of one file; a single tensor may exceed it.
+        progress: called with the bytes written.
 
     Raises:
-        MegaError: the disk is full, or would not write for another reason.
+        MegaError: the disk is full, or refused the write for another reason.
     """
     shards = _split_into_files(weights, most)
     names = [WEIGHTS] if len(shards) == 1 else [_file_name(i, len(shards)) for i in range(len(shards))]

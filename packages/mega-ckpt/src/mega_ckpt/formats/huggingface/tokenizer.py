@@ -20,14 +20,14 @@ _LLAMA = "Llama2Tokenizer"
 
 
 def export_tokenizer(checkpoint: Checkpoint, folder: Path, *, force: bool = False) -> list[str]:
-    """Write the checkpoint's tokenizer, whole or not at all; return the file names.
+    """Write the checkpoint's tokenizer atomically; return the file names.
 
     Args:
-        force: replace `folder`, where that holds a tokenizer.
+        force: replace `folder` if it holds a tokenizer.
 
     Raises:
-        ConfigError: `folder` is there already.
-        FormatError: the checkpoint has no tokenizer, or one that Hugging Face's libraries have not.
+        ConfigError: `folder` exists already.
+        FormatError: the checkpoint has no tokenizer, or one that Hugging Face's libraries do not support.
     """
     stored = checkpoint.tokenizer_folder
     tokenizer = open_tokenizer_folder(stored)
@@ -50,7 +50,8 @@ def export_tokenizer(checkpoint: Checkpoint, folder: Path, *, force: bool = Fals
 def write_tokenizer(folder: Path, tokenizer: Tokenizer, max_seq_len: int) -> None:
     """Write the files into `folder`; none for a tokenizer that Hugging Face does not support.
 
-    What came with the tokenizer is written as it came: its roles and its template of chats.
+    The tokenizer's own Hugging Face files are copied unchanged, such as special token roles and chat
+    template.
 
     Args:
         max_seq_len: the longest sequence of the model, in tokens.
@@ -85,9 +86,9 @@ def write_tokenizer(folder: Path, tokenizer: Tokenizer, max_seq_len: int) -> Non
 
 
 def generation_config(tokenizer: Tokenizer | None) -> bytes | None:
-    """Return the generation_config.json that came with the tokenizer, if a person wrote it.
+    """Return the generation_config.json next to the tokenizer, if it was not derived from config.json.
 
-    One that was derived from a config.json is written anew with more content.
+    A derived one is replaced by a new one with more content.
     """
     original = tokenizer.companions.get(GENERATION) if isinstance(tokenizer, FastTokenizer) else None
     return None if original is None or repeats_config(original) else original

@@ -1,7 +1,7 @@
 """Convert the arguments in a Megatron checkpoint to a `ModelSpec` and back.
 
 A table maps arguments to fields of `ModelSpec`. A field that depends on several arguments has a function in
-each direction; an argument that changes the model and has no field is refused by name.
+each direction; an unsupported argument that changes the model is refused by name.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class _Arg:
     """One argument and the field with the same meaning.
 
     Attributes:
-        names: of the argument, the newest release's first; all are written.
-        absent: the value where it is not there, or None.
+        names: names of the argument in all releases, newest first; all are written.
+        absent: the value if the argument is missing, or None.
     """
 
     ours: str
@@ -79,7 +79,7 @@ _LLAMA: Mapping[str, object] = MappingProxyType(
 
 
 def true_vocab(args: Args) -> int | None:
-    """Return the true vocabulary if the arguments give it; NullTokenizer has one more id."""
+    """Return the true vocabulary size if the arguments contain it; NullTokenizer has one more id."""
     size = args.get("true_vocab_size")
     extra = 0
     if size is None and args.get("tokenizer_type") == "NullTokenizer":
@@ -93,11 +93,11 @@ def to_spec(args: Args, vocab: int, where: object, *, core: bool) -> ModelSpec:
 
     Args:
         vocab: the true vocabulary.
-        core: it was of the core class, which does not look at some of the arguments.
+        core: the checkpoint is of the core class, which ignores some arguments.
         where: the file, to begin messages with.
 
     Raises:
-        FormatError: something is missing, or the model has what ours has not.
+        FormatError: an argument is missing, or the model is not supported.
     """
     read = {name: value for name, value in args.items() if not (core and name in _OF_LEGACY)}
     try:
@@ -142,11 +142,11 @@ def from_spec(spec: ModelSpec, where: object, *, core: bool) -> dict[str, Any]:
     """Build the arguments that `to_spec` reads, under the names of every release.
 
     Args:
-        core: for the core class, which has parts that the legacy class has not.
+        core: for the core class, which supports features that the legacy class does not.
         where: the source, to begin messages with.
 
     Raises:
-        ConfigError: is not supported by Megatron.
+        ConfigError: Megatron does not support the model.
     """
     _check_supported(spec, where, core=core)
     plain = {name: getattr(spec, arg.ours) for arg in _TABLE for name in arg.names}
@@ -245,7 +245,7 @@ def _lookup_enum(known: Mapping[str, Any], value: Any, where: str) -> Any:
 
 
 def _activation(args: Args) -> Activation:
-    """Return the activation: the kernel that adds the bias has the tanh approximation."""
+    """Return the activation; the fused bias and GELU kernel uses the tanh approximation."""
     if args.get("swiglu"):
         return "swiglu"
     if args.get("openai_gelu"):
@@ -272,7 +272,7 @@ def _positions(args: Args, where: object) -> Positions:
 
 
 def _window(args: Args, where: object) -> int | None:
-    """Return the sliding window; Megatron does not count the token itself."""
+    """Return the sliding window, which in Megatron does not count the token itself."""
     window = args.get("window_size")
     if window is None or tuple(window) == (-1, -1):
         return None

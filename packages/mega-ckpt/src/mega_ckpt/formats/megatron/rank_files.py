@@ -1,7 +1,7 @@
 """Find and open the files of a classic Megatron checkpoint: one per rank of tp and pp.
 
 RUN/latest_checkpointed_iteration.txt        a number, or "release"
-RUN/iter_0001000/mp_rank_00/model_optim_rng.pt             tp; where pp > 1: mp_rank_00_000, tp and pp
+RUN/iter_0001000/mp_rank_00/model_optim_rng.pt             tp; with pp > 1: mp_rank_00_000, tp and pp
 RUN/iter_0001000/mp_rank_00/distrib_optim.pt               where the optimizer was distributed
 """
 
@@ -48,9 +48,9 @@ class RankFile:
     """The content of one rank's file.
 
     Attributes:
-        tree: everything in the file.
-        chunks: the tensors of each of its stages of the pipeline, in the order of the model's modules.
-        optimizer: what is in the file of the distributed optimizer, where there is one.
+        tree: the unpickled content of the file.
+        chunks: the tensors of each of its pipeline stages, in module order.
+        optimizer: the content of the distributed optimizer's file, if there is one.
     """
 
     file: Path
@@ -83,7 +83,7 @@ def open_rank_files(load: Path) -> list[RankFile]:
         load: folder of a run, or of one iteration of it.
 
     Raises:
-        FormatError: there is none, one is missing or damaged, or they are of several checkpoints.
+        FormatError: a file is missing or damaged, or the files are of several checkpoints.
     """
     folder = find_checkpoint_dir(load, lambda directory: any(_find_files(directory)), f"mp_rank_00/{FILE}")
     files = dict(_find_files(folder))
@@ -163,7 +163,7 @@ def _tensors(file: Path, model: Any) -> dict[str, MappedTensor]:
 
 
 def _check_same_checkpoint(first: RankFile, rank_file: RankFile, tp: int, pp: int) -> None:
-    """Refuse a rank's file that belongs to another checkpoint than the first file."""
+    """Refuse a rank's file that belongs to a different checkpoint than the first file."""
     if rank_file.tp >= tp or rank_file.pp >= pp:
         raise FormatError(rank_file.file, "is of more ranks than args say", wanted=f"tp={tp} pp={pp}")
     compared = [
@@ -182,7 +182,7 @@ def detect_names(shards: list[RankFile]) -> Mapping[str, str]:
     """Detect the naming scheme of the files.
 
     Raises:
-        FormatError: they are of another model than a GPT, or none that are known.
+        FormatError: the files are not of a GPT, or of an unknown naming scheme.
     """
     for shard in shards:
         for chunk in shard.chunks:

@@ -1,4 +1,4 @@
-"""A Megatron run folder: the tracker file, and checkpoint folders that appear whole or not at all."""
+"""A Megatron run folder: the tracker file, and checkpoint folders that are written atomically."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def find_checkpoint_dir(load: Path, has: Callable[[Path], bool], wanted: str) ->
     """Return the folder of a checkpoint: `load` itself, or the one that its tracker names.
 
     Args:
-        has: whether a folder is one of the format's.
-        wanted: what is in such a folder.
+        has: returns whether a folder is a checkpoint of the format.
+        wanted: description of the content of such a folder, for the message.
 
     Raises:
-        FormatError: there is none.
+        FormatError: there is no checkpoint.
     """
     if not load.is_dir():
         raise FormatError(load, "no such folder")
@@ -62,12 +62,12 @@ def checkpoint_dir_name(iteration: int | None) -> str:
 
 
 def _replaced_dir(run: Path, name: str) -> Path:
-    """Return where a checkpoint is kept while another of the same name replaces it."""
+    """Return the temporary path of a checkpoint while another of the same name replaces it."""
     return run / f".{name}.replaced"
 
 
 def is_release(folder: Path) -> bool:
-    """Return whether the folder is a release, from which no training resumes."""
+    """Return whether the folder is a release, from which training does not resume."""
     return folder.name in (RELEASE, _replaced_dir(folder, RELEASE).name)
 
 
@@ -75,7 +75,7 @@ def check_run_dir(run: Path, iteration: int | None, *, force: bool) -> None:
     """Refuse a run with checkpoints; with `force`, only one with Mega checkpoints.
 
     Raises:
-        ConfigError: it has, or it is no folder.
+        ConfigError: the run has checkpoints, or is not a folder.
     """
     check_output("--save", run, "folder", is_ours=lambda _: True)
     places = (run / checkpoint_dir_name(iteration), _replaced_dir(run, checkpoint_dir_name(iteration)))
@@ -92,17 +92,17 @@ def check_run_dir(run: Path, iteration: int | None, *, force: bool) -> None:
 
 @contextmanager
 def atomic_checkpoint_dir(run: Path, iteration: int | None, *, force: bool) -> Iterator[Path]:
-    """Make a checkpoint folder that gets its final name when the block succeeds.
+    """Yield a new checkpoint folder, which gets its final name if the block succeeds.
 
-    A block that fails leaves the run as it was. What a killed process left of such a folder is removed first,
-    and what it had put aside comes back.
+    If the block fails, the run is unchanged. Temporary folders of a killed process are removed first, and a
+    checkpoint that it had moved aside is restored.
 
     Args:
         force: replace the checkpoint of that name.
 
     Raises:
         ConfigError: another process writes to the run's folder, or has written this checkpoint.
-        MegaError: the disk is full, or would not write for another reason.
+        MegaError: the disk is full, or refused the write for another reason.
     """
     is_new = not run.exists()
     with disk_errors(run):

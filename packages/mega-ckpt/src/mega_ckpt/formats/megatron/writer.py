@@ -1,4 +1,4 @@
-"""Write a classic Megatron checkpoint: one file per rank, as `rank_files` reads them."""
+"""Write a classic Megatron checkpoint: one file per rank, in the layout that `rank_files` reads."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class MegatronWriter:
     """Writes a source as a Megatron checkpoint.
 
     Attributes:
-        spaces: of `namespaces_to_write`, with the optimizer's moments if they are written.
-        core: the names are of the core class.
+        spaces: the namespaces to write, with the optimizer's moments if they are written.
+        core: use the tensor names of the core class.
     """
 
     source: CheckpointSource
@@ -64,13 +64,13 @@ class MegatronWriter:
     core: bool
 
     def write(self, run: Path, progress: Progress, *, force: bool) -> tuple[Path, int]:
-        """Write the checkpoint into a run's folder, whole or not at all; return its folder and tensor bytes.
+        """Write the checkpoint into a run's folder atomically; return its folder and tensor bytes.
 
         Args:
-            force: replace the one of this iteration.
+            force: replace a checkpoint of this iteration.
 
         Raises:
-            MegaError: `run_dir.atomic_checkpoint_dir` refuses the folder, or the disk would not write.
+            MegaError: `run_dir.atomic_checkpoint_dir` refuses the folder, or the disk refused the write.
         """
         ranks = [_Rank(self, tp, pp) for pp in range(self.layout.pp) for tp in range(self.layout.tp)]
         size = sum(rank.bytes for rank in ranks)
@@ -85,7 +85,7 @@ class MegatronWriter:
         return run / checkpoint_dir_name(iteration), size
 
     def args(self, tp: int, pp: int) -> dict[str, Any]:
-        """Build the arguments of a training that would have written this rank's file."""
+        """Build Megatron's training arguments for this rank's file."""
         source = self.source
         layout = self.layout
         spec = self.source.spec
@@ -140,11 +140,11 @@ class MegatronWriter:
 
     @property
     def steps(self) -> int:
-        """The steps of the optimizer."""
+        """The number of optimizer steps."""
         return int(self.source.trainer.get("optimizer_steps", self.source.iteration))
 
     def group(self, decay: bool, params: Sequence[int]) -> dict[str, Any]:
-        """Build a parameter group of the optimizer: with weight decay or without."""
+        """Build a parameter group of the optimizer, with or without weight decay."""
         hyper = self.hyperparameters()
         return {
             **_GROUP,
@@ -159,7 +159,7 @@ class MegatronWriter:
 
 
 class _Rank:
-    """One rank's file: its tree, and a function per tensor that yields its values."""
+    """One rank's file: its object tree, and for each tensor a function that yields its values."""
 
     def __init__(self, writing: MegatronWriter, tp: int, pp: int) -> None:
         self.writing = writing
@@ -217,7 +217,7 @@ class _Rank:
         return tree
 
     def _optimizer(self) -> dict[str, Any]:
-        """Build the optimizer state: parameters are numbered through the decayed group, then the other."""
+        """Build the optimizer state; the group with weight decay has the first parameter numbers."""
         writing = self.writing
         state = dict[int, Any]()
         groups = list[dict[str, Any]]()
@@ -285,10 +285,10 @@ def grad_scaler_state(trainer: Mapping[str, Any]) -> tuple[np.ndarray, dict[str,
 
 
 def check_trainer(source: CheckpointSource) -> None:
-    """Refuse a trainer.json without the values that Megatron needs.
+    """Refuse a trainer.json that lacks values that Megatron needs.
 
     Raises:
-        FormatError: it does not.
+        FormatError: a value is missing.
     """
     trainer = source.trainer
     try:
@@ -313,11 +313,11 @@ def _lr_args(trainer: Mapping[str, Any]) -> dict[str, Any]:
 def _row_chunks(
     source: CheckpointSource, space: str, foreign: ForeignTensor, dtype: str, into: str
 ) -> Iterator[np.ndarray]:
-    """Yield a rank's tensor, some rows at a time.
+    """Yield a rank's tensor, a few rows at a time.
 
     Args:
-        space: that values come from.
-        into: the one that they are written to.
+        space: the namespace to read.
+        into: the namespace to write.
     """
     for band in source.foreign_chunks(space, foreign, dtype):
         fill_padding(source, space, foreign, dtype, into, band)

@@ -1,7 +1,7 @@
 """Read and write Meta's Llama folders.
 
 params.json                  sizes
-consolidated.00.pth, ...     a dictionary of tensors per part of the model: every rank of tp has one
+consolidated.00.pth, ...     a dictionary of tensors for each tensor-parallel rank
 tokenizer.model              a SentencePiece model, or from Llama 3 on a tiktoken vocabulary
 """
 
@@ -51,7 +51,7 @@ _ANGLES = "rope.freqs"  # a table of Llama 1 and 2, which is computed
 
 
 def read(load: Path, reading: ReadOptions) -> CheckpointSource:
-    """Read the folder and compare what its parts have in common.
+    """Read the folder and compare the replicated tensors of its parts.
 
     Raises:
         FormatError: a part is missing, damaged or of another model.
@@ -83,7 +83,7 @@ def read(load: Path, reading: ReadOptions) -> CheckpointSource:
 
 
 def check_target(source: CheckpointSource, folder: Path, target: WriteOptions) -> None:
-    """Refuse a model or a split that Meta's program does not support, and a folder that exists."""
+    """Refuse a model or a split that Meta's program does not support, or a folder that exists."""
     params = meta_params.from_spec(source.spec, source.path)
     layout = target.layout
     if layout.pp > 1 or layout.vp > 1:

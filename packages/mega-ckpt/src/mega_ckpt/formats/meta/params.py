@@ -1,7 +1,7 @@
 """Convert Meta's params.json of a Llama to a `ModelSpec` and back.
 
-params.json is incomplete. The feed-forward width and the vocabulary come from the tensors, and the longest
-sequence from the release, which the other parameters identify.
+params.json is incomplete. The feed-forward width and the vocabulary size come from the tensors, and the
+longest sequence from the release, which the other parameters identify.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def to_spec(
         tied: the head is the embedding.
 
     Raises:
-        FormatError: a parameter is missing, unknown or out of range, or the tensors are of another model.
+        FormatError: a parameter is missing, unknown or out of range, or the tensors do not match.
     """
     for name in params:
         if name not in _PARAMS:
@@ -119,7 +119,7 @@ def from_spec(spec: ModelSpec, where: object) -> dict[str, Any]:
         where: the checkpoint, to begin messages with.
 
     Raises:
-        ConfigError: Meta's program has not what the model has.
+        ConfigError: Meta's program does not support the model.
     """
     wanted = {"head_dim": spec.hidden // spec.heads, **_LLAMA_FIELDS}
     if spec.rope_scaling != 1:
@@ -146,7 +146,7 @@ def from_spec(spec: ModelSpec, where: object) -> dict[str, Any]:
 
 
 def _max_seq_len_of_release(scaled: bool, base: object, eps: object) -> int:
-    """Return the longest sequence of the release: 3.1 and later, Code Llama, 3, 1, 2."""
+    """Return the longest sequence, in tokens, of the release: 3.1 and later, Code Llama, 3, 1 or 2."""
     if scaled:
         return 131072
     if base == 1e6:

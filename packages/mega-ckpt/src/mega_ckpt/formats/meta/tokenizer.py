@@ -36,7 +36,7 @@ def read_tokenizer(path: Path, vocab: int) -> FastTokenizer:
     """Read the tokenizer of a model with `vocab` ids.
 
     Raises:
-        FormatError: the file is none, or is of a model with other ids.
+        FormatError: the file is not such a vocabulary, or has another number of ids.
     """
     ranks = _ranks(path)
     if len(ranks) + _SPECIALS != vocab:

@@ -1,10 +1,10 @@
 """Read folders of torch.distributed.checkpoint (DCP) without torch.
 
     .metadata       a pickle: the size of every tensor, and the file and offset of each of its boxes
-    __0_0.distcp    files of torch.save, one box each, one after another
+    __0_0.distcp    concatenated files of torch.save, one box each
 
-Megatron splits the optimizer's state as its ranks hold it: runs of numbers of a rank's own box. Such a tensor
-is stored with more dimensions, the ranks' boxes before the numbers, and "mcore_data" has its true size.
+Megatron stores the optimizer's state as sharded over its ranks: flat ranges of each rank's box. Such a tensor
+has additional leading dimensions for the ranks' boxes, and "mcore_data" has its true size.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class DcpPiece:
 
 @dataclass(frozen=True, slots=True)
 class DcpTensor:
-    """A tensor and the pieces that cover it; none of them is empty."""
+    """A tensor and the non-empty pieces that cover it."""
 
     shape: Shape
     pieces: tuple[DcpPiece, ...]
@@ -59,7 +59,7 @@ class DcpFolder:
     """The content of a folder.
 
     Attributes:
-        others: names of what is no tensor.
+        others: names of the entries that are not tensors.
     """
 
     tensors: Mapping[str, DcpTensor]
@@ -70,7 +70,7 @@ def open_dcp_folder(folder: Path, unpickler: Unpickler) -> DcpFolder:
     """Read .metadata and map the boxes of every tensor.
 
     Raises:
-        FormatError: a file is missing or damaged, or holds another tensor than .metadata describes.
+        FormatError: a file is missing or damaged, or its tensor does not match .metadata.
     """
     where = folder / METADATA
     tree = unpickler.open(where).tree
@@ -156,7 +156,7 @@ def _pieces(
 
 
 def _run_pieces(start: Shape, stored: MappedTensor, size: Shape, truly: Shape) -> Iterator[DcpPiece]:
-    """Split a run of numbers of one rank's box into boxes of the tensor."""
+    """Split a flat range of one rank's box into boxes of the tensor."""
     *parts, numbers = size
     local = tuple(whole // part for whole, part in zip(truly, parts, strict=True))
     if math.prod(local) != numbers or tuple(n * p for n, p in zip(local, parts, strict=True)) != truly:

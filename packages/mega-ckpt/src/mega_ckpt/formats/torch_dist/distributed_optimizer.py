@@ -2,9 +2,9 @@
 
     optimizer.distributed.dp_group_idx_3.gbuf_idx_0.dtype_(…).bucket_idx_1.exp_avg
 
-The first number is of the rank of tensor and pipeline, tensor's first; the second of the chunk of the model.
-A bucket is a vector: parameters of the chunk from the last module to the first, each at a multiple of 64. It
-ends behind a parameter, so its length tells which are in it.
+The first number is the model-parallel rank, tp fastest; the second is the model chunk. A bucket is a vector
+of the chunk's parameters from the last module to the first, each at a multiple of 64. It ends after a whole
+parameter, so its length determines the parameters in it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Spaces = dict[str, list[tuple[ForeignTensor, MappedTensor]]]
 
 
 class UnknownLayoutError(Exception):
-    """The buckets do not hold these parameters."""
+    """The buckets do not contain these parameters."""
 
 
 def read_optimizer(
@@ -54,15 +54,16 @@ def read_optimizer(
     padded: int,
     weights: MatchedTensors,
 ) -> Mapping[str, MatchedTensors]:
-    """Return the state by namespace; {} if the buckets do not hold these parameters.
+    """Return the state by namespace; {} if the buckets do not contain these parameters.
 
-    Modules of TransformerEngine come in an order of their own; the right one has the model's weights in it.
+    TransformerEngine has another module order; the right order is the one whose main weights match the
+    model's.
 
     Args:
-        tensors: of the optimizer.
-        args: of the training.
-        padded: rows of the vocabulary, all ranks together.
-        weights: of the model.
+        tensors: tensors of the optimizer.
+        args: training arguments.
+        padded: vocabulary rows over all ranks.
+        weights: weights of the model.
     """
     sizes = (args.get(f"{axis}_model_parallel_size") for axis in ("tensor", "pipeline", "virtual_pipeline"))
     tp, pp, vp = (size if type(size) is int and size > 0 else 1 for size in sizes)
@@ -79,10 +80,10 @@ def read_optimizer(
 
 
 def weights_match(where: Path, spec: ModelSpec, weights: MatchedTensors, main: MatchedTensors) -> bool:
-    """Return whether the optimizer's float32 weights round to the model's; compares the last rows.
+    """Return whether the main weights round to the model's weights; compares the last rows.
 
     Raises:
-        FormatError: a parameter is not covered, or is made of tensors of several dtypes.
+        FormatError: a parameter is not covered, or its tensors have several dtypes.
     """
     kinds, box, _ = gather_boxes(where, spec, {MODEL: weights, MAIN: main})
     shapes = {row.name: row.shape for row in table(spec)}
@@ -100,15 +101,15 @@ def weights_match(where: Path, spec: ModelSpec, weights: MatchedTensors, main: M
 def optimizer_namespaces(
     tensors: Mapping[str, DcpTensor], spec: ModelSpec, names: Names, layout: Layout, rows: int
 ) -> Spaces:
-    """Map the buckets to the optimizer's namespaces, each parameter as runs of numbers.
+    """Map the buckets to the optimizer's namespaces, each parameter as flat ranges.
 
     Args:
-        names: whose order is that of the modules.
-        layout: of the ranks that wrote them.
-        rows: of a rank's share of the vocabulary, padding included.
+        names: naming scheme, which defines the module order.
+        layout: layout of the ranks that wrote the buckets.
+        rows: vocabulary rows of one rank, padding included.
 
     Raises:
-        UnknownError: a bucket is missing, or holds other parameters.
+        UnknownLayoutError: a bucket is missing, or contains other parameters.
         ConfigError: the names have none for a part of the model.
         LayoutError: the model cannot be split this way.
     """
@@ -140,7 +141,7 @@ def optimizer_namespaces(
 def _locate_tensors(
     every: Sequence[ForeignTensor], buckets: Mapping[int, DcpTensor]
 ) -> Iterator[tuple[ForeignTensor, DcpTensor, int]]:
-    """Yield every tensor with its bucket and its offset in it."""
+    """Yield every tensor with its bucket and its offset in the bucket."""
     placed = 0
     for number in range(len(buckets)):
         if number not in buckets:

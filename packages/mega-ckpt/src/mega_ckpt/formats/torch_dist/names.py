@@ -34,7 +34,7 @@ EXTRA_STATE = "._extra_state"
 
 
 def expected_tensors(spec: ModelSpec, names: Names, padded: int) -> Iterator[ForeignTensor]:
-    """Yield every tensor of the model, unsharded; `padded` rows of the vocabulary."""
+    """Yield every tensor of the model, unsharded, with `padded` vocabulary rows."""
     rows = {row.name: row for row in table(spec)}
     for alias in aliases(spec, names):
         whole = alias.unsharded_tensor(rows[alias.ours])

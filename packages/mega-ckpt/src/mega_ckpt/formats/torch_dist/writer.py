@@ -69,11 +69,11 @@ _CHUNKS_PER_BOX = 4
 
 
 def check_target(source: CheckpointSource, run: Path, target: WriteOptions) -> None:
-    """Refuse a model that Megatron does not support, an optimizer other than Adam, and a run that exists.
+    """Refuse a model that Megatron does not support, an optimizer other than Adam, or an existing run.
 
     Raises:
-        ConfigError: one of them, or torch is not installed.
-        LayoutError: the model cannot be split as the arguments say.
+        ConfigError: one of these, or torch is not installed.
+        LayoutError: the model cannot be split by the requested layout.
     """
     megatron_args.from_spec(source.spec, source.path, core=True)
     rank_shares(source.spec, target.layout, source.spaces[MODEL])
@@ -84,7 +84,9 @@ def check_target(source: CheckpointSource, run: Path, target: WriteOptions) -> N
         raise ConfigError(f"{source.path}: {foreign[0]}", "is not Adam's", wanted=wanted, hint=hint)
     kinds = set(source.spaces[MODEL].values())
     if target.dtype == KEEP and len(kinds) > 1:  # a stacked tensor has one
-        raise ConfigError("--dtype", "the weights have several", found=sorted(kinds), hint="--dtype fp32")
+        raise ConfigError(
+            "--dtype", "the weights have several dtypes", found=sorted(kinds), hint="--dtype fp32"
+        )
     dcp_writer.check_torch()
     check_trainer(source)
     check_run_dir(run, source.iteration or None, force=target.force)
@@ -114,7 +116,7 @@ def write(source: CheckpointSource, run: Path, target: WriteOptions) -> WriteRes
 
 
 def _common_tree(writing: MegatronWriter) -> dict[str, Any]:
-    """Build the content of common.pt, which all ranks share."""
+    """Build the content of common.pt, which is common to all ranks."""
     source = writing.source
     optimizer = FIRST in writing.spaces
     lacking = {"no_save_rng": True, "no_save_optim": not optimizer}  # or Megatron would look for it
@@ -139,10 +141,10 @@ def _common_tree(writing: MegatronWriter) -> dict[str, Any]:
 def chunks_to_write(
     source: CheckpointSource, spaces: Mapping[str, NamespacePlan], padded: int
 ) -> Iterator[dcp_writer.DcpChunk]:
-    """Yield every tensor of every namespace in chunks; those of the layers one by one.
+    """Yield every tensor of every namespace in chunks; layer tensors one by one.
 
     Args:
-        padded: rows of the vocabulary.
+        padded: vocabulary rows, padding included.
     """
     spec = source.spec
     foreign = list(expected_tensors(source.spec, CORE_FUSED, padded))

@@ -1,4 +1,4 @@
-"""The globals that a pickle may name. Those it may also call are in `stubs.MAKERS`."""
+"""The globals that a pickle may name. Callable ones are in `stubs.MAKERS`."""
 
 from __future__ import annotations
 

@@ -1,16 +1,17 @@
 """The process that reads pickles: it opens no file, and forks a process for each.
 
-It is handed one socket per file. Over it the forked process asks for the file's bytes (MORE; answered with
-their count and them, none at the end), and sends the result: ANSWER, a length and a JSON object,
+It receives one socket per file. The forked process requests the file's bytes over it (MORE; the reply is
+their count and the bytes, none at the end), and sends the result: ANSWER, a length and a JSON object,
 
     {"values": [...], "storages": {key: [type, numbers]}, "end": bytes taken}     or
     {"refused": what, "found": value}      or
     {"broken": what Python says of it}
 
-in which null, booleans, numbers and strings are themselves, and the rest a list that begins with what it is:
+in which null, booleans, numbers and strings are JSON values, and any other value is a list that begins with
+its type:
 
     list, tuple, set    items
-    dict                a key, its value, the next key, ...; of equal keys the last one holds
+    dict                a key, its value, the next key, ...; of equal keys the last one counts
     int                 hexadecimal digits of a whole number beyond 64 bits
     bytes               base64
     name                of a global that is only named, as torch.float32
@@ -53,7 +54,7 @@ _WHOLE = range(-(1 << 63), 1 << 64)  # what fits where others keep whole numbers
 class JsonEncoder:
     """Encodes values as JSON, with limits on their size and depth.
 
-    A value with many references is written at each of them, so a short pickle may have a long answer.
+    A value is written at each reference to it, so a short pickle may have a long answer.
     """
 
     def __init__(self, room: int) -> None:
@@ -124,7 +125,7 @@ def receive(connection: socket.socket, count: int) -> bytes:
     """Receive exactly `count` bytes.
 
     Raises:
-        EOFError: the other side has gone.
+        EOFError: the other side closed the connection.
     """
     parts = []
     while count:
@@ -137,7 +138,7 @@ def receive(connection: socket.socket, count: int) -> bytes:
 
 
 def main() -> NoReturn:
-    """Serve the parent process over the socket whose number is the last command line word."""
+    """Serve the parent process over the socket whose descriptor is the last command-line argument."""
     listen = socket.socket(fileno=int(sys.argv[-1]))
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how a process ended
     with contextlib.suppress(AttributeError, OSError):  # where there is no Linux, or it does not let users

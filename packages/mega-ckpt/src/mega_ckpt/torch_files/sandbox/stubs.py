@@ -1,4 +1,4 @@
-"""Inert stand-ins for what a pickle builds: descriptions of tensors, arrays and objects."""
+"""Inert stubs for the objects that a pickle builds: descriptions of tensors, arrays and objects."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class RefusedError(Exception):
-    """The pickle asks for something that is not allowed: what, and the value found."""
+    """The pickle requests something that is not allowed; has the reason and the value found."""
 
     def __init__(self, what: str, found: object) -> None:
         super().__init__(what, found)
@@ -98,7 +98,7 @@ def _tensor_stub(storage: Any, offset: Any, shape: Any, strides: Any, *_: Any) -
 
 
 def _typed_tensor_stub(storage: Any, offset: Any, shape: Any, strides: Any, *rest: Any) -> Stub:
-    """Build a tensor with a dtype of its own, the third of `rest`; its storage counts bytes."""
+    """Build a tensor whose dtype is an argument; its storage counts bytes."""
     stub = _tensor_stub(storage, offset, shape, strides)
     stub.parts[1] = rest[2]
     return stub

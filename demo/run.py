@@ -1,9 +1,9 @@
-"""The walk from raw text to an answer over HTTP, each step one command a person could type.
+"""Demonstrate all programs from raw text to generated text over HTTP, one command per step.
 
     python demo/run.py --output demo-run [--keep]
 
-Every command is printed before it runs. It ends with a table of what each step took and gave, and exits with
-1 if the model does not predict held-out text better than a Kneser-Ney bigram does.
+Every command is printed before it runs. A table at the end shows the time and result of each step. The exit
+code is 1 if the model does not predict held-out text better than a Kneser-Ney bigram model.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ PATIENCE = 10.0  # seconds an interrupted command has before it is asked once mo
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line of the closing table."""
+    """A row of the final table."""
 
     step: str
     seconds: float
@@ -54,14 +54,14 @@ class Row:
 
 
 class Walk:
-    """Runs the steps in a folder and keeps the table."""
+    """Runs the steps in a folder and records the table."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.rows = folder, list[Row]()
 
     @contextmanager
     def step(self, name: str) -> Iterator[list[Any]]:
-        """Time a step; what is put in the list is its result and its file."""
+        """Time a step; the block appends its result and its file to the list."""
         print(f"\n== {name}", flush=True)
         said: list[Any] = []
         began = time.perf_counter()
@@ -69,14 +69,14 @@ class Walk:
         self.rows.append(Row(name, time.perf_counter() - began, *said))
 
     def run(self, program: str, *words: object) -> None:
-        """Run one of our commands; what it prints is shown. A step that fails ends the walk."""
+        """Run a command and show its output. A failing command ends the demo."""
         command = spelled(program, *words)
         print("$ " + shlex.join([program, *command[1:]]), flush=True)
         if finish(subprocess.Popen(command)):
             sys.exit(f"the step failed: {shlex.join(command)}")
 
     def table(self) -> str:
-        """The closing table as text."""
+        """Format the final table as text."""
         cells = [("step", "seconds", "result", "file")]
         for row in self.rows:
             file = str(row.file) if row.file else ""
@@ -94,13 +94,11 @@ class Walk:
 
 
 def main() -> None:
-    """Entry point."""
+    """Run the demo."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    options.add_argument(
-        "--output", type=Path, default=Path("demo-run"), help="folder for everything it makes"
-    )
+    options.add_argument("--output", type=Path, default=Path("demo-run"), help="folder for all output")
     options.add_argument("--keep", action="store_true", help="leave the server running at the end")
-    options.add_argument("--began", type=float, help="when set-up began, in seconds since 1970")
+    options.add_argument("--began", type=float, help="start of the set-up, in seconds since 1970")
     given = options.parse_args()
     make_room(given.output)
     walk = Walk(given.output)
@@ -125,7 +123,7 @@ def main() -> None:
 
 
 def read_and_cut(walk: Walk) -> None:
-    """Text, a tokenizer made on it, and the corpus as token ids."""
+    """Sample text, train a tokenizer on it, and encode the text."""
     corpus, held_out, tokenizer = (walk.folder / n for n in ("corpus.jsonl", "held-out.jsonl", "tokenizer"))
     with walk.step("sample") as said:
         walk.run(
@@ -152,7 +150,7 @@ def read_and_cut(walk: Walk) -> None:
 
 
 def train(walk: Walk) -> None:
-    """Train with tensor parallel 2, reshard, and go on with pipeline parallel 2."""
+    """Train with tensor parallelism 2, reshard, and continue with pipeline parallelism 2."""
     first, other, resumed = (walk.folder / name for name in ("train", "resharded", "resumed"))
     torchrun = ("--nproc-per-node", 2, "-m", "mega_train", "gpt", "--data-path", prefix_of(walk))
     common = [*OPTIMIZER.split(), *(["--bf16"] if multiplies_in_bfloat16() else [])]
@@ -177,7 +175,7 @@ def train(walk: Walk) -> None:
 
 
 def evaluate(walk: Walk) -> dict[str, float]:
-    """Perplexity and last-word accuracy on held-out documents, beside what counting gives."""
+    """Compute perplexity and last-word accuracy on held-out documents, and those of n-gram models."""
     result = walk.folder / "perplexity.json"
     with walk.step("evaluate") as said:
         data = ("--data", walk.folder / "held-out.jsonl", "--baseline-data", prefix_of(walk))
@@ -191,7 +189,7 @@ def evaluate(walk: Walk) -> dict[str, float]:
 
 
 def draw(walk: Walk) -> None:
-    """The loss of both runs as a picture."""
+    """Plot the loss of both runs."""
     picture = walk.folder / "loss.png"
     with walk.step("curve") as said:
         walk.run("mega-train", "curve", walk.folder / "train", walk.folder / "resumed", "--output", picture)
@@ -199,10 +197,10 @@ def draw(walk: Walk) -> None:
 
 
 def serve(walk: Walk, *, keep: bool) -> str:
-    """Ask the model over HTTP.
+    """Generate text over HTTP.
 
     Returns:
-        how to ask it again, where the server is kept; else an empty text.
+        the command of another request if the server is kept; otherwise "".
     """
     port, answer = free_port(), walk.folder / "answer.json"
     words = ("--load", walk.folder / "resumed", "--port", port)
@@ -238,11 +236,12 @@ def serve(walk: Walk, *, keep: bool) -> str:
 
 
 def make_room(folder: Path) -> None:
-    """An empty folder with our mark; what is there is removed only if a demo made it."""
+    """Create an empty output folder; existing content is removed only if a demo wrote it."""
     mark = folder / MARK
     if folder.exists() and not mark.exists() and (not folder.is_dir() or any(folder.iterdir())):
         sys.exit(
-            f"error: --output: holds something that is not a demo's: found {folder}; hint: name a new folder"
+            f"error: --output: contains files that a demo did not write: found {folder}; hint: name a "
+            "new folder"
         )
     if mark.exists():
         shutil.rmtree(folder)
@@ -251,7 +250,7 @@ def make_room(folder: Path) -> None:
 
 
 def finish(command: subprocess.Popen[bytes]) -> int:
-    """The exit code of a command. Interrupted, it gets time to end what it has started."""
+    """Wait for a command and return its exit code; after an interruption, let it terminate cleanly."""
     try:
         return command.wait()
     except KeyboardInterrupt:
@@ -265,17 +264,17 @@ def finish(command: subprocess.Popen[bytes]) -> int:
 
 
 def spelled(program: str, *words: object) -> list[str]:
-    """A command of this environment as the words that start it."""
+    """Return the command line of a program of this environment."""
     return [str(BIN / program), *map(str, words)]
 
 
 def prefix_of(walk: Walk) -> Path:
-    """The indexed dataset, as --data-path names it."""
+    """Return the prefix of the indexed dataset, for --data-path."""
     return walk.folder / "corpus_text_document"
 
 
 def last_event(run: Path, kind: str) -> dict[str, Any]:
-    """The last line of this kind in a run's record."""
+    """Return the last event of this kind in a run's event log."""
     events: Sequence[dict[str, Any]] = [
         json.loads(line) for line in (run / "events.jsonl").read_text("utf-8").splitlines()
     ]
@@ -283,13 +282,13 @@ def last_event(run: Path, kind: str) -> dict[str, Any]:
 
 
 def multiplies_in_bfloat16() -> bool:
-    """Whether the processor has instructions for it; emulated, it would be slower than float32."""
+    """Whether the CPU has bfloat16 instructions; without them bfloat16 is slower than float32."""
     flags = Path("/proc/cpuinfo")
     return flags.is_file() and any(name in flags.read_text() for name in ("avx512_bf16", "amx_bf16"))
 
 
 def free_port() -> int:
-    """A port nobody listens on: 5000, or any other."""
+    """Return a free port: 5000, or any other."""
     for port in (5000, 0):
         with socket.socket() as probe:
             try:

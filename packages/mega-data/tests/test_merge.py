@@ -147,7 +147,7 @@ def test_datasets_that_do_not_belong_together_are_refused_and_leave_nothing(tmp_
         ),
         ([bare, wide], r"wide.idx: dtype: found int32, wanted uint16 as .*/bare; hint: mega-data convert"),
         ([bare, modes], "modes.idx: modes: wanted of all datasets or of none"),
-        ([wide, high], "high.idx: ids of one form are one higher on disk: found fairseq-cached, wanted mmap"),
+        ([wide, high], "high.idx: ids have another offset on disk: found fairseq-cached, wanted mmap"),
     ):
         with pytest.raises(FormatError, match=line):
             merge_datasets(datasets, tmp_path / "m")

@@ -70,7 +70,7 @@ def _json_default(value: Any) -> str:
 
 
 RowErrorHandler = Callable[[int, FormatError, bytes], object]
-"""Called with a line that is no document: its number from 1, its error and the line."""
+"""Called with a line that is not a document: its number from 1, its error and the line."""
 
 
 def fail_on_row(number: int, error: FormatError, line: bytes) -> None:
@@ -83,7 +83,7 @@ def skip_row(number: int, error: FormatError, line: bytes) -> None:
 
 
 class Quarantine:
-    """The lines of a shard that are no documents, in the format of `preprocess`'s quarantine.
+    """The lines of a shard that are not documents, in the format of `preprocess`'s quarantine.
 
     The file is created at the first such line and published when the block ends without an error.
 
@@ -157,7 +157,7 @@ def parse_document(line: bytes, path: Path, number: int, key: str, id_key: str =
 
 
 def read_whole_lines(path: Path, on_error: RowErrorHandler) -> Iterator[bytes]:
-    """Yield the lines of a shard up to damage, which is an error of the next line."""
+    """Yield the lines of a shard up to the first damage, which is reported as an error of the next line."""
     number = 0
     try:
         for line in read_lines(path):
@@ -185,7 +185,7 @@ def read_batches(
 ) -> Iterator[tuple[list[str], list[str]]]:
     """Yield texts and ids, one per line of a shard, in lists of about `characters` characters.
 
-    A line that is blank or no document has an empty text; without an `id_key` there are no ids.
+    A blank line, or one that is not a document, has an empty text; without an `id_key` there are no ids.
     """
     texts = list[str]()
     ids = list[str]()
@@ -208,7 +208,7 @@ def read_batches(
 def _parse_or_report(
     line: bytes, path: Path, number: int, key: str, id_key: str, on_error: RowErrorHandler
 ) -> dict[str, Any] | None:
-    """Parse the object on a line; None for a blank line, and for one that is no document."""
+    """Parse the object on a line; None for a blank line, and for one that is not a document."""
     try:
         return parse_document(line, path, number, key, id_key)
     except FormatError as error:

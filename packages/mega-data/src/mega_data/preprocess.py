@@ -1,4 +1,4 @@
-"""Encode text to indexed datasets, one per key: the bytes depend neither on the workers nor on restarts."""
+"""Encode text to indexed datasets, one per key. The bytes depend neither on the workers nor on restarts."""
 
 from __future__ import annotations
 
@@ -90,14 +90,15 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class PreprocessResult:
-    """What a run wrote.
+    """The result of a run.
 
     Attributes:
         documents: documents of each dataset.
         tokens: tokens of all datasets.
         size: bytes of text read, decompressed.
         skipped: skipped rows; they are in `quarantine`.
-        seconds, fresh: seconds of this process, and the bytes that it read itself.
+        seconds, fresh: seconds of this process, and bytes that it read itself, without those of earlier
+            processes.
         encoder: name of the encoder.
     """
 
@@ -220,7 +221,7 @@ def _resumable_output(
     encoding: _EncodingPlan,
     dtype: np.dtype[Any],
 ) -> Iterator[ResumableOutput]:
-    """Open the output of a run, resumed if possible; after an input error keep what can be reused."""
+    """Open the output of a run, resumed if possible; after an input error keep the reusable part."""
     output = _open_output(output_prefix, inputs, encoding, dtype)
     try:
         yield output
@@ -261,7 +262,7 @@ class _EncodingPlan:
         return cls(tokenizer, options, added_tokens(tokenizer, include=options.special_tokens), split)
 
     def start_search(self, processes: ProcessPool) -> EncoderSearch:
-        """Begin the search for an encoder in the processes that will encode.
+        """Start the search for an encoder in the processes that will encode.
 
         Raises:
             FormatError: the tokenizer, which opens in a thread, is damaged.
@@ -374,7 +375,7 @@ def _check_options(options: Options, tokenizer: Tokenizer) -> None:
 def _open_output(
     output_prefix: Path, inputs: Sequence[InputFile], encoding: _EncodingPlan, dtype: np.dtype[Any]
 ) -> ResumableOutput:
-    """Open the files of an unfinished run, as far as they agree with this one."""
+    """Open the files of an unfinished run, truncated to the part that this run would write."""
     options = encoding.options
     identity = [
         encoding.tokenizer.identity.to_dict(),

@@ -1,6 +1,6 @@
 """The seed process of `mega_data.process_pool`: it builds the work once and forks into the workers.
 
-It is a program of its own. A `multiprocessing` process would import the caller's main module and start a
+It is a separate program. A `multiprocessing` process would import the caller's main module and start a
 resource tracker process.
 """
 
@@ -35,7 +35,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A function to apply to the work that was sent last, sent in place of work."""
+    """A function to apply to the last work received, sent in place of work."""
 
     ask: Callable[[Any], Any]
 
@@ -105,7 +105,7 @@ def _receive_work(orders: Connection) -> Any:
 def _answer_question(
     orders: Connection, question: Question, work: Any, error_of_work: Exception | None
 ) -> None:
-    """Answer in a forked process: libraries start threads, and a process with threads must not fork."""
+    """Compute the answer in a forked process: libraries may start threads, which this process must not."""
     if error_of_work is not None:
         orders.send(Failure(portable_error(error_of_work)))
         return

@@ -89,8 +89,8 @@ def _wordpiece(texts: Iterable[str], vocab_size: int, lowercase: bool) -> tokeni
     """Train WordPiece with the pairs of byte-pair encoding, as Hugging Face's trainer, but deterministically.
 
     That trainer numbers the letters inside words in the order of a hash table, and so breaks ties at random.
-    Here each of them is mapped during training to a letter of Unicode's private use planes, which the
-    normalizer keeps out of words.
+    During training each such letter is mapped to a private use character of Unicode, which the normalizer
+    removes from words.
     """
     from tokenizers import Tokenizer as Library
     from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers

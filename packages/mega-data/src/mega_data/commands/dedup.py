@@ -125,7 +125,7 @@ def _finish(shards: Sequence[TaskResult], output: Path) -> None:
     """Print how many documents were kept.
 
     Raises:
-        SystemExit: nothing was: exit code 1.
+        SystemExit: no document was kept: exit code 1.
     """
     from mega_data.readers.inputs import QUARANTINE
 

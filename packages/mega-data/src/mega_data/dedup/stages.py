@@ -1,4 +1,4 @@
-"""The stages of a deduplication; the `run` of each is the work of one task."""
+"""The stages of a deduplication; the `run` method of each does one task."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class BandKeys:
 
 @dataclass(frozen=True, slots=True)
 class BandPairs:
-    """Writes a band's pairs and which documents are in one; the first band writes shard offsets too.
+    """Writes a band's pairs and the set of documents in pairs; the first band also writes shard offsets.
 
     Attributes:
         memory: bytes for sorting pairs.

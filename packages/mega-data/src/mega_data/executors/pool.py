@@ -1,7 +1,7 @@
 """Worker processes for the tasks of stages: each receives the run once, then task numbers.
 
-`concurrent.futures` sends the work with every task, which takes most of the time of a run with many inputs,
-and waits for running tasks when it is interrupted. This pool terminates processes that are no longer needed.
+`concurrent.futures` sends the work with every task, which dominates the time of a run with many inputs, and
+waits for running tasks when it is interrupted. This pool terminates processes that are no longer needed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Run tasks on a Ray cluster: the one that RAY_ADDRESS names, or a local one.
 
-The workers must see the inputs, the output and the work folder under the same paths, as Slurm's nodes must,
-and have the libraries that the command needs. The code of mega_data is sent with the run.
+As with Slurm, all nodes must see the inputs, the output and the work folder under the same paths, and have
+the libraries that the command needs. The code of mega_data is sent with the run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Run tasks on a Slurm job array: element i of n has every n-th task of a stage from i on.
+"""Run tasks on a Slurm job array: element i of n runs every n-th task of a stage, starting with task i.
 
 The output of a task does not depend on the element, so an array may be resubmitted with another n: finished
 tasks stay finished.
@@ -21,7 +21,7 @@ def array_element(environment: Mapping[str, str]) -> tuple[int, int]:
     """Return this process's index in its array, from 0, and the size of the array.
 
     Raises:
-        ConfigError: the process is in no array, or the array's numbers have gaps.
+        ConfigError: the process is not in an array, or the array indices have gaps.
     """
     values = {name: environment.get(name, "") for name in (_ID, _FIRST, _STEP, _COUNT)}
     values[_STEP] = values[_STEP] or "1"
@@ -38,7 +38,7 @@ def array_element(environment: Mapping[str, str]) -> tuple[int, int]:
 
 
 def refuse_whole_run(stages: Iterable[str]) -> NoReturn:
-    """Refuse an array element without a stage.
+    """Refuse an array element without --stage.
 
     Raises:
         ConfigError: always; it names the stages.

@@ -113,7 +113,7 @@ def _is_splittable(path: Path, form: str) -> bool:
 def read_pages(
     part: FileRange, form: str, *, whole: bool = False
 ) -> Iterator[Page | SkippedPage | DamagedRange]:
-    """Read the pages of a file, or those that begin in a range of it.
+    """Read the pages of a file, or those that begin in a byte range of it.
 
     Args:
         form: one of FORMATS, or `auto`.

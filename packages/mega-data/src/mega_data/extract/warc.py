@@ -80,13 +80,13 @@ def read_warc(
 
 
 def _record_end(file: IO[bytes], position: int, length: int) -> int:
-    """Return where a record ends, given its first byte and its content length."""
+    """Return the end offset of a record, given its first byte and its content length."""
     position = file.seek(position)
     return position + max(0, file.read(_BLOCK).find(_BLANK)) + length + 2 * len(_BLANK)
 
 
 def _next_record(file: IO[bytes], position: int) -> int:
-    """Find where a record may begin, from a byte of the text on; -1 for nowhere."""
+    """Find the next possible start of a record, from a byte of the text on; -1 if there is none."""
     position = file.seek(position)
     buffer = file.read(len(_WARC))
     if buffer == _WARC:

@@ -1,9 +1,9 @@
 """Read bz2 block by block.
 
-A block begins with a 48-bit mark at any bit of the file and can be decompressed alone. So a file can be read
-from any offset, whether it has one stream or, like Wikipedia's multistream dumps, many, and reading continues
-at the next whole block after damage. The mark may also occur in the data of a block: a mark counts only if
-the block decompresses with a valid checksum.
+A block begins with a 48-bit magic number at any bit offset and can be decompressed independently. So a file
+can be read from any offset, whether it has one stream or, like Wikipedia's multistream dumps, many, and
+reading continues at the next whole block after damage. The mark may also occur in the data of a block: a mark
+counts only if the block decompresses with a valid checksum.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _ANY_MARK = re.compile(b"|".join(map(re.escape, _MIDDLES)))
 def read_bzip2(path: Path, start: int = 0) -> Iterator[TextPiece | DamagedRange]:
     """Read the text of every whole block that begins at byte `start` or later, and the damaged ranges.
 
-    Damage before the first block is reported only if `start` is 0; else the reader of the part before reports
-    it.
+    Damage before the first block is reported only if `start` is 0; otherwise the reader of the previous part
+    reports it.
     """
     with path.open("rb") as file:
         size = file.seek(0, 2)

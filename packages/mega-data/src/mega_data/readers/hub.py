@@ -59,7 +59,7 @@ class HubDataset:
         return cls(word, name, **values)
 
     def state(self) -> str:
-        """Return what identifies the rows: the files of a folder, the commit on the hub.
+        """Return the identity of the rows: the files of a folder, or the commit on the hub.
 
         Raises:
             ConfigError: there is no such dataset, or the hub cannot be reached.

@@ -58,14 +58,14 @@ def detect_compression(path: Path) -> str:
 
 
 def check_format(path: Path, form: str, head: bytes) -> None:
-    """Refuse a file whose first bytes show a format that is not read here, or not under this name.
+    """Refuse a file whose first bytes are of an unsupported format, or do not match its name.
 
     Args:
         form: format to read it as: jsonl, text or table.
         head: its first HEAD_BYTES bytes, decompressed.
 
     Raises:
-        ConfigError: the file is of another format; the hint says how to convert it.
+        ConfigError: the file is of another format; the hint has a command to convert it.
     """
     if form == "table":
         return

@@ -143,7 +143,7 @@ def test_a_megatron_script_trains_as_it_is(corpus: Path, tmp_path: Path) -> None
     assert result.stdout.count("\niteration ") == 3
     assert result.stderr.count("\n") == 2
     assert "0.1 in Megatron: --megatron-defaults takes its defaults" in result.stderr
-    assert result.stderr.startswith("left out: --data-impl (a dataset says which form it has); ")
+    assert result.stderr.startswith("left out: --data-impl (the format of a dataset is detected); ")
     spec = Checkpoint.open(tmp_path).spec
     assert (spec.positions, spec.activation) == ("rope", "squared_relu")
 

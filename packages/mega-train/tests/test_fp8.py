@@ -215,7 +215,7 @@ def test_megatrons_flags_of_it_are_read_and_those_of_its_history_left_out() -> N
     words += "--fp8-amax-compute-algo max --no-fp8-wgrad"
     result = translate_flags(words.split(), ours)
     assert result.words == ["--fp8-format", "hybrid", "--no-fp8-wgrad"]
-    why = "of FP8: a scale is found in the tensor it is for, each time, with no history and no margin"
+    why = "FP8 uses current scaling, without amax history or margin"
     flags = "--fp8-margin, --fp8-interval, --fp8-amax-history-len, --fp8-amax-compute-algo"
     assert format_skipped(result.left_out) == f"{flags} ({why})"
     (error,) = translate_flags(["--fp8-recipe", "delayed"], ours).refused

@@ -63,10 +63,10 @@ class Walk:
     def step(self, name: str) -> Iterator[list[Any]]:
         """Time a step; the block appends its result and its file to the list."""
         print(f"\n== {name}", flush=True)
-        said: list[Any] = []
+        record: list[Any] = []
         began = time.perf_counter()
-        yield said
-        self.rows.append(Row(name, time.perf_counter() - began, *said))
+        yield record
+        self.rows.append(Row(name, time.perf_counter() - began, *record))
 
     def run(self, program: str, *words: object) -> None:
         """Run a command and show its output. A failing command ends the demo."""
@@ -112,33 +112,34 @@ def main() -> None:
     table = walk.table()
     (walk.folder / "table.txt").write_text(table + "\n", "utf-8")
     print("\n" + table, flush=True)
-    ours, bigram = scores["perplexity"], scores["kneser_ney_perplexity"]
+    perplexity, bigram = scores["perplexity"], scores["kneser_ney_perplexity"]
     print(
-        f"\nheld-out perplexity: {ours:.1f}, against {bigram:.1f} of a Kneser-Ney bigram on the same tokens"
+        f"\nheld-out perplexity: {perplexity:.1f}, against {bigram:.1f} of a Kneser-Ney bigram model "
+        "on the same tokens"
     )
     if server:
         print(server)
-    if ours >= bigram:
+    if perplexity >= bigram:
         sys.exit("the model does not beat the bigram")
 
 
 def read_and_cut(walk: Walk) -> None:
     """Sample text, train a tokenizer on it, and encode the text."""
     corpus, held_out, tokenizer = (walk.folder / n for n in ("corpus.jsonl", "held-out.jsonl", "tokenizer"))
-    with walk.step("sample") as said:
+    with walk.step("sample") as record:
         walk.run(
             "mega-data", "sample", "--output", corpus, "--held-out", held_out, "--held-out-fraction", 0.03
         )
-        said += [
+        record += [
             f"{corpus.stat().st_size / 1e6:.1f} MB of text, {held_out.stat().st_size / 1e6:.2f} MB held out"
         ]
-        said += [corpus]
-    with walk.step("train-tokenizer") as said:
+        record += [corpus]
+    with walk.step("train-tokenizer") as record:
         walk.run(
             "mega-data", "train-tokenizer", "--input", corpus, "--vocab-size", 4096, "--output", tokenizer
         )
-        said += ["byte-level BPE, 4,096 ids", tokenizer]
-    with walk.step("preprocess") as said:
+        record += ["byte-level BPE, 4,096 ids", tokenizer]
+    with walk.step("preprocess") as record:
         kind = ("--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", tokenizer)
         prefix = walk.folder / "corpus"
         walk.run(
@@ -146,7 +147,7 @@ def read_and_cut(walk: Walk) -> None:
         )
         data = prefix_of(walk)
         info = json.loads(data.with_name(data.name + ".json").read_text("utf-8"))
-        said += [f"{info['tokens']:,} tokens in {info['documents']:,} documents", data]
+        record += [f"{info['tokens']:,} tokens in {info['documents']:,} documents", data]
 
 
 def train(walk: Walk) -> None:
@@ -154,46 +155,46 @@ def train(walk: Walk) -> None:
     first, other, resumed = (walk.folder / name for name in ("train", "resharded", "resumed"))
     torchrun = ("--nproc-per-node", 2, "-m", "mega_train", "gpt", "--data-path", prefix_of(walk))
     common = [*OPTIMIZER.split(), *(["--bf16"] if multiplies_in_bfloat16() else [])]
-    with walk.step("train, tp 2") as said:
+    with walk.step("train, tp 2") as record:
         words = ["--tensor-model-parallel-size", 2, *MODEL.split(), *common]
         words += ["--train-iters", STEPS, "--log-interval", 50, *VALIDATION.split()]
         walk.run("torchrun", *torchrun, *words, "--save", first)
         last, before = last_event(first, "train_log"), last_event(first, "validation")["loss"]
         speed = f"{last['tokens_per_second']:,.0f} tokens/s"
-        said += [f"{STEPS} steps, loss {last['loss']:.3f}, validation {before:.3f}, {speed}", first]
-    with walk.step("reshard") as said:
+        record += [f"{STEPS} steps, loss {last['loss']:.3f}, validation {before:.3f}, {speed}", first]
+    with walk.step("reshard") as record:
         walk.run("mega-ckpt", "reshard", "--load", first, "--save", other, "--tp", 1, "--pp", 2)
         size = sum(file.stat().st_size for file in other.rglob("*.safetensors"))
-        said += [f"tp 2 to pp 2, {size / 1e6:.1f} MB with the optimizer", other]
-    with walk.step("resume, pp 2") as said:
+        record += [f"tp 2 to pp 2, {size / 1e6:.1f} MB with the optimizer", other]
+    with walk.step("resume, pp 2") as record:
         words = ["--pipeline-model-parallel-size", 2, *common, "--load", other, "--save", resumed]
         words += ["--train-iters", STEPS + MORE, "--log-interval", 20, *VALIDATION.split()]
         walk.run("torchrun", *torchrun, *words)
         last, after = last_event(resumed, "train_log"), last_event(resumed, "validation")["loss"]
         result = f"{MORE} steps more, loss {last['loss']:.3f}, validation {before:.3f} -> {after:.3f}"
-        said += [result, resumed]
+        record += [result, resumed]
 
 
 def evaluate(walk: Walk) -> dict[str, float]:
     """Compute perplexity and last-word accuracy on held-out documents, and those of n-gram models."""
     result = walk.folder / "perplexity.json"
-    with walk.step("evaluate") as said:
+    with walk.step("evaluate") as record:
         data = ("--data", walk.folder / "held-out.jsonl", "--baseline-data", prefix_of(walk))
         walk.run("mega-eval", "perplexity", "--load", walk.folder / "resumed", *data, "--output", result)
         scores: dict[str, float] = json.loads(result.read_text("utf-8"))["scores"]
         numbers = ("unigram_perplexity", "kneser_ney_perplexity", "perplexity")
-        unigram, bigram, ours = (f"{scores[number]:.1f}" for number in numbers)
+        unigram, bigram, perplexity = (f"{scores[number]:.1f}" for number in numbers)
         words = f"last word {100 * scores['last_word_accuracy']:.1f} %"
-        said += [f"perplexity: unigram {unigram}, bigram {bigram}, ours {ours}; {words}", result]
+        record += [f"perplexity: unigram {unigram}, bigram {bigram}, ours {perplexity}; {words}", result]
     return scores
 
 
 def draw(walk: Walk) -> None:
     """Plot the loss of both runs."""
     picture = walk.folder / "loss.png"
-    with walk.step("curve") as said:
+    with walk.step("curve") as record:
         walk.run("mega-train", "curve", walk.folder / "train", walk.folder / "resumed", "--output", picture)
-        said += ["training and validation loss", picture]
+        record += ["training and validation loss", picture]
 
 
 def serve(walk: Walk, *, keep: bool) -> str:
@@ -205,13 +206,13 @@ def serve(walk: Walk, *, keep: bool) -> str:
     port, answer = free_port(), walk.folder / "answer.json"
     words = ("--load", walk.folder / "resumed", "--port", port)
     body = json.dumps({"prompts": [PROMPT], "tokens_to_generate": 48, "top_k": 20, "random_seed": 7})
-    with walk.step("serve") as said:
+    with walk.step("serve") as record:
         command = spelled("mega-serve", *words)
         print("$ " + shlex.join(["mega-serve", *command[1:]]) + " &", flush=True)
         log = walk.folder / "server.log"
         with log.open("wb") as out:
             server = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=keep)
-        kept = False
+        is_kept = False
         try:
             wait_for(f"http://127.0.0.1:{port}/health", server, log)
             url = f"http://127.0.0.1:{port}/api"
@@ -224,12 +225,12 @@ def serve(walk: Walk, *, keep: bool) -> str:
                 answer.write_bytes(response.read())
             text = json.loads(answer.read_text("utf-8"))["text"][0]
             print(text, flush=True)
-            said += [f"{len(text)} characters for {PROMPT!r}", answer]
-            kept = keep
+            record += [f"{len(text)} characters for {PROMPT!r}", answer]
+            is_kept = keep
             if keep:
                 return f"\nthe server runs on (stop it with: kill {server.pid}); ask it:\n{line}"
         finally:
-            if not kept:
+            if not is_kept:
                 server.send_signal(signal.SIGTERM)
                 server.wait(30)
         return ""

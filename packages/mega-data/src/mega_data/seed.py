@@ -174,8 +174,8 @@ def _send_result(pipe: Connection, shelf: memoryview, result: object) -> None:
     if _array_offsets(sizes)[-1] > len(shelf):
         pipe.send((pickle.dumps(result, 5), None))
         return
-    for array, place in zip(arrays, _array_offsets(sizes), strict=False):
-        shelf[place : place + array.nbytes] = array
+    for array, offset in zip(arrays, _array_offsets(sizes), strict=False):
+        shelf[offset : offset + array.nbytes] = array
     pipe.send((head, sizes))
 
 
@@ -184,13 +184,15 @@ def receive_result(pipe: Connection, shelf: memoryview) -> Any:
     head, sizes = pipe.recv()
     if sizes is None:
         return pickle.loads(head)
-    arrays = [shelf[place : place + size] for place, size in zip(_array_offsets(sizes), sizes, strict=False)]
+    arrays = [
+        shelf[offset : offset + size] for offset, size in zip(_array_offsets(sizes), sizes, strict=False)
+    ]
     return pickle.loads(head, buffers=arrays)
 
 
 def _array_offsets(sizes: Sequence[int]) -> list[int]:
     """Return the aligned offsets of arrays of these sizes, and the end of the last."""
-    places = [0]
+    offsets = [0]
     for size in sizes:
-        places.append(places[-1] + -(-size // ALIGNMENT) * ALIGNMENT)
-    return places
+        offsets.append(offsets[-1] + -(-size // ALIGNMENT) * ALIGNMENT)
+    return offsets

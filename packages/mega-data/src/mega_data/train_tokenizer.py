@@ -95,12 +95,13 @@ def _wordpiece(texts: Iterable[str], vocab_size: int, lowercase: bool) -> tokeni
     from tokenizers import Tokenizer as Library
     from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-    normalizer, cut = normalizers.BertNormalizer(lowercase=lowercase), pre_tokenizers.BertPreTokenizer()
+    normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     inside: dict[str, str] = {}  # letter inside a word -> private use letter
 
     def words() -> Iterator[str]:
         for text in texts:
-            plain_words = (word for word, _ in cut.pre_tokenize_str(normalizer.normalize_str(text)))
+            plain_words = (word for word, _ in pre_tokenizer.pre_tokenize_str(normalizer.normalize_str(text)))
             yield " ".join(
                 word[0] + "".join(inside.setdefault(c, chr(_PRIVATE + len(inside))) for c in word[1:])
                 for word in plain_words
@@ -123,7 +124,7 @@ def _wordpiece(texts: Iterable[str], vocab_size: int, lowercase: bool) -> tokeni
     library = Library(models.WordPiece(vocab, unk_token="[UNK]"))
     library.add_special_tokens(specials)
     library.normalizer = normalizer
-    library.pre_tokenizer = cut
+    library.pre_tokenizer = pre_tokenizer
     library.decoder = decoders.WordPiece(prefix="##")
     return library
 

@@ -65,9 +65,9 @@ def head_loss(
 
 def _check_targets(target_T: Tensor, vocab: int) -> None:
     if target_T.device.type == "cpu":
-        wrong = target_T[(target_T != IGNORED) & ((target_T < 0) | (target_T >= vocab))]
-        if wrong.numel():
-            raise IndexError(f"target {int(wrong[0])} in a vocabulary of {vocab}")
+        out_of_range = target_T[(target_T != IGNORED) & ((target_T < 0) | (target_T >= vocab))]
+        if out_of_range.numel():
+            raise IndexError(f"target {int(out_of_range[0])} in a vocabulary of {vocab}")
 
 
 def _local_targets(target_T: Tensor, columns: int, vocab: int, tp: Axis) -> tuple[Tensor, int]:

@@ -48,8 +48,8 @@ class RecomputePolicy:
             return [(layers, False)]
         if self.method == "uniform":
             return [(layers[i : i + self.layers], True) for i in range(0, len(layers), self.layers)]
-        rest = [(layers[self.layers :], False)] if len(layers) > self.layers else []
-        return [([layer], True) for layer in layers[: self.layers]] + rest
+        not_recomputed = [(layers[self.layers :], False)] if len(layers) > self.layers else []
+        return [([layer], True) for layer in layers[: self.layers]] + not_recomputed
 
 
 KEEP_ALL = RecomputePolicy()

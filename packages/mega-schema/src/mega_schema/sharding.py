@@ -222,13 +222,15 @@ def _is_divisible(units: Sequence[int], split: Split, ranks: int) -> list[bool]:
 def _split_error(name: str, units: Sequence[int], split: Split, ranks: int) -> LayoutError:
     worst = units[_is_divisible(units, split, ranks).index(False)]
     degrees = [n for n in range(1, max(units) + 1) if all(_is_divisible(units, split, n))]
-    most = degrees[-1]
-    divisors = [n for n in range(1, most + 1) if most % n == 0]
+    max_degree = degrees[-1]
+    divisors = [n for n in range(1, max_degree + 1) if max_degree % n == 0]
     return LayoutError(
         name,
         f"{worst} {'rows' if split.unit == 1 else 'heads'} cannot be split evenly over {split.axis}",
         found=f"{split.axis}={ranks}",
-        wanted=f"a divisor of {most}" if degrees == divisors else f"one of {', '.join(map(str, degrees))}",
+        wanted=f"a divisor of {max_degree}"
+        if degrees == divisors
+        else f"one of {', '.join(map(str, degrees))}",
         hint=f"--{_FLAGS.get(split.axis, split.axis)} {max(n for n in degrees if n <= ranks)}",
     )
 

@@ -78,8 +78,8 @@ class CheckpointSource:
         Raises:
             FormatError: a finite number would become infinite.
         """
-        have = self.spaces[space][name]
-        return dtypes.cast(self.read_box(space, name, slab), have, dtype, f"{self.path}: {name}")
+        stored_dtype = self.spaces[space][name]
+        return dtypes.cast(self.read_box(space, name, slab), stored_dtype, dtype, f"{self.path}: {name}")
 
     def row_chunks(self, space: str, name: str, shape: Shape, dtype: str) -> Iterator[RowChunk]:
         """Read a whole parameter in another dtype, some rows at a time.
@@ -90,13 +90,13 @@ class CheckpointSource:
         Raises:
             FormatError: a finite number would become infinite.
         """
-        have = self.spaces[space][name]
+        stored_dtype = self.spaces[space][name]
         if self.verified_chunks is None:
-            for slab in row_slabs(shape, rows_per_chunk(shape, have)):
+            for slab in row_slabs(shape, rows_per_chunk(shape, stored_dtype)):
                 yield RowChunk(slab.start[0], self.cast(space, name, slab, dtype))
             return
         for band in self.verified_chunks(space, name):
-            yield RowChunk(band.first, dtypes.cast(band.values, have, dtype, f"{self.path}: {name}"))
+            yield RowChunk(band.first, dtypes.cast(band.values, stored_dtype, dtype, f"{self.path}: {name}"))
 
     def assemble(self, space: str, foreign: ForeignTensor, dtype: str) -> np.ndarray:
         """Build a tensor as a foreign file stores it; needs memory for one tensor and a few rows."""
@@ -108,20 +108,22 @@ class CheckpointSource:
         Padding is zero.
         """
         assert not foreign.transpose, foreign.name
-        rest = foreign.shape[1:]
-        ours = np.arange(foreign.shape[0])
+        row_shape = foreign.shape[1:]
+        row_numbers = np.arange(foreign.shape[0])
         if foreign.order is not None:
-            ours[np.asarray(foreign.order)] = np.arange(foreign.shape[0])
+            row_numbers[np.asarray(foreign.order)] = np.arange(foreign.shape[0])
         step = rows_per_chunk(foreign.shape, dtype)
         for first in range(0, foreign.shape[0], step):
-            rows = wanted = ours[first : first + step]
-            out = np.zeros((len(rows), *rest), DTYPES[dtype])
+            rows = wanted = row_numbers[first : first + step]
+            out = np.zeros((len(rows), *row_shape), DTYPES[dtype])
             permuted = foreign.order is not None and int(np.ptp(wanted)) < len(wanted)
             if permuted:  # contiguous rows in another order, such as Meta's queries
                 rows = np.sort(wanted)
             for run, begin, count in consecutive_runs(rows):
                 for box in foreign.boxes:
-                    common = overlap((run, *(0,) * len(rest)), (count, *rest), box.local_start, box.shape)
+                    common = overlap(
+                        (run, *(0,) * len(row_shape)), (count, *row_shape), box.local_start, box.shape
+                    )
                     if common is not None:
                         start = tuple(a + b for a, b in zip(box.start, common.in_b, strict=True))
                         slab = Slab(start, common.shape, (begin + common.in_a[0], *common.in_a[1:]))

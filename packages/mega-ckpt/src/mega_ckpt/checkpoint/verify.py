@@ -76,9 +76,9 @@ def verify(
     check_metadata(checkpoint)
     spaces = {*checkpoint.tensors} if spaces is None else spaces
     verify_checksums(checkpoint, spaces, progress)
-    every = [piece for space, *_, piece in checkpoint.pieces() if space in spaces]
+    pieces = [piece for space, *_, piece in checkpoint.pieces() if space in spaces]
     tensors = sum(len(checkpoint.tensors[space]) for space in spaces)
-    return VerifyResult(tensors, len(every), sum(piece.bytes for piece in every))
+    return VerifyResult(tensors, len(pieces), sum(piece.bytes for piece in pieces))
 
 
 def check_metadata(checkpoint: Checkpoint) -> None:
@@ -99,7 +99,7 @@ def check_table(checkpoint: Checkpoint) -> None:
     A tied parameter is not on disk. An optimizer's namespace has the rows of the model; with Muon, each
     parameter has either a momentum or the two moments of Adam.
     """
-    every = {row.name: row.shape for row in table(checkpoint.spec) if row.tied_to is None}
+    shapes = {row.name: row.shape for row in table(checkpoint.spec) if row.tied_to is None}
     manifest = checkpoint.folder / MANIFEST
     if MODEL not in checkpoint.tensors:
         raise FormatError(manifest, "namespace missing", found=sorted(checkpoint.tensors), wanted=MODEL)
@@ -108,7 +108,7 @@ def check_table(checkpoint: Checkpoint) -> None:
             raise FormatError(manifest, "namespace missing", found=f"{moment} alone", wanted=partner)
     for space, entries in checkpoint.tensors.items():
         complement = checkpoint.tensors.get(_COMPLEMENTS.get(space, ""), {})
-        wanted = {name: shape for name, shape in every.items() if name not in complement}
+        wanted = {name: shape for name, shape in shapes.items() if name not in complement}
         for name, shape in wanted.items():
             if name not in entries:
                 raise FormatError(manifest, f"{space} has no tensor", wanted=name)
@@ -221,13 +221,13 @@ def _check_rounded(checkpoint: Checkpoint, name: str, update: UpdateProgress) ->
     """Check that a 16-bit weight equals the rounded main weight; verify both checksums."""
     tensor = checkpoint.tensors[MODEL][name]
     rows = rows_per_chunk(tensor.shape, "F32")
-    both = (stream_rows(checkpoint, space, name, rows) for space in (MODEL, MAIN))
-    for narrow, main in zip(*both, strict=True):
+    streams = (stream_rows(checkpoint, space, name, rows) for space in (MODEL, MAIN))
+    for weights, main in zip(*streams, strict=True):
         wanted = dtypes.round_float32(main.values, tensor.dtype)
-        update(narrow.values.nbytes + main.values.nbytes)
-        if narrow.values.tobytes() == wanted.tobytes():
+        update(weights.values.nbytes + main.values.nbytes)
+        if weights.values.tobytes() == wanted.tobytes():
             continue
-        found, want = (dtypes.as_float32(values, tensor.dtype) for values in (narrow.values, wanted))
+        found, want = (dtypes.as_float32(values, tensor.dtype) for values in (weights.values, wanted))
         differs = (found != want) & ~(np.isnan(found) & np.isnan(want))
         if differs.any():
             raise FormatError(

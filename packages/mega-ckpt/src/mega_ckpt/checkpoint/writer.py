@@ -54,9 +54,9 @@ def namespaces_to_write(
     if dtype is None:
         return {space: NamespacePlan(space, stored[space]) for space in (MODEL, *state)}
     precise = MAIN if MAIN in stored else MODEL
-    want = dtypes.NAMES[dtype]
-    plans = {MODEL: NamespacePlan(precise, dict.fromkeys(stored[precise], want))}
-    if state and want != "F32":
+    weights_dtype = dtypes.NAMES[dtype]
+    plans = {MODEL: NamespacePlan(precise, dict.fromkeys(stored[precise], weights_dtype))}
+    if state and weights_dtype != "F32":
         plans[MAIN] = NamespacePlan(precise, dict.fromkeys(stored[precise], "F32"))
     return plans | {space: NamespacePlan(space, stored[space]) for space in state if space != MAIN}
 
@@ -84,12 +84,12 @@ def rank_shares(spec: ModelSpec, layout: Layout, kinds: Mapping[str, str]) -> li
         stages = [layout.stage(pp, spec.layers, chunk) for chunk in range(layout.vp)]
         stage_rows = [row for stage in stages for row in rows if row.is_on(stage)]
         for tp in range(layout.tp):
-            cut = [
+            boxes_by_param = [
                 boxes_to_write(row.name, row.shape, row.saved_boxes(tp, layout.tp), kinds[row.name])
                 for row in stage_rows
             ]
             rank = layout.rank(Coordinates(tp, 0, pp))
-            shares.append(RankShare(rank, tuple(box for group in cut for box in group)))
+            shares.append(RankShare(rank, tuple(box for group in boxes_by_param for box in group)))
     return shares
 
 
@@ -103,8 +103,8 @@ def check_run_folder(run: Path, iteration: int, *, force: bool) -> None:
     if (run / MANIFEST).exists():
         hint = f"--save {run.parent}"
         raise ConfigError("--save", "is a checkpoint", found=run, wanted="the folder of a run", hint=hint)
-    if (others := [i for i in iterations(run) if i != iteration]) and not force:
-        raise other_checkpoints_error(iteration_folder(run, others[-1]))
+    if (other_iterations := [i for i in iterations(run) if i != iteration]) and not force:
+        raise other_checkpoints_error(iteration_folder(run, other_iterations[-1]))
     existing = [f for f in (iteration_folder(run, iteration), replaced_folder(run, iteration)) if f.exists()]
     if existing and not force:
         raise ConfigError(
@@ -154,21 +154,21 @@ def write_shares(
     """
     files = [_RankFileWriter(save.folder, space, share) for space, group in spaces.items() for share in group]
     size = sum(file.bytes for file in files)
-    places: dict[tuple[str, str], list[tuple[_RankFileWriter, int]]] = {}
+    targets: dict[tuple[str, str], list[tuple[_RankFileWriter, int]]] = {}
     for file in files:
         for number, box in enumerate(file.boxes):
-            places.setdefault((file.space, box.name), []).append((file, number))
+            targets.setdefault((file.space, box.name), []).append((file, number))
 
     def tensor(key: tuple[str, str], update: UpdateProgress) -> None:
         for band in bands(*key):
-            for file, number in places[key]:
+            for file, number in targets[key]:
                 update(file.put(number, band))
 
     with disk_errors(save.folder), contextlib.ExitStack() as open_files:
         for file in files:
             open_files.callback(file.close)
         with progress(size) as update:
-            parallel_map(list(places), tensor, update)
+            parallel_map(list(targets), tensor, update)
     return size
 
 

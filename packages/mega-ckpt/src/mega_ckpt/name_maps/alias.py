@@ -136,14 +136,14 @@ def split_rows(box: Slab, width: int) -> Iterator[Slab]:
     if not box.shape:
         yield box
         return
-    rows, *rest = box.shape
-    step = max(1, _PART_BYTES // max(1, width * math.prod(rest)))
+    rows, *row_shape = box.shape
+    step = max(1, _PART_BYTES // max(1, width * math.prod(row_shape)))
     for first in range(0, rows, step):
         start, local_start = (
             (box.start[0] + first, *box.start[1:]),
             (box.local_start[0] + first, *box.local_start[1:]),
         )
-        yield Slab(start, (min(step, rows - first), *rest), local_start)
+        yield Slab(start, (min(step, rows - first), *row_shape), local_start)
 
 
 def consecutive_runs(numbers: np.ndarray) -> Iterator[tuple[int, int, int]]:

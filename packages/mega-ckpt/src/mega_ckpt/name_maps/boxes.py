@@ -31,8 +31,8 @@ def select_box(whole: ForeignTensor, start: Shape, shape: Shape) -> ForeignTenso
         for box in whole.boxes:
             m = overlap((first, *start[1:]), (count, *shape[1:]), box.local_start, box.shape)
             if m is not None:
-                place = _add((position, *(0,) * (len(shape) - 1)), m.in_a)
-                boxes.append(Slab(_add(box.start, m.in_b), m.shape, place))
+                offset = _add((position, *(0,) * (len(shape) - 1)), m.in_a)
+                boxes.append(Slab(_add(box.start, m.in_b), m.shape, offset))
     return replace(whole, shape=shape, boxes=tuple(boxes), order=tuple((order[ours] - start[0]).tolist()))
 
 

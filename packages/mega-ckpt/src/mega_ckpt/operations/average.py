@@ -76,9 +76,9 @@ def average(
     def bands(_: str, name: str) -> Iterator[RowChunk]:
         shape = first.tensors[MODEL][name].shape
         rows = rows_per_chunk(shape, "F64")
-        every = [stream_rows(s, space, name, rows) for s, space in zip(sources, spaces, strict=True)]
+        streams = [stream_rows(s, space, name, rows) for s, space in zip(sources, spaces, strict=True)]
         stored = [s.tensors[space][name].dtype for s, space in zip(sources, spaces, strict=True)]
-        for chunks in zip(*every, strict=True):
+        for chunks in zip(*streams, strict=True):
             mean = np.zeros(chunks[0].values.shape)
             for band, dtype, part in zip(chunks, stored, parts, strict=True):
                 with np.errstate(invalid="ignore"):  # infinities of two signs have no mean: a NaN

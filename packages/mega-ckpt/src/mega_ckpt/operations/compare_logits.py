@@ -213,8 +213,8 @@ def _run_transformers(side: LoadedSide, stored: Mapping[str, str], token_BS: np.
             found=f"{type(error).__name__} {error}",
             hint="--no-check-logits, or another release of transformers",
         ) from error
-    if unread := sorted({*report["unexpected_keys"], *report["missing_keys"]}):
-        raise FormatError(side.path, "transformers reads other tensors", found=", ".join(unread))
+    if mismatches := sorted({*report["unexpected_keys"], *report["missing_keys"]}):
+        raise FormatError(side.path, "transformers reads other tensors", found=", ".join(mismatches))
     numbers: np.ndarray = logits.flatten(0, 1).numpy()
     return numbers
 

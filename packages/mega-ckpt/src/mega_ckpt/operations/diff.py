@@ -86,7 +86,7 @@ def diff_checkpoints(
     """
     shapes_a, shapes_b = _shapes(a.spec), _shapes(b.spec)
     differences: list[TensorDifference] = []
-    both: list[tuple[str, str, Shape]] = []
+    shared: list[tuple[str, str, Shape]] = []
     spaces = [space for space in a.spaces if space in b.spaces and (optimizer or space == MODEL)]
     for space in spaces:
         for name in dict.fromkeys([*a.spaces[space], *b.spaces[space]]):
@@ -100,7 +100,7 @@ def diff_checkpoints(
                     TensorDifference(space, name, "shape", _shape_text(shape), _shape_text(other_shape))
                 )
             else:
-                both.append((space, name, shape))
+                shared.append((space, name, shape))
 
     for source in (a, b):
         source.verify(spaces)
@@ -110,12 +110,12 @@ def diff_checkpoints(
         if difference is not None:
             differences.append(difference)
 
-    sizes = (math.prod(shape) * DTYPES[a.spaces[space][name]].itemsize for space, name, shape in both)
+    sizes = (math.prod(shape) * DTYPES[a.spaces[space][name]].itemsize for space, name, shape in shared)
     with progress(sum(sizes)) as update:
-        parallel_map(both, tensor, update)
+        parallel_map(shared, tensor, update)
     order = {key: number for number, key in enumerate(_tensor_order(a, b, spaces))}
     return DiffResult(
-        len(both),
+        len(shared),
         tuple(sorted(differences, key=lambda entry: order[entry.space, entry.name])),
         tuple(space for space in a.spaces if space not in b.spaces),
         tuple(space for space in b.spaces if space not in a.spaces),

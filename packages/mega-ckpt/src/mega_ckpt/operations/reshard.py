@@ -65,11 +65,11 @@ def reshard(
 
     def bands(space: str, name: str) -> Iterator[RowChunk]:
         origin = made_from[space].space
-        want = made_from[space].dtypes[name]
-        have = stored[origin][name]
+        target_dtype = made_from[space].dtypes[name]
+        stored_dtype = stored[origin][name]
         where = f"{source.folder}: {origin} {name}"
         for band in stream_rows(source, origin, name):
-            yield RowChunk(band.first, dtypes.cast(band.values, have, want, where))
+            yield RowChunk(band.first, dtypes.cast(band.values, stored_dtype, target_dtype, where))
 
     tokenizer = source.folder / TOKENIZER
     with saving_checkpoint(run, source.iteration) as save:

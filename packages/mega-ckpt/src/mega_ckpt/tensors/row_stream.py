@@ -141,13 +141,13 @@ def _read_rows(
     unfinished.append(reader)  # or it would stay open if the disk fails now
     end = piece.start[0] + piece.shape[0]
     rows = slice(max(first, piece.start[0]) - first, min(past, end) - first)
-    place = out[(rows, *(slice(s, s + n) for s, n in zip(piece.start[1:], piece.shape[1:], strict=True)))]
-    if place.flags.c_contiguous:
-        reader.read_into(as_bytes(place))
+    target = out[(rows, *(slice(s, s + n) for s, n in zip(piece.start[1:], piece.shape[1:], strict=True)))]
+    if target.flags.c_contiguous:
+        reader.read_into(as_bytes(target))
     else:
-        values = np.empty(place.shape, out.dtype)
+        values = np.empty(target.shape, out.dtype)
         reader.read_into(as_bytes(values))
-        place[...] = values
+        target[...] = values
     if end <= past:
         unfinished.pop()
         reader.finish()

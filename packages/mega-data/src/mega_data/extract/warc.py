@@ -54,12 +54,12 @@ def read_warc(
                     position = start + record.stream_pos
                     reason = ""
                     has_records = True
-                    place = stream.place(position) if stream else position
+                    offset = stream.place(position) if stream else position
                     if lost is not None:
-                        yield DamagedRange(lost[0], place, lost[1])
+                        yield DamagedRange(lost[0], offset, lost[1])
                     lost = None
                     length = int(record.headers.get("Content-Length") or 0)
-                    yield _make_page(record, html, plain, whole, place)
+                    yield _make_page(record, html, plain, whole, offset)
             except (OSError, EOFError, ValueError) as error:
                 reason = str(error)
             if stream and stream.gap:

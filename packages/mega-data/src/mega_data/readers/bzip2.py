@@ -81,9 +81,9 @@ def _find_marks(file: IO[bytes], bit: int) -> Iterator[tuple[int, int]]:
             mark, shift = _MIDDLES[match[0]]
             first = match.start() - 1
             around = buffer[match.start() - 1 : match.end() + 1]
-            place = 8 * (base + first) + shift
-            if len(around) == 7 and place >= bit and _bits_to_int(around, shift, _BITS) == mark:
-                yield place, mark
+            bit_offset = 8 * (base + first) + shift
+            if len(around) == 7 and bit_offset >= bit and _bits_to_int(around, shift, _BITS) == mark:
+                yield bit_offset, mark
         if not chunk:
             return
         base, bit = base + max(0, len(buffer) - 6), max(bit, 8 * (base + max(0, len(buffer) - 6)))

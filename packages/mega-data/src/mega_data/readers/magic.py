@@ -80,7 +80,7 @@ def check_format(path: Path, form: str, head: bytes) -> None:
 
 def _check_json_lines(path: Path, head: bytes) -> None:
     text = head.removeprefix(BOM).lstrip()
-    line, _, rest = text.partition(b"\n")
+    line, _, tail = text.partition(b"\n")
     wanted = _describe_format("jsonl")
     if path.suffix in (".csv", ".tsv") and not text.startswith(b"{"):
         hint = f"datasets.load_dataset('csv', data_files={str(path)!r})['train'].to_json('a.jsonl')"
@@ -88,7 +88,7 @@ def _check_json_lines(path: Path, head: bytes) -> None:
     if text[:1] == b"[" and text[1:].lstrip()[:1] == b"{":
         hint = f"jq -c '.[]' {path} > {path.stem}.jsonl"
         raise ConfigError(path, "is one JSON array", wanted=wanted, hint=hint)
-    if line.strip() == b"{" and rest.lstrip()[:1] == b'"':
+    if line.strip() == b"{" and tail.lstrip()[:1] == b'"':
         hint = f"jq -c . {path} > {path.stem}.jsonl"
         raise ConfigError(path, "is JSON over several lines", wanted=wanted, hint=hint)
     if line[:1] == b"<":

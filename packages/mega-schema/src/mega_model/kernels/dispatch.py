@@ -51,8 +51,8 @@ class KernelChoice:
         fields_by_source: dict[str, list[str]] = {}
         for field, source in self.sources.items():
             fields_by_source.setdefault(source, []).append(field)
-        first, *rest = sorted(fields_by_source, key=lambda name: -len(fields_by_source[name]))
-        return ", ".join([first, *(f"{name} ({', '.join(fields_by_source[name])})" for name in rest)])
+        first, *others = sorted(fields_by_source, key=lambda name: -len(fields_by_source[name]))
+        return ", ".join([first, *(f"{name} ({', '.join(fields_by_source[name])})" for name in others)])
 
 
 def installed_version(name: str) -> str | None:

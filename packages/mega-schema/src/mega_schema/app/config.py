@@ -245,9 +245,9 @@ def _is_abbreviation(word: str, name: str) -> bool:
 def _strip_none(kind: Any) -> Any:
     """Return an optional type without its None."""
     if get_origin(kind) in (Union, UnionType):
-        rest = [k for k in get_args(kind) if k is not NoneType]
-        assert len(rest) == 1, kind
-        return rest[0]
+        kinds = [k for k in get_args(kind) if k is not NoneType]
+        assert len(kinds) == 1, kind
+        return kinds[0]
     return kind
 
 

@@ -156,9 +156,9 @@ def start_live(live: Live) -> None:
 
 def format_duration(seconds: float) -> str:
     """Format a duration as minutes:seconds, or hours:minutes:seconds."""
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, remainder = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+    return f"{hours}:{minutes:02d}:{remainder:02d}" if hours else f"{minutes}:{remainder:02d}"
 
 
 def _format_time_left(seconds: float) -> str:

@@ -75,9 +75,9 @@ def iteration_folders(run: Path) -> dict[int, Path]:
 
 def is_foreign(folder: Path) -> bool:
     """Whether a checkpoint's folder has files but no Mega file; Megatron uses the same folder names."""
-    ours = (folder / MANIFEST, folder / TRAINER)
+    mega_files = (folder / MANIFEST, folder / TRAINER)
     return (
-        not any(path.exists() for path in ours)
+        not any(path.exists() for path in mega_files)
         and next(folder.glob(_PIECE_PATTERN), None) is None
         and next(folder.iterdir(), None) is not None
     )

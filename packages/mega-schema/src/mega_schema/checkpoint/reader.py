@@ -297,7 +297,7 @@ def _tensor(entry: Mapping[str, Any]) -> TensorEntry:
 def _piece(entry: Mapping[str, Any], whole: Shape) -> TensorPiece:
     start, shape = _counts(entry["start"]), _counts(entry["shape"])
     ends = [s + n for s, n in zip(start, shape, strict=True)]
-    if any(end > most for end, most in zip(ends, whole, strict=True)) or 0 in shape:
+    if any(end > dim_size for end, dim_size in zip(ends, whole, strict=True)) or 0 in shape:
         raise ValueError(f"a piece {shape} at {start} of a tensor {whole}")
     offset, size, crc32 = _counts([entry["offset"], entry["bytes"], entry["crc32"]])
     return TensorPiece(str(entry["file"]), offset, size, start, shape, crc32)

@@ -165,8 +165,8 @@ class IndexedDataset:
         length = whole - offset if length is None else length
         if not 0 <= offset <= offset + length <= whole:
             raise IndexError(f"tokens {offset} to {offset + length} of sequence {i}, which has {whole}")
-        first, rest = divmod(pointer, self.dtype.itemsize)
-        if rest or not 0 <= first <= first + whole <= self.tokens:
+        first, remainder = divmod(pointer, self.dtype.itemsize)
+        if remainder or not 0 <= first <= first + whole <= self.tokens:
             path = sibling(self.prefix, ".idx")
             wanted = f"multiples of {self.dtype.itemsize} up to {self._payload.nbytes}"
             raise FormatError(path, f"pointer of sequence {i}", found=pointer, wanted=wanted, hint=CUT_OFF)

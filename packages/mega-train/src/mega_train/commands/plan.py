@@ -60,8 +60,8 @@ def search_layouts(run: RunConfig, family: Family | None, world: int | None, har
 
 def model_ranks(run: RunConfig) -> int:
     """Return the ranks of one replica of the model."""
-    cut = run.parallel
-    return max(1, cut.tp) * max(1, cut.pp) * max(1, cut.cp)
+    parallel = run.parallel
+    return max(1, parallel.tp) * max(1, parallel.pp) * max(1, parallel.cp)
 
 
 def build_workload(run: RunConfig, family: Family | None, world: int | None) -> Workload:

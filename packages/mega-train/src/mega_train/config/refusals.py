@@ -53,15 +53,15 @@ class Refusals:
 
     def extend(self, errors: Iterable[MegaError]) -> bool:
         """Collect all errors, including one that the iterable raises. Returns whether there were none."""
-        sound = True
+        is_valid = True
         try:
             for error in errors:
-                sound = False
+                is_valid = False
                 self._add(error)
         except MegaError as error:
-            sound = False
+            is_valid = False
             self._add(error)
-        return sound
+        return is_valid
 
     def raise_any(self) -> None:
         """Raise the collected errors, if any.

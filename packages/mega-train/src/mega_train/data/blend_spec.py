@@ -251,9 +251,9 @@ def _parse_groups(groups: Sequence[Sequence[str]]) -> DataSpec:
 
 def _parse_group(flag: str, text: str) -> SplitSource:
     """Parse BigScience's "NAME: WEIGHT START:END PREFIX, WEIGHT START:END PREFIX"."""
-    name, colon, rest = text.partition(":")
+    name, colon, datasets_text = text.partition(":")
     ranges, weights = [], []
-    for part in rest.split(","):
+    for part in datasets_text.split(","):
         words = part.split()
         weight = _parse_number(words[0]) if len(words) == 3 else None
         ends = [_parse_number(end) for end in words[1].split(":")] if len(words) == 3 else []

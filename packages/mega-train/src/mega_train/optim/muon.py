@@ -102,11 +102,11 @@ def matrix_shards(shard_ranges: Sequence[ShardRange], tp: Axis) -> Iterator[Matr
 def _within_rows(fragments: Sequence[FlatFragment], begin: int, end: int) -> Iterator[FlatFragment]:
     """Select the fragments in a block of rows, with rows counted from its first; no box spans two blocks."""
     for fragment in fragments:
-        first_row, *rest = fragment.slab.start
+        first_row, *column_start = fragment.slab.start
         if begin <= first_row < end:
             yield replace(
                 fragment,
-                slab=Slab((first_row - begin, *rest), fragment.slab.shape, fragment.slab.local_start),
+                slab=Slab((first_row - begin, *column_start), fragment.slab.shape, fragment.slab.local_start),
             )
 
 

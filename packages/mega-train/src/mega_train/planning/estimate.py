@@ -100,11 +100,12 @@ def estimate(workload: Workload, hardware: Hardware) -> Estimate:
         ConfigError, LayoutError: the batch cannot be split this way.
     """
     check_batch(workload)
-    cut = workload.model
+    model = workload.model
     cost = MicroBatchCost.from_workload(workload, hardware)
     p2p_seconds = _p2p_seconds(workload, hardware)
     kinds = {
-        _stage_kind(workload, pp_rank): _pass_costs(workload, cost, pp_rank) for pp_rank in cut.distinct_ranks
+        _stage_kind(workload, pp_rank): _pass_costs(workload, cost, pp_rank)
+        for pp_rank in model.distinct_ranks
     }
     slowest = max(kinds.values(), key=_total_seconds)
     all_stages = sum(

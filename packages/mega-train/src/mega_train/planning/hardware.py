@@ -60,8 +60,10 @@ class Hardware:
         if factor > 1:
             return self.peak if factor == 2 else self.peak_float32
         if self.peak_fp8 is None:
-            have = ", ".join(sorted(name for name, kind in HARDWARE.items() if kind.peak_fp8))
-            raise ConfigError("--fp8-format", "these GPUs have no FP8 products", found=self.name, wanted=have)
+            supported_gpus = ", ".join(sorted(name for name, kind in HARDWARE.items() if kind.peak_fp8))
+            raise ConfigError(
+                "--fp8-format", "these GPUs have no FP8 products", found=self.name, wanted=supported_gpus
+            )
         return self.peak_fp8
 
     def link_bandwidth(self, ranks: int, stride: int) -> float:

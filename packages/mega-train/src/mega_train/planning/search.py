@@ -74,8 +74,8 @@ def _batch_variants(
         if micro * template.seq_length // layout.cp % layout.tp:
             continue
         interleaves = layout.pp > 1 and micros % layout.pp == 0
-        layers_per_stage, rest = divmod(template.spec.layers, layout.pp)
-        for vp in divisors(layers_per_stage) if interleaves and not rest else (1,):
+        layers_per_stage, remainder = divmod(template.spec.layers, layout.pp)
+        for vp in divisors(layers_per_stage) if interleaves and not remainder else (1,):
             key = layout.pp, vp
             depths[key] = depths.get(key) or stages_by_rank(template.spec.layers, Layout(pp=layout.pp, vp=vp))
             model = ShardedModel(template.spec, dataclasses.replace(layout, vp=vp), shares, depths[key])
@@ -112,16 +112,16 @@ def _least_recompute(workload: Workload, memory: float) -> Workload | None:
     for policy in (KEEP_ALL, RecomputePolicy("selective")):
         if (candidate := _if_it_fits(workload, policy, memory)) is not None:
             return candidate
-    fewest = 1
+    low = 1
     fewest_fitting = max(len(stage.layers) for stages in workload.model.stages for stage in stages)
     if (smallest := _if_it_fits(workload, _block_recompute(fewest_fitting), memory)) is None:
         return None
-    while fewest < fewest_fitting:
-        middle = (fewest + fewest_fitting) // 2
+    while low < fewest_fitting:
+        middle = (low + fewest_fitting) // 2
         if (candidate := _if_it_fits(workload, _block_recompute(middle), memory)) is not None:
             smallest, fewest_fitting = candidate, middle
         else:
-            fewest = middle + 1
+            low = middle + 1
     return smallest
 
 

@@ -158,10 +158,10 @@ def _compare_losses(run: RunHistory, baseline: RunHistory, names: Sequence[str])
             f"in the mean, at most {apart[widest]:.2%} (iteration {pairs[widest][0]:,}), at the last of them "
             f"{pairs[-1][1] / pairs[-1][2] - 1:+.2%} ({pairs[-1][1]:.4f}, {pairs[-1][2]:.4f})."
         )
-    pace = run.median("tokens_per_second")
-    baseline_pace = baseline.median("tokens_per_second")
-    if pace and baseline_pace:
-        sentences.append(f"{names[0]} has {pace / baseline_pace:.2f} times the tokens/s of {names[1]}.")
+    speed = run.median("tokens_per_second")
+    baseline_speed = baseline.median("tokens_per_second")
+    if speed and baseline_speed:
+        sentences.append(f"{names[0]} has {speed / baseline_speed:.2f} times the tokens/s of {names[1]}.")
     return "".join(f"<p>{escape(sentence)}</p>" for sentence in sentences)
 
 

@@ -141,9 +141,9 @@ def format_start(event: TrainStart) -> str:
     start = f"from iteration {event.iteration}" if event.iteration else weights
     size = f"{event.family}, {event.parameters:,} parameters"
     shown = {axis: size for axis, size in event.layout.items() if size > 1 or axis in ("tp", "pp", "dp")}
-    cut = " x ".join(f"{axis} {size}" for axis, size in shown.items())
+    layout = " x ".join(f"{axis} {size}" for axis, size in shown.items())
     step = f"{event.global_batch_size} samples x {event.seq_length} tokens a step"
-    return f"{size} | {cut} | {step} | {start}"
+    return f"{size} | {layout} | {step} | {start}"
 
 
 def format_log(log_line: LogLine, width: int | None = None) -> str:

@@ -63,7 +63,7 @@ def read(load: Path, reading: ReadOptions) -> CheckpointSource:
     with Unpickler() as unpickler:
         state = unpickler.open(folder / _RANK).tree
         args = _args(state, folder / _RANK)
-        tensors = {place: _tensors(path, unpickler.open(path).tree) for place, path in sorted(files.items())}
+        tensors = {key: _tensors(path, unpickler.open(path).tree) for key, path in sorted(files.items())}
     embedding = tensors.get((1, 0), {}).get(_EMBEDDING)
     if embedding is None or len(embedding.shape) != 2:
         raise FormatError(folder / _LAYER.format(1, 0), "has no matrix", wanted=_EMBEDDING)

@@ -84,7 +84,7 @@ def read(load: Path, reading: ReadOptions) -> CheckpointSource:
     spaces, box, verify = gather_boxes(load, spec, {MODEL: merged.require_equal()})
     order = fairseq_dictionary.id_order(first.file.with_name(fairseq_dictionary.FILE), spec.vocab)
     ordered = _reorder_embedding(box, order, [part.tensors[EMBEDDING] for part in parts])
-    dropped = tuple(what for key, what in _OTHER.items() if first.tree.get(key))
+    dropped = tuple(description for key, description in _OTHER.items() if first.tree.get(key))
     return CheckpointSource(
         load,
         spec,

@@ -58,8 +58,8 @@ def open_hf_folder(folder: Path) -> HfFolder:
         FormatError: the folder is not of a supported model, or a file is missing or damaged.
     """
     if not (folder / CONFIG).is_file():
-        ours = (folder / MANIFEST).is_file() or any(folder.glob(f"iter_*/{MANIFEST}"))
-        hint = "--from mega --to hf" if ours else ""
+        is_mega = (folder / MANIFEST).is_file() or any(folder.glob(f"iter_*/{MANIFEST}"))
+        hint = "--from mega --to hf" if is_mega else ""
         raise FormatError(folder, f"has no {CONFIG}", wanted="the folder of a Hugging Face model", hint=hint)
     config = _read_json(folder / CONFIG)
     spec = config_json.to_spec(config, folder / CONFIG)

@@ -139,21 +139,21 @@ def _aliases(spec: ModelSpec, names: HfNames) -> Iterator[TensorAlias]:
     for row in table(spec):
         if row.tied_to is not None:
             continue
-        place, _, kind = row.name.rpartition(".")
-        part = place.rpartition(".")[2]
-        if place.startswith("layers."):
-            number, theirs = place.split(".")[1], names.layer[part]
+        module, _, kind = row.name.rpartition(".")
+        part = module.rpartition(".")[2]
+        if module.startswith("layers."):
+            number, foreign = module.split(".")[1], names.layer[part]
             before = f"{names.inner}{names.layers}.{number}."
-        elif place == "head":
+        elif module == "head":
             before = ""
-            theirs = names.head
+            foreign = names.head
         else:
             before = names.inner
-            theirs = names.whole[place]
+            foreign = names.whole[module]
         transposed = part in names.transposed and kind == "weight"
-        if isinstance(theirs, tuple):
-            for block, name in enumerate(theirs):
+        if isinstance(foreign, tuple):
+            for block, name in enumerate(foreign):
                 yield TensorAlias(f"{before}{name}.{kind}", row.name, block)
         else:
             rows = order if part == "qkv" else None
-            yield TensorAlias(f"{before}{theirs}.{kind}", row.name, transpose=transposed, order=rows)
+            yield TensorAlias(f"{before}{foreign}.{kind}", row.name, transpose=transposed, order=rows)

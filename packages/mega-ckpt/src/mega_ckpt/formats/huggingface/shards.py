@@ -64,15 +64,15 @@ def write_weights(
     shards = _split_into_files(weights, most)
     names = [WEIGHTS] if len(shards) == 1 else [_file_name(i, len(shards)) for i in range(len(shards))]
     size = sum(weight.header.bytes for weight in weights)
-    places: dict[str, list[_TensorSlot]] = {}
+    slots: dict[str, list[_TensorSlot]] = {}
     one_whole = threading.Lock()
 
-    def parameter(ours: str, update: UpdateProgress) -> None:
-        transposed = any(place.weight.foreign.transpose for place in places[ours])
+    def parameter(name: str, update: UpdateProgress) -> None:
+        transposed = any(slot.weight.foreign.transpose for slot in slots[name])
         with one_whole if transposed else contextlib.nullcontext():
-            for band in bands(ours, places[ours][0].weight.dtype):
-                for place in places[ours]:
-                    update(place.put(band))
+            for band in bands(name, slots[name][0].weight.dtype):
+                for slot in slots[name]:
+                    update(slot.put(band))
 
     with disk_errors(folder), contextlib.ExitStack() as opened:
         files = [opened.enter_context((folder / name).open("wb", buffering=0)) for name in names]
@@ -82,9 +82,9 @@ def write_weights(
             )
             write_at(file.fileno(), memoryview(header), 0)
             for weight, begin in zip(shard, begins, strict=True):
-                places.setdefault(weight.foreign.ours, []).append(_TensorSlot(file.fileno(), begin, weight))
+                slots.setdefault(weight.foreign.ours, []).append(_TensorSlot(file.fileno(), begin, weight))
         with progress(size) as update:
-            parallel_map(list(places), parameter, update)
+            parallel_map(list(slots), parameter, update)
         for file in files:
             os.fsync(file.fileno())
     if len(shards) > 1:

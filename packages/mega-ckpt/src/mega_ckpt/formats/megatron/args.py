@@ -183,12 +183,12 @@ def _check_supported(spec: ModelSpec, where: object, *, core: bool) -> None:
     """Refuse a model that Megatron's arguments cannot express."""
     other_format = "megatron" if core else "megatron-core"
     hint = "" if any(_unsupported_options(spec, not core)) else f"--to {other_format} may have it"
-    for name, have in _unsupported_options(spec, core):
+    for name, value in _unsupported_options(spec, core):
         raise ConfigError(
             f"{where}: model.{name}",
             "is not supported by Megatron",
             found=getattr(spec, name),
-            wanted=have,
+            wanted=value,
             hint=hint,
         )
 
@@ -205,20 +205,20 @@ def _unsupported_options(spec: ModelSpec, core: bool) -> Iterator[tuple[str, obj
     for name in ("rope_theta", "rope_interpolation"):
         if getattr(spec, name) % 1:
             yield name, "a whole number"
-    plain: dict[str, object] = {
+    required: dict[str, object] = {
         "scale_embedding": False,
         "embed_norm": False,
         "parallel_residual": False,
     }
     if spec.rope_scaling != 1:
-        plain |= {"rope_scaling_low": 1.0, "rope_scaling_high": 4.0, "rope_scaling_context": 8192}
+        required |= {"rope_scaling_low": 1.0, "rope_scaling_high": 4.0, "rope_scaling_context": 8192}
     if core:
-        plain |= {"post_norm_residual": False}
+        required |= {"post_norm_residual": False}
     else:
-        plain |= {"qk_norm": False, "sliding_window": None, "rope_scaling": 1.0, "rope_theta": 10000.0}
-    for name, have in plain.items():
-        if getattr(spec, name) != have:
-            yield name, have
+        required |= {"qk_norm": False, "sliding_window": None, "rope_scaling": 1.0, "rope_theta": 10000.0}
+    for name, value in required.items():
+        if getattr(spec, name) != value:
+            yield name, value
 
 
 def _value(arg: _Arg, args: Args, where: object) -> Any:

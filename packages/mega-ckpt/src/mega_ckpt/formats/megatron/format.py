@@ -138,8 +138,8 @@ class _WeightCollector:
 
     def _chunk_weights(self, shard: RankFile, number: int) -> Iterator[ModelWeight]:
         rows = {row.name: row for row in table(self.spec)}
-        place = {tensor_name: count for count, tensor_name in enumerate(shard.chunks[number])}
-        for foreign, tensor in sorted(self._match(shard, number), key=lambda pair: place[pair[0].name]):
+        index = {tensor_name: count for count, tensor_name in enumerate(shard.chunks[number])}
+        for foreign, tensor in sorted(self._match(shard, number), key=lambda pair: index[pair[0].name]):
             row = rows[foreign.ours]
             if foreign.ours == "embed.weight" and self.spec.tied:
                 self._tied.setdefault(shard.tp, []).append((f"{shard.file}: {foreign.name}", tensor))

@@ -173,9 +173,9 @@ def foreign_name(names: Names, ours: str, first: int = 0) -> str:
     return names[part].format(layer=layer - first, kind=kind)
 
 
-def _split_name(ours: str) -> tuple[str, int, str]:
-    place, _, kind = ours.rpartition(".")
-    _, layer, part = place.split(".") if place.startswith("layers.") else ("", "0", place)
+def _split_name(name: str) -> tuple[str, int, str]:
+    module, _, kind = name.rpartition(".")
+    _, layer, part = module.split(".") if module.startswith("layers.") else ("", "0", module)
     return part, int(layer), kind
 
 

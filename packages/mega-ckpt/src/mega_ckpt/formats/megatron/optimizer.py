@@ -57,12 +57,14 @@ def optimizer_spaces(
     if not any(shard.optimizer is not None or shard.tree.get("optimizer") is not None for shard, _ in shards):
         return {}
     spaces: Spaces = {}
-    narrow = any(weight.stored.dtype != "F32" for _, chunks in shards for chunk in chunks for weight in chunk)
+    has_main_weights = any(
+        weight.stored.dtype != "F32" for _, chunks in shards for chunk in chunks for weight in chunk
+    )
     try:
         for shard, chunks in shards:
-            grouped = shard.optimizer is None
+            is_grouped = shard.optimizer is None
             for space, weight, stored in (
-                _group_state(shard, chunks, narrow) if grouped else _flat(shard, chunks)
+                _group_state(shard, chunks, has_main_weights) if is_grouped else _flat(shard, chunks)
             ):
                 if stored.shape != weight.stored.shape or stored.dtype != "F32":
                     return None
@@ -70,19 +72,19 @@ def optimizer_spaces(
                     spaces.setdefault(space, []).append((weight.foreign, stored))
     except (_UnknownError, *_PARSE_ERRORS):
         return None
-    if not narrow:  # the optimizer's weights are the same numbers
+    if not has_main_weights:  # the optimizer's weights are the same numbers
         spaces.pop(MAIN, None)
     return spaces
 
 
 def _group_state(
-    shard: RankFile, chunks: Sequence[Sequence[ModelWeight]], narrow: bool
+    shard: RankFile, chunks: Sequence[Sequence[ModelWeight]], has_main_weights: bool
 ) -> Iterator[tuple[str, ModelWeight, MappedTensor]]:
     """Yield the state of torch's or Apex's optimizer, with float32 copies of 16-bit weights."""
     outer = shard.tree["optimizer"]
     inner = outer.get("optimizer", outer)
-    every = list(chain.from_iterable(chunks))
-    parts = [part for wanted in (True, False) if (part := [w for w in every if w.decays == wanted])]
+    weights = list(chain.from_iterable(chunks))
+    parts = [part for wanted in (True, False) if (part := [w for w in weights if w.decays == wanted])]
     groups = inner["param_groups"]
     if groups[0].get("wd_mult", 1.0) == 0.0:
         parts = parts[::-1]
@@ -96,7 +98,7 @@ def _group_state(
                 yield space, weight, _as_tensor(inner["state"][number][name])
             if weight.stored.dtype != "F32":
                 yield MAIN, weight, _as_tensor(next(remaining, None))
-            elif narrow:
+            elif has_main_weights:
                 yield MAIN, weight, weight.stored
         if next(remaining, None) is not None:
             raise _UnknownError

@@ -89,16 +89,16 @@ def open_rank_files(load: Path) -> list[RankFile]:
     files = dict(_find_files(folder))
     with Unpickler() as unpickler:
         shards = [
-            _open_rank_file(unpickler, *place, files[place])
-            for place in sorted(files, key=lambda rank: rank[::-1])
+            _open_rank_file(unpickler, *coordinates, files[coordinates])
+            for coordinates in sorted(files, key=lambda rank: rank[::-1])
         ]
     first = shards[0]
     tp = first.args.get("tensor_model_parallel_size", first.args.get("model_parallel_size"))
     pp = first.args.get("pipeline_model_parallel_size", 1)
     if type(tp) is not int or type(pp) is not int:
-        tp, pp = (1 + max(place[axis] for place in files) for axis in (0, 1))
+        tp, pp = (1 + max(coordinates[axis] for coordinates in files) for axis in (0, 1))
     places = ((t, p) for p in range(pp) for t in range(tp))
-    missing = next((place for place in places if place not in files), None)
+    missing = next((coordinates for coordinates in places if coordinates not in files), None)
     if missing is not None:
         name = f"mp_rank_{missing[0]:02d}" + (f"_{missing[1]:03d}" if pp > 1 else "")
         raise FormatError(

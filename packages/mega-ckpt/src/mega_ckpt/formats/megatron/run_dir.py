@@ -35,9 +35,9 @@ def find_checkpoint_dir(load: Path, has: Callable[[Path], bool], wanted: str) ->
     if has(load):
         return load
     tracker = load / TRACKER
-    ours = (load / MANIFEST).is_file() or any(load.glob(f"iter_*/{MANIFEST}"))
-    if ours or not tracker.is_file():
-        hint = "--from mega" if ours else ""
+    is_mega = (load / MANIFEST).is_file() or any(load.glob(f"iter_*/{MANIFEST}"))
+    if is_mega or not tracker.is_file():
+        hint = "--from mega" if is_mega else ""
         raise FormatError(
             load, "contains no checkpoint of this format", wanted=f"{TRACKER}, or {wanted}", hint=hint
         )
@@ -78,11 +78,11 @@ def check_run_dir(run: Path, iteration: int | None, *, force: bool) -> None:
         ConfigError: the run has checkpoints, or is not a folder.
     """
     check_output("--save", run, "folder", is_ours=lambda _: True)
-    places = (run / checkpoint_dir_name(iteration), _replaced_dir(run, checkpoint_dir_name(iteration)))
-    for folder in (run, *sorted(run.glob("iter_*")), *places):
+    candidates = (run / checkpoint_dir_name(iteration), _replaced_dir(run, checkpoint_dir_name(iteration)))
+    for folder in (run, *sorted(run.glob("iter_*")), *candidates):
         if (folder / MANIFEST).exists():
             raise ConfigError("--save", "contains a Mega checkpoint", found=folder, wanted="another folder")
-    for folder in places:
+    for folder in candidates:
         if folder.exists() and not force:
             hint = "add --force to replace it"
             raise ConfigError("--save", "there is a checkpoint already", found=folder, hint=hint)

@@ -201,14 +201,14 @@ class _Rank:
     def _model(self, number: int, chunk: Sequence[ForeignTensor]) -> dict[str, Any]:
         tree: dict[str, Any] = {}
         for foreign in chunk:
-            head, _, rest = foreign.name.partition(_FLAT)
-            parts = [*_FLAT.split(".")[:-1], rest] if rest and not head else foreign.name.split(".")
+            head, _, tail = foreign.name.partition(_FLAT)
+            parts = [*_FLAT.split(".")[:-1], tail] if tail and not head else foreign.name.split(".")
             if self.writing.core:
                 parts = [foreign.name]
-            place = tree
+            node = tree
             for part in parts[:-1]:
-                place = place.setdefault(part, {})
-            place[parts[-1]] = self._tensor(MODEL, number, foreign)
+                node = node.setdefault(part, {})
+            node[parts[-1]] = self._tensor(MODEL, number, foreign)
             module, _, kind = foreign.name.rpartition(".")
             if self.writing.core and kind == "weight" and module.endswith(_EXTRA):
                 tree[f"{module}._extra_state"] = None
@@ -225,19 +225,19 @@ class _Rank:
         decays = {row.name: row.decay for row in table(writing.source.spec)}
         step = TensorHeader("step", "F32", ())
         self._values[step] = lambda: iter([np.array(writing.steps, np.float32)])
-        every = list(chain.from_iterable(((n, f) for f in chunk) for n, chunk in enumerate(self.chunks)))
-        narrow = MAIN in writing.spaces
+        tensors = list(chain.from_iterable(((n, f) for f in chunk) for n, chunk in enumerate(self.chunks)))
+        has_main_weights = MAIN in writing.spaces
         for decay in (True, False):
-            members = [(number, foreign) for number, foreign in every if decays[foreign.ours] == decay]
-            places = range(len(state), len(state) + len(members))
-            for place, (number, foreign) in zip(places, members, strict=True):
-                state[place] = {
+            members = [(number, foreign) for number, foreign in tensors if decays[foreign.ours] == decay]
+            indices = range(len(state), len(state) + len(members))
+            for index, (number, foreign) in zip(indices, members, strict=True):
+                state[index] = {
                     "step": step,
                     "exp_avg": self._tensor(FIRST, number, foreign),
                     "exp_avg_sq": self._tensor(SECOND, number, foreign),
                 }
-            groups.append(writing.group(decay, places))
-            if narrow:
+            groups.append(writing.group(decay, indices))
+            if has_main_weights:
                 kinds = writing.spaces[MODEL].dtypes
                 narrow_params = [
                     (number, foreign) for number, foreign in members if kinds[foreign.ours] != "F32"
@@ -245,9 +245,9 @@ class _Rank:
                 mains.append([self._tensor(MAIN, number, foreign) for number, foreign in narrow_params])
         adam = {"state": state, "param_groups": groups}
         result: dict[str, Any] = {
-            "optimizer": {"optimizer": adam, "fp32_from_fp16_params": mains} if narrow else adam
+            "optimizer": {"optimizer": adam, "fp32_from_fp16_params": mains} if has_main_weights else adam
         }
-        if narrow and (scale := grad_scaler_state(writing.source.trainer)):
+        if has_main_weights and (scale := grad_scaler_state(writing.source.trainer)):
             value, result["optimizer"]["grad_scaler"] = scale
             self._values[SCALE] = lambda: iter([value])
         return result

@@ -103,8 +103,8 @@ def write(source: CheckpointSource, folder: Path, target: WriteOptions) -> Write
 
     def header_of(foreign: ForeignTensor) -> TensorHeader:
         tied = spec.tied and foreign.name == _HEAD  # the same numbers once more
-        have = stored["embed.weight" if tied else foreign.ours]
-        dtype = have if target.dtype == KEEP else dtypes.NAMES[target.dtype]
+        stored_dtype = stored["embed.weight" if tied else foreign.ours]
+        dtype = stored_dtype if target.dtype == KEEP else dtypes.NAMES[target.dtype]
         return TensorHeader(_EMBEDDING if tied else foreign.name, dtype, foreign.shape)
 
     parts = [

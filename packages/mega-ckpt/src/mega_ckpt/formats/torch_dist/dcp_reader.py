@@ -183,10 +183,10 @@ def _check_cover(where: str, whole: DcpTensor) -> None:
 
 def _select_row(stored: MappedTensor, number: int) -> MappedTensor:
     """Select one index of a tensor's first dimension."""
-    rest = stored.shape[1:]
-    step = math.prod(rest) if stored.strides is None else stored.strides[0]
+    row_shape = stored.shape[1:]
+    step = math.prod(row_shape) if stored.strides is None else stored.strides[0]
     offset = stored.offset + number * step * DTYPE_BYTES[stored.dtype]
-    return replace(stored, shape=rest, offset=offset, strides=stored.strides and stored.strides[1:])
+    return replace(stored, shape=row_shape, offset=offset, strides=stored.strides and stored.strides[1:])
 
 
 def _without_ones(shape: Shape) -> list[int]:

@@ -88,9 +88,9 @@ def weights_match(where: Path, spec: ModelSpec, weights: MatchedTensors, main: M
     kinds, box, _ = gather_boxes(where, spec, {MODEL: weights, MAIN: main})
     shapes = {row.name: row.shape for row in table(spec)}
     for name, kind in kinds[MODEL].items():
-        rows, *rest = shapes[name]
-        zero = (0,) * len(rest)
-        slab = Slab((rows - 1, *zero), (1, *rest), (0, *zero)) if rest else whole_slab((rows,))
+        rows, *row_shape = shapes[name]
+        zero = (0,) * len(row_shape)
+        slab = Slab((rows - 1, *zero), (1, *row_shape), (0, *zero)) if row_shape else whole_slab((rows,))
         values = box(MAIN, name, slab)
         rounded = values if kind == "F32" else dtypes.round_float32(values, kind)
         if rounded.tobytes() != box(MODEL, name, slab).tobytes():
@@ -124,10 +124,12 @@ def optimizer_namespaces(
     for pp in range(layout.pp):
         for tp in range(layout.tp):
             for chunk in range(layout.vp):
-                every = list(chunk_tensors(spec, names, layout, tp=tp, pp=pp, chunk=chunk, rows=rows))[::-1]
+                tensors_of_chunk = list(
+                    chunk_tensors(spec, names, layout, tp=tp, pp=pp, chunk=chunk, rows=rows)
+                )[::-1]
                 for kind, space in KINDS.items():
                     buckets = vectors.pop((tp + layout.tp * pp, chunk, kind), {})
-                    for foreign, bucket, begin in _locate_tensors(every, buckets):
+                    for foreign, bucket, begin in _locate_tensors(tensors_of_chunk, buckets):
                         copy = foreign.ours == "embed.weight" and foreign.name == names[COPY].format(
                             kind="weight"
                         )
@@ -139,7 +141,7 @@ def optimizer_namespaces(
 
 
 def _locate_tensors(
-    every: Sequence[ForeignTensor], buckets: Mapping[int, DcpTensor]
+    expected: Sequence[ForeignTensor], buckets: Mapping[int, DcpTensor]
 ) -> Iterator[tuple[ForeignTensor, DcpTensor, int]]:
     """Yield every tensor with its bucket and its offset in the bucket."""
     placed = 0
@@ -147,7 +149,7 @@ def _locate_tensors(
         if number not in buckets:
             raise UnknownLayoutError
         (length,), end = buckets[number].shape, 0
-        for foreign in every[placed:]:
+        for foreign in expected[placed:]:
             begin = _align(end)
             size = math.prod(foreign.shape)
             if begin + size > length:
@@ -156,7 +158,7 @@ def _locate_tensors(
             placed, end = placed + 1, begin + size
         if length not in (end, _align(end)):
             raise UnknownLayoutError
-    if placed != len(every):
+    if placed != len(expected):
         raise UnknownLayoutError
 
 

@@ -99,8 +99,8 @@ def write(source: CheckpointSource, run: Path, target: WriteOptions) -> WriteRes
     dtype = None if target.dtype == KEEP else target.dtype
     spaces = namespaces_to_write(source.spaces, optimizer=target.optimizer, dtype=dtype)
     writing = MegatronWriter(source, target.layout, CORE_FUSED, spaces, core=True)
-    every = list(chunks_to_write(source, spaces, writing.args(0, 0)["padded_vocab_size"]))
-    size = sum(chunk.bytes for chunk in every)
+    chunks = list(chunks_to_write(source, spaces, writing.args(0, 0)["padded_vocab_size"]))
+    size = sum(chunk.bytes for chunk in chunks)
     empty_names = [
         f"decoder.layers.{module}{EXTRA_STATE}/shard_{layer}_{spec.layers}"
         for layer in range(spec.layers)
@@ -108,7 +108,9 @@ def write(source: CheckpointSource, run: Path, target: WriteOptions) -> WriteRes
     ]
     with atomic_checkpoint_dir(run, iteration, force=target.force) as folder:
         with target.progress(size) as update:
-            dcp_writer.write_dcp(folder, every, empty_names, update, second_names=dict(_second_names(every)))
+            dcp_writer.write_dcp(
+                folder, chunks, empty_names, update, second_names=dict(_second_names(chunks))
+            )
         scale = grad_scaler_state(source.trainer)
         zip_writer.write(folder / COMMON, _common_tree(writing), lambda _: [scale[0]] if scale else [])
         write_text(folder / BACKENDS, json.dumps(dict(WRITTEN_BY)))
@@ -154,7 +156,7 @@ def chunks_to_write(
             layer = LAYER.search(tensor.name)
             kind = plan.dtypes[tensor.ours]
             key = keys[space] + LAYER.sub(".layers.", tensor.name, 1)
-            place: Shape = () if layer is None else (int(layer[1]),)
+            layer_index: Shape = () if layer is None else (int(layer[1]),)
             whole = tensor.shape if layer is None else (spec.layers, *tensor.shape)
             step = _CHUNKS_PER_BOX * rows_per_chunk(tensor.shape, kind)
             for first in range(0, tensor.shape[0], step):
@@ -162,13 +164,13 @@ def chunks_to_write(
                 shape = (min(step, tensor.shape[0] - first), *tensor.shape[1:])
                 part = select_box(tensor, start, shape)
                 values = partial(_padded_values, source, plan.space, part, kind, space)
-                box = (*place, *start), (*(1 for _ in place), *shape)
+                box = (*layer_index, *start), (*(1 for _ in layer_index), *shape)
                 yield dcp_writer.DcpChunk(key, kind, whole, *box, values)
 
 
-def _second_names(every: Sequence[dcp_writer.DcpChunk]) -> Iterator[tuple[str, str]]:
+def _second_names(chunks: Sequence[dcp_writer.DcpChunk]) -> Iterator[tuple[str, str]]:
     """Yield the second names that the distributed optimizer gives float32 weights."""
-    keys = {chunk.key for chunk in every}
+    keys = {chunk.key for chunk in chunks}
     state = {space: f"optimizer.state.{kind}." for kind, space in STATE_KINDS.items()}
     for key in keys:
         if state[FIRST] + key in keys:

@@ -119,7 +119,7 @@ class RecomputeConfig:
         None,
         "for full: layers of a group, or recomputed layers of a block; 1 if not given",
     )
-    cut: bool = option(
+    distribute_saved: bool = option(
         "--distribute-saved-activations",
         False,
         "for full: shard the saved inputs over the tensor-parallel ranks",

@@ -65,7 +65,7 @@ class DatasetSlice:
 
 @dataclass(frozen=True, slots=True)
 class BlendWeights:
-    """How the slices of a blend are mixed.
+    """The weights of the slices of a blend.
 
     Attributes:
         weights: of each slice.

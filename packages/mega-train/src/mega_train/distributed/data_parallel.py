@@ -98,8 +98,9 @@ class BucketedParams:
 
 
 class WeightBuckets:
-    """Weights as views of buckets; main weights as views of this replica's shards (a
-    `grad_sync.ShardedWeights`).
+    """Weights as views of buckets; main weights as views of this replica's shards.
+
+    A `grad_sync.ShardedWeights`.
     """
 
     def __init__(
@@ -328,9 +329,7 @@ def build_buckets(
 
 
 def ordered_params(models: Sequence[Decoder], rt: Runtime) -> list[tuple[Param, nn.Parameter]]:
-    """List this rank's parameters, each with its row of the parameter table, in the order of the forward
-    pass.
-    """
+    """List this rank's parameters with their rows of the table, in the order of the forward pass."""
     order = {name: position for position, name in enumerate(rt.table)}
     pairs = (pair for model in models for pair in parameters(model, rt))
     return sorted(pairs, key=lambda pair: order[pair[0].name])

@@ -107,8 +107,9 @@ class ForwardStep:
         )
 
     def _count_loss_tokens(self) -> Tensor:
-        """Count the tokens of all replicas that have a loss, divided by dp: the mean over replicas undoes
-        that.
+        """Count the tokens of all replicas that have a loss, divided by dp.
+
+        The mean over the replicas cancels that division.
         """
         counts = [(self._split_micro_batch(micro)[1] != IGNORED).sum() for micro in range(len(self.batches))]
         return self.mesh.dp.reduce(torch.stack(counts).sum()).clamp(min=1) / self.mesh.dp.size

@@ -84,8 +84,9 @@ Schedule = Callable[[PipelineShape, int], Table]
 
 
 def gpipe(shape: PipelineShape, rank: int) -> Table:
-    """Do all forward passes, then all backward passes (arXiv:1811.06965): every micro-batch is in flight at
-    once.
+    """Schedule all forward passes, then all backward passes (arXiv:1811.06965).
+
+    All micro-batches are in flight at once.
     """
     return _with_transfers(_alternate(shape, shape.micros * shape.chunks), shape, rank)
 
@@ -101,8 +102,7 @@ def one_forward_one_backward(shape: PipelineShape, rank: int) -> Table:
 
 
 def zero_bubble(shape: PipelineShape, rank: int) -> Table:
-    """Schedule 1F1B with weight gradients in the bubble: with one chunk per rank, ZB-H1 of arXiv:2401.10241
-    §2.
+    """Schedule 1F1B with weight gradients in the bubble: ZB-H1 of arXiv:2401.10241 §2 with one chunk per rank.
 
     A rank defers the weight gradients of `rank` passes: one for each previous rank, which would wait for
     them. So with one chunk no rank holds more micro-batches than the first rank of 1F1B does.
@@ -131,8 +131,7 @@ def _warmup_forwards(shape: PipelineShape, rank: int) -> int:
 
 
 def _micro_batch_rounds(shape: PipelineShape) -> list[range]:
-    """Divide the micro-batches into the rounds in which they pass a rank's chunks: chunk 0, then 1, and so
-    on.
+    """Divide the micro-batches into the rounds in which they pass a rank's chunks 0, 1, and so on.
 
     Rounds of `ranks` keep every rank busy. A remainder makes some rounds longer, never shorter: in a shorter
     one a rank would wait for a micro-batch to come around. The longer ones come first.

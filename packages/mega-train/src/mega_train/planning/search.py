@@ -106,8 +106,9 @@ def _list_meshes(world: int, degrees: Sequence[int], layers: int, node: int) -> 
 
 
 def _least_recompute(workload: Workload, memory: float) -> Workload | None:
-    """Return the workload with the least recomputation that fits: none, attention, the fewest layers of a
-    stage.
+    """Return the workload with the least recomputation that fits.
+
+    The order is: none, attention, the fewest layers of a stage.
     """
     for policy in (KEEP_ALL, RecomputePolicy("selective")):
         if (candidate := _if_it_fits(workload, policy, memory)) is not None:

@@ -77,7 +77,7 @@ def seq_length_schedule(run: RunConfig, length: int, layout: Layout) -> SeqLengt
     root = require_positive(config.root, "--curriculum-root", "a root", "--curriculum-root 2")
     schedule = SeqLengthSchedule(length, start, steps, multiple, root)
     shared = 2 * layout.cp if layout.cp > 1 else 1
-    tokens = layout.tp if run.parallel.sequence or run.recompute.cut else 1
+    tokens = layout.tp if run.parallel.sequence or run.recompute.distribute_saved else 1
     for tokens_of_sample in schedule.all_lengths:
         if tokens_of_sample % shared or run.batch.micro * tokens_of_sample // layout.cp % tokens:
             divisor = shared * tokens

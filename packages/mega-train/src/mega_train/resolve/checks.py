@@ -154,7 +154,7 @@ def recompute_policy(run: RunConfig, layout: Layout, tokens: int) -> RecomputePo
     full_options = {
         "--recompute-method": config.method,
         "--recompute-num-layers": config.layers,
-        "--distribute-saved-activations": config.cut or None,
+        "--distribute-saved-activations": config.distribute_saved or None,
     }
     for flag, value in full_options.items():
         if value is not None and granularity != "full":
@@ -164,9 +164,11 @@ def recompute_policy(run: RunConfig, layout: Layout, tokens: int) -> RecomputePo
             )
     if config.layers is not None and config.layers < 1:
         raise ConfigError("--recompute-num-layers", "not a count", found=config.layers, wanted="1 or more")
-    if config.cut:
+    if config.distribute_saved:
         _check_distributed_activations(run.parallel.sequence, layout.tp, tokens)
-    return RecomputePolicy(granularity, config.method or "uniform", config.layers or 1, config.cut, modules)
+    return RecomputePolicy(
+        granularity, config.method or "uniform", config.layers or 1, config.distribute_saved, modules
+    )
 
 
 def _recomputed_modules(run: RunConfig, granularity: str | None) -> tuple[Module, ...]:

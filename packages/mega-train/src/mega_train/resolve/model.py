@@ -190,9 +190,7 @@ def _rope_scaling(m: ModelConfig) -> float | None:
 
 
 def _window(text: str | None) -> int | None:
-    """Convert Megatron's (left, right) window to the number of visible tokens, which includes the token
-    itself.
-    """
+    """Convert Megatron's (left, right) window to a number of visible tokens, the token itself included."""
     if text is None:
         return None
     match = re.fullmatch(r"\(?\s*(\d+)\s*(?:,\s*0\s*)?\)?", text)

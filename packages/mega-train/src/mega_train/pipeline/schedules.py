@@ -102,7 +102,7 @@ def one_forward_one_backward(shape: PipelineShape, rank: int) -> Table:
 
 
 def zero_bubble(shape: PipelineShape, rank: int) -> Table:
-    """Schedule 1F1B with weight gradients in the bubble: ZB-H1 of arXiv:2401.10241 §2 with one chunk per rank.
+    """Schedule 1F1B with weight gradients in the bubble; ZB-H1 of arXiv:2401.10241 §2 with one chunk.
 
     A rank defers the weight gradients of `rank` passes: one for each previous rank, which would wait for
     them. So with one chunk no rank holds more micro-batches than the first rank of 1F1B does.

@@ -1,4 +1,4 @@
-"""A mean of weights is the mean of each number, in the dtype of the first, and of one model only."""
+"""`average`: element-wise mean of the weights, in the dtype of the first source; models must be equal."""
 
 from __future__ import annotations
 

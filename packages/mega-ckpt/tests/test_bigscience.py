@@ -1,4 +1,4 @@
-"""Megatron-DeepSpeed's folders: where each tensor goes, and what is refused in one line."""
+"""Megatron-DeepSpeed folders: mapping of the tensors, and one-line errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command as a person meets it: one line for a mistake, and nothing heavy before it is needed."""
+"""The command line: one-line errors, and no slow imports before they are needed."""
 
 from __future__ import annotations
 

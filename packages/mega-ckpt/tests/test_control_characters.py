@@ -1,4 +1,4 @@
-"""Control characters of a file never reach the terminal, whatever command prints the line they are in."""
+"""No command prints control characters of a file to the terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `convert` refuses, and that it leaves nothing behind. tests/conformance compares the numbers."""
+"""Errors of `convert`, which leave no output. tests/conformance compares the numbers."""
 
 from __future__ import annotations
 

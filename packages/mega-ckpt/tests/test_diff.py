@@ -1,4 +1,4 @@
-"""Two checkpoints differ where a number of theirs does; and what the numbers of one are like."""
+"""`diff` and `inspect --stats`: differences between checkpoints, and statistics of tensors."""
 
 from __future__ import annotations
 

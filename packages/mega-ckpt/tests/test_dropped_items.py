@@ -1,4 +1,4 @@
-"""What a Hugging Face folder says and no other format has a place for is told, and nothing else is."""
+"""Items of a Hugging Face folder that the target format cannot store are reported, and only those."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is refused of fairseq's files, in one line. tests/conformance has the numbers."""
+"""One-line errors for fairseq's files. tests/conformance compares the numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files whose author wants memory, seconds, a terminal or another file of ours: one line each, at once."""
+"""Hostile files that aim at memory, time, the terminal or other files: one-line errors, at once."""
 
 from __future__ import annotations
 

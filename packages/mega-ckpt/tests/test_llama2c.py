@@ -1,4 +1,4 @@
-"""llama2.c's files, both versions: every tensor is found, and what is none of them is refused in one line."""
+"""llama2.c's files of both versions: all tensors are read, and other files are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Llama 3's tokenizer.model: the ids are tiktoken's, and what is no such file is refused."""
+"""Llama 3's tokenizer.model: the ids equal tiktoken's, and other files are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What prune removes, and what a tokenizer is for other programs."""
+"""`prune` and `export-tokenizer`."""
 
 from __future__ import annotations
 

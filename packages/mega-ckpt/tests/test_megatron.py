@@ -1,4 +1,4 @@
-"""Megatron's classic checkpoints: there and back bit for bit, and torch.load sees what Megatron would."""
+"""Megatron's classic checkpoints: bitwise round trips, and files that torch.load reads as Megatron does."""
 
 from __future__ import annotations
 
@@ -315,7 +315,7 @@ def test_torchs_optimizer_over_megatrons_groups_takes_up_the_state(
 def test_the_vectors_of_a_distributed_optimizer_are_taken_apart(
     tmp_path: Path, small_gpt: ModelSpec, era: str
 ) -> None:
-    """Written here as Megatron's buffers lie: the last parameter first."""
+    """The test writes Megatron's buffers: the last parameter first."""
     ours = _save(tmp_path / "ours", small_gpt)
     layout = Layout(tp=2, pp=2)
     convert(tmp_path / "ours", tmp_path / "theirs", "mega", "megatron", target=WriteOptions(layout=layout))

@@ -1,4 +1,4 @@
-"""What is wrong with a classic checkpoint, or cannot be one, is one line, and nothing half-written stays."""
+"""One-line errors for damaged or unsupported classic checkpoints, without partial output."""
 
 from __future__ import annotations
 

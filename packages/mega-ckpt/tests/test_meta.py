@@ -1,4 +1,4 @@
-"""Meta's folders: their parts are joined, and what is none is refused. tests/conformance has the numbers."""
+"""Meta's folders: their parts are merged, and others are refused. tests/conformance compares the numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files around pickles: what is no file of torch.save, what was damaged, and a process that lies."""
+"""Files around pickles: other files, damaged files, and wrong answers of the sandbox process."""
 
 from __future__ import annotations
 

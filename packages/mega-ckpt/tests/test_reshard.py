@@ -1,4 +1,4 @@
-"""Resharding carries everything over, and refuses before it writes."""
+"""`reshard` copies everything, and refuses before it writes."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def test_verify_finds_a_tokenizer_that_is_not_the_models(run_folder: Any, small_
 
 
 def test_state_of_matrices_and_of_the_rest_lie_apart(small_gpt: ModelSpec, tmp_path: Path) -> None:
-    """What Muon keeps: momentum of matrices, moments of all else; each parameter in one of them."""
+    """Muon's state: momentum of matrices, Adam's moments of other parameters."""
     rows = [row for row in table(small_gpt) if row.tied_to is None]
     matrices = {row.name for row in rows if is_layer_matrix(row)}
     save = CheckpointWriter(tmp_path / "run", 3)

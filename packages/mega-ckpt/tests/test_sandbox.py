@@ -1,4 +1,4 @@
-"""Pickles that want to do something, that are too much, and that are broken; torch wrote none of them."""
+"""Pickles with calls, too large ones and broken ones; torch wrote none of them."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ CALLS = [
 
 @pytest.fixture
 def canary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What a pickle makes that gets through."""
+    """A file that a pickle creates if its code runs."""
     monkeypatch.chdir(tmp_path)
     return tmp_path / "canary"
 
@@ -126,7 +126,7 @@ def test_what_a_pickle_must_not_call_is_refused_by_name(form: str, tmp_path: Pat
 
 
 class Evil:
-    """Python's own way of saying it."""
+    """An object whose pickle calls a function."""
 
     def __init__(self, *call: Any) -> None:
         self.call = call

@@ -1,4 +1,4 @@
-"""Cleaning: what each step mends and drops, and that runs of them give the same whatever the workers."""
+"""Cleaning: the effect of each step, and results that do not depend on the workers."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ def test_many_pieces_drop_the_document(tmp_path: Path) -> None:
 
 
 def cut_slowly(step: Decontaminate, text: str) -> list[str]:
-    """The pieces as filter_ngrams.py makes them: after each hit the rest is cut into words again."""
+    """Split as filter_ngrams.py does: after each hit the remaining text is split into words again."""
     pieces, rest = [], text
     while (hit := next(iter(NgramSet(step.task_words(), step.longest).find_hits(rest)), None)) is not None:
         start, gram = hit

@@ -1,4 +1,4 @@
-"""The commands, from nothing to a dataset, and what they say when a person errs."""
+"""The commands, from text to a dataset, and their error messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A dataset goes from any form to any other and back, or to text, and loses only what it says it loses."""
+"""Conversions between all dataset formats and to text are lossless, except for reported losses."""
 
 from __future__ import annotations
 

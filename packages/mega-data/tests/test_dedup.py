@@ -1,4 +1,4 @@
-"""Near-duplicates: found as brute force finds them, and the same ones whatever the workers and the order."""
+"""Near-duplicates equal those of brute force, for any workers and order of the inputs."""
 
 from __future__ import annotations
 

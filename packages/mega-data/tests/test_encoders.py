@@ -1,4 +1,4 @@
-"""Faster encoders give the tokenizer's own ids, and where one does not, it is not used and that is said."""
+"""Faster encoders give the tokenizer's ids; one that does not is rejected and logged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same bytes out of processes here, of a Slurm array and of Ray; and out of workers that are killed."""
+"""Local processes, Slurm arrays and Ray give the same bytes, even if workers are killed."""
 
 from __future__ import annotations
 

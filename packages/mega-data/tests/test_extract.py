@@ -1,4 +1,4 @@
-"""Text out of dumps, archives and pages: what a reader would see, and a reason for everything else."""
+"""Text extraction from dumps, archives and pages: visible text, and a reason for every skipped page."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_wikitext_becomes_what_a_reader_sees(markup: str, text: str) -> None:
 
 
 def test_a_page_comes_to_an_end_whatever_is_repeated_or_nested_in_it() -> None:
-    """A pass that looks again at what it has seen would take hours over these."""
+    """A pass of quadratic time would take hours."""
     rng = random.Random(0)
     marks = ["{{", "}}", "{|", "\n{|\n", "\n|}\n", "[[", "]]", "<ref>", "</ref>", "<!--", "-->", "[http:"]
     marks += ["'''", "(", " ", "=", "\n==", "<", "|", "File:", "&amp;", "<nowiki>", "</nowiki>"]

@@ -1,4 +1,4 @@
-"""A dataset or a vocabulary that cannot be used: the error says what to do about it."""
+"""Hints of errors about unusable datasets and vocabularies."""
 
 from __future__ import annotations
 

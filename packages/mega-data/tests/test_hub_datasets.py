@@ -29,7 +29,7 @@ ROWS = [f"{number} {number % 7}" for number in range(2500)]
 
 
 class Rows:
-    """What the library's datasets do, over a list: for where the library is not installed."""
+    """A list with the interface of the library's datasets, for tests without the library."""
 
     def __init__(self, rows: list[str], broken: bool = False) -> None:
         self.rows, self.broken, self.column_names = rows, broken, ["id", "text"]

@@ -1,4 +1,4 @@
-"""Inputs are found once, whole and in order; a file that changes while it is read ends the run."""
+"""Inputs are listed once and in order; a file that changes while it is read ends the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""clean and dedup: the same documents from every form of input, and lines that are no documents set apart."""
+"""clean and dedup read the same documents from all formats, and quarantine other lines."""
 
 from __future__ import annotations
 

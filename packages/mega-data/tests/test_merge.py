@@ -1,4 +1,4 @@
-"""A merge is what writing all documents at once gives; what does not belong together is refused."""
+"""A merge equals writing all documents at once; incompatible datasets are refused."""
 
 from __future__ import annotations
 

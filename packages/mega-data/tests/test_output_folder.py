@@ -1,4 +1,4 @@
-"""What clean, dedup and extract leave behind: all files of a run or none, of one run at a time."""
+"""Output folders of clean, dedup and extract contain all files of one run, or none."""
 
 from __future__ import annotations
 

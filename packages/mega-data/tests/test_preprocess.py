@@ -1,4 +1,4 @@
-"""JSON lines become Megatron's files, the same whatever the workers, and nothing after a mistake."""
+"""JSON lines become Megatron's files, independent of the workers; after an error there is no output."""
 
 from __future__ import annotations
 

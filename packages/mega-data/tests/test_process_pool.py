@@ -1,4 +1,4 @@
-"""Results come in the order of the items, from however many processes, and a death among them is told."""
+"""Results have the order of the items for any number of processes; a dead process is an error."""
 
 from __future__ import annotations
 

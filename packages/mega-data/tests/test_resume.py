@@ -1,4 +1,4 @@
-"""A run that is stopped goes on and writes the bytes it would have written; memory stays bounded."""
+"""A stopped run resumes and writes the bytes of an uninterrupted run; memory is bounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Repeated spans of sentences: cut as counting them one by one cuts them, and one of each stays whole."""
+"""Repeated spans of sentences are removed as in the reference, and one occurrence of each is kept."""
 
 from __future__ import annotations
 

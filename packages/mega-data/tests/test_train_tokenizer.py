@@ -1,4 +1,4 @@
-"""A trained tokenizer depends on the text alone, and its files mean the same to their formats' makers."""
+"""A trained tokenizer depends only on the text, and other libraries read its files equally."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Orders to write a checkpoint, carried out by a process of its own and in place."""
+"""Write orders, carried out by a subprocess and in this process."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _order(run: Path, *, iteration: int = 3, rank: int = 0, last: int = 0) -> di
 def _background(
     order: dict[str, Any], memory: SharedBuffer | None = None, most: int | None = None
 ) -> SubprocessWriter:
-    """With `most`, its files may have so many bytes."""
+    """Start a writer; `most` limits the bytes of a file."""
     memory = memory or SharedBuffer()
     placed, past = memory.plan(order["spaces"][MODEL])
     room = memory.stage(order | {"spaces": {MODEL: placed}}, past)
@@ -135,7 +135,7 @@ def test_values_may_begin_anywhere_for_any_dtype() -> None:
 
 @contextmanager
 def _files_of_at_most(size: int | None) -> Iterator[None]:
-    """The disk takes no longer ones: the nearest to a full one that needs no disk."""
+    """Limit the file size, to simulate a full disk."""
     if size is None:
         yield
         return

@@ -1,4 +1,4 @@
-"""Kernels in C++ against their definitions in float64, and what happens where they cannot be compiled."""
+"""C++ kernels against the reference in float64, and errors if they cannot be compiled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which kernels are chosen, and that a check of them finds what is wrong."""
+"""The choice of kernels, and the check that detects wrong ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stretches of flattened tensors as boxes: every element once, whatever the shape and the cut."""
+"""Ranges of flattened tensors as boxes: every element once, for any shape and split."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loss of the head, whose logits never exist as a whole, held against float64 logits that do."""
+"""The chunked loss of the head against the loss of full logits in float64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The other forms of a dataset: written as Megatron wrote them, read as the first, refused when not whole."""
+"""The other index formats: written as Megatron does, read equally, refused if incomplete."""
 
 from __future__ import annotations
 

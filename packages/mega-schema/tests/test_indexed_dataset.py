@@ -1,4 +1,4 @@
-"""Our files are Megatron's byte for byte, and a file that is not whole is refused."""
+"""Dataset files equal Megatron's byte for byte, and incomplete files are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks meet those of their own start, whatever an earlier one left in the store."""
+"""Ranks rendezvous with those of the same launch attempt, whatever keys an earlier one left in the store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cuts are integers: over all ranks they cover a tensor once, and meet where they should."""
+"""Splits over all ranks cover a tensor once, and overlaps are correct."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model may be, and what is said when it may not."""
+"""Valid and invalid model specs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ids equal the published ones, text comes back, and a folder that was changed is refused."""
+"""Ids equal the published ones, decoding restores text, and a modified folder is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Megatron's tokenizers by name: ids as published, as Hugging Face's and as the libraries' they come from."""
+"""Megatron's tokenizers by name: ids equal published ones, Hugging Face's and the original libraries'."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said where a run's tracker names no checkpoint: every line has the command that mends it."""
+"""Errors of a run's tracker; each has a hint with a command that repairs it."""
 
 from __future__ import annotations
 

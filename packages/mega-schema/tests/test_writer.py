@@ -1,4 +1,4 @@
-"""Writing: whole or not at all. Being killed is in tests/conformance."""
+"""Atomic checkpoint writes. tests/conformance has kills."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients and updates: what adds up, what is cut back, what stays float32, what is taken up again."""
+"""Gradients and updates: accumulation, clipping, float32 main weights, resumed state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""apex's AdamW: when it is taken, and that its kernel is called as apex declares it, against a stand-in."""
+"""apex's AdamW: its choice, and the arguments of its kernel, with a stand-in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run saves while it goes on: what is written, what is kept, and what a save that fails leaves."""
+"""Asynchronous saves: written values, kept checkpoints, failed saves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run reads, said in every way that Megatron's scripts say it, and every way to say it wrong."""
+"""The data flags of Megatron's scripts, and their errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A resumed run reads the data of the run before it, and says which other settings changed."""
+"""A resumed run must read the same data, and reports other changed settings."""
 
 from __future__ import annotations
 

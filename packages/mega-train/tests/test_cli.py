@@ -1,4 +1,4 @@
-"""The command: it learns, resumes, draws, survives being killed, and says a mistake in a line."""
+"""The command: training, resuming, plotting, kills, and one-line errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Launch scripts of others, word by word."""
+"""Command lines of other programs' launch scripts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The record of a run, its picture, and what a person sees of it."""
+"""The event log of a run, and the loss plot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a run leaves, and that it is saved whatever the reason."""
+"""Exit conditions of a run; it always saves before it exits."""
 
 from __future__ import annotations
 

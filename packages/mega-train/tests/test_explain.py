@@ -1,4 +1,4 @@
-"""What is said of keys and flags, and of runs that are not started."""
+"""`explain`, `validate` and `diff`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run says of a --load of another program that it does not convert; no converter runs here."""
+"""Errors for --load of another program's checkpoint; no conversion runs here."""
 
 from __future__ import annotations
 

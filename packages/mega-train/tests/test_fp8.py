@@ -1,4 +1,4 @@
-"""Training with products in FP8: what it stands beside, that it follows bfloat16, repeats, and goes on."""
+"""Training with FP8: option checks, agreement with bfloat16, reproducibility, resuming."""
 
 from __future__ import annotations
 

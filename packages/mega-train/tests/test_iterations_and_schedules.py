@@ -1,4 +1,4 @@
-"""The course of a run: how it is counted, what a checkpoint says of it, and where it goes on."""
+"""Iterations, samples and schedules of a run, in checkpoints and after resuming."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loss scale is Megatron's, number for number; the loss it scales is not changed by it."""
+"""The loss scale equals Megatron's, and does not change the reported loss."""
 
 from __future__ import annotations
 

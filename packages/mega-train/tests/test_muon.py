@@ -1,4 +1,4 @@
-"""SGD and Muon: updates written again by other means, and what is taken up again."""
+"""SGD and Muon: updates against references, and resumed state."""
 
 from __future__ import annotations
 

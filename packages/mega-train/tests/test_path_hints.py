@@ -1,4 +1,4 @@
-"""A --data-path without a dataset: the error names what lies near it."""
+"""A --data-path without a dataset: the error suggests similar paths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A start that is refused for several reasons says all of them at once."""
+"""A refused start reports all errors at once."""
 
 from __future__ import annotations
 

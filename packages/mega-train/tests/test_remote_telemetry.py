@@ -1,4 +1,4 @@
-"""Who watches a run from afar: Prometheus, OpenTelemetry, Weights & Biases, CodeCarbon."""
+"""Remote monitoring: Prometheus, OpenTelemetry, Weights & Biases, CodeCarbon."""
 
 from __future__ import annotations
 

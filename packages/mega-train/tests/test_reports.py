@@ -1,4 +1,4 @@
-"""The page of a run: what stands in it, how its curves are drawn, and that a browser shows it."""
+"""The HTML report of a run: content, curves, and rendering in a browser."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def validation_event(iteration: int, loss: float) -> ValidationEnd:
 
 
 def run_in(folder: Path, *, gain: float = 1.0, lr: float = 0.01) -> Path:
-    """100 steps; the process crashed after step 60 and went on from the checkpoint of step 40."""
+    """Write a run of 100 steps that crashed after step 60 and resumed from the checkpoint of step 40."""
     record = EventLog(folder)
     config = {**BEGAN.config, "optimizer": {"lr": lr, "clip_grad": 1.0}}
     record.on_event(replace(BEGAN, config=config))

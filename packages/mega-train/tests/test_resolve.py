@@ -1,4 +1,4 @@
-"""What a run's numbers become, and every pair of them that is refused."""
+"""Derived values of a run, and pairs of options that are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A newest checkpoint that is damaged: the run goes on from the one before it, or says what is wrong."""
+"""If the newest checkpoint is damaged, the run resumes from the previous one or reports the error."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ def _flip(file: Path) -> None:
 
 
 def _edit(file: Path, **values: Any) -> None:
-    """Another content with checksums that fit it, as a writer that errs would leave it."""
+    """Change a file and its checksums, as a faulty writer would."""
     file.write_text(json.dumps(json.loads(file.read_text("utf-8")) | values), "utf-8")
     rewrite_checksums(file.parent, values.get("format", FORMAT))
 
 
 def _change_digits(file: Path, key: str) -> None:
-    """What a person does with an editor: the digits of one number, and nothing else."""
+    """Change the digits of one number, as an editor would."""
     text = file.read_text("utf-8")
     value = str(json.loads(text)[key])
     assert (before := f'"{key}": {value}') in text

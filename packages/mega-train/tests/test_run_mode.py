@@ -1,4 +1,4 @@
-"""What a run begins with, what it passes over, and a run that only validates."""
+"""Initial state of a run, skipped parts of a checkpoint, and validation-only runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model in run.toml of a run that loaded it and names none: the file alone starts such a run anew."""
+"""run.toml of a run whose model came from a checkpoint: the file alone starts the same run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run reads of its corpora: Megatron's blends sample for sample, made once and kept whole."""
+"""The sample index equals Megatron's blends, and is built once and cached."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which sample numbers a rank reads: Megatron's, and none twice or never."""
+"""Sample numbers of a rank equal Megatron's, each exactly once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No checkpoint is written over by mistake: a run looks at its --save folder before it begins."""
+"""No checkpoint is overwritten by mistake: a run checks its --save folder first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: prompts and answers as they are read, packed, and learnt."""
+"""Supervised fine-tuning: reading, packing and loss of prompts and answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the replicas of a model share: which flags say it, and which pairs of them are refused."""
+"""Sharding flags, and pairs of them that are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who sees a run: a person at a terminal, TensorBoard; what is measured, and that no observer stops it."""
+"""Telemetry: console, TensorBoard, timers, and isolation of observers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tokenizer that flags name: for Megatron's own datasets, which do not say which one made them."""
+"""Tokenizers from flags, for Megatron's datasets, which do not record their tokenizer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One process trains: what a batch adds up to, what resumes, what validation reads, what stops it."""
+"""Training in one process: accumulation, resuming, validation, stopping."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the watchdog says, and when. Whole runs that are killed and stopped are in tests/faults."""
+"""Messages of the watchdog. tests/faults has whole runs that are killed and stopped."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _output(rank: Rank) -> str:
 
 
 def _wait_over(axis: Axis, left: threading.Event) -> None:
-    """A function of ours, as far as `place` can see, that waits over an axis."""
+    """A function that looks like one of this project and waits over an axis."""
     assert axis.name
     assert left.wait(10)
 

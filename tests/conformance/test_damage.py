@@ -1,4 +1,4 @@
-"""A checkpoint that is damaged says so: on open where a size or the manifest tells, else on verify."""
+"""Damaged checkpoints are detected: wrong sizes and manifests when opened, other damage by verify."""
 
 from __future__ import annotations
 

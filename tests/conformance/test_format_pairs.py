@@ -1,6 +1,6 @@
-"""Every pair of formats that are written: what goes through both comes back bit for bit.
+"""Round trips through all pairs of writable formats are bitwise exact.
 
-Models are random. A format that has not what a model has must say so before it writes anything.
+Models are random. A format must refuse an unsupported model before it writes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Folders of Hugging Face's in every form: several files, pickles, older names, tokenizers."""
+"""All forms of Hugging Face folders: several files, pickles, older names, tokenizers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""--load takes a Hugging Face or a Megatron folder: converted before the run, the copy used again."""
+"""--load with a Hugging Face or a Megatron folder: conversion before the run, and reuse of the copy."""
 
 from __future__ import annotations
 

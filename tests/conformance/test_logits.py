@@ -1,4 +1,4 @@
-"""`convert --check-logits` sees that two checkpoints are one model, and that they are not."""
+"""`convert --check-logits` accepts equal models and detects different ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Megatron core's `torch_dist` folders: those that Megatron wrote, and ours as torch reads them."""
+"""`torch_dist` folders: those that Megatron wrote, and those of mega-ckpt as torch reads them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a `torch_dist` folder may have wrong, and what may go wrong where one is written."""
+"""Damaged `torch_dist` folders, and errors while one is written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The README's quick start, and what `make demo` does to a person's files and processes."""
+"""The README's quick start, and the effects of `make demo` on files and processes."""
 
 from __future__ import annotations
 

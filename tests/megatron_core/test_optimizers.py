@@ -1,4 +1,4 @@
-"""Megatron Core's optimizers go on from the state in our `torch_dist` folders; what they save is read."""
+"""Megatron Core's optimizers resume from our `torch_dist` folders, and we read theirs."""
 
 from __future__ import annotations
 

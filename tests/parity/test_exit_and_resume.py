@@ -1,4 +1,4 @@
-"""The course of a run over several ranks: they leave together, repeat, and go on from the middle of it."""
+"""Several ranks exit together, are reproducible, and resume in the middle of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told of a run does not depend on how many ranks it has, and every rank's times are known."""
+"""Telemetry does not depend on the number of ranks, and has the times of all ranks."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class TaskResult:
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """The model, the input files, the options and the software that produced a result."""
+    """The checkpoint, input files, options and software versions of a result."""
 
     checkpoint: Path
     iteration: int

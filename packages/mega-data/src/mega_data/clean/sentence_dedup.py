@@ -209,7 +209,7 @@ def span_keys(pieces: Sequence[str], count: int) -> Numbers:
 
 
 def repeated_spans(shard_runs: Sequence[Sequence[tuple[Numbers, Numbers]]]) -> list[Numbers]:
-    """Return the marks of repeated spans by shard: place times two, plus one if the span is cut.
+    """Return the marks of repeated spans by shard: place times two, plus one if the span is removed.
 
     Args:
         shard_runs: keys and places of each shard; the places of one key ascend.

@@ -1,4 +1,4 @@
-"""Run a command: a user's mistake becomes one line and exit code 2.
+"""Run a command and report a user's mistake as one line and exit code 2.
 
 A traceback on the terminal means a bug in this toolkit. Exit codes: 0 done, 1 different (of a command that
 compares), 2 a mistake that the line explains, 130 interrupted, 143 terminated.

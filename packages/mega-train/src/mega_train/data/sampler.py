@@ -1,5 +1,6 @@
-"""Sample numbers of each rank, as a function of the consumed samples, so that a resumed run reads the same
-samples on any layout.
+"""Sample numbers of each rank, as a function of the number of consumed samples.
+
+A resumed run therefore reads the same samples on any layout.
 """
 
 from __future__ import annotations

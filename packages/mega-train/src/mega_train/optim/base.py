@@ -26,7 +26,7 @@ STATE_NAMESPACES: Mapping[OptimizerName, frozenset[str]] = MappingProxyType(
 
 
 class Optimizer(Protocol):
-    """Interface of an optimizer."""
+    """The interface of an optimizer."""
 
     @property
     def steps(self) -> int:

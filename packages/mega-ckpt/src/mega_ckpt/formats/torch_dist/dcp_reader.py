@@ -56,7 +56,7 @@ class DcpTensor:
 
 @dataclass(frozen=True, slots=True)
 class DcpFolder:
-    """The content of a folder.
+    """The content of a DCP folder.
 
     Attributes:
         others: names of the entries that are not tensors.

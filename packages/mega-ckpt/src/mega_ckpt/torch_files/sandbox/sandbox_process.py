@@ -101,7 +101,7 @@ class JsonEncoder:
 
 
 def read_pickles(source: PickleStream, pickles: int, size: int) -> bytes:
-    """Read consecutive pickles of at most `size` bytes and return the JSON answer."""
+    """Read consecutive pickles of at most `size` bytes and return their values as JSON."""
     try:
         storages = dict[str, tuple[str, int]]()
         values = []

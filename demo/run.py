@@ -36,11 +36,11 @@ OPTIMIZER = f"""
     --micro-batch-size 12 --lr 4e-3 --min-lr 4e-4 --lr-decay-style cosine --lr-decay-iters {STEPS}
     --lr-warmup-fraction 0.05 --weight-decay 0.1 --adam-beta2 0.95 --split 99,1,0
 """
-# so many steps apart that the last validation before the change of layout and the one after read the same
+# this interval makes the last validation before the change of layout and the one after it read the same
 VALIDATION = "--eval-iters 10 --eval-interval 350"
 PROMPT = "Return the"
-MARK = ".made-by-mega-demo"  # a folder with this file is ours to empty
-PATIENCE = 10.0  # seconds an interrupted command has before it is asked once more
+MARK = ".made-by-mega-demo"  # the demo may empty a folder with this file
+PATIENCE = 10.0  # seconds that an interrupted command has before the next signal
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ def cli() -> None:
     "--to",
     "want",
     required=True,
-    type=click.Choice([*NAMES]),  # one that is only read is refused with a line of its own
+    type=click.Choice([*NAMES]),  # read-only formats are listed too: they have their own error
     metavar=f"[{'|'.join(WRITTEN)}]",
     help="Format of --save.",
 )

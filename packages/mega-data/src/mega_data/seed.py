@@ -53,7 +53,7 @@ def main(orders: int, worker_ends: Sequence[tuple[int, int]], modules: Sequence[
     for module in modules:
         with suppress(ImportError):  # the work reports a missing module itself
             import_module(module)
-    with suppress(EOFError, BrokenPipeError):  # the parent is gone
+    with suppress(EOFError, BrokenPipeError):  # the parent has exited
         _fork_workers(Connection(orders), [(file, Connection(pipe)) for file, pipe in worker_ends])
     sys.stderr.flush()
     os._exit(0)  # at once: the parent waits, and tearing down the imports takes time

@@ -29,7 +29,7 @@ from mega_schema.errors import FormatError
 from mega_schema.sharding import Shape, overlap
 from mega_schema.tokenizer.tokenizer import open_tokenizer_folder
 
-# where the parameters are that a namespace of Muon's has not
+# the namespace with the parameters that a namespace of Muon lacks
 _COMPLEMENTS: Mapping[str, str] = MappingProxyType(
     {
         "optim.momentum": "optim.exp_avg",
@@ -142,7 +142,7 @@ def find_overlap(pieces: Sequence[BoxT]) -> tuple[BoxT, BoxT] | None:
     """Return two pieces that share an element; None if there are none."""
     if len(pieces) < 2:
         return None
-    # a sweep along the dimension that is cut most often meets few candidates per piece
+    # sweep along the dimension with the most splits: few candidates per piece
     dim = max(range(len(pieces[0].start)), key=lambda d: len({piece.start[d] for piece in pieces}))
     active: list[BoxT] = []
     for piece in sorted(pieces, key=lambda piece: piece.start[dim]):

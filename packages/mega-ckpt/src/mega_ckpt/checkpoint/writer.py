@@ -122,11 +122,11 @@ def saving_checkpoint(run: Path, iteration: int) -> Iterator[CheckpointWriter]:
     is_new = not run.exists()
     save = CheckpointWriter(run, iteration)
     run.mkdir(parents=True, exist_ok=True)
-    with lock_run_folder(run):  # before `begin`, which removes what others left half-written
+    with lock_run_folder(run):  # before `begin`, which removes half-written files of others
         try:
             save.begin()
             yield save
-        except BaseException:  # an interruption too must leave nothing behind
+        except BaseException:  # also after an interruption
             shutil.rmtree(save.folder, ignore_errors=True)
             if is_new:
                 with contextlib.suppress(OSError):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mega_ckpt.checkpoint.checkpoint_source import CheckpointSource
     from mega_ckpt.formats.interface import Format, ReadOptions, WriteOptions, WriteResult
 
-# name on the command line -> module of this folder, which has a FORMAT, and what it is
+# name on the command line -> module of this folder with a FORMAT, and description
 NAMES: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "mega": ("mega.format", "a checkpoint of Mega, or a run's folder"),
@@ -38,7 +38,7 @@ NAMES: Mapping[str, tuple[str, str]] = MappingProxyType(
 )
 READ_ONLY = frozenset({"fairseq", "bigscience", "llama2c"})
 WRITTEN = tuple(name for name in NAMES if name not in READ_ONLY)
-_CHECK_THE_PATH = frozenset({"mega", "fairseq"})  # their own reader has more to say of a path that is missing
+_CHECK_THE_PATH = frozenset({"mega", "fairseq"})  # their readers have better errors for a missing path
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 

@@ -124,7 +124,7 @@ class ForeignTensor:
         return index if self.order is None else (np.asarray(self.order[index[0]]), *index[1:])
 
 
-_PART_BYTES = 1 << 26  # bytes of a parameter that are on their way at once
+_PART_BYTES = 1 << 26  # bytes of a parameter that are copied at once
 
 
 def split_rows(box: Slab, width: int) -> Iterator[Slab]:
@@ -155,7 +155,7 @@ def consecutive_runs(numbers: np.ndarray) -> Iterator[tuple[int, int, int]]:
         position += run.size
 
 
-_TRANSPOSED_ROWS = 64  # of a transposed array that are read at once: a line of the cache holds some of each
+_TRANSPOSED_ROWS = 64  # rows of a transposed array read at once: a cache line has elements of several
 
 
 def copy_values(out: np.ndarray, part: np.ndarray) -> None:

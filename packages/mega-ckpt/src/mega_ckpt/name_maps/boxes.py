@@ -44,7 +44,7 @@ def run_to_boxes(shape: Shape, begin: int, end: int) -> Iterator[tuple[Shape, Sh
         yield (begin,), (end - begin,)
         return
     row = math.prod(shape[1:])
-    # rows that are in it whole
+    # whole rows of the range
     first = -(-begin // row)
     last = end // row
     if first > last:  # a part of one row

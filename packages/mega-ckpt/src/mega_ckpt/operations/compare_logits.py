@@ -38,12 +38,12 @@ from mega_schema.sharding import Slab
 if TYPE_CHECKING:
     import torch
 
-TOKENS = 64  # of a check that nobody asked for
+TOKENS = 64  # of the default check
 _SMALL_MODEL = 1_000_000_000  # parameters
 _TRANSFORMERS, _REFERENCE = "transformers", "the reference forward"
-# of the largest logit: what the order of float32 sums makes of the same weights
+# relative to the largest logit: effect of the order of float32 sums
 _TOLERANCE = 1e-4
-# what transformers raises about a model that it cannot make
+# exceptions of transformers for a model that it cannot build
 _TRANSFORMERS_ERRORS = (
     ArithmeticError,
     AttributeError,
@@ -84,7 +84,7 @@ class LogitsDifference:
 
     @property
     def is_close(self) -> bool:
-        return self.relative <= self.tolerance  # of a NaN too this is false
+        return self.relative <= self.tolerance  # also false for NaN
 
     @property
     def error_line(self) -> str:
@@ -149,7 +149,7 @@ def _choose_runner(side: LoadedSide) -> str:
     if side.format != "hf" or importlib.util.find_spec("transformers") is None:
         return _REFERENCE
     architecture = config_json.class_of(side.source.spec, side.path).architecture
-    try:  # a release that is too old has no such class, and one without its own parts does not import it
+    try:  # old releases lack the class, and missing dependencies prevent its import
         return _TRANSFORMERS if hasattr(importlib.import_module("transformers"), architecture) else _REFERENCE
     except (ImportError, RuntimeError):
         return _REFERENCE
@@ -166,7 +166,7 @@ def _run_reference(side: LoadedSide, stored: Mapping[str, str], token_BS: np.nda
 
     def read(name: str, slab: Slab) -> np.ndarray:
         rounded = source.cast(MODEL, name, slab, stored[name])
-        return np.array(dtypes.cast(rounded, stored[name], "F32", name))  # torch wants one it may write to
+        return np.array(dtypes.cast(rounded, stored[name], "F32", name))  # torch requires a writable array
 
     rows, length = token_BS.shape
     model = build_model(Runtime.single_process(source.spec))

@@ -33,7 +33,7 @@ def prune(run: Path, *, last: int, every: int | None = None, dry_run: bool = Fal
         FormatError: the newest checkpoint is missing or incomplete: an older one may be needed.
         ConfigError: another process writes to the run's folder.
     """
-    latest_iteration(run)  # is there at all, before it is locked
+    latest_iteration(run)  # check that it exists before it is locked
     with contextlib.nullcontext() if dry_run else lock_run_folder(run, named_by="RUN"):
         return _prune_locked(run, last, every, dry_run=dry_run)
 

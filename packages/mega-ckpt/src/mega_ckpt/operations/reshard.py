@@ -56,7 +56,7 @@ def reshard(
         space: {name: t.dtype for name, t in tensors.items()} for space, tensors in source.tensors.items()
     }
     made_from = namespaces_to_write(stored, optimizer=optimizer, dtype=dtype)
-    # a layout that cannot be is refused before anything is written
+    # refuse an impossible layout before writing
     spaces = {space: rank_shares(source.spec, layout, plan.dtypes) for space, plan in made_from.items()}
     if run.resolve() in (source.folder.resolve(), source.folder.resolve().parent):
         raise ConfigError("--save", "is the same folder as --load", found=run, wanted="another folder")

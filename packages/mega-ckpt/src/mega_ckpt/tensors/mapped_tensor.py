@@ -18,14 +18,14 @@ from mega_schema.checkpoint.reader import DTYPES
 from mega_schema.errors import FormatError
 from mega_schema.sharding import Shape
 
-# bytes per number of every dtype that files use; the unusual ones are of buffers
+# bytes per element of every dtype in files; unusual ones occur in buffers
 DTYPE_BYTES: Mapping[str, int] = MappingProxyType(
     dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2"), 1)
     | dict.fromkeys(("U16", "I16", "F16", "BF16"), 2)
     | dict.fromkeys(("U32", "I32", "F32"), 4)
     | dict.fromkeys(("U64", "I64", "F64"), 8)
 )
-_BLOCK = 1 << 22  # bytes that are in memory at once
+_BLOCK = 1 << 22  # bytes in memory at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ def tensors_equal(first: MappedTensor, second: MappedTensor) -> bool:
     """Return whether two tensors are bitwise equal; reads a few megabytes of each at once."""
     if (first.dtype, first.shape) != (second.dtype, second.shape):
         return False
-    if first == second or first.dtype not in FLOATS:  # no weights, and refused as such
+    if first == second or first.dtype not in FLOATS:  # not weights: refused later
         return True
     a, b = (np.atleast_1d(tensor.values()) for tensor in (first, second))
     bits = f"u{a.itemsize}"

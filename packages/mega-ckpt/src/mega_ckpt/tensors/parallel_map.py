@@ -9,12 +9,12 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager
 from typing import TypeVar, cast
 
-_MAX_THREADS = 8  # more of them take memory, and a disk gives no more
+_MAX_THREADS = 8  # more threads need memory and do not read faster
 _END = object()
 Job = TypeVar("Job")
 Value = TypeVar("Value")
-UpdateProgress = Callable[[int], object]  # what is called with the bytes done since its last call
-Progress = Callable[[int], AbstractContextManager[UpdateProgress]]  # and with how many there are going to be
+UpdateProgress = Callable[[int], object]  # called with the bytes done since the last call
+Progress = Callable[[int], AbstractContextManager[UpdateProgress]]  # also called with the total bytes
 
 
 @contextmanager

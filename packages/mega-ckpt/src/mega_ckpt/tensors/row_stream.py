@@ -18,7 +18,7 @@ from mega_schema.checkpoint.reader import DTYPES, Checkpoint, TensorPiece
 from mega_schema.errors import CorruptFileError, FormatError
 from mega_schema.sharding import Shape, Slab
 
-CHUNK_BYTES = 1 << 22  # bytes; a row that is longer is a band of its own
+CHUNK_BYTES = 1 << 22  # bytes of a chunk; a longer row is a chunk by itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class RowChunk:
     values: np.ndarray
 
 
-ReadRows = Callable[[str, str], Iterator[RowChunk]]  # of a tensor, by its namespace and name
+ReadRows = Callable[[str, str], Iterator[RowChunk]]  # reads a tensor's rows, given namespace and name
 
 
 def rows_per_chunk(shape: Shape, dtype: str) -> int:
@@ -69,7 +69,7 @@ def stream_rows(checkpoint: Checkpoint, space: str, name: str, rows: int | None 
             active, reading = reading, []
             for reader in active:
                 _read_rows(reader, out, first, past, reading)
-            # one that ends in this band is closed before the next is opened: there may be thousands
+            # a piece that ends in this chunk is closed before the next is opened: there may be thousands
             while waiting and waiting[-1].start[0] < past:
                 _read_rows(PieceReader(checkpoint, space, name, waiting.pop()), out, first, past, reading)
             yield RowChunk(first, out[: past - first])
@@ -138,7 +138,7 @@ def _read_rows(
 ) -> None:
     """Read a piece's rows from `first` up to `past`; append the reader to `unfinished` if more follow."""
     piece = reader.piece
-    unfinished.append(reader)  # or it would stay open if the disk fails now
+    unfinished.append(reader)  # otherwise it would stay open if the read fails
     end = piece.start[0] + piece.shape[0]
     rows = slice(max(first, piece.start[0]) - first, min(past, end) - first)
     target = out[(rows, *(slice(s, s + n) for s, n in zip(piece.start[1:], piece.shape[1:], strict=True)))]

@@ -19,7 +19,7 @@ from mega_schema.errors import FormatError
 from mega_schema.sharding import Shape
 
 _MOST_DIMS = 64
-_LONGEST = 100_000_000  # bytes of a header; the `safetensors` package refuses more
+_LONGEST = 100_000_000  # maximum bytes of a header, as in the `safetensors` package
 
 
 @dataclass(frozen=True, slots=True)

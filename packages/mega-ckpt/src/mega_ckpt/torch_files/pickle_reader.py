@@ -52,12 +52,12 @@ _BOOT = (
     "from mega_ckpt.torch_files.sandbox.sandbox_process import main; main()"
 )
 _SOURCE_FOLDER = str(Path(__file__).resolve().parents[2])
-_REPLY_TIMEOUT = 2 * sandbox_process.SECONDS  # for the next word of the other process
+_REPLY_TIMEOUT = 2 * sandbox_process.SECONDS  # seconds to wait for the sandbox process
 _MAX_ANSWER = 2 * sandbox_process.LONGEST  # bytes; JSON encodes some characters in six
 _MAX_DIMS = 64
-_MAX_COMPOSED, _MAX_COMPOSED_WIDTH = 1024, 64  # keys of one dict, and values in one key
-_MAX_SECONDS = 60  # of CPU time, to build the values of one file
-_VALUES_PER_CLOCK_CHECK = 1 << 14  # values made between two looks at the clock
+_MAX_COMPOSED, _MAX_COMPOSED_WIDTH = 1024, 64  # maximum composed keys of one dict, and values in one key
+_MAX_SECONDS = 60  # seconds of CPU time to build the values of one file
+_VALUES_PER_CLOCK_CHECK = 1 << 14  # values built between two checks of the clock
 _INT64 = range(-(1 << 63), 1 << 64)
 _BROKEN = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError)
 _NUMPY_CODE = re.compile(r"[<>][biufcSU][1-9]\d*")
@@ -84,7 +84,7 @@ class Unpickler:
                 stderr=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 cwd="/",
-                env=keep,  # nothing of this process's environment
+                env=keep,  # an empty environment
             )
 
     def __enter__(self) -> Self:
@@ -128,7 +128,7 @@ class Unpickler:
             archive = zip_reader.read_archive(path, file, whole)
             blocks = zip_reader.read_pickle_blocks(path, file, archive)
             answer = self._ask(path, blocks, archive.pickle.bytes)
-            for _ in blocks:  # behind the last of them they are checked
+            for _ in blocks:  # after the last block the checksum is verified
                 pass
             return _TreeBuilder(path, answer["storages"], archive.storages).value(answer["values"][0])
         if zip_reader.is_legacy(head):
@@ -278,7 +278,7 @@ class _TreeBuilder:
         return known[type_]
 
     def _tensor(self, key: str, type_: Any, first: int, shape: list[Any], strides: list[Any]) -> MappedTensor:
-        if isinstance(type_, list):  # its own, not its storage's
+        if isinstance(type_, list):  # the tensor's dtype, not the storage's
             dtype = self._dtype(allowlist.DTYPES, type_[1])
         else:
             dtype = self._dtype(allowlist.STORAGES, type_)
@@ -289,7 +289,7 @@ class _TreeBuilder:
         dims = list(zip(counts, steps, strict=True))
         numbers = math.prod(counts)
         last = first + sum((n - 1) * step for n, step in dims)
-        # a tensor that names a number twice may name it any number of times
+        # a tensor with overlapping elements may be arbitrarily large
         if numbers and (last >= span.bytes // width or numbers > span.bytes // width):
             raise FormatError(
                 f"{self._path}: storage {key}",
@@ -335,7 +335,9 @@ def _build_record(kind: str, args: tuple[Any, ...], state: Any) -> Record | Enum
         return EnumMember(kind, args[0], known.get(args[0], ""))
     if state is None or isinstance(state, dict):
         return Record(kind, args, state or {})
-    if isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], dict):  # of a class with slots
+    if (
+        isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], dict)
+    ):  # the state of a class with slots
         return Record(kind, args, {**(state[0] or {}), **state[1]})
     return Record(kind, args, {"state": state})
 

@@ -10,7 +10,7 @@ from typing import Any
 from mega_ckpt.tensors.mapped_tensor import MappedTensor
 from mega_schema.errors import FormatError
 
-_NAMES = 1 << 27  # characters of all tensors' names
+_NAMES = 1 << 27  # maximum characters of all tensor names
 
 
 class GlobalName(str):
@@ -71,7 +71,7 @@ class PickleFile:
         characters = 0
         for keys, tensor in _tensors(self.tree, ()):
             characters += sum(map(len, keys))
-            if characters > _NAMES:  # a long key over many tensors is in the name of each
+            if characters > _NAMES:  # a long key is part of the names of all tensors below it
                 wanted = f"at most {_NAMES:,} characters"
                 raise FormatError(self.file, "names of tensors are too long", wanted=wanted)
             tensors[".".join(keys)] = tensor

@@ -26,11 +26,11 @@ from mega_ckpt.tensors.storage import DAMAGED, Span, Storage, read_blocks
 from mega_schema.errors import FormatError
 
 MAGIC = 0x1950A86A20F9469CFC6C
-_LATEST = 10  # version of the zip's form that torch 2 still reads
+_LATEST = 10  # newest version of the zip format
 RESAVE_HINT = (
     "torch.save(torch.load(file), new) with the torch that wrote it, or a later one, writes a current file"
 )
-_LONGEST = 1 << 26  # bytes of a zip's directory, some hundred thousand members
+_LONGEST = 1 << 26  # maximum bytes of a zip directory: some hundred thousand members
 _ZIP_ERRORS = (
     EOFError,
     zipfile.BadZipFile,

@@ -24,11 +24,11 @@ from mega_schema.checkpoint.reader import DTYPES
 
 _ROOT = "archive"
 _ALIGNMENT = 64  # bytes
-_PADDING = 0x4246  # name of the extra field that fills up to it; torch's own is called so
+_PADDING = 0x4246  # id of the extra field used as padding, as in torch
 _HEADER = 30  # bytes before a member's name
-_LARGE = 20  # bytes of the extra field that has sizes beyond four bytes
-_SLICE = 1 << 18  # bytes that are in the processor's cache between their checksum and the disk
-_FIXED_DATE = (1980, 1, 1, 0, 0, 0)  # the same values make the same file
+_LARGE = 20  # bytes of the zip64 extra field
+_SLICE = 1 << 18  # bytes checksummed at a time, so that they are still in the CPU's cache when written
+_FIXED_DATE = (1980, 1, 1, 0, 0, 0)  # constant: equal values give equal files
 
 
 def write(

@@ -115,7 +115,7 @@ def _serve(stages: Sequence[TaskStage], folder: Path, pipe: Connection) -> None:
     signal.signal(signal.SIGTERM, _exit_on_sigterm)  # so that temporary files are removed
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     _exit_with_parent()
-    with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone
+    with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent has exited
         while True:
             number, task = pipe.recv()
             try:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mega_schema.errors import FormatError
 
-FileVersion = tuple[int, ...]  # size, inode and mtime of a file; () if it is gone
+FileVersion = tuple[int, ...]  # size, inode and mtime of a file; () if it is missing
 
 
 def file_version(path: Path) -> FileVersion:

@@ -122,7 +122,7 @@ def derived_values(config: ResolvedConfig) -> dict[str, object]:
     }
 
 
-# fields of ModelConfig that describe what another one says, and that of a bias that a model may also lack
+# fields of ModelConfig that repeat another field, and that of an optional bias
 _OTHER_MODEL_KEYS = frozenset({"preset", "padded_vocab", "swiglu", "glu", "bias_gelu_fusion", "qkv_bias"})
 # fields of ModelSpec that no key describes; only presets and converted models have them
 _FIELDS_WITHOUT_KEY = (

@@ -165,7 +165,7 @@ def _flag_words(where: str, flag: str, value: Any, words: Sequence[str]) -> list
     if not values:
         return [flag, f"{value:g}" if value != int(value) else str(int(value))]
     for text in values:
-        number = _parse_number(text)  # click reports what is no number
+        number = _parse_number(text)  # click reports values that are not numbers
         if number is not None and number != value:
             raise ConfigError(
                 where, f"disagrees with {flag}", found=value, wanted=f"{number:g}, or no {flag}"

@@ -94,7 +94,7 @@ def build_data_splits(
         return spec_of_index.open_dataset(arrays, copy=not config.options.mmap)
 
     if mesh.rank:
-        mesh.barrier()  # rank 0 builds what is missing
+        mesh.barrier()  # rank 0 builds missing indices
     splits = DataSplits(
         open_reader("training", training),
         {name: open_reader("validation", spec_of_index) for name, spec_of_index in validation.items()},

@@ -271,7 +271,7 @@ class GradientBuckets:
             return
         flat = self._buffer(bucket)
         self._local_sums.append(flat.sum())
-        sent_flat = flat.to(self._dtype)  # itself where it is float32 already
+        sent_flat = flat.to(self._dtype)  # no copy if it is float32
         if self._stage == 0:
             self._pending.append((bucket, self._replicas.all_reduce(sent_flat)))
         elif self._stage == 1:

@@ -12,7 +12,7 @@ from mega_schema.recompute_policy import KEEP_ALL, RecomputePolicy
 from mega_schema.spec import ModelSpec
 from mega_train.planning.sharded_sizes import ShardedModel
 
-ScheduleName = Literal["gpipe", "1f1b", "zero-bubble"]  # interleaved where the layout has virtual stages
+ScheduleName = Literal["gpipe", "1f1b", "zero-bubble"]  # interleaved if the layout has virtual stages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,7 +31,7 @@ _FLAGS: Mapping[str, str] = MappingProxyType(
         "sliding_window": "--window-size",
     }
 )
-_INVERSE = frozenset({"tied", "bias"})  # fields that are false where their flag is given
+_INVERSE = frozenset({"tied", "bias"})  # fields that are false if their flag is given
 _WORDS: Mapping[object, str] = MappingProxyType(
     {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm", "learned": "learned_absolute"}
 )

@@ -91,7 +91,7 @@ class ParamSchedules:
 
     lr: LRSchedule
     weight_decay: WeightDecaySchedule
-    decoupled_lr: LRSchedule | None = None  # of embedding and output, where it differs
+    decoupled_lr: LRSchedule | None = None  # of embedding and output, if it differs
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint, by the keys of trainer.json."""

@@ -141,7 +141,7 @@ def _part(
 ) -> MatchedTensors:
     """Match the tensors of one rank, file by file."""
     layers = len({number for number, _ in files}) - 2
-    if layers != spec.layers:  # before as many are listed as the arguments say
+    if layers != spec.layers:  # before a list of that many layers is built
         missing = next((n for n in range(3, max(n for n, _ in files)) if (n, 0) not in files), None)
         hint = "" if missing is None else f"there is no {_LAYER.format(missing, 0)}"
         raise FormatError(folder, "layers in the files", found=max(0, layers), wanted=spec.layers, hint=hint)

@@ -13,7 +13,7 @@ from mega_schema.spec import ModelSpec, gpt
 _ACTIVATIONS: Mapping[str, str] = MappingProxyType(
     {"gelu": "gelu_erf", "gelu_fast": "gelu_tanh", "gelu_accurate": "gelu_tanh"}
 )
-# what changes the model, with the one value that ours has; absent: the same
+# arguments that change the model, with the only supported value, also their default
 _ONLY: Mapping[str, object] = MappingProxyType(
     {
         "decoder_normalize_before": True,

@@ -70,7 +70,7 @@ def read(load: Path, reading: ReadOptions) -> CheckpointSource:
     if wanted != len(parts):
         raise FormatError(load, "parts of the model", found=len(parts), wanted=wanted)
     spec = fairseq_args.to_spec(args, embedding.shape[0] * len(parts), first.file)
-    if spec.layers > len(first.tensors):  # or the list of a layer count gone wrong would fill the memory
+    if spec.layers > len(first.tensors):  # otherwise the list of a wrong layer count could exhaust the memory
         raise FormatError(
             f"{first.file}: decoder_layers", "more than the file has", found=spec.layers, wanted="its layers"
         )

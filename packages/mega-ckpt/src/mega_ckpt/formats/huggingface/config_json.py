@@ -14,7 +14,7 @@ from mega_ckpt.formats.huggingface.model_classes import CLASSES, NEEDED, HfConfi
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.spec import ModelSpec
 
-# keys of every class with the one value that is ours; `is_causal` is in no class's defaults, and all obey it
+# keys of every class with the only supported value; all classes obey `is_causal`, none has it as a default
 _FIXED: Mapping[str, object] = MappingProxyType({"quantization_config": None, "is_causal": True})
 _LLAMA3: Mapping[str, str] = MappingProxyType(
     {
@@ -24,7 +24,7 @@ _LLAMA3: Mapping[str, str] = MappingProxyType(
     }
 )
 _DEFAULTS: Mapping[str, object] = MappingProxyType({f.name: f.default for f in dataclasses.fields(ModelSpec)})
-# no config.json has the initialization, and the family changes no result
+# config.json has no initialization, and the family changes no result
 _FREE = frozenset({"family", "vocab_multiple", "init"})
 
 
@@ -190,7 +190,7 @@ def _rope_keys(hf_class: HfModelClass, spec: ModelSpec) -> dict[str, Any]:
     keys: dict[str, Any] = {hf_class.rope.base: spec.rope_theta}
     if hf_class.rope.share is not None:
         rope["partial_rotary_factor"] = keys[hf_class.rope.share] = spec.rotary_fraction
-    # transformers 4 reads the base and, where there is one, the scaling; transformers 5 the parameters
+    # transformers 4 reads the base and the scaling, if any; transformers 5 the parameters
     scaling = {"rope_scaling": rope} if rope["rope_type"] != "default" else {}
     return keys | {"rope_parameters": rope} | scaling
 
@@ -199,9 +199,7 @@ def _window(
     hf_class: HfModelClass, config: Mapping[str, Any], fields: Mapping[str, Any], where: object
 ) -> int | None:
     """Return the sliding window, which must apply to every layer or to none."""
-    layers = min(
-        fields["layers"], 1 << 20
-    )  # a count gone wrong is refused later, and must not fill the memory
+    layers = min(fields["layers"], 1 << 20)  # a wrong count is refused later, and must not exhaust the memory
     if hf_class.window == "key":
         window = fields["sliding_window"]
         first = 0

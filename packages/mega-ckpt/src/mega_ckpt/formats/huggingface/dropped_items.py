@@ -14,7 +14,7 @@ from mega_ckpt.formats.huggingface.tokenizer import GENERATION, repeats_config
 from mega_schema.tokenizer.files import COMPANION_FILES, read_companion
 from mega_schema.tokenizer.tokenizer import FastTokenizer, Tokenizer
 
-# key -> the rate that transformers takes where the key is missing
+# key -> default rate of transformers
 _DROPOUT: Mapping[str, float] = MappingProxyType(
     {
         "attn_pdrop": 0.1,

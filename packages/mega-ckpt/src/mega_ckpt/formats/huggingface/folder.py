@@ -65,12 +65,12 @@ def open_hf_folder(folder: Path) -> HfFolder:
     spec = config_json.to_spec(config, folder / CONFIG)
     names = names_of(spec)
     entries = _entries(folder)
-    if spec.layers > len(entries):  # or the list of a layer count gone wrong would fill the memory
+    if spec.layers > len(entries):  # otherwise the list of a wrong layer count could exhaust the memory
         raise FormatError(folder, "has fewer tensors than the model has layers", found=len(entries))
     embedding, head = f"{names.inner}{names.whole['embed']}.weight", f"{names.head}.weight"
     heads = (head, f"{names.other_head}.weight")
     entries = {head if n in heads else n: e for n, e in entries.items() if not n.endswith(BUFFERS)}
-    if embedding.removeprefix(names.inner) in entries:  # the model inside was saved, as OpenAI's own were
+    if embedding.removeprefix(names.inner) in entries:  # only the inner model was saved, as OpenAI's
         entries = {n if n == head else names.inner + n: e for n, e in entries.items()}
     tied = spec.tied and head in entries and embedding in entries
     if tied and not tensors_equal(entries.pop(head), entries[embedding]):

@@ -56,7 +56,7 @@ _GPT2 = HfNames(
     {"embed": "wte", "position": "wpe", "final_norm": "ln_f"},
     {
         "attn_norm": "ln_1",
-        "qkv": "attn.c_attn",  # q, k and v are three runs, as here
+        "qkv": "attn.c_attn",  # q, k and v are three runs, as in Mega
         "out": "attn.c_proj",
         "ffn_norm": "ln_2",
         "up": "mlp.c_fc",
@@ -64,7 +64,7 @@ _GPT2 = HfNames(
     },
     transposed=frozenset({"qkv", "out", "up", "down"}),
 )
-# rotary pairs are (i, i + half a head) there too, so no row moves
+# rotary pairs are (i, i + half a head) too, so the row order is the same
 _LLAMA = HfNames(
     "model.",
     "layers",

@@ -31,14 +31,14 @@ from mega_schema.params import count_params
 from mega_schema.spec import ModelSpec, llama
 from mega_schema.tokenizer.tokenizer import Tokenizer
 
-_MAGIC, _BEGIN = b"24ka", 256  # the tensors of version 1 begin there
+_MAGIC, _BEGIN = b"24ka", 256  # offset of the tensors in version 1
 _SIZES, _SHARED = struct.Struct("<7i"), struct.Struct("<4s8iB")
 _LAYER: Mapping[str, str] = MappingProxyType(
     {name: f"{name}.weight" for name in ("attention_norm", "ffn_norm")}
     | {name: f"attention.{name}.weight" for name in ("wq", "wk", "wv", "wo")}
     | {name: f"feed_forward.{name}.weight" for name in ("w1", "w2", "w3")}
 )
-# one of every layer, layer by layer, before the next
+# tensor kinds; each is stored for all layers before the next
 _ORDERS = (
     ("tok_embeddings", "attention_norm", "wq", "wk", "wv", "wo", "ffn_norm", "w1", "w2", "w3", "norm"),
     ("attention_norm", "ffn_norm", "norm", "tok_embeddings", "wq", "wk", "wv", "wo", "w1", "w2", "w3"),
@@ -53,7 +53,7 @@ def read(load: Path, reading: ReadOptions) -> CheckpointSource:
     """
     version, spec = _header(load)
     begin = _BEGIN if version else _SIZES.size
-    angles = 0 if version else spec.max_seq_len * spec.head_dim  # a sine and a cosine of every pair
+    angles = 0 if version else spec.max_seq_len * spec.head_dim  # sine and cosine of every pair
     size = load.stat().st_size
     wanted = begin + 4 * (_parameters(spec) + angles)
     if size != wanted:

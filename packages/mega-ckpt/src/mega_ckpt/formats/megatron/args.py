@@ -62,7 +62,7 @@ _POSITIONS: Mapping[str, Positions] = MappingProxyType(
         "alibi": "alibi",
     }
 )
-# arguments that make another model of it, where they are set
+# unsupported arguments, if they are set
 _REFUSED = (
     *("num_experts", "retro_add_retriever", "glu_activation", "quick_geglu", "multi_latent_attention"),
     *("mtp_num_layers", "hybrid_attention_ratio", "hybrid_mlp_ratio", "hybrid_override_pattern"),
@@ -71,7 +71,7 @@ _REFUSED = (
     *("linear_attention_freq", "experimental_attention_variant", "prefix_lm"),
     *("softmax_scale", "softmax_type", "hybrid_layer_pattern"),
 )
-# arguments that the core class does not look at
+# arguments that the core class ignores
 _OF_LEGACY = frozenset({"apply_residual_connection_post_layernorm", "openai_gelu", "onnx_safe"})
 _LLAMA: Mapping[str, object] = MappingProxyType(
     {"norm": "rmsnorm", "activation": "swiglu", "positions": "rope", "bias": False}
@@ -110,7 +110,7 @@ def to_spec(args: Args, vocab: int, where: object, *, core: bool) -> ModelSpec:
 
 def _spec(args: Args, vocab: int, where: object) -> ModelSpec:
     for name in _REFUSED:
-        if args.get(name) and args[name] != "vanilla":  # the softmax of all the others
+        if args.get(name) and args[name] != "vanilla":  # the only supported softmax
             raise FormatError(f"{where}: args.{name}", "is not supported", found=args[name], wanted="unset")
     if _enum_name(args.get("model_type")) not in ("", "encoder_or_decoder"):
         found = _enum_name(args["model_type"])
@@ -263,7 +263,7 @@ def _positions(args: Args, where: object) -> Positions:
     rotary = bool(args.get("use_rotary_position_embeddings"))
     if args.get("position_embedding_type") is not None:
         kind = _lookup_enum(_POSITIONS, args["position_embedding_type"], prefix + "position_embedding_type")
-        return "rope" if rotary else kind  # the older flag wins there too
+        return "rope" if rotary else kind  # the older flag has priority, as in Megatron
     if rotary and args.get("add_position_embedding", False):
         raise FormatError(prefix + "use_rotary_position_embeddings", "beside learned positions", found=True)
     if rotary:

@@ -236,7 +236,7 @@ def _check_supported(source: CheckpointSource, run: Path, target: WriteOptions, 
 def _write(source: CheckpointSource, run: Path, target: WriteOptions, *, core: bool) -> WriteResult:
     dtype = None if target.dtype == KEEP else target.dtype
     spaces = namespaces_to_write(source.spaces, optimizer=target.optimizer, dtype=dtype)
-    if set(spaces[MODEL].dtypes.values()) == {"F32"}:  # the model's weights are the optimizer's there
+    if set(spaces[MODEL].dtypes.values()) == {"F32"}:  # there the model's weights are the main weights
         spaces.pop(MAIN, None)
     elif FIRST in spaces and MAIN not in spaces:
         spaces[MAIN] = NamespacePlan(MODEL, dict.fromkeys(spaces[MODEL].dtypes, "F32"))

@@ -22,7 +22,7 @@ from mega_schema.spec import ModelSpec
 
 # part of a parameter's name -> Megatron's, in module order: an optimizer numbers parameters by it
 Names = Mapping[str, str]
-COPY = "copy"  # of a tied embedding, on the last stage of a pipeline
+COPY = "copy"  # copy of a tied embedding on the last pipeline stage
 
 
 def _names(layer: str, parts: Mapping[str, str], **others: str) -> Names:
@@ -44,7 +44,7 @@ def _legacy(encoder: str = "encoder", attention: str = "self_attention", norm: s
             "out": f"{attention}.dense",
             "ffn_norm": f"post_attention_{norm}",
             "up": "mlp.dense_h_to_4h",
-            "gate_up": "mlp.dense_h_to_4h",  # gate first, as here
+            "gate_up": "mlp.dense_h_to_4h",  # gate first, as in Mega
             "down": "mlp.dense_4h_to_h",
         },
         embed=top + "embedding.word_embeddings",

@@ -72,7 +72,7 @@ def optimizer_spaces(
                     spaces.setdefault(space, []).append((weight.foreign, stored))
     except (_UnknownError, *_PARSE_ERRORS):
         return None
-    if not has_main_weights:  # the optimizer's weights are the same numbers
+    if not has_main_weights:  # the main weights equal the model's weights
         spaces.pop(MAIN, None)
     return spaces
 

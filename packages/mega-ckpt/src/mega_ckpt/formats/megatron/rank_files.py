@@ -23,7 +23,7 @@ from mega_schema.errors import FormatError
 from mega_schema.parallel_layout import Layout
 
 FILE, DISTRIBUTED = "model_optim_rng.pt", "distrib_optim.pt"
-_FILES = (FILE, "model_rng.pt")  # the second of 2022-03 to 2023-05, where the optimizer was distributed
+_FILES = (FILE, "model_rng.pt")  # the second from 2022-03 to 2023-05, with a distributed optimizer
 _FOLDER = re.compile(r"mp_rank_(\d{2,})(?:_(\d{3,}))?")
 _LATEST = 3.0
 _NOT_WEIGHTS = ("_extra_state", ".inv_freq")
@@ -173,7 +173,7 @@ def _check_same_checkpoint(first: RankFile, rank_file: RankFile, tp: int, pp: in
         *((f"args.{name}", first.args.get(name), rank_file.args.get(name)) for name in _SAME_ARGS),
     ]
     for name, wanted, found in compared:
-        if repr(found) != repr(wanted):  # they may be of any kind
+        if repr(found) != repr(wanted):  # values may have any type
             hint = f"{first.file} says {wanted}: these files belong to two checkpoints"
             raise FormatError(f"{rank_file.file}: {name}", "differs", found=found, wanted=wanted, hint=hint)
 

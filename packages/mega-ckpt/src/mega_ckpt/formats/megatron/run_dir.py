@@ -107,7 +107,7 @@ def atomic_checkpoint_dir(run: Path, iteration: int | None, *, force: bool) -> I
     is_new = not run.exists()
     with disk_errors(run):
         run.mkdir(parents=True, exist_ok=True)
-        with lock_run_folder(run):  # before what others left half-written is removed
+        with lock_run_folder(run):  # before half-written folders of others are removed
             try:
                 check_run_dir(run, iteration, force=force)
                 with _atomic_dir_locked(run, iteration) as partial:
@@ -140,7 +140,7 @@ def _atomic_dir_locked(run: Path, iteration: int | None) -> Iterator[Path]:
         with atomic_write(run / TRACKER) as tracker:
             tracker.write_text(RELEASE if iteration is None else str(iteration), "utf-8")
         shutil.rmtree(replaced, ignore_errors=True)
-    except BaseException:  # an interruption too must leave nothing behind
+    except BaseException:  # also after an interruption
         shutil.rmtree(partial, ignore_errors=True)
         if replaced.exists() and not final.exists():
             replaced.rename(final)

@@ -35,12 +35,12 @@ from mega_schema.sharding import Slab
 VERSION = 3.0
 SCALE = TensorHeader("scale", "F32", (1,))
 _TORCH: Mapping[str, str] = MappingProxyType({"F32": "float32", "BF16": "bfloat16", "F16": "float16"})
-_FLAT = "language_model.encoder."  # names behind this are keys of one dictionary; others are nested
-_EXTRA = ("linear_proj", "linear_qkv", "linear_fc1", "linear_fc2")  # have a state of their own, which is none
+_FLAT = "language_model.encoder."  # names after this prefix are keys of one dictionary; others are nested
+_EXTRA = ("linear_proj", "linear_qkv", "linear_fc1", "linear_fc2")  # modules with an empty extra state
 _DEFAULTS: Mapping[str, Any] = MappingProxyType(
     {"adam_beta1": 0.9, "adam_beta2": 0.999, "adam_eps": 1e-8, "weight_decay": 0.01}
 )
-# of every group: what Megatron adds, and what Apex and torch do
+# of every parameter group: fields of Megatron, Apex and torch
 _GROUP: Mapping[str, Any] = MappingProxyType(
     {"lr_mult": 1.0, "is_expert_parallel": False, "is_decoupled_lr": False, "bias_correction": True}
     | {"amsgrad": False, "maximize": False, "foreach": None, "capturable": False, "differentiable": False}
@@ -213,7 +213,7 @@ class _Rank:
             if self.writing.core and kind == "weight" and module.endswith(_EXTRA):
                 tree[f"{module}._extra_state"] = None
         if self.writing.core and any(foreign.ours == "final_norm.weight" for foreign in chunk):
-            tree["output_layer._extra_state"] = None  # the module is there where its weight is the embedding
+            tree["output_layer._extra_state"] = None  # the module exists even if its weight is the embedding
         return tree
 
     def _optimizer(self) -> dict[str, Any]:

@@ -102,7 +102,7 @@ def write(source: CheckpointSource, folder: Path, target: WriteOptions) -> Write
     stored = source.spaces[MODEL]
 
     def header_of(foreign: ForeignTensor) -> TensorHeader:
-        tied = spec.tied and foreign.name == _HEAD  # the same numbers once more
+        tied = spec.tied and foreign.name == _HEAD  # a second copy of the same values
         stored_dtype = stored["embed.weight" if tied else foreign.ours]
         dtype = stored_dtype if target.dtype == KEEP else dtypes.NAMES[target.dtype]
         return TensorHeader(_EMBEDDING if tied else foreign.name, dtype, foreign.shape)

@@ -66,7 +66,7 @@ def to_spec(
                 f"{where}: {name}", "is not a known parameter", wanted=" | ".join(sorted(_PARAMS))
             )
     hidden, heads, layers = (_count(params, where, name) for name in ("dim", "n_heads", "n_layers"))
-    if layers > len(shapes):  # or the list of a layer count gone wrong would fill the memory
+    if layers > len(shapes):  # otherwise the list of a wrong layer count could exhaust the memory
         raise FormatError(
             f"{where}: n_layers", "more than the files have", found=layers, wanted=f"at most {len(shapes)}"
         )
@@ -130,7 +130,7 @@ def from_spec(spec: ModelSpec, where: object) -> dict[str, Any]:
             raise ConfigError(
                 f"{where}: model.{name}", "is not supported by Meta's Llama", found=found, wanted=value
             )
-    base = int(2 * 4 * spec.hidden / 3)  # what its program makes of dim, before it multiplies and rounds up
+    base = int(2 * 4 * spec.hidden / 3)  # as in Meta's program, before the multiplier and rounding
     return {
         "dim": spec.hidden,
         "n_layers": spec.layers,

@@ -26,7 +26,7 @@ _PATTERN: Final = (
 )
 _SPECIALS: Final = 256
 _BEGIN, _END = "<|begin_of_text|>", "<|end_of_text|>"
-# by their distance from the first; those of no use have a number instead of a name
+# by offset from the first; unused ones are numbered
 _NAMED: Mapping[int, str] = MappingProxyType(
     {0: _BEGIN, 1: _END, 6: "<|start_header_id|>", 7: "<|end_header_id|>", 9: "<|eot_id|>"}
 )

@@ -82,7 +82,7 @@ def open_dcp_folder(folder: Path, unpickler: Unpickler) -> DcpFolder:
             name: (entry.kind.rpartition(".")[2], entry.fields)
             for name, entry in tree.fields["state_dict_metadata"].items()
         }
-        # Megatron's own; empty for a tensor that is there as it is
+        # Megatron's metadata; empty for a tensor stored unchanged
         truly = {
             k: tuple(v[_ORIGINAL]) for k, v in tree.fields.get("mcore_data", {}).items() if _ORIGINAL in v
         }
@@ -102,7 +102,7 @@ def open_dcp_folder(folder: Path, unpickler: Unpickler) -> DcpFolder:
     return DcpFolder(tensors, tuple(name for name in described if name not in tensors))
 
 
-Place = tuple[Path, int, int]  # a file, the first byte in it, how many
+Place = tuple[Path, int, int]  # file, offset and number of bytes
 
 
 def _box_places(folder: Path, storage: Mapping[Any, Any]) -> dict[tuple[str, Shape], Place]:
@@ -110,7 +110,7 @@ def _box_places(folder: Path, storage: Mapping[Any, Any]) -> dict[tuple[str, Sha
     places = {}
     for index, info in storage.items():
         offset = index.fields.get("offset")
-        if offset is None:  # of no tensor
+        if offset is None:  # not a tensor
             continue
         name = info.fields["relative_path"]
         fields = info.fields

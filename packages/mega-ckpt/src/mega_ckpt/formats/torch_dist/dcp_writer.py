@@ -107,7 +107,7 @@ def write_dcp(
                 )
             super().finish(metadata, results)
 
-    # without copies ahead: those would be tensors in memory
+    # no prefetched copies: they would use memory
     writer = Writer(folder, thread_count=1, per_thread_copy_ahead=0)
     try:
         with warnings.catch_warnings():
@@ -154,7 +154,7 @@ def _planner(chunks: Sequence[DcpChunk], empty_names: Sequence[str], update: Upd
 
         def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
             plans, metadata = super().create_global_plan(all_plans)
-            # Megatron looks there for tensors that are not as they were in the model: none is
+            # Megatron looks here for reshaped tensors: there are none
             metadata.mcore_data = {key: {} for key, _ in wanted}  # type: ignore[attr-defined]
             return plans, metadata
 

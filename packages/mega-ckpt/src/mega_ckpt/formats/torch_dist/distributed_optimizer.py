@@ -71,7 +71,7 @@ def read_optimizer(
         try:
             namespaces = optimizer_namespaces(tensors, spec, names, Layout(tp=tp, pp=pp, vp=vp), padded // tp)
             if weights_match(where, spec, weights, namespaces[MAIN]):
-                if {stored.dtype for _, stored in weights} == {"F32"}:  # then the two are one
+                if {stored.dtype for _, stored in weights} == {"F32"}:  # then both module orders are equal
                     del namespaces[MAIN]
                 return namespaces
         except (UnknownLayoutError, MegaError):

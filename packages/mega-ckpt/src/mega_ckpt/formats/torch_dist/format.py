@@ -82,7 +82,7 @@ def read(load: Path, reading: ReadOptions) -> CheckpointSource:
         raise FormatError(
             f"{folder}: vocabulary", "has fewer rows", found=padded, wanted=f"{spec.vocab} or more"
         )
-    if spec.layers > len(model):  # or the table of a layer count gone wrong would fill the memory
+    if spec.layers > len(model):  # otherwise the table of a wrong layer count could exhaust the memory
         raise FormatError(folder, "has fewer tensors than the model has layers", found=len(model))
     stored = [math.prod(piece.stored.shape) for tensor in model.values() for piece in tensor.pieces]
     check_width(folder, spec, sum(stored))
@@ -113,7 +113,7 @@ def read(load: Path, reading: ReadOptions) -> CheckpointSource:
         if reason:
             dropped.append(f"the optimizer's state, {reason}")
         else:
-            if unsharded and _dtypes(model) != {"F32"}:  # or they are the model's
+            if unsharded and _dtypes(model) != {"F32"}:  # otherwise they are the model's
                 by_kind[MAIN_KIND] = by_kind[UNSHARDED_KIND]
             spaces |= {space: by_kind[kind] for kind, space in STATE_KINDS.items() if kind in by_kind}
     stored_dtypes, box, verify = gather_boxes(folder, spec, spaces)

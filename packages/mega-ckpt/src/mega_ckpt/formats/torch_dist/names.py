@@ -24,7 +24,7 @@ WRITTEN_BY: Mapping[str, object] = MappingProxyType(
     }
 )
 MAIN_KIND = "fp32_param"
-UNSHARDED_KIND = "param"  # the distributed optimizer's, of parameters saved whole
+UNSHARDED_KIND = "param"  # the distributed optimizer's names of parameters saved whole
 STATE_KINDS: Mapping[str, str] = MappingProxyType(
     dict(zip((MAIN_KIND, "exp_avg", "exp_avg_sq"), OPTIMIZER, strict=True))
 )

@@ -62,7 +62,7 @@ _CONTENT: Mapping[str, object] = MappingProxyType(
         "distrib_optim_fully_reshardable_mem_efficient": False,
     }
 )
-# modules of a layer for which Megatron stores a float8 state, which is empty
+# modules of a layer for which Megatron stores an (empty) FP8 state
 _FLOAT8 = ("self_attention.linear_proj", "self_attention.linear_qkv", "mlp.linear_fc1", "mlp.linear_fc2")
 # row chunks per buffer: malloc reuses blocks up to 16 MiB; larger ones are mapped afresh each time
 _CHUNKS_PER_BOX = 4
@@ -83,7 +83,7 @@ def check_target(source: CheckpointSource, run: Path, target: WriteOptions) -> N
         hint = "--no-optim drops it"
         raise ConfigError(f"{source.path}: {foreign[0]}", "is not Adam's", wanted=wanted, hint=hint)
     kinds = set(source.spaces[MODEL].values())
-    if target.dtype == KEEP and len(kinds) > 1:  # a stacked tensor has one
+    if target.dtype == KEEP and len(kinds) > 1:  # a stacked tensor has a single dtype
         raise ConfigError(
             "--dtype", "the weights have several dtypes", found=sorted(kinds), hint="--dtype fp32"
         )
@@ -121,7 +121,7 @@ def _common_tree(writing: MegatronWriter) -> dict[str, Any]:
     """Build the content of common.pt, which is common to all ranks."""
     source = writing.source
     optimizer = FIRST in writing.spaces
-    lacking = {"no_save_rng": True, "no_save_optim": not optimizer}  # or Megatron would look for it
+    lacking = {"no_save_rng": True, "no_save_optim": not optimizer}  # otherwise Megatron would look for it
     tree: dict[str, Any] = {
         "args": Record("argparse.Namespace", (), writing.args(0, 0) | lacking),
         "checkpoint_version": VERSION,
@@ -133,7 +133,7 @@ def _common_tree(writing: MegatronWriter) -> dict[str, Any]:
         for group in groups:
             del group["params"]  # every rank has its own
         adam = {"state": {"common_step": writing.steps}, "param_groups": groups}
-        # the optimizer of float32 weights is Adam, the others contain it
+        # with float32 weights the optimizer is Adam itself; otherwise a wrapper contains it
         tree["optimizer"] = adam | {"optimizer": adam, "param_state_sharding_type": _RESHARDABLE}
         if scale := grad_scaler_state(source.trainer):
             tree["optimizer"]["grad_scaler"] = scale[1]

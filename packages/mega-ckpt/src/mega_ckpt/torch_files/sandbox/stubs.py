@@ -87,7 +87,7 @@ def set_stub(items: Sequence[Any] = ()) -> Stub:
 
 
 def _encode(raw: Any = b"", encoding: Any = "latin-1") -> bytes:
-    if encoding not in ("latin-1", "latin1"):  # with others, text grows or is looked for among Python's files
+    if encoding not in ("latin-1", "latin1"):  # other encodings expand text, or import Python modules
         raise RefusedError("the pickle asks for an encoding that is not allowed", encoding)
     return raw if type(raw) is bytes else raw.encode("latin-1")
 
@@ -177,7 +177,7 @@ MAKERS: Mapping[str, Callable[..., Any]] = MappingProxyType(
         ),
     }
 )
-# what may be given a state after it was made
+# stubs that accept a state after construction
 STATE_SETTERS: Mapping[str, Callable[[list[Any], Any], None]] = MappingProxyType(
     {"record": _set_record, "array": _set_array, "dtype": _set_dtype, "tensor": _set_tensor}
 )

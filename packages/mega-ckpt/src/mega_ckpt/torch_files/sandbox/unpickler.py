@@ -26,7 +26,7 @@ from mega_ckpt.torch_files.sandbox.stubs import (
     storage_stub,
 )
 
-# what Python raises for a program that no pickler wrote
+# exceptions that Python raises for a malformed pickle
 BROKEN = (
     ArithmeticError,
     AttributeError,
@@ -120,7 +120,7 @@ class StubUnpickler(pickle._Unpickler):
         storages: receives an entry for every storage that the pickle names: key, type and element count.
     """
 
-    # of the base class, which has no annotations
+    # the base class has no annotations
     stack: list[Any]
     append: Callable[[Any], None]
     pop_mark: Callable[[], list[Any]]

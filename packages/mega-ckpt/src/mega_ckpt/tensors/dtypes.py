@@ -63,9 +63,8 @@ def as_float64(stored: np.ndarray, dtype: str) -> np.ndarray:
 def _to_bfloat16(number: np.ndarray) -> np.ndarray:
     """Round float32 to bfloat16 bits; NaN stays NaN."""
     bits = np.ascontiguousarray(number).view(np.uint32)
-    half = (
-        bits >> 16
-    )  # one array for all steps: in a virtual machine new memory costs more than the arithmetic
+    # one array for all steps: in a virtual machine new memory costs more than the arithmetic
+    half = bits >> 16
     half &= 1
     half += 0x7FFF
     half += bits

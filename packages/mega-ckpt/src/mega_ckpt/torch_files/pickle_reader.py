@@ -84,7 +84,7 @@ class Unpickler:
                 stderr=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 cwd="/",
-                env=keep,  # an empty environment
+                env=keep,  # without the rest of the environment
             )
 
     def __enter__(self) -> Self:
@@ -335,9 +335,8 @@ def _build_record(kind: str, args: tuple[Any, ...], state: Any) -> Record | Enum
         return EnumMember(kind, args[0], known.get(args[0], ""))
     if state is None or isinstance(state, dict):
         return Record(kind, args, state or {})
-    if (
-        isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], dict)
-    ):  # the state of a class with slots
+    # the state of a class with slots
+    if isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], dict):
         return Record(kind, args, {**(state[0] or {}), **state[1]})
     return Record(kind, args, {"state": state})
 

@@ -70,8 +70,8 @@ def write_tokenizer(folder: Path, tokenizer: Tokenizer, max_seq_len: int) -> Non
         ids = [number for number in (*special.values(), 0) if number is not None]
         names = dict(zip(ids, tokenizer.pieces(ids), strict=True))
         (folder / MODEL).write_bytes(tokenizer.model)
-        # Hugging Face's class adds <s> before a text, ours does not. It also adds no space
-        # before a text that begins with one, as SentencePiece does: such a text has different ids
+        # Hugging Face's class adds <s> before a text, ours does not. Unlike SentencePiece, it adds no space
+        # before a text that begins with one: such a text has different ids
         config |= {"tokenizer_class": "LlamaTokenizer", "legacy": False, "unk_token": names[0]}
         config |= {"add_bos_token": False, "add_eos_token": False}
     else:

@@ -162,7 +162,7 @@ def test_bert_is_refused_by_name(golden: Path, tmp_path: Path, name: str) -> Non
         str(tmp_path / "x"),
     ]
     result = CliRunner().invoke(cli, words)
-    assert "is of a BERT or T5 model, which ours are not: wanted a GPT" in str(result.exception)
+    assert "is of a BERT or T5 model, which is not supported: wanted a GPT" in str(result.exception)
     assert not (tmp_path / "x").exists()
 
 

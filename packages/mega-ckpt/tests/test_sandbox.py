@@ -117,9 +117,7 @@ def test_what_a_pickle_must_not_call_is_refused_by_name(form: str, tmp_path: Pat
                 name("argparse.Namespace") + b")\x81}" + text("a") + name(called) + b"sb.",  # BUILD
             ):
                 FORMS[form](path, program)
-                line = (
-                    rf"model.pt: the pickle asks for what is not allowed: found {re.escape(called)}; hint: "
-                )
+                line = rf": the pickle names a global that is not allowed: found {re.escape(called)}; hint: "
                 with pytest.raises(FormatError, match=line):
                     unpickler.open(path)
     assert not canary.exists()
@@ -186,12 +184,12 @@ DIRTY = {
 }
 REFUSED = {
     "the pickle has an operation that is not allowed": [b"\x82\x01.", b"Pa\n.", b"\x97.", b"\xff.", b"\x92."],
-    "the pickle calls what may only be named: found torch.float32": [name("torch.float32") + b")R."],
+    "the pickle calls a global that may only be named: found torch.float32": [name("torch.float32") + b")R."],
     "the pickle refers to something other than a storage: found module": [b"(" + text("module") + b"NNNNtQ."],
-    "the pickle asks for an encoding that is not allowed: found zlib": [
+    "the pickle uses an encoding that is not allowed: found zlib": [
         name("_codecs.encode") + text("a") + text("zlib") + b"\x86R."
     ],
-    "the pickle makes a tensor in a way that is not allowed: found argparse.Namespace": [
+    "the pickle builds a tensor in a way that is not allowed: found argparse.Namespace": [
         name("torch._tensor._rebuild_from_type_v2")
         + name("argparse.Namespace")
         + b"N)t".replace(b"t", b"\x87R.")
@@ -259,12 +257,12 @@ def nested_dicts(times: int) -> bytes:
 @pytest.mark.parametrize(
     ("program", "line"),
     [
-        (nested_lists(60), "the pickle holds too much"),
+        (nested_lists(60), "the pickle is too large"),
         (b"(" * 400 + b"t" * 400 + b".", "the pickle has lists in lists too deep"),
         (b"]q\x00h\x00a.", "the pickle has lists in lists too deep"),
         (b"}q\x00Nh\x00s.", "the pickle has lists in lists too deep"),
-        (b"}K\x01" + b"2\x86" * 60 + b"Ns.", "the pickle holds too much"),  # a key of 2 ** 60 numbers
-        (b"(K\x01" + b"2\x86" * 60 + b"\x91.", "the pickle holds too much"),
+        (b"}K\x01" + b"2\x86" * 60 + b"Ns.", "the pickle is too large"),  # a key of 2 ** 60 numbers
+        (b"(K\x01" + b"2\x86" * 60 + b"\x91.", "the pickle is too large"),
         (b"}N" + b"\x85" * 500_000 + b"Ns.", "the pickle has lists in lists too deep"),
         (b"V" + b"a" * 3_000_000, "the pickle has a line that is too long"),
         (b"(" + b"h\x00" * 10 + b"l.", "is not a complete pickle"),

@@ -224,7 +224,7 @@ def test_a_short_task_text_counts_whole_and_a_shorter_one_not_at_all(tmp_path: P
     # the last words of a document of 13 are not looked at, those of a longer one are
     tail = "alpha beta gamma delta epsilon zeta eta theta"
     assert apply_step(flag, f"1 2 3 4 5 {tail}") == [f"1 2 3 4 5 {tail}"]
-    assert apply_step(flag, f"1 2 3 4 5 6 {tail}") == "nothing left beside task text"
+    assert apply_step(flag, f"1 2 3 4 5 6 {tail}") == "nothing left besides task text"
 
 
 def test_many_pieces_drop_the_document(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def test_a_folder_is_merged_in_the_order_of_megatrons_file_names(tmp_path):
     (tmp_path / "notes.json").write_text("{}", "utf-8")
     assert [path.name for path in find_prefixes(tmp_path)] == ["A", "a-1", "a.1", "a", "b"]
     (tmp_path / "a.idx").unlink()
-    with pytest.raises(FormatError, match=r"a.idx: no such file; hint: finish or remove its other half"):
+    with pytest.raises(FormatError, match=r"a.idx: no such file; hint: complete or remove its other file"):
         find_prefixes(tmp_path)
     (tmp_path / "empty").mkdir()
     with pytest.raises(FormatError, match="empty: no datasets: wanted files that end in .bin and .idx"):

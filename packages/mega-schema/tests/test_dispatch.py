@@ -72,7 +72,7 @@ def test_a_cpu_without_products_of_bfloat16_takes_attention_in_blocks_of_float32
     assert kernels.kernels == replace(REFERENCE, attention=cpu_attention.attention_in_float32)
     assert kernels.summary == "reference, blocked (attention)"
     assert kernels.reasons["attention"] == "in float32: this CPU has no products of bfloat16"
-    assert kernels.reasons["swiglu"] == "what a CPU computes"
+    assert kernels.reasons["swiglu"] == "the CPU kernels"
     for dtype in (torch.float32, torch.bfloat16):
         assert [result for result in check_kernels(kernels.kernels, CPU, dtype) if not result.ok] == []
 

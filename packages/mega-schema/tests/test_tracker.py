@@ -92,4 +92,4 @@ def test_the_run_in_a_folder_of_runs_is_named(tmp_path: Path) -> None:
 
 def test_a_run_that_has_begun_its_first_checkpoint_is_waited_for(tmp_path: Path) -> None:
     (tmp_path / ".iter_0000010.partial").mkdir()
-    assert refusal(tmp_path).hint == "wait for the run's first save, or start it again"
+    assert refusal(tmp_path).hint == "wait for the run's first save, or restart it"

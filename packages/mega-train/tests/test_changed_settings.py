@@ -104,7 +104,7 @@ def test_a_corpus_that_moved_is_taken_in_one_line(
 ) -> None:
     out = _gpt(moved_corpus, "--train-iters", 2, "--load", trained_run)
     (line,) = [line for line in out.splitlines() if "data.data_path" in line]
-    assert line == f"  data.data_path: {corpus} -> {moved_corpus}, which holds the same data"
+    assert line == f"  data.data_path: {corpus} -> {moved_corpus}, which contains the same data"
     refused = _gpt(moved_corpus, "--train-iters", 2, "--load", trained_run, "--seed", 99, code=2)
     assert "found --seed 99, wanted --seed 1234" in refused, "the move is no reason"
 
@@ -157,7 +157,7 @@ def test_a_checkpoint_without_identities_is_resumed_as_before(
     rewrite_checksums(file.parent, FORMAT)
     assert "from iteration 2" in _gpt(corpus, "--train-iters", 2, "--load", run)
     line = _gpt(moved_corpus, "--train-iters", 2, "--load", run, code=2)
-    assert "--override-data reads these from here on; give it too where the same data was moved" in line
+    assert "--override-data reads these from here on; also use it if the same data was moved" in line
 
 
 def test_the_same_data_in_other_words_is_the_same(

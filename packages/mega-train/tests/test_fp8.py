@@ -134,7 +134,7 @@ def test_validation_computes_as_training_does(
         (
             {**BF16, "train__fp8_wgrad": False},
             ConfigError,
-            "--no-fp8-wgrad: there is no FP8: wanted --fp8-format; hint: --fp8-format hybrid",
+            "--no-fp8-wgrad: needs --fp8-format: wanted --fp8-format; hint: --fp8-format hybrid",
         ),
         (
             {
@@ -145,15 +145,15 @@ def test_validation_computes_as_training_does(
             }
             | {"world": 2, "cuda": True},
             ConfigError,
-            "--fp8-format: excludes --tp-comm-overlap, whose products are bfloat16's; "
+            "--fp8-format: excludes --tp-comm-overlap, which multiplies in bfloat16; "
             "hint: leave one of them out",
         ),
         (
             {**HYBRID, "model__ffn_hidden_size": 40},
             LayoutError,
             "--fp8-format: layers.0.up.weight cannot be multiplied in FP8: found 40 x 32 on a rank, tp=1, "
-            "wanted multiples of 16; hint: other widths, another --tensor-model-parallel-size, or --bf16 "
-            "alone",
+            "wanted multiples of 16; hint: other widths, another --tensor-model-parallel-size, or "
+            "--bf16 without --fp8-format",
         ),
         (
             {

@@ -193,7 +193,7 @@ def test_a_port_that_somebody_has_is_refused_in_one_line_before_anything_begins(
             pass
     assert str(caught.value) == (
         f"--prometheus-port: cannot be listened on (Address already in use): found 127.0.0.1:{port}, "
-        "wanted an address of this machine, and a free port; hint: --prometheus-port 0 takes any"
+        "wanted an address of this machine, and a free port; hint: --prometheus-port 0 selects a free port"
     )
     assert list(tmp_path.iterdir()) == []
 

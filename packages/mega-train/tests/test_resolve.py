@@ -185,7 +185,7 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"checkpoint__keep_every": 0, "checkpoint__save": "run"}, "--keep-every: not an interval: found 0"),
     (
         {"checkpoint__keep_every": 250, "checkpoint__save_interval": 100, "checkpoint__save": "run"},
-        "--keep-every: few checkpoints are of such an iteration: found 250, wanted a multiple of "
+        "--keep-every: few saved iterations are multiples of it: found 250, wanted a multiple of "
         "--save-interval 100; hint: --keep-every 200",
     ),
     (
@@ -450,7 +450,7 @@ LAYOUTS: list[tuple[dict[str, Any], str]] = [
             "parallel__sequence_parallel": True,
             "batch__seq_length": 7,
         },
-        "--sequence-parallel: the tokens of a micro-batch cannot be shared evenly: found 7 tokens over tp=2, "
+        "--sequence-parallel: the tokens of a micro-batch cannot be split evenly: found 7 tokens over tp=2, "
         "wanted micro-batch size x sequence length a multiple of 2",
     ),
     (
@@ -467,7 +467,7 @@ LAYOUTS: list[tuple[dict[str, Any], str]] = [
             "batch__seq_length": 4,
         }
         | {"model__num_attention_heads": 4, "model__hidden_size": 32},
-        "--sequence-parallel: the tokens of a micro-batch cannot be shared evenly: found 2 tokens over tp=4, "
+        "--sequence-parallel: the tokens of a micro-batch cannot be split evenly: found 2 tokens over tp=4, "
         "wanted micro-batch size x sequence length / 2 a multiple of 4",
     ),
     (
@@ -490,16 +490,14 @@ def test_a_dropout_that_leaves_nothing_is_refused(
     resolve_config: ResolveConfig, flag: str, value: float
 ) -> None:
     refusal = _refusal(resolve_config, **{"train__" + flag[2:].replace("-", "_"): value})
-    assert (
-        refusal == f"{flag}: not a probability to drop with: found {value}, wanted 0 or more, and less than 1"
-    )
+    assert refusal == f"{flag}: not a dropout probability: found {value}, wanted 0 or more, and less than 1"
 
 
 def test_flags_that_differ_from_the_checkpoint_are_refused(resolve_config: ResolveConfig) -> None:
     loaded = gpt(layers=2, hidden=16, heads=2, vocab=33, max_seq_len=8)
     assert _refusal(resolve_config, loaded=loaded, model__num_attention_heads=4) == (
         "--num-attention-heads: differs from the checkpoint's: found 4, wanted 2; "
-        "hint: leave the model's flags out to take the checkpoint's model"
+        "hint: omit the model's flags to use the checkpoint's model"
     )
     assert _refusal(resolve_config, family="llama", loaded=loaded, **NO_MODEL).startswith(
         "command: trains another family: found llama, wanted gpt"
@@ -582,7 +580,8 @@ def test_flags_of_recomputation_say_one_thing(
         ),
         (
             {"recompute__checkpoint_activations": True, "recompute__distribute_saved_activations": True},
-            "--distribute-saved-activations: what is kept cannot be shared evenly: found 8 tokens over tp=1, "
+            "--distribute-saved-activations: the saved inputs cannot be split evenly: found 8 tokens "
+            "over tp=1, "
             "wanted tp of 2 or more, and tokens of a micro-batch that are a multiple of it",
         ),
         (
@@ -592,7 +591,8 @@ def test_flags_of_recomputation_say_one_thing(
                 "parallel__sequence_parallel": True,
             }
             | {"world": 2, "parallel__tensor_model_parallel_size": 2},
-            "--distribute-saved-activations: each rank keeps its share already: found --sequence-parallel; "
+            "--distribute-saved-activations: each rank already saves only its shard: found "
+            "--sequence-parallel; "
             "hint: leave --distribute-saved-activations out",
         ),
     ],

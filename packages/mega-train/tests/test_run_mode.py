@@ -161,7 +161,7 @@ def test_a_run_that_only_validates_trains_and_saves_nothing(
 
 def test_a_run_that_only_validates_needs_something_to_validate(start_trainer: StartTrainer) -> None:
     with pytest.raises(
-        ConfigError, match=r"^--skip-train: there is nothing else to do: found --eval-iters 0"
+        ConfigError, match=r"^--skip-train: no validation and no training are requested: found --eval-iters 0"
     ):
         start_trainer(train__skip_train=True)
     run = start_trainer(train__skip_train=True, evaluation__eval_iters=1, data__split="1,0,0")

@@ -323,7 +323,7 @@ def test_datasets_of_two_tokenizers_are_refused(tmp_path: Path) -> None:
     first, second = _described_corpus(tmp_path / "one"), _described_corpus(tmp_path / "other", 50)
     with pytest.raises(FormatError) as caught:
         Datasets.open(DataConfig(path=(first, second)))
-    assert str(caught.value).startswith(f"{second}: was made with another tokenizer than {first}: found ")
+    assert str(caught.value).startswith(f"{second}: has another tokenizer than {first}: found ")
     alike = Datasets.open(DataConfig(path=(_write_corpus(tmp_path / "undescribed", [9]), first)))
     assert alike.identity is not None
     assert alike.tokenizer == tmp_path / "one.tokenizer"

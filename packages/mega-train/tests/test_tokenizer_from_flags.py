@@ -58,7 +58,7 @@ def test_a_named_tokenizer_tells_the_vocabulary_and_the_end_of_documents_and_goe
 
 def test_a_tokenizer_that_did_not_make_the_data_is_refused(corpus: Path) -> None:
     line = _gpt("--data-path", corpus, "--tokenizer-type", "NullTokenizer", "--vocab-size", 31, code=2)
-    assert line.startswith("error: --tokenizer-type: is not the tokenizer that made the data: found ")
+    assert line.startswith("error: --tokenizer-type: is not the tokenizer of the data: found ")
     assert line.endswith("; hint: leave it out: the data records its tokenizer\n")
     _gpt("--data-path", corpus, "--tokenizer-type", "NullTokenizer", "--vocab-size", 32)
 

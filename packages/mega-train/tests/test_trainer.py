@@ -317,7 +317,7 @@ def test_a_token_outside_the_vocabulary_is_refused(
     run = Trainer(plan, Mesh(), open_corpus)
     line = (
         r"toy_text_document: contains a token outside the model's vocabulary: found (2\d|3[0-2]), "
-        r"wanted 0 to 19; hint: a corpus made with the model's tokenizer, or a larger --vocab-size"
+        r"wanted 0 to 19; hint: a dataset made with the model's tokenizer, or a larger --vocab-size"
     )
     with pytest.raises(FormatError, match=line):
         _steps(run, 1)

@@ -31,7 +31,7 @@ def find_shards(words: Iterable[str | Path]) -> list[Path]:
         if item.format == HUB_FORMAT:
             name = item.hub_dataset.name
             hint = f"datasets.load_dataset({name!r}, ...).save_to_disk('saved'), then --input saved"
-            raise ConfigError("--input", "tasks are files, and this is a name", found=item.path, hint=hint)
+            raise ConfigError("--input", "needs files, not a dataset name", found=item.path, hint=hint)
         if item.is_stream:
             name = "stdin" if item.is_stdin else "a pipe"
             what, hint = f"{name} is read once, and this command reads twice", "name a file"

@@ -59,7 +59,7 @@ def find_prefixes(folder: Path) -> list[Path]:
     for name in payloads:
         for partner in (name, name.removesuffix(".bin") + ".idx"):
             if partner not in names:
-                hint = "finish or remove its other half"
+                hint = "complete or remove its other file"
                 raise FormatError(folder / partner, "no such file", hint=hint)
     if not payloads:
         raise FormatError(folder, "no datasets", wanted="files that end in .bin and .idx")

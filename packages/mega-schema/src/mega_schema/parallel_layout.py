@@ -170,7 +170,7 @@ def split_layers(
 def _fixed_sizes(flag: str, wanted_layers: int, layers: int, stages: range, pp: int) -> dict[int, int]:
     """Split the layers that were requested for one position over its stages."""
     if pp == 1:
-        raise LayoutError(flag, "there is one place for all layers", wanted="a pipeline", hint="leave it out")
+        raise LayoutError(flag, "needs pipeline parallelism", wanted="a pipeline", hint="leave it out")
     if not len(stages) <= wanted_layers < layers:
         wanted = f"{len(stages)} to {layers - 1}"
         raise LayoutError(

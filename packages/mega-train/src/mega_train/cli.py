@@ -140,9 +140,7 @@ def validate(
 @app.command()
 @click.argument("first_path", metavar="ONE", type=click.Path(path_type=Path))
 @click.argument("second_path", metavar="OTHER", type=click.Path(path_type=Path))
-@click.option(
-    "--world", type=click.IntRange(min=1), help="Number of processes, where no checkpoint records it."
-)
+@click.option("--world", type=click.IntRange(min=1), help="Number of processes, if no checkpoint records it.")
 @click.option(
     "--family",
     type=click.Choice(["gpt", "llama"]),

@@ -90,7 +90,7 @@ class LogitsDifference:
     def error_line(self) -> str:
         """The one-line error message for logits that differ."""
         return (
-            f"logits are not those of what was read: found {self.relative:.1e} of the largest, "
+            f"logits differ from the source's: found {self.relative:.1e} of the largest, "
             f"wanted at most {self.tolerance:.0e}; hint: keep the source, and report which model it is"
         )
 

@@ -69,7 +69,7 @@ class Decontaminate:
             if len(pieces) > self.pieces:
                 return f"splits into more than {self.pieces} pieces"
             if not pieces:
-                return "nothing left beside task text"
+                return "nothing left besides task text"
             old_prefix = f"{row.values['split_id']}-" if "split_id" in row.values else ""
             prefix = f"{old_prefix}{name}-{row.shard:05d}-{row.line:010d}"
             return [

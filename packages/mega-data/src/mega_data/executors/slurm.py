@@ -27,7 +27,7 @@ def array_element(environment: Mapping[str, str]) -> tuple[int, int]:
     values[_STEP] = values[_STEP] or "1"
     for name, value in values.items():
         if not value.isdecimal():
-            what = "is no number" if value else "is not set: this is no element of a job array"
+            what = "is not a number" if value else "is not set: not an element of a job array"
             raise ConfigError(name, what, hint=f"{_ARRAY} infra/slurm/data.sbatch ...")
     number, first, step, count = (int(value) for value in values.values())
     index, remainder = divmod(number - first, max(1, step))

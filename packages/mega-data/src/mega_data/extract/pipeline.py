@@ -161,7 +161,7 @@ class Extraction:
     def _report_damage(self, damage: DamagedRange, path: Path, *, is_logged: bool) -> None:
         what = f"{damage.reason} at byte {damage.start:,}"
         if not self.skip:
-            hint = "copy the file again, or leave out what is lost: --on-error skip"
+            hint = "copy the file again, or skip the damaged parts: --on-error skip"
             raise FormatError(path, what, found=damage.why, hint=hint)
         if is_logged:
             log.warning("%s: %s to %s: %s", path, what, f"{damage.end:,}", damage.why)

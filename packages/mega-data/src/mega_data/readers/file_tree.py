@@ -266,7 +266,7 @@ def _log_skipped(folder: Path, tree: _Tree, unread: Sequence[Path]) -> None:
     if unread:
         endings = Counter(path.suffix or "no ending" for path in unread)
         counts = ", ".join(f"{count} {ending}" for ending, count in endings.most_common(_MAX_SHOWN))
-        log.warning("%s: %s of other forms not read: %s", folder, _format_count(len(unread)), counts)
+        log.warning("%s: skipped %s of other formats: %s", folder, _format_count(len(unread)), counts)
 
 
 def _format_count(count: int) -> str:

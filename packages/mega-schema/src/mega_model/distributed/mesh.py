@@ -151,7 +151,9 @@ def _from_env(name: str, default: int) -> int:
     text = os.environ.get(name, str(default))
     if not text.isdecimal():
         hint = f"unset {name}, or start with torchrun"
-        raise ConfigError(name, "not a number", found=repr(text), wanted="what torchrun sets", hint=hint)
+        raise ConfigError(
+            name, "not a number", found=repr(text), wanted="an integer set by torchrun", hint=hint
+        )
     return int(text)
 
 

@@ -114,7 +114,7 @@ def _reference_choice(reason: str) -> KernelChoice:
 
 
 def _cpu_choice() -> KernelChoice:
-    choice = _reference_choice("what a CPU computes")
+    choice = _reference_choice("the CPU kernels")
     if not has_native(torch.bfloat16):
         overrides = {"attention": cpu_attention.attention_in_float32}
         return _override(choice, "blocked", overrides, "in float32: this CPU has no products of bfloat16")

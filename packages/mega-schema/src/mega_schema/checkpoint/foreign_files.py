@@ -29,7 +29,7 @@ def check_foreign(path: Path, max_bytes: int) -> None:
     # the Hub's cache: snapshots/REVISION/file -> ../../blobs/SHA
     blobs = folder.parent.parent / "blobs" if folder.parent.name == "snapshots" else folder
     if not (real.is_relative_to(folder) or real.parent == blobs):
-        hint = f"cp --remove-destination {real} {path}, where its text may be copied and published"
+        hint = f"cp --remove-destination {real} {path}, if its text may be copied and published"
         raise FormatError(path, "is a link out of its folder", found=real, wanted="a file", hint=hint)
     if path.is_file() and (size := path.stat().st_size) > max_bytes:
         raise FormatError(path, "size in bytes", found=size, wanted=f"at most {max_bytes}")

@@ -43,7 +43,7 @@ def latest_iteration(run: Path) -> int:
         raise FormatError(run, what, found=FORMAT_TITLES[format_name], wanted=_WANTED, hint=_remedy(run))
     partial = sorted(run.glob(".iter_*.partial"))
     what = f"half-written {partial[-1].name}" if partial else "no checkpoint"
-    hint = "wait for the run's first save, or start it again" if partial else _hint_run_below(run)
+    hint = "wait for the run's first save, or restart it" if partial else _hint_run_below(run)
     raise FormatError(
         run, "contains no finished checkpoint", found=what, wanted=f"{LATEST} or {MANIFEST}", hint=hint
     )

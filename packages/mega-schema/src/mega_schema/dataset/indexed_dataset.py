@@ -117,7 +117,7 @@ class IndexedDataset:
         index_path, payload_path = sibling(prefix, ".idx"), sibling(prefix, ".bin")
         if not index_path.is_file():
             has_suffix = prefix.suffix in (".idx", ".bin")
-            hint = f"give the prefix alone: {prefix.with_suffix('')}" if has_suffix else ""
+            hint = f"give only the prefix: {prefix.with_suffix('')}" if has_suffix else ""
             raise FormatError(index_path, "no such file", hint=hint)
         if not payload_path.is_file():
             wanted = f"the tokens that {index_path.name} describes"
@@ -201,7 +201,7 @@ class IndexedDataset:
         if len(self):
             end = int(self.pointers[-1]) + int(self.lengths[-1]) * self.dtype.itemsize
         if (size := payload_path.stat().st_size) != end or end % self.dtype.itemsize:
-            wanted = f"{end}, where the last sequence of {index_path.name} ends"
+            wanted = f"{end}, the end of the last sequence of {index_path.name}"
             hint = "both files must come from one run; copy or preprocess them again"
             raise FormatError(payload_path, "size in bytes", found=size, wanted=wanted, hint=hint)
         return end // self.dtype.itemsize

@@ -189,8 +189,8 @@ def open_tokenizer_folder(folder: Path) -> Tokenizer:
         size = content_vocab_size(content)
         tokenizer = FastTokenizer(source, identity, library, tokenizer_files.read_companions(folder))
     if sha256 != identity.sha256:
-        what = f"{CONTENT} is not the one {IDENTITY} was made from"
-        hint = "copy the whole folder again from where it was saved"
+        what = f"{CONTENT} does not match {IDENTITY}"
+        hint = "copy the whole folder again"
         raise FormatError(folder, what, found=f"sha256 {sha256}", wanted=identity.sha256, hint=hint)
     if size != identity.vocab_size:
         raise FormatError(path, "vocab_size", found=identity.vocab_size, wanted=f"{size} as in {CONTENT}")
@@ -208,7 +208,9 @@ def _open_hugging_face(model: Path, *, wait: bool) -> Tokenizer:
         tokenizer = open_tokenizer_folder(model)
         if isinstance(tokenizer, NullTokenizer):
             hint = f"--tokenizer-type NullTokenizer --vocab-size {tokenizer.identity.vocab_size - 1}"
-            raise ConfigError("--tokenizer-model", "the folder holds a NullTokenizer", found=model, hint=hint)
+            raise ConfigError(
+                "--tokenizer-model", "the folder contains a NullTokenizer", found=model, hint=hint
+            )
         return tokenizer
     if not model.exists() and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", str(model)):
         hint = f"of Hugging Face's hub? hf download {model} --include '*token*' --local-dir tokenizer"

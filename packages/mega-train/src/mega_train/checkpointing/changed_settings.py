@@ -69,7 +69,7 @@ class Change:
         return self.key in _DATA_KEYS and not self.is_moved
 
     def __str__(self) -> str:
-        moved = ", which holds the same data" if self.is_moved else ""
+        moved = ", which contains the same data" if self.is_moved else ""
         return f"{self.key}: {_format_value(self.old)} -> {_format_value(self.new)}{moved}"
 
 
@@ -124,7 +124,7 @@ def find_changes(
             wanted=" ".join(_option_text(change, change.old) for change in data_changes)
             + f", as {file} says",
             hint="--override-data reads these from here on"
-            + ("" if datasets else "; give it too where the same data was moved"),
+            + ("" if datasets else "; also use it if the same data was moved"),
         )
     return changes
 

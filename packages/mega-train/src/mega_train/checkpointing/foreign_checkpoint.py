@@ -139,7 +139,7 @@ def convert_foreign_load(run: RunConfig, world: World) -> RunConfig:
     converted = load_copy(run, conversion)
     if conversion.flag == "--load" and world.rank == 0 and not run.checkpoint.finetune:
         finetune = converted.checkpoint.finetune
-        what = "its weights alone" if finetune else "its weights and its optimizer's state"
+        what = "only its weights" if finetune else "its weights and its optimizer's state"
         log.warning("%s: the run begins with %s", conversion.copy, what)
     return converted
 

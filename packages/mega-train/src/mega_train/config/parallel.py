@@ -71,7 +71,8 @@ class ParallelConfig:
     zero_stage: int | None = option(
         "--zero-stage",
         None,
-        "what is sharded over the replicas: 0 nothing, 1 optimizer state, 2 also gradients, 3 also weights "
+        "ZeRO stage, sharded over the replicas: 0 nothing, 1 optimizer state, 2 also gradients, 3 "
+        "also weights "
         "(FSDP2); 0 if not given",
     )
     overlap_reduce: bool = option(

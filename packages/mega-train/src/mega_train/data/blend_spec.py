@@ -169,7 +169,7 @@ def _whole_datasets(use: int, words: Sequence[str], rule: BlendRule) -> SplitSou
 
 def _require_training(training: SplitSource | None, flag: str) -> SplitSource:
     if training is None:
-        raise ConfigError(flag, "missing", wanted="what to train on", hint=f"{flag} P")
+        raise ConfigError(flag, "missing", wanted="training data", hint=f"{flag} P")
     return training
 
 

@@ -81,7 +81,7 @@ class Datasets:
             try:
                 check_same_tokenizer(identity, identities[0][1], prefix)
             except FormatError as error:
-                what = f"was made with another tokenizer than {identities[0][0]}"
+                what = f"has another tokenizer than {identities[0][0]}"
                 hint = "leave one out, or preprocess its text again with the other's tokenizer"
                 raise FormatError(prefix, what, found=error.found, wanted=error.wanted, hint=hint) from None
 

@@ -64,6 +64,6 @@ class MicroBatchLoader:
                 "contains a token outside the model's vocabulary",
                 found=min(smallest, 0) or largest,
                 wanted=f"0 to {self.vocab - 1}",
-                hint="a corpus made with the model's tokenizer, or a larger --vocab-size",
+                hint="a dataset made with the model's tokenizer, or a larger --vocab-size",
             )
         return batch

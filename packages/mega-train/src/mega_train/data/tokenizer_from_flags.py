@@ -77,7 +77,7 @@ def check_tokenizer_flag(flag_identity: TokenizerIdentity, data_identity: Tokeni
     except FormatError as error:
         raise ConfigError(
             "--tokenizer-type",
-            "is not the tokenizer that made the data",
+            "is not the tokenizer of the data",
             found=error.wanted,
             wanted=error.found,
             hint="leave it out: the data records its tokenizer",

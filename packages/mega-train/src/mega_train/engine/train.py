@@ -175,7 +175,7 @@ def _check_machine(config: ResolvedConfig, world: World) -> None:
             "this device does not support FP8 matrix products",
             found=missing_feature,
             wanted="compute capability 8.9 or more (Ada, Hopper and after)",
-            hint="--bf16 alone",
+            hint="--bf16 without --fp8-format",
         )
     # fails before the rendezvous if a kernel is not available
     choose_kernels(config.run.train.kernels, torch.device(config.device))

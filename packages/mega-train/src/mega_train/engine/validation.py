@@ -51,7 +51,7 @@ class Validator:
         if not trainer.valid and not trainer.test:
             if data.has_dataset_per_split:
                 raise ConfigError(
-                    "--valid-data-path", "missing", wanted="what to validate on", hint="--valid-data-path P"
+                    "--valid-data-path", "missing", wanted="validation data", hint="--valid-data-path P"
                 )
             raise ConfigError(
                 "--split",

@@ -204,14 +204,14 @@ def check_batch(workload: Workload) -> None:
     if layout.cp > 1 and workload.seq_length % (2 * layout.cp):
         raise LayoutError(
             "--context-parallel-size",
-            "the tokens of a sample cannot be shared evenly",
+            "the tokens of a sample cannot be split evenly",
             found=f"{workload.seq_length} tokens over cp={layout.cp}",
             wanted=f"a sequence length that is a multiple of {2 * layout.cp}",
         )
     if workload.sequence and workload.tokens % layout.tp:
         raise LayoutError(
             "--sequence-parallel",
-            "the tokens of a micro-batch cannot be shared evenly",
+            "the tokens of a micro-batch cannot be split evenly",
             found=f"{workload.tokens} tokens over tp={layout.tp}",
             wanted=f"micro-batch size x sequence length a multiple of {layout.tp}",
         )

@@ -43,7 +43,7 @@ def check_length(run: RunConfig, spec: ModelSpec, length: int, layout: Layout) -
     if run.parallel.sequence and tokens % tp:
         yield LayoutError(
             "--sequence-parallel",
-            "the tokens of a micro-batch cannot be shared evenly",
+            "the tokens of a micro-batch cannot be split evenly",
             found=f"{tokens} tokens over tp={tp}",
             wanted="micro-batch size x sequence length"
             + (f" / {layout.cp}" if layout.cp > 1 else "")
@@ -83,7 +83,7 @@ def seq_length_schedule(run: RunConfig, length: int, layout: Layout) -> SeqLengt
             divisor = shared * tokens
             raise ConfigError(
                 "--curriculum-length-multiple",
-                "the ranks cannot share every length",
+                "some lengths cannot be split over the ranks",
                 found=f"{tokens_of_sample} tokens of {start}, and so on by {multiple}",
                 wanted=f"lengths for cp={layout.cp} and tp={layout.tp}",
                 hint=f"a --curriculum-start-length and a --curriculum-length-multiple that {divisor} divides",
@@ -162,7 +162,7 @@ def batch_size_schedule(
     ):
         raise ConfigError(
             flag,
-            "does not lead to --global-batch-size",
+            "does not end at --global-batch-size",
             found=text,
             wanted=f"START + a whole number of INCREMENTs = {global_batch_size}, each above 0, "
             "over 1 or more samples",
@@ -241,7 +241,9 @@ def as_eval_run(run: RunConfig) -> RunConfig:
     """
     if run.evaluation.iterations == 0:
         hint = "--eval-iters 100"
-        raise ConfigError("--skip-train", "there is nothing else to do", found="--eval-iters 0", hint=hint)
+        raise ConfigError(
+            "--skip-train", "no validation and no training are requested", found="--eval-iters 0", hint=hint
+        )
     train, optimizer = run.train, run.optimizer
     if train.iterations is None and train.samples is None:
         train = replace(train, iterations=1)

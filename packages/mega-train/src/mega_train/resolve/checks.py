@@ -110,7 +110,7 @@ def check_saving(checkpoint: CheckpointConfig) -> Iterator[MegaError]:
     if every > 0 and interval > 0 and every % interval:
         yield ConfigError(
             "--keep-every",
-            "few checkpoints are of such an iteration",
+            "few saved iterations are multiples of it",
             found=every,
             wanted=f"a multiple of --save-interval {interval}",
             hint=f"--keep-every {interval * max(1, round(every / interval))}",
@@ -127,7 +127,7 @@ def check_dropout(train: TrainConfig) -> Iterator[MegaError]:
     for flag, probability in probabilities.items():
         if not 0 <= probability < 1:
             wanted = "0 or more, and less than 1"
-            yield ConfigError(flag, "not a probability to drop with", found=probability, wanted=wanted)
+            yield ConfigError(flag, "not a dropout probability", found=probability, wanted=wanted)
 
 
 def recompute_policy(run: RunConfig, layout: Layout, tokens: int) -> RecomputePolicy:
@@ -186,7 +186,7 @@ def _recomputed_modules(run: RunConfig, granularity: str | None) -> tuple[Module
             flag, "not a module of selective recomputation", found=unknown, wanted=" or ".join(MODULES)
         )
     if run.train.fp8 and set(words) != {"core_attn"}:
-        raise ConfigError(flag, "is of products that are not FP8", found=" ".join(words), wanted="core_attn")
+        raise ConfigError(flag, "applies to FP8 only", found=" ".join(words), wanted="core_attn")
     return tuple(module for module in MODULES if module in words)
 
 
@@ -194,12 +194,15 @@ def _check_distributed_activations(sequence: bool, tp: int, tokens: int) -> None
     flag = "--distribute-saved-activations"
     if sequence and tp > 1:
         raise ConfigError(
-            flag, "each rank keeps its share already", found="--sequence-parallel", hint=f"leave {flag} out"
+            flag,
+            "each rank already saves only its shard",
+            found="--sequence-parallel",
+            hint=f"leave {flag} out",
         )
     if tp == 1 or tokens % tp:
         raise LayoutError(
             flag,
-            "what is kept cannot be shared evenly",
+            "the saved inputs cannot be split evenly",
             found=f"{tokens} tokens over tp={tp}",
             wanted="tp of 2 or more, and tokens of a micro-batch that are a multiple of it",
         )
@@ -253,7 +256,7 @@ def check_replicas(parallel: ParallelConfig) -> Iterator[MegaError]:
     elif parallel.overlap_gather and stage == 0:
         yield ConfigError(
             "--overlap-param-gather",
-            "there is nothing to gather: every rank updates all weights",
+            "has no effect, as every rank updates all weights",
             wanted="a sharded optimizer",
             hint="--use-distributed-optimizer",
         )

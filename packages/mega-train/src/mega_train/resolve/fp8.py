@@ -23,7 +23,7 @@ def fp8_recipe(run: RunConfig, spec: ModelSpec, layout: Layout) -> Fp8Recipe | N
     train = run.train
     if train.fp8 is None:
         if not train.fp8_weight_gradients:
-            raise ConfigError("--no-fp8-wgrad", "there is no FP8", wanted=_FLAG, hint=f"{_FLAG} hybrid")
+            raise ConfigError("--no-fp8-wgrad", "needs --fp8-format", wanted=_FLAG, hint=f"{_FLAG} hybrid")
         return None
     if not train.bf16:
         found = "--fp16" if train.fp16 else "float32"
@@ -31,7 +31,7 @@ def fp8_recipe(run: RunConfig, spec: ModelSpec, layout: Layout) -> Fp8Recipe | N
         raise ConfigError(_FLAG, "needs bfloat16", found=found, wanted="--bf16", hint=hint)
     if run.parallel.tp_overlap:
         raise ConfigError(
-            _FLAG, "excludes --tp-comm-overlap, whose products are bfloat16's", hint="leave one of them out"
+            _FLAG, "excludes --tp-comm-overlap, which multiplies in bfloat16", hint="leave one of them out"
         )
     for row in filter(is_layer_matrix, table(spec)):
         shape = row.local_shape(layout.tp)
@@ -41,6 +41,6 @@ def fp8_recipe(run: RunConfig, spec: ModelSpec, layout: Layout) -> Fp8Recipe | N
                 f"{row.name} cannot be multiplied in FP8",
                 found=f"{' x '.join(map(str, shape))} on a rank, tp={layout.tp}",
                 wanted=f"multiples of {MULTIPLE}",
-                hint="other widths, another --tensor-model-parallel-size, or --bf16 alone",
+                hint="other widths, another --tensor-model-parallel-size, or --bf16 without --fp8-format",
             )
     return Fp8Recipe(train.fp8, train.fp8_weight_gradients)

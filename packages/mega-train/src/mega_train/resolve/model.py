@@ -43,7 +43,7 @@ def model_spec(
                     "differs from the checkpoint's",
                     found=getattr(spec, name),
                     wanted=value,
-                    hint="leave the model's flags out to take the checkpoint's model",
+                    hint="omit the model's flags to use the checkpoint's model",
                 )
     return spec
 
@@ -185,7 +185,9 @@ def _default_ffn(m: ModelConfig, family: Family, hidden: int, activation: Activa
 def _rope_scaling(m: ModelConfig) -> float | None:
     if m.rope_scaling is not None and not m.rope_scaled:
         hint = "--use-rope-scaling, or leave it out"
-        raise ConfigError("--rope-scaling-factor", "nothing is scaled", found=m.rope_scaling, hint=hint)
+        raise ConfigError(
+            "--rope-scaling-factor", "needs --use-rope-scaling", found=m.rope_scaling, hint=hint
+        )
     return (8.0 if m.rope_scaling is None else m.rope_scaling) if m.rope_scaled else None
 
 

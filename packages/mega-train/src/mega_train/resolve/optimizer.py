@@ -109,7 +109,7 @@ def _check_resumed_schedules(
         found=found,
         wanted=f"{wanted}, the checkpoint's",
         hint="--use-checkpoint-opt_param-scheduler keeps the checkpoint's schedules of learning rate "
-        "and weight decay, --override-opt_param-scheduler takes these",
+        "and weight decay, --override-opt_param-scheduler uses these",
     )
 
 

@@ -50,7 +50,7 @@ class Prometheus:
                 f"cannot be listened on ({error.strerror})",
                 found=f"{log.prometheus_host}:{log.prometheus_port}",
                 wanted="an address of this machine, and a free port",
-                hint="--prometheus-port 0 takes any",
+                hint="--prometheus-port 0 selects a free port",
             ) from None
         self.port = self._server.server_port
         self.address = f"http://{log.prometheus_host}:{self.port}/metrics"

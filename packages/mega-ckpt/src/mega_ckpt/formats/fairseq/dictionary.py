@@ -37,7 +37,7 @@ def id_order(path: Path, rows: int) -> np.ndarray:
     """
     words = _words(path)
     if len(words) + len(_SPECIAL) > rows:
-        wanted = f"at most {rows - len(_SPECIAL)}, the rows of {rows} that are no special tokens"
+        wanted = f"at most {rows - len(_SPECIAL)}, the rows of {rows} that are not special tokens"
         raise FormatError(path, "has more lines than the model has ids", found=len(words), wanted=wanted)
     place: dict[int, int] = {}
     for number, word in enumerate(words):

@@ -199,7 +199,7 @@ def _unsupported_options(spec: ModelSpec, core: bool) -> Iterator[tuple[str, obj
     if spec.activation in GATED - {"swiglu"}:
         yield "activation", "gelu_tanh | gelu_erf | squared_relu | swiglu"
     if core and spec.activation == "gelu_tanh" and not spec.bias:
-        yield "activation", "gelu_erf | squared_relu | swiglu, where there are no biases"
+        yield "activation", "gelu_erf | squared_relu | swiglu, without biases"
     if spec.bias and not spec.qkv_bias:
         yield "qkv_bias", True
     for name in ("rope_theta", "rope_interpolation"):
@@ -265,7 +265,9 @@ def _positions(args: Args, where: object) -> Positions:
         kind = _lookup_enum(_POSITIONS, args["position_embedding_type"], prefix + "position_embedding_type")
         return "rope" if rotary else kind  # the older flag has priority, as in Megatron
     if rotary and args.get("add_position_embedding", False):
-        raise FormatError(prefix + "use_rotary_position_embeddings", "beside learned positions", found=True)
+        raise FormatError(
+            prefix + "use_rotary_position_embeddings", "together with learned positions", found=True
+        )
     if rotary:
         return "rope"
     return "learned" if args.get("add_position_embedding", True) else "none"

@@ -187,7 +187,9 @@ def detect_names(shards: list[RankFile]) -> Mapping[str, str]:
     for shard in shards:
         for chunk in shard.chunks:
             if any(name.startswith(_BERT) or ".tokentype_embeddings." in name for name in chunk):
-                raise FormatError(shard.file, "is of a BERT or T5 model, which ours are not", wanted="a GPT")
+                raise FormatError(
+                    shard.file, "is of a BERT or T5 model, which is not supported", wanted="a GPT"
+                )
             names = naming_scheme(chunk)
             if names is not None:
                 return names

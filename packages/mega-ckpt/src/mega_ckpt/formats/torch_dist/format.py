@@ -109,7 +109,7 @@ def read(load: Path, reading: ReadOptions) -> CheckpointSource:
             and unsharded
             and not distributed_optimizer.weights_match(folder, spec, spaces[MODEL], by_kind[UNSHARDED_KIND])
         ):
-            reason = "whose float32 weights are not the model's"
+            reason = "whose main weights do not match the model's"
         if reason:
             dropped.append(f"the optimizer's state, {reason}")
         else:

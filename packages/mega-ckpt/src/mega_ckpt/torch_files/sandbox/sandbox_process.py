@@ -97,7 +97,7 @@ class JsonEncoder:
     def _spend(self, count: int) -> None:
         self._left -= count
         if self._left < 0:
-            raise RefusedError("the pickle holds too much", f"more than {self._room} bytes when written out")
+            raise RefusedError("the pickle is too large", f"more than {self._room} bytes when written out")
 
 
 def read_pickles(source: PickleStream, pickles: int, size: int) -> bytes:

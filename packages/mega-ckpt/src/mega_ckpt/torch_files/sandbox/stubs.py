@@ -88,7 +88,7 @@ def set_stub(items: Sequence[Any] = ()) -> Stub:
 
 def _encode(raw: Any = b"", encoding: Any = "latin-1") -> bytes:
     if encoding not in ("latin-1", "latin1"):  # other encodings expand text, or import Python modules
-        raise RefusedError("the pickle asks for an encoding that is not allowed", encoding)
+        raise RefusedError("the pickle uses an encoding that is not allowed", encoding)
     return raw if type(raw) is bytes else raw.encode("latin-1")
 
 
@@ -112,7 +112,7 @@ def _parameter_stub(data: Any, *_: Any) -> Any:
 def _subclass_stub(called: Any, _: Any, arguments: Any, *__: Any) -> Any:
     """Build a tensor of a subclass of Tensor through the function that builds the tensor."""
     if type(called) is not GlobalName or called not in _TENSORS:
-        raise RefusedError("the pickle makes a tensor in a way that is not allowed", called)
+        raise RefusedError("the pickle builds a tensor in a way that is not allowed", called)
     return _TENSORS[called](*arguments)
 
 
@@ -138,7 +138,7 @@ def _set_array(parts: list[Any], state: Any) -> None:
 
 def _set_dtype(parts: list[Any], state: Any) -> None:
     if any(part is not None for part in state[2:5]):
-        raise RefusedError("the pickle has an array of numpy whose items have fields", parts[0])
+        raise RefusedError("the pickle has a numpy array with a structured dtype", parts[0])
     parts[1] = ">" if state[1] == ">" else "<"
 
 

@@ -147,7 +147,7 @@ class StubUnpickler(pickle._Unpickler):
         head, dot, rest = module.partition(".")
         full = f"{_RENAMED.get(head, head)}{dot}{rest}.{name}".replace("numpy._core.", "numpy.core.", 1)
         if full not in MAKERS and full not in CLASSES and full not in VALUES:
-            raise RefusedError("the pickle asks for what is not allowed", f"{module}.{name}")
+            raise RefusedError("the pickle names a global that is not allowed", f"{module}.{name}")
         return GlobalName(full)
 
     def persistent_load(self, pid: Any) -> Stub:
@@ -225,4 +225,4 @@ def _make(called: Any, arguments: Any) -> Any:
         return MAKERS[called](*arguments)
     if called in CLASSES:
         return Stub("record", called, arguments, None)
-    raise RefusedError("the pickle calls what may only be named", called)
+    raise RefusedError("the pickle calls a global that may only be named", called)

@@ -53,7 +53,7 @@ class Row:
     file: Path | None
 
 
-class Walk:
+class Demo:
     """Runs the steps in a folder and records the table."""
 
     def __init__(self, folder: Path) -> None:
@@ -70,12 +70,12 @@ class Walk:
 
     def run(self, program: str, *words: object) -> None:
         """Run a command and show its output. A failing command ends the demo."""
-        command = spelled(program, *words)
+        command = command_line(program, *words)
         print("$ " + shlex.join([program, *command[1:]]), flush=True)
-        if finish(subprocess.Popen(command)):
+        if wait_for_exit(subprocess.Popen(command)):
             sys.exit(f"the step failed: {shlex.join(command)}")
 
-    def table(self) -> str:
+    def format_table(self) -> str:
         """Format the final table as text."""
         cells = [("step", "seconds", "result", "file")]
         for row in self.rows:
@@ -100,17 +100,17 @@ def main() -> None:
     options.add_argument("--keep", action="store_true", help="leave the server running at the end")
     options.add_argument("--began", type=float, help="start of the set-up, in seconds since 1970")
     given = options.parse_args()
-    make_room(given.output)
-    walk = Walk(given.output)
+    create_output_folder(given.output)
+    demo = Demo(given.output)
     if given.began is not None:
-        walk.rows.append(Row("set-up", time.time() - given.began, "a virtual environment, installed", None))
-    read_and_cut(walk)
-    train(walk)
-    scores = evaluate(walk)
-    draw(walk)
-    server = serve(walk, keep=given.keep)
-    table = walk.table()
-    (walk.folder / "table.txt").write_text(table + "\n", "utf-8")
+        demo.rows.append(Row("set-up", time.time() - given.began, "a virtual environment, installed", None))
+    prepare_data(demo)
+    train(demo)
+    scores = evaluate(demo)
+    plot_losses(demo)
+    server = serve(demo, keep=given.keep)
+    table = demo.format_table()
+    (demo.folder / "table.txt").write_text(table + "\n", "utf-8")
     print("\n" + table, flush=True)
     perplexity, bigram = scores["perplexity"], scores["kneser_ney_perplexity"]
     print(
@@ -123,64 +123,64 @@ def main() -> None:
         sys.exit("the model does not beat the bigram")
 
 
-def read_and_cut(walk: Walk) -> None:
+def prepare_data(demo: Demo) -> None:
     """Sample text, train a tokenizer on it, and encode the text."""
-    corpus, held_out, tokenizer = (walk.folder / n for n in ("corpus.jsonl", "held-out.jsonl", "tokenizer"))
-    with walk.step("sample") as record:
-        walk.run(
+    corpus, held_out, tokenizer = (demo.folder / n for n in ("corpus.jsonl", "held-out.jsonl", "tokenizer"))
+    with demo.step("sample") as record:
+        demo.run(
             "mega-data", "sample", "--output", corpus, "--held-out", held_out, "--held-out-fraction", 0.03
         )
         record += [
             f"{corpus.stat().st_size / 1e6:.1f} MB of text, {held_out.stat().st_size / 1e6:.2f} MB held out"
         ]
         record += [corpus]
-    with walk.step("train-tokenizer") as record:
-        walk.run(
+    with demo.step("train-tokenizer") as record:
+        demo.run(
             "mega-data", "train-tokenizer", "--input", corpus, "--vocab-size", 4096, "--output", tokenizer
         )
         record += ["byte-level BPE, 4,096 ids", tokenizer]
-    with walk.step("preprocess") as record:
+    with demo.step("preprocess") as record:
         kind = ("--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", tokenizer)
-        prefix = walk.folder / "corpus"
-        walk.run(
+        prefix = demo.folder / "corpus"
+        demo.run(
             "mega-data", "preprocess", "--input", corpus, "--output-prefix", prefix, *kind, "--append-eod"
         )
-        data = prefix_of(walk)
+        data = dataset_prefix(demo)
         info = json.loads(data.with_name(data.name + ".json").read_text("utf-8"))
         record += [f"{info['tokens']:,} tokens in {info['documents']:,} documents", data]
 
 
-def train(walk: Walk) -> None:
+def train(demo: Demo) -> None:
     """Train with tensor parallelism 2, reshard, and continue with pipeline parallelism 2."""
-    first, other, resumed = (walk.folder / name for name in ("train", "resharded", "resumed"))
-    torchrun = ("--nproc-per-node", 2, "-m", "mega_train", "gpt", "--data-path", prefix_of(walk))
-    common = [*OPTIMIZER.split(), *(["--bf16"] if multiplies_in_bfloat16() else [])]
-    with walk.step("train, tp 2") as record:
+    first, other, resumed = (demo.folder / name for name in ("train", "resharded", "resumed"))
+    torchrun = ("--nproc-per-node", 2, "-m", "mega_train", "gpt", "--data-path", dataset_prefix(demo))
+    common = [*OPTIMIZER.split(), *(["--bf16"] if has_bfloat16_instructions() else [])]
+    with demo.step("train, tp 2") as record:
         words = ["--tensor-model-parallel-size", 2, *MODEL.split(), *common]
         words += ["--train-iters", STEPS, "--log-interval", 50, *VALIDATION.split()]
-        walk.run("torchrun", *torchrun, *words, "--save", first)
-        last, before = last_event(first, "train_log"), last_event(first, "validation")["loss"]
+        demo.run("torchrun", *torchrun, *words, "--save", first)
+        last, before = read_last_event(first, "train_log"), read_last_event(first, "validation")["loss"]
         speed = f"{last['tokens_per_second']:,.0f} tokens/s"
         record += [f"{STEPS} steps, loss {last['loss']:.3f}, validation {before:.3f}, {speed}", first]
-    with walk.step("reshard") as record:
-        walk.run("mega-ckpt", "reshard", "--load", first, "--save", other, "--tp", 1, "--pp", 2)
+    with demo.step("reshard") as record:
+        demo.run("mega-ckpt", "reshard", "--load", first, "--save", other, "--tp", 1, "--pp", 2)
         size = sum(file.stat().st_size for file in other.rglob("*.safetensors"))
         record += [f"tp 2 to pp 2, {size / 1e6:.1f} MB with the optimizer", other]
-    with walk.step("resume, pp 2") as record:
+    with demo.step("resume, pp 2") as record:
         words = ["--pipeline-model-parallel-size", 2, *common, "--load", other, "--save", resumed]
         words += ["--train-iters", STEPS + MORE, "--log-interval", 20, *VALIDATION.split()]
-        walk.run("torchrun", *torchrun, *words)
-        last, after = last_event(resumed, "train_log"), last_event(resumed, "validation")["loss"]
+        demo.run("torchrun", *torchrun, *words)
+        last, after = read_last_event(resumed, "train_log"), read_last_event(resumed, "validation")["loss"]
         result = f"{MORE} steps more, loss {last['loss']:.3f}, validation {before:.3f} -> {after:.3f}"
         record += [result, resumed]
 
 
-def evaluate(walk: Walk) -> dict[str, float]:
+def evaluate(demo: Demo) -> dict[str, float]:
     """Compute perplexity and last-word accuracy on held-out documents, and those of n-gram models."""
-    result = walk.folder / "perplexity.json"
-    with walk.step("evaluate") as record:
-        data = ("--data", walk.folder / "held-out.jsonl", "--baseline-data", prefix_of(walk))
-        walk.run("mega-eval", "perplexity", "--load", walk.folder / "resumed", *data, "--output", result)
+    result = demo.folder / "perplexity.json"
+    with demo.step("evaluate") as record:
+        data = ("--data", demo.folder / "held-out.jsonl", "--baseline-data", dataset_prefix(demo))
+        demo.run("mega-eval", "perplexity", "--load", demo.folder / "resumed", *data, "--output", result)
         scores: dict[str, float] = json.loads(result.read_text("utf-8"))["scores"]
         numbers = ("unigram_perplexity", "kneser_ney_perplexity", "perplexity")
         unigram, bigram, perplexity = (f"{scores[number]:.1f}" for number in numbers)
@@ -189,32 +189,32 @@ def evaluate(walk: Walk) -> dict[str, float]:
     return scores
 
 
-def draw(walk: Walk) -> None:
+def plot_losses(demo: Demo) -> None:
     """Plot the loss of both runs."""
-    picture = walk.folder / "loss.png"
-    with walk.step("curve") as record:
-        walk.run("mega-train", "curve", walk.folder / "train", walk.folder / "resumed", "--output", picture)
+    picture = demo.folder / "loss.png"
+    with demo.step("curve") as record:
+        demo.run("mega-train", "curve", demo.folder / "train", demo.folder / "resumed", "--output", picture)
         record += ["training and validation loss", picture]
 
 
-def serve(walk: Walk, *, keep: bool) -> str:
+def serve(demo: Demo, *, keep: bool) -> str:
     """Generate text over HTTP.
 
     Returns:
         the command of another request if the server is kept; otherwise "".
     """
-    port, answer = free_port(), walk.folder / "answer.json"
-    words = ("--load", walk.folder / "resumed", "--port", port)
+    port, answer = find_free_port(), demo.folder / "answer.json"
+    words = ("--load", demo.folder / "resumed", "--port", port)
     body = json.dumps({"prompts": [PROMPT], "tokens_to_generate": 48, "top_k": 20, "random_seed": 7})
-    with walk.step("serve") as record:
-        command = spelled("mega-serve", *words)
+    with demo.step("serve") as record:
+        command = command_line("mega-serve", *words)
         print("$ " + shlex.join(["mega-serve", *command[1:]]) + " &", flush=True)
-        log = walk.folder / "server.log"
+        log = demo.folder / "server.log"
         with log.open("wb") as out:
             server = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=keep)
         is_kept = False
         try:
-            wait_for(f"http://127.0.0.1:{port}/health", server, log)
+            wait_for_server(f"http://127.0.0.1:{port}/health", server, log)
             url = f"http://127.0.0.1:{port}/api"
             line = f"curl -X PUT {url} -H 'Content-Type: application/json' -d {shlex.quote(body)}"
             print(f"$ {line}", flush=True)
@@ -236,7 +236,7 @@ def serve(walk: Walk, *, keep: bool) -> str:
         return ""
 
 
-def make_room(folder: Path) -> None:
+def create_output_folder(folder: Path) -> None:
     """Create an empty output folder; existing content is removed only if a demo wrote it."""
     mark = folder / MARK
     if folder.exists() and not mark.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -250,7 +250,7 @@ def make_room(folder: Path) -> None:
     mark.touch()
 
 
-def finish(command: subprocess.Popen[bytes]) -> int:
+def wait_for_exit(command: subprocess.Popen[bytes]) -> int:
     """Wait for a command and return its exit code; after an interruption, let it terminate cleanly."""
     try:
         return command.wait()
@@ -264,17 +264,17 @@ def finish(command: subprocess.Popen[bytes]) -> int:
         raise
 
 
-def spelled(program: str, *words: object) -> list[str]:
+def command_line(program: str, *words: object) -> list[str]:
     """Return the command line of a program of this environment."""
     return [str(BIN / program), *map(str, words)]
 
 
-def prefix_of(walk: Walk) -> Path:
+def dataset_prefix(demo: Demo) -> Path:
     """Return the prefix of the indexed dataset, for --data-path."""
-    return walk.folder / "corpus_text_document"
+    return demo.folder / "corpus_text_document"
 
 
-def last_event(run: Path, kind: str) -> dict[str, Any]:
+def read_last_event(run: Path, kind: str) -> dict[str, Any]:
     """Return the last event of this kind in a run's event log."""
     events: Sequence[dict[str, Any]] = [
         json.loads(line) for line in (run / "events.jsonl").read_text("utf-8").splitlines()
@@ -282,13 +282,13 @@ def last_event(run: Path, kind: str) -> dict[str, Any]:
     return [event for event in events if event["event"] == kind][-1]
 
 
-def multiplies_in_bfloat16() -> bool:
+def has_bfloat16_instructions() -> bool:
     """Whether the CPU has bfloat16 instructions; without them bfloat16 is slower than float32."""
     flags = Path("/proc/cpuinfo")
     return flags.is_file() and any(name in flags.read_text() for name in ("avx512_bf16", "amx_bf16"))
 
 
-def free_port() -> int:
+def find_free_port() -> int:
     """Return a free port: 5000, or any other."""
     for port in (5000, 0):
         with socket.socket() as probe:
@@ -300,7 +300,7 @@ def free_port() -> int:
     raise AssertionError("port 0 is always free")
 
 
-def wait_for(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
+def wait_for_server(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
     """Wait until the server answers."""
     for _ in range(600):
         try:

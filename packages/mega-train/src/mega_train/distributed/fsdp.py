@@ -26,7 +26,7 @@ from mega_train.distributed.data_parallel import ordered_params
 
 
 class Fsdp2:
-    """The weights and gradients of one rank in stage 3: `grad_sync.ShardedWeights` and `.ShardedGradients`.
+    """The weights and gradients of one rank in stage 3, a `ShardedWeights` and a `ShardedGradients`.
 
     Attributes:
         models: the stages of this rank. Their weights are not initialised: fill `main_params`.

@@ -180,7 +180,7 @@ ON_VERIFY: dict[str, tuple[Callable[[Json], object], str]] = {
 
 
 @pytest.mark.parametrize("what", ON_VERIFY)
-def test_a_manifest_that_lies_is_found_out_by_verify(folder: Path, what: str) -> None:
+def test_verify_detects_a_wrong_manifest(folder: Path, what: str) -> None:
     change, message = ON_VERIFY[what]
     _edit(folder, change)
     with pytest.raises(FormatError) as caught:

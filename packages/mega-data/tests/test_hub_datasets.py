@@ -129,7 +129,7 @@ def test_a_name_gives_its_rows_from_any_place_on() -> None:
         ),
     ],
 )
-def test_what_a_name_cannot_give_is_told_in_one_line(word: str, message: str) -> None:
+def test_errors_of_a_dataset_by_name_are_one_line(word: str, message: str) -> None:
     with pytest.raises(MegaError) as error:
         read(word)
     assert message in str(error.value)

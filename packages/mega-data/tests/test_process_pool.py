@@ -164,7 +164,7 @@ def test_what_work_that_cannot_be_made_is_asked_is_its_error(tmp_path):
         assert started.ask(Costly(tmp_path / "made"), remember) != os.getpid()
 
 
-def test_a_question_that_its_process_dies_of_is_told_in_a_line(tmp_path):
+def test_a_question_that_kills_its_process_is_a_one_line_error(tmp_path):
     with ProcessPool(2) as started, pytest.raises(MegaError, match="--workers: a worker process died"):
         started.ask(Costly(tmp_path / "made"), die)
 

@@ -270,7 +270,7 @@ def test_a_folder_that_could_not_be_replaced_is_there_again(tmp_path, monkeypatc
     assert (folder / "file").read_text("utf-8") == "years"
 
 
-def test_the_folder_one_stands_in_can_be_replaced(tmp_path, monkeypatch):
+def test_the_working_directory_can_be_replaced(tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     with atomic_folder(Path(), _accept_any) as new:

@@ -275,7 +275,7 @@ def test_vocabulary_and_merges_that_do_not_fit_are_refused(tmp_path, files):
         open_tokenizer("GPT2BPETokenizer", vocab_file=files[0], merge_file=files[1])
 
 
-def test_who_does_not_wait_for_the_library_is_told_by_wait_what_is_wrong(tmp_path, files):
+def test_wait_raises_the_errors_of_a_library_that_opens_on_a_thread(tmp_path, files):
     files[1].write_text("h e\nhe x\nx no-word\n", "utf-8")
     opened = open_tokenizer("GPT2BPETokenizer", vocab_file=files[0], merge_file=files[1], wait=False)
     assert isinstance(opened, FastTokenizer)

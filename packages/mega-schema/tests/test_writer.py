@@ -205,7 +205,7 @@ def test_older_checkpoints_go_but_for_those_to_keep(
     assert not list(tmp_path.glob(".*"))
 
 
-def test_a_removal_that_was_killed_is_seen_by_nobody_and_ended_by_the_next_save(
+def test_a_killed_removal_is_invisible_and_completed_by_the_next_save(
     tmp_path: Path, spec: ModelSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for iteration in (1, 2):
@@ -264,7 +264,7 @@ def test_a_name_that_cannot_be_flushed_is_taken_back(
         assert Checkpoint.open(tmp_path).read(MODEL, "embed.weight", ALL).max() == 1.0
 
 
-def test_superseded_checkpoints_are_seen_by_nobody_and_removed_as_the_run_passes_them(
+def test_superseded_checkpoints_are_ignored_and_removed_as_the_run_passes_them(
     tmp_path: Path, spec: ModelSpec
 ) -> None:
     _save(tmp_path, 3, spec)

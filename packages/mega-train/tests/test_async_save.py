@@ -88,7 +88,9 @@ def full_at(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     return iterations
 
 
-def test_the_values_saved_are_those_of_the_step_though_the_run_goes_on(start: Start, tmp_path: Path) -> None:
+def test_the_saved_values_are_those_of_the_step_while_training_continues(
+    start: Start, tmp_path: Path
+) -> None:
     trainer = start()
     for _ in range(3):
         trainer.step(trainer.state.lr)

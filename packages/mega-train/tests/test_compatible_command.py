@@ -154,7 +154,7 @@ def test_a_fairseq_script_is_megatron_11b() -> None:
         ("--lr-scheduler fixed", "--lr-decay-style constant"),
     ],
 )
-def test_words_of_theirs_become_words_of_ours(theirs: str, ours: str) -> None:
+def test_flags_of_other_programs_are_translated(theirs: str, ours: str) -> None:
     result = translate_flags(theirs.split(), OURS)
     assert (result.words, result.refused) == (ours.split(), [])
 

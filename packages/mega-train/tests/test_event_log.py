@@ -162,7 +162,7 @@ def test_a_line_that_a_crash_cut_is_left_out_and_the_next_run_begins_a_new_one(t
     assert [e["event"] for e in read_events(tmp_path)] == ["train_start", "train_log", "train_start"]
 
 
-def test_steps_that_a_resume_did_again_are_told_once(tmp_path: Path) -> None:
+def test_steps_repeated_after_a_resume_are_reported_once(tmp_path: Path) -> None:
     record = EventLog(tmp_path)
     record.on_event(began(0))
     for iteration in (10, 20, 30):

@@ -99,7 +99,7 @@ def _page(port: int) -> dict[tuple[str, str], float]:
     }
 
 
-def test_a_scrape_finds_where_the_run_stands_and_nothing_that_is_not_known_yet() -> None:
+def test_a_scrape_has_the_known_values_of_the_run_only() -> None:
     seen = Prometheus(LoggingConfig(prometheus_port=0))
     try:
         assert _page(seen.port) == {}

@@ -235,7 +235,7 @@ def test_runs_that_are_called_alike_are_told_apart_by_their_paths(tmp_path: Path
     assert "<h1>x/run against y/run</h1>" in render_report(runs, "iteration")
 
 
-def test_the_record_is_told_once_over_every_axis(tmp_path: Path) -> None:
+def test_the_event_log_is_reported_once_over_every_axis(tmp_path: Path) -> None:
     run = RunHistory.load(run_in(tmp_path))
     places, losses = run.series("loss", "iteration")
     assert places == [10, 20, 30, 40, 50, 60, 70, 80, 90, 100]

@@ -145,7 +145,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_the_checkpoint_before_a_damaged_one_is_gone_on_from_and_the_end_is_the_same(
+def test_a_run_resumes_from_the_checkpoint_before_a_damaged_one_with_the_same_result(
     corpus: Path, trained_run: Path, run: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     harm, message = DAMAGES[damage]
@@ -189,7 +189,7 @@ def test_without_one_before_and_where_it_was_asked_for_the_damage_is_a_line(
         assert "iter_0000006" in line, "the newest"
 
 
-def test_what_came_after_the_newest_is_not_gone_on_from(corpus: Path, run: Path) -> None:
+def test_checkpoints_after_the_newest_are_not_resumed_from(corpus: Path, run: Path) -> None:
     (run / LATEST).write_text("4\n")
     _flip(run / "iter_0000004" / PIECE)
     assert "from iteration 2" in _gpt(corpus, "--train-iters", 6, "--load", run)

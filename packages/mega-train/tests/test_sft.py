@@ -83,7 +83,7 @@ def _packs(pairs: PromptResponsePairs, **values: Any) -> PackedSftDataset:
     return PackedSftDataset(pairs, values.pop("part", (0, len(pairs))), **options | values)
 
 
-def test_a_row_says_what_stands_where_and_what_is_learnt(tmp_path: Path) -> None:
+def test_a_row_has_tokens_examples_positions_and_a_loss_mask(tmp_path: Path) -> None:
     packs = _packs(PromptResponsePairs(write(tmp_path / "sft", [([1, 2], [3]), ([], [4, 5])]), KEYS))
     row = packs[0]
     assert row.shape == (4, 12)

@@ -278,7 +278,7 @@ def test_an_observer_that_fails_behind_the_run_says_so_once(caplog: pytest.LogCa
     ]
 
 
-def test_a_slow_observer_holds_nobody_up_and_sees_what_there_was_room_for(
+def test_a_slow_observer_delays_nothing_and_drops_events_beyond_its_queue(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     go_on = threading.Event()
@@ -581,7 +581,7 @@ def test_tensorboard_has_what_the_other_flags_ask_for(tmp_path: Path) -> None:
     assert read["mem-reserved-bytes"] == [(20, 71_230_000_000)]
 
 
-def test_the_ranks_beside_the_first_tell_nobody(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ranks_other_than_0_report_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = RunConfig(
         log=LoggingConfig(tensorboard_dir=tmp_path / "t"), checkpoint=CheckpointConfig(save=tmp_path / "s")
     )

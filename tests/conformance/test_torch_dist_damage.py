@@ -192,7 +192,7 @@ def test_the_optimizer_that_is_not_adams_is_refused_or_left(
 @pytest.mark.parametrize(
     ("key", "left"),
     [
-        ("optimizer.distributed.dp_group_idx_0.gbuf_idx_0.exp_avg", "sharded in another way"),
+        ("optimizer.distributed.dp_group_idx_0.gbuf_idx_0.exp_avg", "whose sharding is unknown"),
         ("optimizer.state.exp_avg.embedding.word_embeddings.weight", "lacks exp_avg_sq"),
     ],
 )

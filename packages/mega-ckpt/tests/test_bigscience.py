@@ -258,7 +258,7 @@ def test_files_that_are_missing_or_cut_are_named(write_run: Write, tmp_path: Pat
     (run / "latest").write_text("../elsewhere", "utf-8")
     assert_refused("latest: is not the name of a step: found '../elsewhere'")
     (run / "latest").write_text("global_step21\n", "utf-8")
-    assert_refused("global_step21: no such folder: wanted what .*latest names")
+    assert_refused("global_step21: no such folder: wanted the step named by .*latest")
     layer, state = step / "layer_05-model_01-model_states.pt", step / "mp_rank_00_model_states.pt"
     whole = layer.read_bytes()
     layer.write_bytes(whole[: len(whole) // 2])

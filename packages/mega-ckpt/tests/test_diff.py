@@ -212,7 +212,7 @@ def test_another_format_is_inspected_in_our_names_with_the_numbers_of_ours(
         has = wanted["namespaces"][space]
         assert actual["namespaces"][space] == {key: has[key] for key in ("tensors", "dtypes", "bytes")}
     lines = mega("inspect", theirs, "--tensors").output.splitlines()
-    assert lines[1] == "format      megatron: a classic checkpoint of Megatron-LM's, or a run's folder"
+    assert lines[1] == "format      megatron: a classic checkpoint of Megatron-LM, or a run's folder"
     assert "model  embed.weight  F32  11 x 8" in lines
 
 

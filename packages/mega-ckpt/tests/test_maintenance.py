@@ -169,7 +169,7 @@ def test_an_edit_is_found_and_accepted_when_it_was_meant(
     (folder / name).write_bytes(edited)
     for command in ("verify", "inspect"):
         refused = str(mega(command, run).exception)
-        assert f"{folder / name}: is not what was written" in refused
+        assert f"{folder / name}: differs from what was written" in refused
         assert f"mega-ckpt verify {folder} --accept" in refused
     assert f"{folder}: accepted: {name}\n{folder}: sound" in mega("verify", run, "--accept").output
     assert "sound" in mega("verify", run).output

@@ -494,7 +494,9 @@ def test_anything_anywhere_in_a_file_is_a_model_or_one_line(
 
 def test_no_iteration_of_megatrons_is_replaced_by_one_of_ours(tmp_path: Path, megatron_run: Path) -> None:
     before = {file: file.read_bytes() for file in megatron_run.rglob("*") if file.is_file()}
-    with pytest.raises(ConfigError, match=r"holds something else .*: no manifest.json: found .*iter_0000003"):
+    with pytest.raises(
+        ConfigError, match=r"contains something other .*: no manifest.json: found .*iter_0000003"
+    ):
         convert(tmp_path / "run", megatron_run, "mega", "mega", target=WriteOptions(force=True))
     assert before == {file: file.read_bytes() for file in megatron_run.rglob("*") if file.is_file()}
 

@@ -103,7 +103,7 @@ DAMAGE: dict[str, tuple[dict[str, Any] | None, Callable[[Parts], Any], str]] = {
     "two checkpoints": (
         None,
         lambda p: p[1].update({NORM: p[1][NORM] + 1}),
-        f"consolidated.01.pth: {NORM}: differs from consolidated.00.pth's; hint: these are parts of two",
+        f"consolidated.01.pth: {NORM}: differs from consolidated.00.pth's; hint: these files belong to two",
     ),
     "missing": (None, lambda p: p[1].pop(WQ), f"consolidated.01.pth: has no tensor: wanted {WQ}"),
     "missing in the first": (None, lambda p: p[0].pop(WQ), f"params.json: has no tensor: wanted {WQ}"),

@@ -185,4 +185,4 @@ def test_a_ray_cluster_whose_workers_are_killed_gives_the_bytes_of_one_process(t
         words[words.index(str(output.with_suffix(".work")))] = str(tmp_path / "other.work")
         ended, log, _ = run_with_kills(words, rng, 0, lambda _: [], env=environment)
         assert ended == 2
-        assert f"error: {inputs}/03.xml: begins like no form" in log.splitlines()[-1]
+        assert f"error: {inputs}/03.xml: unknown format" in log.splitlines()[-1]

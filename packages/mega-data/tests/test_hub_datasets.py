@@ -143,7 +143,7 @@ def test_a_missing_column_is_named_and_clean_wants_files() -> None:
     ):
         list(HubDataset.parse("hf:org/rows").batches(["body"], 0))
     with pytest.raises(
-        ConfigError, match=r"this is a name: found hf:org/rows; hint: datasets\.load_dataset\('org"
+        ConfigError, match=r"not a dataset name: found hf:org/rows; hint: datasets\.load_dataset\('org"
     ):
         find_shards(["hf:org/rows"])
 

@@ -112,7 +112,7 @@ def test_other_steps_after_a_wrong_line_start_anew(tmp_path: Path) -> None:
 def test_shards_of_an_earlier_run_do_not_stay_beside_those_of_another(tmp_path: Path) -> None:
     output = tmp_path / "out"
     call("clean", "--input", corpus(tmp_path / "in", 3), "--output", output, *STEP)
-    with pytest.raises(ConfigError, match=r"--output: holds files of an earlier run.*0\.jsonl and 1 more"):
+    with pytest.raises(ConfigError, match=r"--output: contains files of an earlier run.*0\.jsonl and 1 more"):
         call("dedup", "--input", tmp_path / "in/2.jsonl", "--output", output)
     assert len(visible(output)) == 5
     call(

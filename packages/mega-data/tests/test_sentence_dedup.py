@@ -225,7 +225,10 @@ def test_a_span_of_no_sentences_is_a_mistake(tmp_path: Path) -> None:
         "spans:sentences=0",
     ]
     outcome = CliRunner().invoke(commands, words)
-    assert str(outcome.exception) == "step spans: sentences: none in a span: found 0, wanted 1 or more"
+    assert (
+        str(outcome.exception)
+        == "step spans: sentences: not a number of sentences: found 0, wanted 1 or more"
+    )
 
 
 MEMORY = """

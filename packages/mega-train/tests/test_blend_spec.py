@@ -175,7 +175,7 @@ def test_a_range_of_a_group_is_two_shares(ends: str) -> None:
         ),
         (
             {"valid_path": "P"},
-            "--train-data-path: missing: wanted what to train on; hint: --train-data-path P",
+            "--train-data-path: missing: wanted training data; hint: --train-data-path P",
         ),
         (
             {"train_group": ("A: 1 0:1 A", "B: 1 0:1 B")},

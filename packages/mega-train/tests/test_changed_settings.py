@@ -117,14 +117,14 @@ def test_a_blend_whose_datasets_moved_is_the_same_in_the_same_order(
     blend, run = ["0.3", corpus, "0.7", changed_copy], tmp_path / "run"
     _gpt(blend, "--train-iters", 2, "--save", run)
     resumes = ["--train-iters", 2, "--load", run]
-    assert "which holds the same data" in _gpt(["0.3", moved_corpus, "0.7", changed_copy], *resumes)
+    assert "which contains the same data" in _gpt(["0.3", moved_corpus, "0.7", changed_copy], *resumes)
     for changed in (
         ["0.3", changed_copy, "0.7", moved_corpus],
         ["0.4", moved_corpus, "0.6", changed_copy],
         ["0.3", moved_corpus, "0.7", moved_corpus],
     ):
         line = _gpt(changed, *resumes, code=2)
-        assert "--data-path: the run would read other data" in line
+        assert "--data-path: the run would read different data" in line
         assert line.endswith("hint: --override-data reads these from here on\n")
 
 
@@ -134,7 +134,7 @@ def test_groups_that_moved_are_the_same(corpus: Path, moved_corpus: Path, tmp_pa
         return _start_with(flags, *MODEL, *COURSE, "--train-iters", 2, *words)
 
     group(corpus, "--save", tmp_path / "run")
-    assert "which holds the same data" in group(moved_corpus, "--load", tmp_path / "run")
+    assert "which contains the same data" in group(moved_corpus, "--load", tmp_path / "run")
 
 
 @pytest.mark.parametrize("what", ["tokens", "lengths"])
@@ -143,7 +143,7 @@ def test_a_corpus_of_the_same_size_and_other_content_is_refused(
 ) -> None:
     changed_copy = _altered_copy(corpus, tmp_path, what)
     words = ["--vocab-size", 33, "--train-iters", 2, "--load", trained_run]
-    assert "--data-path: the run would read other data" in _gpt(changed_copy, *words, code=2)
+    assert "--data-path: the run would read different data" in _gpt(changed_copy, *words, code=2)
 
 
 def test_a_checkpoint_without_identities_is_resumed_as_before(

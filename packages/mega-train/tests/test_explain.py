@@ -160,7 +160,9 @@ def test_runs_differ_in_what_was_said_and_what_follows(tmp_path: Path) -> None:
     assert {"model.ffn_hidden_size", "model.kv_channels", "parameters"} <= set(names)
     assert "0.1 | 0.2" in lines[1]
     result = _invoke("diff", str(first), str(half), code=1)
-    assert result.stderr.startswith(f"of {half} nothing follows: --num-attention-heads: does not divide")
+    assert result.stderr.startswith(
+        f"{half}: derived values not available: --num-attention-heads: does not divide"
+    )
     assert result.stdout.split() == ["model.num_attention_heads", "2", "|", "3"]
 
 

@@ -123,7 +123,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"optimizer__lr_wsd_decay_iters": 3},
-        "--lr-wsd-decay-iters: is of WSD: found linear; hint: --lr-decay-style WSD",
+        "--lr-wsd-decay-iters: applies to WSD only: found linear; hint: --lr-decay-style WSD",
     ),
     (
         {

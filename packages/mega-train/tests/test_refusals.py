@@ -142,5 +142,5 @@ def test_a_comparison_says_all_that_keeps_a_run_from_beginning(tmp_path: Path) -
         "[batch]\nseq_length = 8\n"
     )
     result = CliRunner().invoke(app, ["diff", str(file), str(file)])
-    assert f"of {file} nothing follows: --train-iters: missing" in result.stderr
+    assert f"{file}: derived values not available: --train-iters: missing" in result.stderr
     assert "--lr: missing" in result.stderr

@@ -226,7 +226,7 @@ def test_two_runs_are_compared_where_both_have_a_line(tmp_path: Path) -> None:
     )
     assert "Validation loss at 2 iterations that both logged: 20.00% apart" in page
     assert "a has 1.00 times the tokens/s of b." in page
-    differ = page[page.index("Where they differ:") : page.index("<details>")]
+    differ = page[page.index("Differences:") : page.index("<details>")]
     assert cells(differ) == {"optimizer.lr": ["0.01", "0.02"]}
 
 
@@ -261,8 +261,8 @@ def test_a_record_from_before_phases_and_configuration_makes_a_page_too(tmp_path
     page = render_report([RunHistory.load(tmp_path)], "tokens")
     figures = {name: row[0] for name, row in cells(page).items() if row}
     assert (figures["model"], figures["ranks"], figures["tokens"]) == ("7 parameters", "1 on cpu", "160")
-    assert "was written before phases were timed" in page
-    assert "was written before it held the configuration" in page
+    assert "No phase times: the event log was written" in page
+    assert "No configuration: the event log was written" in page
     assert "<h2>Memory</h2>" not in page
 
 

@@ -291,7 +291,7 @@ PIPELINES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"parallel__num_virtual_stages_per_pipeline_rank": 2},
-        "--num-virtual-stages-per-pipeline-rank: there is one pipeline rank: found pp=1, wanted 2 or more; "
+        "--num-virtual-stages-per-pipeline-rank: needs pipeline parallelism: found pp=1, wanted 2 or more; "
         "hint: leave it out, or --pipeline-model-parallel-size 2",
     ),
     (

@@ -230,7 +230,7 @@ def test_what_is_damaged_is_made_again(tmp_path: Path, size: int, caplog: pytest
         cut.truncate(size)
     with caplog.at_level(logging.WARNING, "mega.train"):
         assert load_or_build([tmp_path], "x", {}, _make)["numbers"].tolist() == [0, 1, 2, 3, 4]
-    assert "is damaged and is made again" in caplog.text
+    assert "is damaged and is rebuilt" in caplog.text
 
 
 def test_of_many_that_want_it_one_makes_it(tmp_path: Path) -> None:

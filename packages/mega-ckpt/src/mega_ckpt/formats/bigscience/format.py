@@ -100,7 +100,7 @@ def _folder(load: Path) -> Path:
     if not re.fullmatch(r"[\w.-]+", name) or name in (".", ".."):
         raise FormatError(latest, "is not the name of a step", found=repr(name[:40]), wanted=_STEP)
     if not (load / name).is_dir():
-        raise FormatError(load / name, "no such folder", wanted=f"what a step named by {latest}")
+        raise FormatError(load / name, "no such folder", wanted=f"the step named by {latest}")
     return load / name
 
 

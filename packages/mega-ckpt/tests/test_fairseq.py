@@ -97,7 +97,8 @@ DAMAGE: dict[str, tuple[Callable[[Trees], Any], str]] = {
     "a part too few": (lambda t: t.pop(), "model: parts of the model: found 1, wanted 2"),
     "two checkpoints": (
         lambda t: t[1]["model"].update({NORM: np.zeros(4, np.float32)}),
-        f"model-model_part-1.pt: {NORM}: differs from model-model_part-0.pt's; hint: these files belong to two",
+        f"model-model_part-1.pt: {NORM}: differs from model-model_part-0.pt's; hint: these files "
+        "belong to two",
     ),
     "missing": (lambda t: t[1]["model"].pop(Q), f"model-model_part-1.pt: has no tensor: wanted {Q}"),
     "no embedding": (lambda t: t[0]["model"].pop(EMBEDDING), f"part-0.pt: has no matrix: wanted {EMBEDDING}"),

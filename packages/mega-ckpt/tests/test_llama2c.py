@@ -121,7 +121,8 @@ DAMAGE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     ),
     "more layers than memory": (
         lambda b: b[:8] + _sizes(n_layers=2**31 - 1) + b[36:],
-        "wanted 3,023,656,983,904 for 2,147,483,647 layers, hidden 8, vocabulary 270; hint: the file is truncated",
+        "wanted 3,023,656,983,904 for 2,147,483,647 layers, hidden 8, vocabulary 270; hint: the file "
+        "is truncated",
     ),
     "no heads": (lambda b: b[:8] + _sizes(n_heads=0) + b[36:], "is not a llama2.c model: model.heads"),
     "layers below 0": (lambda b: b[:8] + _sizes(n_layers=-1) + b[36:], "model.layers: not a count: found -1"),

@@ -367,7 +367,7 @@ def test_an_optimizer_of_an_unknown_layout_stays_behind_and_it_is_said(
     result = convert(tmp_path / "theirs", tmp_path / "back", "megatron", "mega")
     assert result.dropped[:2] == (
         "the random number generator states",
-        "the optimizer state, whose layout is unknown",
+        "the optimizer's state, whose layout is unknown",
     )
     back = Checkpoint.open(tmp_path / "back")
     assert back.tensors.keys() == {MODEL}

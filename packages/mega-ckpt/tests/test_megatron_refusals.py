@@ -446,7 +446,7 @@ def test_weights_beside_an_optimizer_that_data_parallel_ranks_cut_are_read(
     (megatron_run / FOLDER / "mp_rank_00_000_000").mkdir()
     (megatron_run / FOLDER / "mp_rank_00_000_000" / "optim.pt").touch()
     result = convert(megatron_run, tmp_path / "back", "megatron", "mega")
-    assert "the optimizer state, whose layout is unknown" in result.dropped
+    assert "the optimizer's state, whose layout is unknown" in result.dropped
 
 
 def test_a_damaged_optimizer_file_is_refused(tmp_path: Path, megatron_run: Path) -> None:

@@ -134,7 +134,7 @@ def test_flags_that_do_not_fit_are_refused(tmp_path, capsys):
     (tmp_path / "a").write_text('{"text": "1"}\n', "utf-8")
     words = ("preprocess", "--input", tmp_path / "a", "--output-prefix", tmp_path / "p", "--tokenizer-type")
     assert "--tokenizer-type: unknown: found Nulltokenizer" in refusal(capsys, *words, "Nulltokenizer")
-    assert "--tokenizer-model: not given" in refusal(capsys, *words, "HuggingFaceTokenizer")
+    assert "--tokenizer-model: missing" in refusal(capsys, *words, "HuggingFaceTokenizer")
     message = refusal(capsys, "preprocess", "--input", tmp_path / "nothing", *words[3:], "NullTokenizer")
     assert "--input: no files there: found " in message
     assert "unexpected" in refusal(capsys, *words, "NullTokenizer", "stray").lower()

@@ -138,7 +138,7 @@ def test_files_of_other_forms_in_a_folder_are_counted(tmp_path, caplog):
     for name in ("b.csv", "c.csv", "README"):
         (tmp_path / name).touch()
     assert names(tmp_path, tmp_path) == ["a.jsonl"]
-    assert "3 files of other forms not read: 2 .csv, 1 no ending" in caplog.text
+    assert "skipped 3 files of other formats: 2 .csv, 1 no ending" in caplog.text
 
 
 @pytest.mark.parametrize("ending", [".gzip", "", ".zstd", ".bz", ".lzma2"])

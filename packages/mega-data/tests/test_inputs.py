@@ -183,7 +183,7 @@ def test_lines_that_are_no_documents_are_set_apart_with_the_reason(
     assert [row["n"] for row in rows(tmp_path / "kept/b.jsonl")] == [4]  # an empty text is like no other
     if command == "clean":
         assert json.loads((tmp_path / "kept/report.json").read_bytes())["skipped"] == 6
-        assert "6 lines are no documents" in (tmp_path / "kept/report.html").read_text()
+        assert "6 lines are not documents" in (tmp_path / "kept/report.html").read_text()
 
 
 def test_near_duplicates_are_found_around_lines_that_are_passed_over(tmp_path: Path) -> None:

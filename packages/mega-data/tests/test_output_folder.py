@@ -258,7 +258,7 @@ def test_ctrl_c_and_sigterm_end_workers_in_the_middle_of_a_shard(tmp_path: Path)
     words = ["clean", "--input", str(tmp_path / "in"), "--output", str(tmp_path / "out"), "--workers", "2"]
     for sent, code, line in (
         (signal.SIGINT, 130, "interrupted"),
-        (signal.SIGTERM, 143, "terminated: the same"),
+        (signal.SIGTERM, 143, "terminated: run the same"),
     ):
         process = subprocess.Popen(
             [sys.executable, "-m", "mega_data", *words, "--step", "gopher-repetition"],

@@ -87,7 +87,7 @@ def test_a_checkpoint_of_another_program_is_told_with_the_command_that_converts_
 def test_the_run_in_a_folder_of_runs_is_named(tmp_path: Path) -> None:
     assert refusal(tmp_path).hint == "name a folder that a run has saved to"
     run = run_of(tmp_path / "small", 10, tracker="10")
-    assert refusal(tmp_path).hint == f"name a run's folder, as {run}"
+    assert refusal(tmp_path).hint == f"name a run's folder, such as {run}"
 
 
 def test_a_run_that_has_begun_its_first_checkpoint_is_waited_for(tmp_path: Path) -> None:

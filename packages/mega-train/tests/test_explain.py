@@ -137,7 +137,7 @@ def test_validate_shows_a_run_that_its_save_folder_keeps_from_starting(corpus: P
     for command in ("validate", "gpt"):
         result = CliRunner().invoke(app, [command, "--config", config])
         assert str(result.exception).startswith(
-            "--save: holds checkpoints of another run: found iteration 10"
+            "--save: contains checkpoints of another run: found iteration 10"
         )
         assert f"hint: --load {run} --save {run} resumes from them" in str(result.exception)
         assert (f"{'start':48} refused" in result.stdout) == (command == "validate")

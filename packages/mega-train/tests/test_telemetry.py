@@ -298,7 +298,7 @@ def test_an_observer_that_never_ends_is_left_at_the_end(caplog: pytest.LogCaptur
     behind = AsyncObserver(RecordingObserver(waits_for=never), close_timeout=0.05)
     behind.on_event(STEP)
     behind.close()
-    assert caplog.messages == ["RecordingObserver did not end in 0.05 s and is left"]
+    assert caplog.messages == ["RecordingObserver did not stop within 0.05 s and is abandoned"]
     never.set()
 
 

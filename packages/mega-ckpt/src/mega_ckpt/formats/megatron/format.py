@@ -60,7 +60,7 @@ def read(load: Path, reading: ReadOptions) -> CheckpointSource:
     state, dropped = trainer_state(first, released=released)
     optimizer = {} if released else optimizer_spaces(weights)
     if optimizer is None or first.file.name != FILE:
-        dropped.append("the optimizer state, whose layout is unknown")
+        dropped.append("the optimizer's state, whose layout is unknown")
     if spec.vocab < padded:
         dropped.append(f"{padded - spec.vocab:,} rows of padding")
     dropped += [f"copies of {name} that differ between ranks" for name in collector.differing_params()]

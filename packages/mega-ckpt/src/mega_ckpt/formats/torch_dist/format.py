@@ -95,7 +95,7 @@ def read(load: Path, reading: ReadOptions) -> CheckpointSource:
         )
         spaces |= bucketed
         if not bucketed:
-            dropped.append("the optimizer state, whose sharding is unknown")
+            dropped.append("the optimizer's state, whose sharding is unknown")
     if spec.vocab < padded:
         dropped.append(f"{padded - spec.vocab:,} rows of padding")
     if state:

@@ -1,4 +1,4 @@
-"""How long the ranks of a pipeline wait for each other, measured, against what theory says.
+"""Measure the pipeline bubble, and compare it with theory.
 
     python -m bench.bubble [--ranks 4] [--micros 8] [--unit 0.1] [--png FILE] [--json FILE]
 
@@ -40,7 +40,7 @@ COLOURS = {"forward": "#4c78a8", "input": "#f58518", "weight": "#54a24b"}
 
 @dataclass(frozen=True)
 class Case:
-    """One schedule on one pipe, with what its paper says of the bubble: in units, of one chunk's passes."""
+    """One schedule on one pipeline, with the bubble of its paper, in units of one chunk's pass."""
 
     name: str
     schedule: str
@@ -48,19 +48,19 @@ class Case:
 
     @property
     def bubble(self) -> float:
-        """Units in which a rank waits, of a step with passes of one unit."""
+        """Return the units in which a rank waits in a step with passes of one unit."""
         p, v = self.pipe.ranks, self.pipe.chunks
         # arXiv:2401.10241 table 2 (F + B - W); arXiv:2104.04473 §2.2.1 and §2.2.2
         return (p - 1) * 1 if self.schedule == "zero-bubble" and v == 1 else (p - 1) * 3 / v
 
     @property
     def work(self) -> float:
-        """Units in which a rank computes."""
+        """Return the units in which a rank computes."""
         return 3.0 * self.pipe.micros
 
 
 class Sleeper:
-    """Stages that sleep (a `executor.Work`), and note when."""
+    """Stages that sleep and record the times (an `executor.PipelineWork`)."""
 
     boundary = (1, 1)
 
@@ -138,7 +138,7 @@ KINDS = {"forward": Forward, "input": BackwardInput, "weight": BackwardWeight}
 
 
 def timeline(ranks: list[list[list[Any]]]) -> Timeline:
-    """What every rank did, from the begin of the first pass of all."""
+    """Return the actions of every rank, with times from the start of the first pass."""
     start = min(span[3] for spans in ranks for span in spans)
     return Timeline(
         [
@@ -152,7 +152,7 @@ def timeline(ranks: list[list[list[Any]]]) -> Timeline:
 
 
 def measure(ranks: int, micros: int, unit: float) -> dict[str, Timeline]:
-    """The shortest step of each schedule."""
+    """Measure the shortest step of each schedule."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         torch.multiprocessing.start_processes(
@@ -175,7 +175,7 @@ def theory(case: Case) -> Timeline:
 
 
 def idle(line: Timeline, work: float) -> float:
-    """Share of all ranks' time without a pass, where a step holds `work` units of passes for each rank."""
+    """Return the idle fraction of all ranks, if a step has `work` units of passes for each rank."""
     return 1 - work / line.makespan
 
 

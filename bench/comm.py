@@ -1,4 +1,4 @@
-"""Bytes and calls of every exchange in a training step, counted, against what the papers' formulas say.
+"""Count bytes and calls of all collectives in a training step, and compare them with the papers' formulas.
 
     python bench/comm.py [--json FILE]
 
@@ -94,7 +94,7 @@ LAYOUTS: Mapping[int, tuple[tuple[str, ...], ...]] = MappingProxyType(
 
 
 class CallCounter(TorchDispatchMode):
-    """Counts what goes over each axis while it is on."""
+    """Counts the communication of each axis while it is enabled."""
 
     def __init__(self, mesh: Mesh) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ def _is_group(box: torch.ScriptObject) -> bool:
 
 
 def formulas(run: Trainer) -> Count:
-    """What this rank's step exchanges by the papers, and what the loss and the optimizer ask about."""
+    """Compute the communication of this rank's step by the papers, and that of loss and optimizer."""
     plan, mesh, counter = run.config, run.mesh, CallCounter(run.mesh)
     t, spec, micros = mesh.tp.size, plan.spec, plan.accumulation_steps
     stages = [model.stage for model in run.sharding.models]
@@ -176,7 +176,7 @@ def formulas(run: Trainer) -> Count:
 
 
 def _add_replicas(add: Callable[[str, int, int], None], run: Trainer, weight: int) -> None:
-    """ZeRO's exchanges, with the padding of its buckets (one, in models so small)."""
+    """Add ZeRO's communication, with the padding of its buckets (one bucket for small models)."""
     plan, axis = run.config, run.mesh.replicas
     stage = plan.sharding_config.stage
     sizes = [w.numel() for _, w in run.params]
@@ -215,7 +215,7 @@ def _rank(rank: int, ranks: int, cases: Sequence[tuple[str, ...]], folder: Path)
 
 
 def _measure(ranks: int, cases: Sequence[tuple[str, ...]]) -> list[list[dict[str, Count]]]:
-    """Counted and computed: of every case, of every rank."""
+    """Return counted and computed values for every case and rank."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         identity = open_tokenizer("NullTokenizer", vocab_size=VOCAB - 1).identity
@@ -236,10 +236,10 @@ def _name(ranks: int, values: Sequence[str]) -> str:
 
 
 def _show(name: str, rank_counts: Sequence[dict[str, Count]]) -> int:
-    """Print a row for every axis and operation; ranks that are alike are shown once.
+    """Print a row for every axis and operation; equal ranks are shown once.
 
     Returns:
-        how many of all ranks' counts are not the formula's.
+        the number of counts, over all ranks, that differ from the formula.
     """
     wrong, seen = 0, set()
     for rank, counts in enumerate(rank_counts):
@@ -256,7 +256,7 @@ def _show(name: str, rank_counts: Sequence[dict[str, Count]]) -> int:
 
 
 def main() -> int:
-    """Entry point."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()

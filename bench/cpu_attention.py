@@ -1,4 +1,4 @@
-"""Attention on a CPU: ours against torch's.
+"""Benchmark attention on a CPU against torch's.
 
     python bench/cpu_attention.py [--dtype bf16] [--rounds 3] [--threads 1] [--json FILE]
 
@@ -43,7 +43,7 @@ SHAPES = (
 
 
 def torchs(q: Tensor, k: Tensor, v: Tensor, _: object) -> Tensor:
-    """torch's own, for causal attention."""
+    """Call torch's causal attention."""
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
 
 
@@ -57,7 +57,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 def child(way: str, shape: tuple[int, ...], dtype: torch.dtype) -> dict[str, float]:
-    """CPU milliseconds, and what is kept in MB."""
+    """Measure CPU milliseconds, and saved memory in MB."""
     tune_malloc()
     rows, heads, key_heads, tokens, width = shape
     packed = torch.randn(rows, tokens, heads + 2 * key_heads, width).to(dtype).requires_grad_()
@@ -98,7 +98,7 @@ def _quickest(work: Callable[[], None]) -> float:
 
 
 def main() -> None:
-    """Entry point."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--dtype", choices=DTYPES, default="bf16")
     parser.add_argument("--rounds", type=int, default=3)

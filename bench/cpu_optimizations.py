@@ -1,4 +1,4 @@
-"""Two choices that make training on a CPU faster, each against the way it would be without.
+"""Benchmark two CPU optimizations against runs without them.
 
     python bench/cpu_optimizations.py [--pairs 5] [--json FILE]
 
@@ -49,7 +49,7 @@ MODEL = (
 
 
 def steps(folder: Path, *, keep: bool) -> float:
-    """CPU seconds of a training step, in this process."""
+    """Measure the CPU seconds of a training step, in this process."""
     torch.set_num_threads(1)
     if keep:
         tune_malloc()
@@ -66,7 +66,7 @@ def steps(folder: Path, *, keep: bool) -> float:
 
 
 def write_corpus(folder: Path) -> None:
-    """Random ids of a vocabulary of 4,096: what they are changes no time."""
+    """Write random ids of a vocabulary of 4,096; their values do not change times."""
     identity = open_tokenizer("NullTokenizer", vocab_size=4095).identity
     rng = np.random.default_rng(1)
     with IndexedWriter(folder / "data", np.dtype("uint16"), DatasetInfo(identity)) as out:
@@ -76,7 +76,7 @@ def write_corpus(folder: Path) -> None:
 
 
 def attention(ours: bool) -> float:
-    """CPU seconds of one forward and backward pass: 12 rows of 128 tokens, 6 heads of 32."""
+    """Measure the CPU seconds of one forward and backward pass: 12 rows of 128 tokens, 6 heads of 32."""
     torch.set_num_threads(1)
     q, k, v = (torch.randn(12 * 128, 6, 32, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
     packed = PackedAttention(12, 128)
@@ -98,7 +98,7 @@ def attention(ours: bool) -> float:
 
 
 def compare(name: str, run: Callable[[bool], float], pairs: int) -> dict[str, object]:
-    """Ours and the other in turn."""
+    """Measure both variants alternately."""
     ours, others = [], []
     for _ in range(pairs):
         ours.append(run(True))
@@ -112,7 +112,7 @@ def compare(name: str, run: Callable[[bool], float], pairs: int) -> dict[str, ob
 
 
 def main() -> None:
-    """Entry point."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--json", type=Path)

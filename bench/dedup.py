@@ -1,4 +1,4 @@
-"""Near-deduplication: ours against datatrove's four stages, on one core, in one run.
+"""Benchmark near-deduplication against datatrove's four stages, on one core, in one run.
 
     python bench/dedup.py CORPUS.jsonl[.zst] [--near 100] [--json RESULT.json]
 
@@ -36,13 +36,13 @@ ALIKE = (0.7, 0.8, 0.9)
 
 
 def cpu_seconds() -> float:
-    """Seconds of the processor of this process and its finished children."""
+    """Return the CPU seconds of this process and its finished children."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
 
 
 def run_timed(work: Callable[[Path], int]) -> tuple[float, int]:
-    """Seconds and documents kept."""
+    """Return seconds and number of kept documents."""
     with tempfile.TemporaryDirectory() as folder:
         began = cpu_seconds()
         documents = work(Path(folder))
@@ -60,7 +60,7 @@ def run_mega(corpus: Path, name: str) -> Callable[[Path], int]:
 
 
 def datatrove(corpus: Path) -> Callable[[Path], int] | None:
-    """Its stages as in its own examples/minhash_deduplication.py, in this process."""
+    """Run datatrove's stages as in its examples/minhash_deduplication.py, in this process."""
     try:
         from datatrove.data import DocumentsPipeline
         from datatrove.pipeline.dedup import (
@@ -99,7 +99,7 @@ def datatrove(corpus: Path) -> Callable[[Path], int] | None:
 
 
 def plant_duplicates(corpus: Path, documents: int, seed: int) -> list[str]:
-    """First documents of the corpus, cut to 300 words; after every third a copy with words exchanged."""
+    """Return the first documents, truncated to 300 words, with a modified copy after every third."""
     rng, texts = random.Random(seed), list[str]()
     for line in read_lines(corpus):
         words = json.loads(line)["text"].split()[:300]
@@ -116,7 +116,7 @@ def plant_duplicates(corpus: Path, documents: int, seed: int) -> list[str]:
 
 
 def make_near_corpus(path: Path, megabytes: int) -> None:
-    """Documents of words drawn by chance; seven of ten are earlier ones, up to 30 % of words exchanged."""
+    """Write documents of random words; seven of ten are copies with up to 30 % of words replaced."""
     rng, originals, size = random.Random(5), list[list[str]](), 0
     letters = "abcdefghijklmnopqrstuvwxyz"
     words = ["".join(rng.choices(letters, k=rng.randint(1, 10))) for _ in range(20_000)]
@@ -133,7 +133,7 @@ def make_near_corpus(path: Path, megabytes: int) -> None:
 
 
 def near_rates(folder: Path, megabytes: int) -> dict[str, Any]:
-    """Seconds of the processor and megabytes a second of each preset, once."""
+    """Measure the CPU seconds and MB/s of each preset, once."""
     corpus = folder / "near.jsonl"
     make_near_corpus(corpus, megabytes)
     size, rates = corpus.stat().st_size / 1e6, {}
@@ -148,7 +148,7 @@ def near_rates(folder: Path, megabytes: int) -> dict[str, Any]:
 
 
 def quality(texts: list[str], name: str) -> dict[str, Any]:
-    """Against all pairs: the share found from each similarity on, and that of found ones that are alike."""
+    """Compute recall by similarity, and precision, against all pairs."""
     preset = PRESETS[name]
     if preset.unit == "words":
         units = [text.split() for text in texts]

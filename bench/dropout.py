@@ -1,4 +1,4 @@
-"""Dropout by a hash of the element (`mega_model.dropout`) against torch's, forward and backward.
+"""Benchmark dropout by a hash of the element (`mega_model.dropout`) against torch's, forward and backward.
 
     python bench/dropout.py [--pairs 5] [--json FILE]
 
@@ -29,7 +29,7 @@ SHAPES = ((12, 128, 192), (4, 1024, 768))  # samples, tokens in one, width: the 
 
 
 def seconds(drop: Callable[[Tensor], Tensor], x: Tensor) -> float:
-    """CPU seconds of one forward and backward pass."""
+    """Measure the CPU seconds of one forward and backward pass."""
     for _ in range(2):
         drop(x).backward(x)
     began = time.process_time()
@@ -39,7 +39,7 @@ def seconds(drop: Callable[[Tensor], Tensor], x: Tensor) -> float:
 
 
 def compare(samples: int, length: int, width: int, pairs: int) -> dict[str, object]:
-    """Ours and torch's in turn."""
+    """Measure ours and torch's alternately."""
     x = torch.randn(samples * length, width, requires_grad=True)
     hashed = Dropout(0.1, 0.0, token_keys(1, range(samples), torch.arange(length)), Axis("tp"))
     ours, others = [], []
@@ -56,7 +56,7 @@ def compare(samples: int, length: int, width: int, pairs: int) -> dict[str, obje
 
 
 def main() -> None:
-    """Entry point."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--json", type=Path)

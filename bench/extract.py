@@ -1,4 +1,4 @@
-"""Text extraction: wikitext against mwparserfromhell, on one core, in one run; and pages of web archives.
+"""Benchmark text extraction on one core: wikitext against mwparserfromhell, and pages of web archives.
 
     python bench/extract.py DUMP.xml[.bz2] [--warc FILE ...] [--json RESULT.json]
 
@@ -38,14 +38,14 @@ MARKS = ("[[", "]]", "{|", "<ref", "'''", "thumb|")
 
 
 def rate(work: Callable[[str], str], texts: Sequence[str]) -> tuple[float, list[str]]:
-    """MB/s over the texts, and what came out."""
+    """Return MB/s over the texts, and the results."""
     began = time.process_time()
     outputs = [work(text) for text in texts]
     return sum(len(text.encode()) for text in texts) / 1e6 / (time.process_time() - began), outputs
 
 
 def markup(file: Path) -> list[str]:
-    """The wikitext of a dump's articles."""
+    """Read the wikitext of a dump's articles."""
     texts = list[str]()
 
     class Gather(Wikitext):
@@ -60,7 +60,7 @@ def markup(file: Path) -> list[str]:
 
 
 def read_rates(file: Path) -> dict[str, float]:
-    """MB/s of XML to documents, by how it is packed and cut."""
+    """Measure MB/s from XML to documents, by compression and split."""
     packed = file.read_bytes()
     text = bz2.decompress(packed) if file.suffix == ".bz2" else packed
     first, last = text.index(b"<page>"), text.rindex(b"</page>") + len(b"</page>")
@@ -89,7 +89,7 @@ def read_rates(file: Path) -> dict[str, float]:
 
 
 def archives(files: Sequence[Path]) -> dict[str, float]:
-    """MB/s of HTML to text."""
+    """Measure MB/s from HTML to text."""
     pages = list[bytes]()
     for file in files:
         for record in ArchiveIterator(str(file), WarcRecordType.response, auto_decode="all"):

@@ -1,4 +1,4 @@
-"""A whole run of ours beside Hugging Face's GPT-2: the same initial weights, batches and learning rates.
+"""Compare a whole run with Hugging Face's GPT-2: equal initial weights, batches and learning rates.
 
     python bench/gpt2_comparison.py FOLDER corpus --text bench-corpus.jsonl.zst
     python bench/gpt2_comparison.py FOLDER ours
@@ -47,7 +47,7 @@ FLAGS = {
 
 
 def corpus(folder: Path, text: Path) -> None:
-    """A vocabulary of 8,192 and the dataset."""
+    """Train a vocabulary of 8,192 and write the dataset."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer_flags = ("--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", folder / "tokenizer")
     vocabulary = ("--vocab-size", 8192, "--output", folder / "tokenizer")
@@ -65,14 +65,14 @@ def corpus(folder: Path, text: Path) -> None:
 
 
 def train_mega(folder: Path) -> None:
-    """Train, or go on."""
+    """Train, or resume."""
     flags = [word for pair in FLAGS.items() for word in pair]
     where = ("--data-path", folder / "c_text_document", "--save", folder / "ours", "--load", folder / "ours")
     _tool("mega_train", "gpt", *flags, *where)
 
 
 def train_huggingface(folder: Path) -> None:
-    """Train Hugging Face's model on what ours is trained on, or go on."""
+    """Train Hugging Face's model on the same data, or resume."""
     from transformers import GPT2LMHeadModel
 
     torch.set_num_threads(1)
@@ -135,7 +135,7 @@ def train_huggingface(folder: Path) -> None:
 
 
 def compare(folder: Path, result: Path | None, picture: Path | None) -> int:
-    """Print both, and say whether they are within 1 % of each other."""
+    """Print both results, and whether they are within 1 % of each other."""
     events = read_events(folder / "ours")
     our_losses = {e["iteration"]: e["loss"] for e in events if e["event"] == "train_log"}
     rows = [json.loads(line) for line in (folder / "theirs.jsonl").read_text("utf-8").splitlines()]
@@ -209,7 +209,7 @@ def _draw(picture: Path, our_losses: dict[int, float], their_losses: dict[int, f
 
 
 def main() -> int:
-    """Entry point."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("what", choices=["corpus", "ours", "theirs", "compare"])

@@ -1,4 +1,4 @@
-"""The loss of a language model's head without its logits, against logits and torch's cross-entropy.
+"""Benchmark the chunked loss of a language model's head against full logits with torch's cross-entropy.
 
     python bench/head_loss.py [--pairs 3] [--threads 1] [--json FILE]
 
@@ -40,7 +40,7 @@ OWN = matmul_dtype(torch.empty(0, dtype=torch.bfloat16)) == torch.bfloat16
 
 
 def child(ours: bool, dtype: torch.dtype) -> tuple[float, float]:
-    """CPU seconds of a pass, and MiB by which it raised the process's peak."""
+    """Measure the CPU seconds of a pass, and the increase of peak memory in MiB."""
     tune_malloc()
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(TOKENS, WIDTH, generator=generator).to(dtype).requires_grad_()
@@ -71,7 +71,7 @@ def child(ours: bool, dtype: torch.dtype) -> tuple[float, float]:
 
 
 def compare(dtype: str, pairs: int, threads: int) -> dict[str, object]:
-    """Ours and torch's in turn."""
+    """Measure ours and torch's alternately."""
     measurements: dict[str, list[tuple[float, float]]] = {"ours": [], "torch": []}
     for _ in range(pairs):
         for name, measured in measurements.items():
@@ -95,7 +95,7 @@ def compare(dtype: str, pairs: int, threads: int) -> dict[str, object]:
 
 
 def main() -> None:
-    """Entry point."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)

@@ -45,7 +45,7 @@ def open_dataset(name: str) -> Any:
 
 
 def build_index(corpus: Any, samples: int, length: int, cache: Path) -> Any:
-    """One dataset's index: made and kept, or found again in the cache."""
+    """Build and cache the index of one dataset, or load it from the cache."""
     name = corpus.path_prefix
     numbers = np.arange(len(corpus), dtype=np.int32)
     config = _config([name], length, cache, 1)
@@ -53,12 +53,12 @@ def build_index(corpus: Any, samples: int, length: int, cache: Path) -> Any:
 
 
 def sample(data: Any, i: int) -> np.ndarray:
-    """The tokens of a sample, without the masks and tensors that are made of them."""
+    """Read the tokens of a sample, without masks and tensors."""
     return data._query_document_sample_shuffle_indices(i)[0]
 
 
 def open_all(names: list[str], samples: int, length: int, cache: Path, threads: int) -> Any:
-    """Many datasets by their sizes: all opened, and their indices made and kept."""
+    """Open many datasets, and build and cache their indices."""
     if not dist.is_initialized():
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     config = _config(names, length, cache, threads)
@@ -66,7 +66,7 @@ def open_all(names: list[str], samples: int, length: int, cache: Path, threads: 
 
 
 def choices(shares: np.ndarray, size: int) -> np.ndarray:
-    """The corpus of each of so many samples of a blend."""
+    """Return the dataset of each of `size` samples of a blend."""
     corpus, number = np.zeros(size, np.int16), np.zeros(size, np.int64)
     helpers.build_blending_indices(corpus, number, shares, len(shares), size, False)
     return corpus

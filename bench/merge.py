@@ -1,4 +1,4 @@
-"""Datasets to one: ours against `cat` and `cp` of the same bytes, in one run.
+"""Benchmark merging datasets against `cat` and `cp` of the same bytes, in one run.
 
     python bench/merge.py [--megabytes 400] [--datasets 8] [--workers 1] [--json RESULT.json]
 
@@ -33,13 +33,13 @@ SEQUENCE = 700  # tokens of a document, about a page
 
 
 def cpu_seconds() -> float:
-    """Seconds of the processor of this process and its finished children."""
+    """Return the CPU seconds of this process and its finished children."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
 
 
 def make_datasets(folder: Path, megabytes: int, datasets: int) -> list[Path]:
-    """Prefixes of datasets of about so many megabytes together."""
+    """Write datasets of about this total size, and return their prefixes."""
     rng, prefixes = np.random.default_rng(7), []
     documents = megabytes * 1_000_000 // (2 * SEQUENCE * datasets)
     ids = rng.integers(0, 50_000, SEQUENCE * 1000, dtype=np.uint16)
@@ -57,7 +57,7 @@ def make_datasets(folder: Path, megabytes: int, datasets: int) -> list[Path]:
 def measure(
     variants: dict[str, Callable[[], object]], clear: Callable[[], None]
 ) -> dict[str, dict[str, object]]:
-    """Seconds of the wall and of the processor of each variant, taking turns."""
+    """Measure wall and CPU seconds of each variant, alternately."""
     wall: dict[str, list[float]] = {name: [] for name in variants}
     processor: dict[str, list[float]] = {name: [] for name in variants}
     for _ in range(REPEATS):

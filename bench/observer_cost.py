@@ -1,4 +1,4 @@
-"""What it costs a run to be watched: CPU time of telling its observers of a step, and of timing a phase.
+"""Benchmark telemetry: CPU time of an event for the observers, and of timing a phase.
 
     python bench/observer_cost.py [--rounds 5] [--json FILE]
 
@@ -62,7 +62,7 @@ LINE = LogLine(
 
 
 def observer_seconds(run: RunConfig) -> float:
-    """CPU seconds of a step, those that threads take up to the end included."""
+    """Measure the CPU seconds of a step, including those of threads."""
     with open_observers(run, World(), io.StringIO()) as watch:
         started = time.process_time()
         for iteration in range(1, STEPS + 1):
@@ -74,7 +74,7 @@ def observer_seconds(run: RunConfig) -> float:
 
 
 def phase(count: int = 100_000) -> float:
-    """CPU seconds of timing one phase."""
+    """Measure the CPU seconds of timing one phase."""
     timers = Timers(torch.device("cpu"))
     started = time.process_time()
     for _ in range(count):
@@ -84,7 +84,7 @@ def phase(count: int = 100_000) -> float:
 
 
 def main() -> None:
-    """Entry point."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path)

@@ -26,14 +26,14 @@ from mega_train.planning.search import variants
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Prediction:
-    """A published number, and what the planner says of the same job."""
+    """A published value, and the planner's prediction for the same job."""
 
     row: Row
     estimate: Estimate
 
     @property
     def seconds(self) -> float:
-        """Of a step, as published; from the utilisation where that was published."""
+        """Return the published seconds of a step, computed from the utilisation if that was published."""
         if self.row.seconds is not None:
             return self.row.seconds
         assert self.row.utilisation is not None
@@ -42,7 +42,7 @@ class Prediction:
 
     @property
     def error(self) -> float:
-        """Of the predicted speed, as a share of the published speed; positive: faster than it was."""
+        """Return the relative error of the predicted speed; positive: faster than published."""
         return self.seconds / self.estimate.seconds.step - 1
 
     def as_json(self) -> dict[str, object]:
@@ -66,7 +66,7 @@ class Prediction:
 
 
 def predict(row: Row, hardware: Hardware) -> Prediction:
-    """Where micro-batch and chunks were not published, of the fastest that fit."""
+    """Predict a run; unpublished micro-batch and chunks are the fastest that fit."""
     if row.is_published_whole:
         return Prediction(row, estimate(row.job, hardware))
     return Prediction(row, min(variants(row.job, hardware), key=lambda e: e.seconds.step))
@@ -77,7 +77,7 @@ def predictions(rows: Sequence[Row] = PUBLISHED) -> list[Prediction]:
 
 
 def fit_peak_share(name: str) -> float:
-    """The share of peak at which the squares of the fitted rows' errors are least."""
+    """Fit the fraction of peak with the least squared errors over the fitted rows."""
     rows = [row for row in PUBLISHED if row.fitted and row.machine == name]
 
     def squares(gemm: float) -> float:
@@ -92,7 +92,7 @@ def median(errors: list[float]) -> float:
 
 
 def table(rows: list[Prediction]) -> str:
-    """Markdown: a line for each run."""
+    """Format the runs as a Markdown table."""
     lines = [
         "| table | run | software | tp·pp·vp·cp·dp | micro | published s | predicted s | error % | |",
         "|---|---|---|---|---|---|---|---|---|",

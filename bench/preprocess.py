@@ -1,4 +1,4 @@
-"""JSON lines to a dataset with GPT-2's tokenizer: ours against `tokenizers` and `tiktoken`, in one run.
+"""Benchmark preprocessing with GPT-2's tokenizer against `tokenizers` and `tiktoken`, in one run.
 
     python bench/preprocess.py CORPUS.jsonl --make 322 [--prose TEXTS.jsonl]
     python bench/preprocess.py CORPUS.jsonl --gpt2 FOLDER [--repeat 3] [--slow-megabytes 20] [--json RESULT]
@@ -124,7 +124,7 @@ def command(name: str, corpus: Path, prefix: Path, gpt2: Path) -> list[str]:
 
 
 def cpu_seconds(words: list[str]) -> tuple[float, float]:
-    """Seconds of the processor and of the wall that a command takes with all its processes."""
+    """Measure CPU and wall seconds of a command with all its processes."""
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     env = {**os.environ, "RAYON_NUM_THREADS": str(CORES), "TOKENIZERS_PARALLELISM": "true"}
     subprocess.run(words, check=True, stdout=subprocess.DEVNULL, env=env)
@@ -142,7 +142,7 @@ def copy_head(corpus: Path, size: int, path: Path) -> Path:
 def measure(
     corpora: dict[str, Path], line: Path, folder: Path, gpt2: Path, repeat: int
 ) -> dict[str, dict[str, Any]]:
-    """Each pipeline on its corpus and on one line, least of `repeat` rounds; the pipelines take turns."""
+    """Measure each pipeline on its corpus and on one line, the minimum of `repeat` alternating rounds."""
     runs: dict[str, list[tuple[float, float, float, float]]] = {name: [] for name in corpora}
     for turn, name in itertools.product(range(repeat), corpora):
         prefix = folder / f"{name}-{turn}"
@@ -168,7 +168,7 @@ def figures(corpus: Path, runs: list[tuple[float, float, float, float]]) -> dict
 
 
 def stages(corpus: Path, gpt2: Path) -> dict[str, Any]:
-    """Of one core: megabytes of the corpus a second of the processor that each stage alone would do."""
+    """Measure the MB/s of one core for each stage alone."""
     vocab, merges = gpt2 / "gpt2-vocab.json", gpt2 / "gpt2-merges.txt"
     os.environ.update(TOKENIZERS_PARALLELISM="false", RAYON_NUM_THREADS="1")  # as in a worker
     tokenizer: Any = open_tokenizer("GPT2BPETokenizer", vocab_file=vocab, merge_file=merges)

@@ -64,7 +64,7 @@ LLAMA_405B = llama(
 
 
 def megatron_tflops(job: Workload, tflops: float) -> float:
-    """Seconds of a step from TFLOP/s a GPU by arXiv:2104.04473 eq. 3, which counts full recomputation."""
+    """Compute the seconds of a step from TFLOP/s per GPU (arXiv:2104.04473 eq. 3, full recomputation)."""
     spec, tokens = job.spec, job.global_batch_size * job.seq_length
     s, h, layers, vocab = job.seq_length, spec.hidden, spec.layers, spec.vocab
     flops = 96 * tokens * layers * h * h * (1 + s / (6 * h) + vocab / (16 * layers * h))
@@ -139,7 +139,7 @@ def _neox() -> Row:
 
 
 def _llama_405b() -> list[Row]:
-    """One layer a virtual stage; the first has the embedding alone, the last the head (section 3.3.2)."""
+    """Return the runs: one layer per virtual stage, embedding and head in their own (section 3.3.2)."""
     layers = split_layers(126, pp=16, vp=8, embedding=True, head=True)
     lines = (  # cp, dp, sequence, samples a data-parallel rank, TFLOP/s a GPU
         (1, 64, 8192, 32, 430, ""),
@@ -268,7 +268,7 @@ def _fsdp() -> list[Row]:
 
 
 def _bridge() -> list[Row]:
-    """The newest container that lists a model on H100. Linears are in FP8, head and attention in bfloat16."""
+    """Return H100 runs of the newest container of each model: FP8 linears, bfloat16 head and attention."""
     ends = split_layers(126, pp=8, vp=8, embedding=True, head=True)
     lines = (  # model, layout, samples a step, tokens/s a GPU, stage of ZeRO
         ("8B, 8 GPUs", LLAMA_8B, Layout(dp=8), 128, 14451, 3),

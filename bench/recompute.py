@@ -1,4 +1,4 @@
-"""What recomputation saves and costs: bytes that forward keeps, and CPU seconds of forward and backward.
+"""Benchmark recomputation: bytes saved by forward, and CPU seconds of forward and backward.
 
     python bench/recompute.py [--pairs 5] [--json FILE]
 
@@ -62,7 +62,7 @@ class Training:
         return scores.square().mean()
 
     def saved_bytes(self) -> int:
-        """Bytes, each storage once, weights not."""
+        """Return the saved bytes, each storage once, without weights."""
         weights = {weight.untyped_storage().data_ptr() for weight in self.model.parameters()}
         storages = {}
 
@@ -75,14 +75,14 @@ class Training:
         return sum(s.nbytes() for pointer, s in storages.items() if pointer not in weights)
 
     def seconds(self) -> float:
-        """CPU seconds of a forward and backward pass."""
+        """Measure the CPU seconds of a forward and backward pass."""
         began = time.process_time()
         self.forward().backward()
         return time.process_time() - began
 
 
 def main() -> None:
-    """Entry point."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--json", type=Path)

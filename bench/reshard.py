@@ -1,4 +1,4 @@
-"""How fast checkpoints are resharded and converted, beside `cp` of the same bytes and other writers.
+"""Benchmark resharding and conversion against `cp` of the same bytes and other writers.
 
     python bench/reshard.py [--rounds 5] [--layers 6] [--folder FOLDER] [--note WORDS] [--json FILE]
 
@@ -66,7 +66,7 @@ WEIGHTS = ("mega to hf", "hf to mega", "mega to meta")  # alone are converted
 
 
 def make_checkpoint(run: Path, layers: int) -> Checkpoint:
-    """A checkpoint of random numbers."""
+    """Write a checkpoint with random weights."""
     shape = {"hidden": 1024, "heads": 16, "kv_heads": 8, "ffn": 2816, "vocab": 16_000, "max_seq_len": 1024}
     spec, rng = llama(layers=layers, **shape), np.random.default_rng(1)
     shapes = {row.name: row.shape for row in table(spec) if row.tied_to is None}
@@ -83,7 +83,7 @@ def make_checkpoint(run: Path, layers: int) -> Checkpoint:
 
 
 def copy_files(files: list[Path], folder: Path) -> None:
-    """`cp`, and a flush of every copy."""
+    """Run `cp` and flush every copy."""
     folder.mkdir()
     subprocess.run(["cp", *map(str, files), str(folder)], check=True)
     for file in folder.iterdir():
@@ -91,13 +91,13 @@ def copy_files(files: list[Path], folder: Path) -> None:
 
 
 def by_dcp(tensors: dict[str, dict[str, torch.Tensor]], folder: Path) -> None:
-    """torch's writer, which flushes."""
+    """Write with torch's DCP writer, which flushes."""
     writer = FileSystemWriter(folder, thread_count=os.cpu_count() or 1, sync_files=True)
     save_by_torch(tensors, storage_writer=writer, no_dist=True)
 
 
 def by_safetensors(tensors: dict[str, dict[str, torch.Tensor]], folder: Path) -> None:
-    """The library's own writer, and a flush."""
+    """Write with the safetensors library, and flush."""
     folder.mkdir()
     for space, values in tensors.items():
         save_file(values, folder / f"{space}.safetensors")
@@ -110,7 +110,7 @@ def _flush(file: Path) -> None:
 
 
 def measure(ways: dict[str, Callable[[Path], object]], folder: Path, rounds: int) -> dict[str, list[float]]:
-    """Seconds of each way in every round but one before them."""
+    """Measure the seconds of each variant in every round, after a warm-up round."""
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     order = random.Random(1)
     for number in range(rounds + 1):
@@ -125,7 +125,7 @@ def measure(ways: dict[str, Callable[[Path], object]], folder: Path, rounds: int
 
 
 def main() -> None:
-    """Entry point."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--layers", type=int, default=6)

@@ -1,4 +1,4 @@
-"""The order of samples: how long it takes to make, to find again, and to read by.
+"""Benchmark the sample index: building, loading from the cache, and reading.
 
     python bench/sample_index.py [--documents 1000000] [--blend 100000000] [--datasets 2000]
         [--json RESULT.json]
@@ -54,7 +54,7 @@ Work = Callable[[], object]
 
 @contextmanager
 def record_time(results: Results, name: str) -> Iterator[None]:
-    """Seconds of what is inside."""
+    """Measure the seconds of the block."""
     used, began = time.process_time(), time.monotonic()
     yield
     wall, used = time.monotonic() - began, time.process_time() - used
@@ -63,7 +63,7 @@ def record_time(results: Results, name: str) -> Iterator[None]:
 
 
 class Turns:
-    """Ours and Megatron Core's, one after the other, some times over."""
+    """Alternating measurements of ours and Megatron Core's."""
 
     def __init__(self, results: Results, rounds: int) -> None:
         self.results, self.rounds = results, rounds
@@ -76,7 +76,7 @@ class Turns:
     def take(
         self, name: str, build_ours: Work, build_theirs: Callable[[Any], object], clear: Work = lambda: None
     ) -> None:
-        """Time both, and print what came out.
+        """Time both, and print the results.
 
         Args:
             build_theirs: is called with the module `megatron_sample_index`.
@@ -112,7 +112,7 @@ class Turns:
 
 
 def sparse(prefix: Path, documents: int) -> int:
-    """A dataset of so many documents of 200 to 1,800 tokens, without them; returns how many they are."""
+    """Write a dataset of documents of 200 to 1,800 tokens without payload; return the number of tokens."""
     lengths = np.random.default_rng(7).integers(200, 1801, documents).astype("<i4")
     pointers = np.concatenate([[0], np.cumsum(lengths[:-1], dtype="<i8") * 2])
     with sibling(prefix, ".idx").open("wb") as file:
@@ -126,7 +126,7 @@ def sparse(prefix: Path, documents: int) -> int:
 
 
 def write_dataset(prefix: Path, documents: int, rng: np.random.Generator) -> str:
-    """A dataset with tokens in it."""
+    """Write a dataset with tokens."""
     ids = rng.integers(0, 50_000, 1 << 20, dtype=np.uint16)
     with IndexedWriter(prefix, np.uint16) as out:
         for begin in rng.integers(0, len(ids) - 2000, documents):
@@ -136,7 +136,7 @@ def write_dataset(prefix: Path, documents: int, rng: np.random.Generator) -> str
 
 
 def indices(folder: Path, documents: int, turns: Turns) -> int:
-    """Open, make, keep and find again the index of one large corpus."""
+    """Build, cache and load the index of one large dataset."""
     tokens, name = sparse(folder / "large", documents), str(folder / "large")
 
     def open_datasets() -> Datasets:
@@ -174,7 +174,7 @@ def indices(folder: Path, documents: int, turns: Turns) -> int:
 
 
 def blends(size: int, turns: Turns) -> None:
-    """Choose the corpora of `size` samples, and of a few with the loop."""
+    """Choose the datasets of `size` samples, and of a few with the reference loop."""
     falling = normalize(list(np.geomspace(0.3, 0.002, 20)))
     rare = normalize([*np.geomspace(0.3, 0.002, 18), 1e-5, 1e-6])
     for name, shares in (("20 corpora", falling), ("20 corpora, two of them rare", rare)):
@@ -231,7 +231,7 @@ def many(folder: Path, datasets: int, turns: Turns) -> None:
 
 
 def sample_rates(folder: Path, turns: Turns) -> dict[str, float]:
-    """Samples a second by the index, from a corpus in the page cache."""
+    """Measure samples per second with the index, from a dataset in the page cache."""
     name, count = write_dataset(folder / "read", 50_000, np.random.default_rng(7)), 10_000
     corpora = Datasets.open(DataConfig(path=(name,), split="1,0,0"))
     recipe = SampleIndexSpec.from_source(

@@ -1,4 +1,4 @@
-"""What a checkpoint costs a run: seconds that it stands still, and how much slower steps are meanwhile.
+"""Benchmark checkpoint saves: seconds that training is blocked, and slower steps during the save.
 
     python bench/save.py [--rounds 3] [--folder FOLDER] [--json FILE]
 
@@ -79,7 +79,7 @@ class Cost:
 
 
 def trainer(folder: Path) -> Trainer:
-    """A run over random tokens."""
+    """Build a run over random tokens."""
     prefix, rng = folder / "corpus", np.random.default_rng(1)
     with IndexedWriter(prefix, "uint16") as out:
         for _ in range(200):
@@ -93,7 +93,7 @@ def trainer(folder: Path) -> Trainer:
 
 
 def tensors(run: Trainer) -> dict[str, Tensor]:
-    """What a checkpoint holds, by name."""
+    """Return the content of a checkpoint by name."""
     main = zip(run.sharding.shard_ranges, run.sharding.main_params, strict=True)
     values_by_name = {f"model.{stretch.row.name}": values for stretch, values in main}
     return values_by_name | {
@@ -102,7 +102,7 @@ def tensors(run: Trainer) -> dict[str, Tensor]:
 
 
 def begin_mega_save(run: Trainer) -> Wait:
-    """Begin a checkpoint of ours."""
+    """Start a Mega checkpoint."""
     run.save()
 
     def is_done() -> bool:
@@ -122,7 +122,7 @@ def torch_save(run: Trainer, folder: Path) -> Wait:
 
 
 def dcp_async(run: Trainer, folder: Path) -> Wait:
-    """Begin torch's asynchronous checkpoint; its writer flushes."""
+    """Start torch's asynchronous checkpoint; its writer flushes."""
     where = folder / f"dcp-{run.state.iteration}"
     pending: Any = dcp.async_save(tensors(run), checkpoint_id=where, no_dist=True)
     assert isinstance(pending, Future)
@@ -136,7 +136,7 @@ def dcp_async(run: Trainer, folder: Path) -> Wait:
 
 
 def cost(run: Trainer, begin: Callable[[], Wait]) -> Cost:
-    """Of one save among steps."""
+    """Measure one save between steps."""
 
     def step() -> float:
         began = time.perf_counter()
@@ -156,7 +156,7 @@ def cost(run: Trainer, begin: Callable[[], Wait]) -> Cost:
 
 
 def main() -> None:
-    """Entry point."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
@@ -202,7 +202,7 @@ def main() -> None:
 
 
 def summary(name: str, costs: list[Cost]) -> dict[str, object]:
-    """Medians over the rounds after the first, and the stall of the first; printed."""
+    """Print medians over the rounds after the first, and the stall of the first."""
     first, *rest = costs
     stall, written, lost = (
         statistics.median(getattr(cost, key) for cost in rest) for key in ("stall", "written", "lost")

@@ -1,4 +1,4 @@
-"""A training step on a CPU: ours beside what people run instead, each at its best, in one run.
+"""Benchmark a training step on a CPU against other programs, each in its best configuration.
 
     python bench/train_cpu.py [--dtype fp32] [--threads 1 2] [--rounds 3] [--steps 6] [--ways ours ...]
                               [--json RESULT]
@@ -68,14 +68,14 @@ Step = Callable[[], float]
 
 
 def peak_mb() -> float:
-    """Largest resident size of this process so far, in MB; not that of the process which started it."""
+    """Return the peak resident memory of this process in MB, without that of its parent."""
     status = Path("/proc/self/status").read_text("utf-8")
     line = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
     return int(line.split()[1]) * 1024 / 1e6
 
 
 def flops() -> float:
-    """FLOPs of the matrix products of one step, forward and backward; attention's causal half alone."""
+    """Return the FLOPs of the matrix products of one step, forward and backward, with causal attention."""
     per_layer = 12 * HIDDEN * HIDDEN
     attention = LAYERS * 2 * (LENGTH / 2) * HIDDEN * 2
     return TOKENS * (6 * (LAYERS * per_layer + VOCAB * HIDDEN) + 3 * attention)
@@ -88,7 +88,7 @@ def batches() -> np.ndarray:
 
 
 def mega_step(dtype: str, *, rounded: bool, recompute: bool = False) -> tuple[Step, float]:
-    """One step of ours, which returns its loss; and the peak of memory before the model was built."""
+    """Build a step of mega-train, which returns its loss; and the peak memory before the model was built."""
     from mega_model.distributed.mesh import Mesh, World
     from mega_schema.app.config import load_config
     from mega_schema.dataset.indexed_dataset import DatasetInfo, IndexedDataset, IndexedWriter
@@ -160,7 +160,7 @@ class Plain(nn.Module):
 
 
 def compiled_peer(model: nn.Module, logits: Callable[[Tensor], Tensor], dtype: str) -> Step:
-    """One step of a model whose forward pass and loss are one compiled function."""
+    """Build a step of a model with compiled forward pass and loss."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.1, fused=True)
     data = itertools.cycle(torch.from_numpy(batches()))
 
@@ -181,14 +181,14 @@ def compiled_peer(model: nn.Module, logits: Callable[[Tensor], Tensor], dtype: s
 
 
 def plain(dtype: str) -> tuple[Step, float]:
-    """One step of the plain GPT, as `ours`."""
+    """Build a step of the plain GPT, as `mega_step`."""
     before = peak_mb()
     model = Plain()
     return compiled_peer(model, model, dtype), before
 
 
 def hugging_face(dtype: str) -> tuple[Step, float]:
-    """One step of `transformers`' GPT-2, as `ours`."""
+    """Build a step of `transformers`' GPT-2, as `mega_step`."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     before = peak_mb()
@@ -201,7 +201,7 @@ def hugging_face(dtype: str) -> tuple[Step, float]:
 
 
 def megatron(dtype: str) -> tuple[Step, float]:
-    """One step of Megatron Core, as `ours`."""
+    """Build a step of Megatron Core, as `mega_step`."""
     warnings.filterwarnings("ignore", module=r"megatron\.")  # it warns of what it would prefer
     import megatron.core.models.gpt
     import megatron.core.optimizer  # noqa: F401  # what importing takes is not the model's memory
@@ -217,7 +217,7 @@ def megatron(dtype: str) -> tuple[Step, float]:
 
 
 def products(dtype: str) -> float:
-    """CPU seconds of the step's products at torch's best rate among the shapes of this model."""
+    """Measure the CPU seconds of the step's products at torch's best rate among the shapes of this model."""
     kind = torch.bfloat16 if dtype == "bf16" else torch.float32
     best = 0.0
     for inner, outer in ((HIDDEN, 3 * HIDDEN), (HIDDEN, 4 * HIDDEN), (4 * HIDDEN, HIDDEN), (HIDDEN, VOCAB)):
@@ -229,14 +229,14 @@ def products(dtype: str) -> float:
 
 
 def _run_timed(work: Callable[[], Any]) -> tuple[float, float]:
-    """CPU seconds of all threads, and seconds of the clock."""
+    """Return CPU seconds of all threads, and wall seconds."""
     cpu, wall = time.process_time(), time.perf_counter()
     work()
     return time.process_time() - cpu, time.perf_counter() - wall
 
 
 def child(way: str, dtype: str, steps: int) -> dict[str, float]:
-    """Measure one way in this process."""
+    """Measure one variant in this process."""
     tune_malloc()
     if way == "products":
         return {"cpu_s": products(dtype)}
@@ -262,7 +262,7 @@ def child(way: str, dtype: str, steps: int) -> dict[str, float]:
 
 
 def start(way: str, dtype: str, steps: int, threads: int) -> dict[str, float]:
-    """Measure one way in a process of its own."""
+    """Measure one variant in a separate process."""
     words = ["--child", way, "--dtype", dtype, "--steps", steps, "--threads", threads]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     command = [sys.executable, __file__, *map(str, words)]
@@ -271,12 +271,12 @@ def start(way: str, dtype: str, steps: int, threads: int) -> dict[str, float]:
 
 
 def weight_gradients(way: str, dtype: str) -> str:
-    """The precision in which the weight gradients of a micro-batch reach their float32 sum."""
+    """Return the precision in which weight gradients of a micro-batch are added to the float32 sum."""
     return "float32" if dtype == "fp32" or way in ("ours", "ours-recompute") else "bfloat16"
 
 
 def summary(rounds: list[dict[str, dict[str, float]]], dtype: str) -> dict[str, Any]:
-    """The best of every way over the rounds, and ours against the fastest compiled peer."""
+    """Return the best time of every variant, and ours against the fastest compiled peer."""
     best = {
         way: {key: min(round_times[way][key] for round_times in rounds) for key in rounds[0][way]}
         for way in rounds[0]
@@ -306,7 +306,7 @@ def summary(rounds: list[dict[str, dict[str, float]]], dtype: str) -> dict[str, 
 
 
 def main() -> None:
-    """Entry point."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--dtype", choices=["bf16", "fp32"], default="fp32")
     parser.add_argument("--rounds", type=int, default=3)
@@ -349,7 +349,7 @@ def main() -> None:
 
 
 def _processor() -> str:
-    """Model, family and number of the processors, as Linux names them."""
+    """Return model, family and number of the CPUs."""
     lines = [line.partition(":") for line in Path("/proc/cpuinfo").read_text("utf-8").splitlines()]
     fields = {key.strip(): value.strip() for key, _, value in reversed(lines)}
     names = f"{fields.get('model name', platform.machine())}, family {fields.get('cpu family')}"

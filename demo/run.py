@@ -1,9 +1,9 @@
-"""The walk from raw text to an answer over HTTP, each step one command a person could type.
+"""Demonstrate all programs from raw text to generated text over HTTP, one command per step.
 
     python demo/run.py --output demo-run [--keep]
 
-Every command is printed before it runs. It ends with a table of what each step took and gave, and exits with
-1 if the model does not predict held-out text better than a Kneser-Ney bigram does.
+Every command is printed before it runs. A table at the end shows the time and result of each step. The exit
+code is 1 if the model does not predict held-out text better than a Kneser-Ney bigram model.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ OPTIMIZER = f"""
     --micro-batch-size 12 --lr 4e-3 --min-lr 4e-4 --lr-decay-style cosine --lr-decay-iters {STEPS}
     --lr-warmup-fraction 0.05 --weight-decay 0.1 --adam-beta2 0.95 --split 99,1,0
 """
-# so many steps apart that the last validation before the change of layout and the one after read the same
+# this interval makes the last validation before the change of layout and the one after it read the same
 VALIDATION = "--eval-iters 10 --eval-interval 350"
 PROMPT = "Return the"
-MARK = ".made-by-mega-demo"  # a folder with this file is ours to empty
-PATIENCE = 10.0  # seconds an interrupted command has before it is asked once more
+MARK = ".made-by-mega-demo"  # the demo may empty a folder with this file
+PATIENCE = 10.0  # seconds that an interrupted command has before the next signal
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line of the closing table."""
+    """A row of the final table."""
 
     step: str
     seconds: float
@@ -53,30 +53,30 @@ class Row:
     file: Path | None
 
 
-class Walk:
-    """Runs the steps in a folder and keeps the table."""
+class Demo:
+    """Runs the steps in a folder and records the table."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.rows = folder, list[Row]()
 
     @contextmanager
     def step(self, name: str) -> Iterator[list[Any]]:
-        """Time a step; what is put in the list is its result and its file."""
+        """Time a step; the block appends its result and its file to the list."""
         print(f"\n== {name}", flush=True)
-        said: list[Any] = []
+        record: list[Any] = []
         began = time.perf_counter()
-        yield said
-        self.rows.append(Row(name, time.perf_counter() - began, *said))
+        yield record
+        self.rows.append(Row(name, time.perf_counter() - began, *record))
 
     def run(self, program: str, *words: object) -> None:
-        """Run one of our commands; what it prints is shown. A step that fails ends the walk."""
-        command = spelled(program, *words)
+        """Run a command and show its output. A failing command ends the demo."""
+        command = command_line(program, *words)
         print("$ " + shlex.join([program, *command[1:]]), flush=True)
-        if finish(subprocess.Popen(command)):
+        if wait_for_exit(subprocess.Popen(command)):
             sys.exit(f"the step failed: {shlex.join(command)}")
 
-    def table(self) -> str:
-        """The closing table as text."""
+    def format_table(self) -> str:
+        """Format the final table as text."""
         cells = [("step", "seconds", "result", "file")]
         for row in self.rows:
             file = str(row.file) if row.file else ""
@@ -94,128 +94,127 @@ class Walk:
 
 
 def main() -> None:
-    """Entry point."""
+    """Run the demo."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    options.add_argument(
-        "--output", type=Path, default=Path("demo-run"), help="folder for everything it makes"
-    )
+    options.add_argument("--output", type=Path, default=Path("demo-run"), help="folder for all output")
     options.add_argument("--keep", action="store_true", help="leave the server running at the end")
-    options.add_argument("--began", type=float, help="when set-up began, in seconds since 1970")
+    options.add_argument("--began", type=float, help="start of the set-up, in seconds since 1970")
     given = options.parse_args()
-    make_room(given.output)
-    walk = Walk(given.output)
+    create_output_folder(given.output)
+    demo = Demo(given.output)
     if given.began is not None:
-        walk.rows.append(Row("set-up", time.time() - given.began, "a virtual environment, installed", None))
-    read_and_cut(walk)
-    train(walk)
-    scores = evaluate(walk)
-    draw(walk)
-    server = serve(walk, keep=given.keep)
-    table = walk.table()
-    (walk.folder / "table.txt").write_text(table + "\n", "utf-8")
+        demo.rows.append(Row("set-up", time.time() - given.began, "a virtual environment, installed", None))
+    prepare_data(demo)
+    train(demo)
+    scores = evaluate(demo)
+    plot_losses(demo)
+    server = serve(demo, keep=given.keep)
+    table = demo.format_table()
+    (demo.folder / "table.txt").write_text(table + "\n", "utf-8")
     print("\n" + table, flush=True)
-    ours, bigram = scores["perplexity"], scores["kneser_ney_perplexity"]
+    perplexity, bigram = scores["perplexity"], scores["kneser_ney_perplexity"]
     print(
-        f"\nheld-out perplexity: {ours:.1f}, against {bigram:.1f} of a Kneser-Ney bigram on the same tokens"
+        f"\nheld-out perplexity: {perplexity:.1f}, against {bigram:.1f} of a Kneser-Ney bigram model "
+        "on the same tokens"
     )
     if server:
         print(server)
-    if ours >= bigram:
+    if perplexity >= bigram:
         sys.exit("the model does not beat the bigram")
 
 
-def read_and_cut(walk: Walk) -> None:
-    """Text, a tokenizer made on it, and the corpus as token ids."""
-    corpus, held_out, tokenizer = (walk.folder / n for n in ("corpus.jsonl", "held-out.jsonl", "tokenizer"))
-    with walk.step("sample") as said:
-        walk.run(
+def prepare_data(demo: Demo) -> None:
+    """Sample text, train a tokenizer on it, and encode the text."""
+    corpus, held_out, tokenizer = (demo.folder / n for n in ("corpus.jsonl", "held-out.jsonl", "tokenizer"))
+    with demo.step("sample") as record:
+        demo.run(
             "mega-data", "sample", "--output", corpus, "--held-out", held_out, "--held-out-fraction", 0.03
         )
-        said += [
+        record += [
             f"{corpus.stat().st_size / 1e6:.1f} MB of text, {held_out.stat().st_size / 1e6:.2f} MB held out"
         ]
-        said += [corpus]
-    with walk.step("train-tokenizer") as said:
-        walk.run(
+        record += [corpus]
+    with demo.step("train-tokenizer") as record:
+        demo.run(
             "mega-data", "train-tokenizer", "--input", corpus, "--vocab-size", 4096, "--output", tokenizer
         )
-        said += ["byte-level BPE, 4,096 ids", tokenizer]
-    with walk.step("preprocess") as said:
+        record += ["byte-level BPE, 4,096 ids", tokenizer]
+    with demo.step("preprocess") as record:
         kind = ("--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", tokenizer)
-        prefix = walk.folder / "corpus"
-        walk.run(
+        prefix = demo.folder / "corpus"
+        demo.run(
             "mega-data", "preprocess", "--input", corpus, "--output-prefix", prefix, *kind, "--append-eod"
         )
-        data = prefix_of(walk)
+        data = dataset_prefix(demo)
         info = json.loads(data.with_name(data.name + ".json").read_text("utf-8"))
-        said += [f"{info['tokens']:,} tokens in {info['documents']:,} documents", data]
+        record += [f"{info['tokens']:,} tokens in {info['documents']:,} documents", data]
 
 
-def train(walk: Walk) -> None:
-    """Train with tensor parallel 2, reshard, and go on with pipeline parallel 2."""
-    first, other, resumed = (walk.folder / name for name in ("train", "resharded", "resumed"))
-    torchrun = ("--nproc-per-node", 2, "-m", "mega_train", "gpt", "--data-path", prefix_of(walk))
-    common = [*OPTIMIZER.split(), *(["--bf16"] if multiplies_in_bfloat16() else [])]
-    with walk.step("train, tp 2") as said:
+def train(demo: Demo) -> None:
+    """Train with tensor parallelism 2, reshard, and continue with pipeline parallelism 2."""
+    first, other, resumed = (demo.folder / name for name in ("train", "resharded", "resumed"))
+    torchrun = ("--nproc-per-node", 2, "-m", "mega_train", "gpt", "--data-path", dataset_prefix(demo))
+    common = [*OPTIMIZER.split(), *(["--bf16"] if has_bfloat16_instructions() else [])]
+    with demo.step("train, tp 2") as record:
         words = ["--tensor-model-parallel-size", 2, *MODEL.split(), *common]
         words += ["--train-iters", STEPS, "--log-interval", 50, *VALIDATION.split()]
-        walk.run("torchrun", *torchrun, *words, "--save", first)
-        last, before = last_event(first, "train_log"), last_event(first, "validation")["loss"]
+        demo.run("torchrun", *torchrun, *words, "--save", first)
+        last, before = read_last_event(first, "train_log"), read_last_event(first, "validation")["loss"]
         speed = f"{last['tokens_per_second']:,.0f} tokens/s"
-        said += [f"{STEPS} steps, loss {last['loss']:.3f}, validation {before:.3f}, {speed}", first]
-    with walk.step("reshard") as said:
-        walk.run("mega-ckpt", "reshard", "--load", first, "--save", other, "--tp", 1, "--pp", 2)
+        record += [f"{STEPS} steps, loss {last['loss']:.3f}, validation {before:.3f}, {speed}", first]
+    with demo.step("reshard") as record:
+        demo.run("mega-ckpt", "reshard", "--load", first, "--save", other, "--tp", 1, "--pp", 2)
         size = sum(file.stat().st_size for file in other.rglob("*.safetensors"))
-        said += [f"tp 2 to pp 2, {size / 1e6:.1f} MB with the optimizer", other]
-    with walk.step("resume, pp 2") as said:
+        record += [f"tp 2 to pp 2, {size / 1e6:.1f} MB with the optimizer", other]
+    with demo.step("resume, pp 2") as record:
         words = ["--pipeline-model-parallel-size", 2, *common, "--load", other, "--save", resumed]
         words += ["--train-iters", STEPS + MORE, "--log-interval", 20, *VALIDATION.split()]
-        walk.run("torchrun", *torchrun, *words)
-        last, after = last_event(resumed, "train_log"), last_event(resumed, "validation")["loss"]
+        demo.run("torchrun", *torchrun, *words)
+        last, after = read_last_event(resumed, "train_log"), read_last_event(resumed, "validation")["loss"]
         result = f"{MORE} steps more, loss {last['loss']:.3f}, validation {before:.3f} -> {after:.3f}"
-        said += [result, resumed]
+        record += [result, resumed]
 
 
-def evaluate(walk: Walk) -> dict[str, float]:
-    """Perplexity and last-word accuracy on held-out documents, beside what counting gives."""
-    result = walk.folder / "perplexity.json"
-    with walk.step("evaluate") as said:
-        data = ("--data", walk.folder / "held-out.jsonl", "--baseline-data", prefix_of(walk))
-        walk.run("mega-eval", "perplexity", "--load", walk.folder / "resumed", *data, "--output", result)
+def evaluate(demo: Demo) -> dict[str, float]:
+    """Compute perplexity and last-word accuracy on held-out documents, and those of n-gram models."""
+    result = demo.folder / "perplexity.json"
+    with demo.step("evaluate") as record:
+        data = ("--data", demo.folder / "held-out.jsonl", "--baseline-data", dataset_prefix(demo))
+        demo.run("mega-eval", "perplexity", "--load", demo.folder / "resumed", *data, "--output", result)
         scores: dict[str, float] = json.loads(result.read_text("utf-8"))["scores"]
         numbers = ("unigram_perplexity", "kneser_ney_perplexity", "perplexity")
-        unigram, bigram, ours = (f"{scores[number]:.1f}" for number in numbers)
+        unigram, bigram, perplexity = (f"{scores[number]:.1f}" for number in numbers)
         words = f"last word {100 * scores['last_word_accuracy']:.1f} %"
-        said += [f"perplexity: unigram {unigram}, bigram {bigram}, ours {ours}; {words}", result]
+        record += [f"perplexity: unigram {unigram}, bigram {bigram}, ours {perplexity}; {words}", result]
     return scores
 
 
-def draw(walk: Walk) -> None:
-    """The loss of both runs as a picture."""
-    picture = walk.folder / "loss.png"
-    with walk.step("curve") as said:
-        walk.run("mega-train", "curve", walk.folder / "train", walk.folder / "resumed", "--output", picture)
-        said += ["training and validation loss", picture]
+def plot_losses(demo: Demo) -> None:
+    """Plot the loss of both runs."""
+    picture = demo.folder / "loss.png"
+    with demo.step("curve") as record:
+        demo.run("mega-train", "curve", demo.folder / "train", demo.folder / "resumed", "--output", picture)
+        record += ["training and validation loss", picture]
 
 
-def serve(walk: Walk, *, keep: bool) -> str:
-    """Ask the model over HTTP.
+def serve(demo: Demo, *, keep: bool) -> str:
+    """Generate text over HTTP.
 
     Returns:
-        how to ask it again, where the server is kept; else an empty text.
+        the command of another request if the server is kept; otherwise "".
     """
-    port, answer = free_port(), walk.folder / "answer.json"
-    words = ("--load", walk.folder / "resumed", "--port", port)
+    port, answer = find_free_port(), demo.folder / "answer.json"
+    words = ("--load", demo.folder / "resumed", "--port", port)
     body = json.dumps({"prompts": [PROMPT], "tokens_to_generate": 48, "top_k": 20, "random_seed": 7})
-    with walk.step("serve") as said:
-        command = spelled("mega-serve", *words)
+    with demo.step("serve") as record:
+        command = command_line("mega-serve", *words)
         print("$ " + shlex.join(["mega-serve", *command[1:]]) + " &", flush=True)
-        log = walk.folder / "server.log"
+        log = demo.folder / "server.log"
         with log.open("wb") as out:
             server = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=keep)
-        kept = False
+        is_kept = False
         try:
-            wait_for(f"http://127.0.0.1:{port}/health", server, log)
+            wait_for_server(f"http://127.0.0.1:{port}/health", server, log)
             url = f"http://127.0.0.1:{port}/api"
             line = f"curl -X PUT {url} -H 'Content-Type: application/json' -d {shlex.quote(body)}"
             print(f"$ {line}", flush=True)
@@ -226,23 +225,24 @@ def serve(walk: Walk, *, keep: bool) -> str:
                 answer.write_bytes(response.read())
             text = json.loads(answer.read_text("utf-8"))["text"][0]
             print(text, flush=True)
-            said += [f"{len(text)} characters for {PROMPT!r}", answer]
-            kept = keep
+            record += [f"{len(text)} characters for {PROMPT!r}", answer]
+            is_kept = keep
             if keep:
                 return f"\nthe server runs on (stop it with: kill {server.pid}); ask it:\n{line}"
         finally:
-            if not kept:
+            if not is_kept:
                 server.send_signal(signal.SIGTERM)
                 server.wait(30)
         return ""
 
 
-def make_room(folder: Path) -> None:
-    """An empty folder with our mark; what is there is removed only if a demo made it."""
+def create_output_folder(folder: Path) -> None:
+    """Create an empty output folder; existing content is removed only if a demo wrote it."""
     mark = folder / MARK
     if folder.exists() and not mark.exists() and (not folder.is_dir() or any(folder.iterdir())):
         sys.exit(
-            f"error: --output: holds something that is not a demo's: found {folder}; hint: name a new folder"
+            f"error: --output: contains files that a demo did not write: found {folder}; hint: name a "
+            "new folder"
         )
     if mark.exists():
         shutil.rmtree(folder)
@@ -250,8 +250,8 @@ def make_room(folder: Path) -> None:
     mark.touch()
 
 
-def finish(command: subprocess.Popen[bytes]) -> int:
-    """The exit code of a command. Interrupted, it gets time to end what it has started."""
+def wait_for_exit(command: subprocess.Popen[bytes]) -> int:
+    """Wait for a command and return its exit code; after an interruption, let it terminate cleanly."""
     try:
         return command.wait()
     except KeyboardInterrupt:
@@ -264,32 +264,32 @@ def finish(command: subprocess.Popen[bytes]) -> int:
         raise
 
 
-def spelled(program: str, *words: object) -> list[str]:
-    """A command of this environment as the words that start it."""
+def command_line(program: str, *words: object) -> list[str]:
+    """Return the command line of a program of this environment."""
     return [str(BIN / program), *map(str, words)]
 
 
-def prefix_of(walk: Walk) -> Path:
-    """The indexed dataset, as --data-path names it."""
-    return walk.folder / "corpus_text_document"
+def dataset_prefix(demo: Demo) -> Path:
+    """Return the prefix of the indexed dataset, for --data-path."""
+    return demo.folder / "corpus_text_document"
 
 
-def last_event(run: Path, kind: str) -> dict[str, Any]:
-    """The last line of this kind in a run's record."""
+def read_last_event(run: Path, kind: str) -> dict[str, Any]:
+    """Return the last event of this kind in a run's event log."""
     events: Sequence[dict[str, Any]] = [
         json.loads(line) for line in (run / "events.jsonl").read_text("utf-8").splitlines()
     ]
     return [event for event in events if event["event"] == kind][-1]
 
 
-def multiplies_in_bfloat16() -> bool:
-    """Whether the processor has instructions for it; emulated, it would be slower than float32."""
+def has_bfloat16_instructions() -> bool:
+    """Whether the CPU has bfloat16 instructions; without them bfloat16 is slower than float32."""
     flags = Path("/proc/cpuinfo")
     return flags.is_file() and any(name in flags.read_text() for name in ("avx512_bf16", "amx_bf16"))
 
 
-def free_port() -> int:
-    """A port nobody listens on: 5000, or any other."""
+def find_free_port() -> int:
+    """Return a free port: 5000, or any other."""
     for port in (5000, 0):
         with socket.socket() as probe:
             try:
@@ -300,7 +300,7 @@ def free_port() -> int:
     raise AssertionError("port 0 is always free")
 
 
-def wait_for(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
+def wait_for_server(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
     """Wait until the server answers."""
     for _ in range(600):
         try:

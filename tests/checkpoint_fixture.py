@@ -1,4 +1,4 @@
-"""Checkpoints of ours made of whole tensors."""
+"""Mega checkpoints built from whole tensors."""
 
 from __future__ import annotations
 

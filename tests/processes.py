@@ -1,4 +1,4 @@
-"""Run other people's programs beside ours, a process per rank: they warn, fork, print and keep state."""
+"""Run other programs, one process per rank, because they warn, fork, print and keep global state."""
 
 from __future__ import annotations
 

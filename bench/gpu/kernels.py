@@ -1,4 +1,4 @@
-"""Each fused kernel against torch eager, torch.compile and Liger's, forward and backward.
+"""Benchmark each fused kernel against torch eager, torch.compile and Liger, forward and backward.
 
     python bench/gpu/kernels.py [--rows 8192] [--width 4096] [--json FILE]
     python bench/gpu/kernels.py --smoke    on a CPU, tiny, without a compiler: shows that it runs
@@ -31,7 +31,7 @@ TIMES = 20
 def cases(
     rows: int, width: int, device: torch.device
 ) -> dict[str, tuple[Callable[[Kernels], Any], list[Tensor]]]:
-    """Of each entry what is called of a record, and with what."""
+    """Return for each entry the call and its inputs."""
     head, dtype = 128 if width >= 128 else width, torch.bfloat16
 
     def make_inputs(*shapes: tuple[int, ...]) -> list[Tensor]:
@@ -69,7 +69,7 @@ def cases(
 
 
 def run_once(function: Callable[..., Any], inputs: Sequence[Tensor]) -> None:
-    """Forward and backward."""
+    """Run forward and backward."""
     out = function(*inputs)
     outs = [y for y in (out if isinstance(out, tuple) else (out,)) if y.requires_grad]
     if outs:
@@ -77,7 +77,7 @@ def run_once(function: Callable[..., Any], inputs: Sequence[Tensor]) -> None:
 
 
 def milliseconds(function: Callable[..., Any], inputs: Sequence[Tensor], times: int) -> float:
-    """The median of some calls, after three that are not counted."""
+    """Return the median of some calls, after three warm-up calls."""
     times_taken = []
     for number in range(times + 3):
         _wait()
@@ -95,7 +95,7 @@ def _wait() -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Entry point."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rows", type=int, default=8192)
     parser.add_argument("--width", type=int, default=4096)

@@ -1,4 +1,4 @@
-"""What others do in a step, on the same device and tokens: Hugging Face's model, and Megatron Core's."""
+"""Training steps of other programs on the same device and tokens: Hugging Face and Megatron Core."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mega_schema.spec import ModelSpec
 
 
 def is_installed(module: str) -> bool:
-    """Whether there is such a module, of a package that may not be there either."""
+    """Whether a module is installed; its package may be missing too."""
     try:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:
@@ -27,7 +27,7 @@ def is_installed(module: str) -> bool:
 
 
 def hugging_face(spec: ModelSpec, device: torch.device, *, compiled: bool) -> Callable[[Tensor], Tensor]:
-    """A step of `transformers`' model of this shape on (B, S + 1) tokens, which gives its loss.
+    """Build a step of `transformers`' model of this shape on (B, S + 1) tokens, which returns its loss.
 
     Weights are float32 and products bfloat16 under autocast, attention is torch's fused one, the gradient is
     clipped and AdamW is torch's fused: how people run it. No padding of the vocabulary, no recomputation.
@@ -69,7 +69,7 @@ def hugging_face(spec: ModelSpec, device: torch.device, *, compiled: bool) -> Ca
 def megatron_core(
     spec: ModelSpec, device: torch.device, *, compiled: bool, dtype: torch.dtype = torch.bfloat16
 ) -> Callable[[Tensor], Tensor]:
-    """A step of Megatron Core's model of this shape, as `hugging_face`'s.
+    """Build a step of Megatron Core's model of this shape, as `hugging_face`.
 
     Put together as its own training does on one rank, with its defaults: weights in `dtype`, gradients and
     main weights in float32, what it fuses under torch.compile. The layers are TransformerEngine's where that
@@ -144,7 +144,7 @@ def megatron_core(
 
 
 class OnCPU(TorchFunctionMode):
-    """Where Megatron Core makes a tensor "on cuda", or asks whether one's type is CUDA's, it is the CPU's."""
+    """Redirect Megatron Core's CUDA tensors and type checks to the CPU."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         asked = dict(kwargs or {})
@@ -156,7 +156,7 @@ class OnCPU(TorchFunctionMode):
 
 
 def without_gpu() -> None:
-    """Say "cpu" where Megatron Core asks for a GPU without need: buffers, waiting, states of dropout."""
+    """Replace unnecessary uses of a GPU in Megatron Core: buffers, synchronisation, dropout states."""
     from megatron.core.tensor_parallel.random import CudaRNGStatesTracker
 
     torch.cuda.current_device = lambda: torch.device("cpu")

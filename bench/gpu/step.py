@@ -1,4 +1,4 @@
-"""A training step on a GPU: model FLOPs utilisation, time by kind of kernel, and the distance to products.
+"""Benchmark a training step on a GPU: MFU, time by kind of kernel, and comparison with matrix products alone.
 
     python bench/gpu/step.py [gpt-1.3b] [llama-8b-4k] [llama-8b-8k] [--kernels auto] [--fp8] [--json FILE]
     python bench/gpu/step.py --smoke    on a CPU, tiny: shows that it runs, measures nothing
@@ -94,7 +94,7 @@ KINDS = (
 
 
 def configure(name: str, kernels: str, data: Path, memory: float, *, fp8: bool) -> tuple[RunConfig, Family]:
-    """The run of a case, of as many layers as `memory` bytes hold where it does not say how many."""
+    """Configure the run of a case, with as many layers as fit in `memory` bytes if it does not set them."""
     family, own = CASES[name]
     sets = [*own, *COMMON, f"train.kernels={kernels}", f"data.data_path={data}"]
     if fp8:
@@ -109,7 +109,7 @@ def configure(name: str, kernels: str, data: Path, memory: float, *, fp8: bool) 
 
 
 def write_corpus(prefix: Path, vocab: int) -> None:
-    """Two million random ids: what they are changes no time."""
+    """Write two million random ids; their values do not change times."""
     identity = open_tokenizer("NullTokenizer", vocab_size=vocab - 1).identity
     rng = np.random.default_rng(1)
     with IndexedWriter(prefix, np.dtype("int32"), DatasetInfo(identity)) as out:
@@ -119,7 +119,7 @@ def write_corpus(prefix: Path, vocab: int) -> None:
 
 
 def seconds(function: Callable[[], object], times: int) -> list[float]:
-    """Of each call, with the device idle before and after."""
+    """Return the seconds of each call, with the device idle before and after."""
     durations = []
     for _ in range(times):
         _wait()
@@ -136,7 +136,7 @@ def _wait() -> None:
 
 
 def product_rate(trainer: Trainer, times: int) -> float:
-    """FLOP/s of the step's products with weights, alone: forward, and backward with its float32 sums."""
+    """Measure the FLOP/s of the step's weight products alone: forward, and backward with float32 sums."""
     tokens, total, spent = trainer.config.micro_batch_size * trainer.config.seq_length, 0.0, 0.0
     device, dtype = trainer.mesh.device, trainer.rt.dtype
     shapes = Counter(tuple(weight.shape) for row, weight in trainer.params if len(row.shape) == 2)
@@ -151,7 +151,7 @@ def product_rate(trainer: Trainer, times: int) -> float:
 
 
 def split(step: Callable[[], object]) -> dict[str, float]:
-    """Seconds of a step's kernels on the device, by kind; what kind has no name of ours is "other"."""
+    """Return the seconds of a step's kernels on the device by kind; unknown kinds are "other"."""
     cuda = torch.cuda.is_available()
     with profile(activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU]) as profiled:
         step()
@@ -165,7 +165,7 @@ def split(step: Callable[[], object]) -> dict[str, float]:
 
 
 def peer(name: str, plan: ResolvedConfig, device: torch.device, steps: int) -> dict[str, Any]:
-    """Tokens a second of another's model, with the largest micro-batch up to ours that fits."""
+    """Measure tokens per second of another program, with the largest micro-batch up to ours that fits."""
     module, build = PEERS[name]
     if not is_installed(module):
         return {"missing": module}
@@ -186,7 +186,7 @@ def peer(name: str, plan: ResolvedConfig, device: torch.device, steps: int) -> d
 
 
 def measure(name: str, kernels: str, steps: int, *, peers: bool, fp8: bool = False) -> dict[str, Any]:
-    """One case, in this process."""
+    """Measure one case in this process."""
     cuda = torch.cuda.is_available()
     memory = 0.92 * torch.cuda.get_device_properties(0).total_memory if cuda else math.inf
     with tempfile.TemporaryDirectory() as folder:
@@ -238,7 +238,7 @@ def measure(name: str, kernels: str, steps: int, *, peers: bool, fp8: bool = Fal
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Entry point."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("cases", nargs="*", choices=[[], *CASES], default=[])
     parser.add_argument("--kernels", default="auto")

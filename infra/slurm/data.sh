@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# A command of mega-data on a Slurm cluster: a job array per stage, each after the one before, then one job
-# that finds every task done, gives the files their names, tells the result and clears the intermediate files:
+# Run a mega-data command on a Slurm cluster: a job array per stage, each after the previous one, then one job that
+# publishes the files, prints the result and removes the intermediate files:
 #   infra/slurm/data.sh 16 "keys pairs sets groups filter" dedup --preset megatron --input shards --output kept
 #   infra/slurm/data.sh 16 "extract join" extract --input crawl --output crawl.jsonl
-# The first word is the number of elements of each array, the second the stages in their order. Options of sbatch
-# go through its environment: SBATCH_PARTITION=cpu SBATCH_TIMELIMIT=4:00:00 infra/slurm/data.sh ...
-# Called again after an element failed, it goes on: tasks that are done stay done.
-# Not run under a Slurm: none was at hand. The tests run it with an sbatch that starts the elements as processes,
-# some of which they kill; shellcheck 0.11 has nothing to say.
+# The first argument is the number of elements of each array, the second the stages in order. Options of sbatch are
+# set by environment variables: SBATCH_PARTITION=cpu SBATCH_TIMELIMIT=4:00:00 infra/slurm/data.sh ...
+# Run it again after a failure to resume: finished tasks are not repeated.
+# Not run on a Slurm cluster. The tests run it with a fake sbatch that starts the elements as processes and kills some
+# of them; shellcheck 0.11 reports nothing.
 set -euo pipefail
 
 elements=$1

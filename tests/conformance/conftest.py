@@ -1,4 +1,4 @@
-"""Small models, small checkpoints, and where the oracles are."""
+"""Shared fixtures: small models, small checkpoints and reference data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models of Hugging Face's `transformers` with random weights, and how to bring them over and back."""
+"""`transformers` models with random weights, and their conversion in both directions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys of a Hugging Face config.json that transformers reads: none runs code, and none is read wrongly."""
+"""All keys of config.json that transformers reads: none runs code, and none is misread."""
 
 from __future__ import annotations
 

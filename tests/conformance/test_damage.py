@@ -1,4 +1,4 @@
-"""A checkpoint that is damaged says so: on open where a size or the manifest tells, else on verify."""
+"""Damaged checkpoints are detected: wrong sizes and manifests when opened, other damage by verify."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ ON_VERIFY: dict[str, tuple[Callable[[Json], object], str]] = {
     ),
     "tensor that is extra": (
         lambda m: m["tensors"][MODEL].update(more=m["tensors"][MODEL]["embed.weight"]),
-        "has a tensor that the model has not: found more",
+        "has a tensor that is not in the model: found more",
     ),
     "tensor of another shape": (
         lambda m: m["tensors"][MODEL]["embed.weight"].update(shape=[40, 16]),
@@ -180,7 +180,7 @@ ON_VERIFY: dict[str, tuple[Callable[[Json], object], str]] = {
 
 
 @pytest.mark.parametrize("what", ON_VERIFY)
-def test_a_manifest_that_lies_is_found_out_by_verify(folder: Path, what: str) -> None:
+def test_verify_detects_a_wrong_manifest(folder: Path, what: str) -> None:
     change, message = ON_VERIFY[what]
     _edit(folder, change)
     with pytest.raises(FormatError) as caught:

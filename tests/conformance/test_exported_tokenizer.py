@@ -1,4 +1,4 @@
-"""transformers gives a text the ids that ours gave it, from the files that `export-tokenizer` writes."""
+"""transformers gives the same ids with the files that `export-tokenizer` writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every changed byte of a checkpoint is found: none is loaded, and none is a traceback."""
+"""Every changed byte of a checkpoint is detected: none is loaded, and none causes a traceback."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Every pair of formats that are written: what goes through both comes back bit for bit.
+"""Round trips through all pairs of writable formats are bitwise exact.
 
-Models are random. A format that has not what a model has must say so before it writes anything.
+Models are random. A format must refuse an unsupported model before it writes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mega_schema.parallel_layout import WHOLE, Layout
 from mega_schema.spec import ModelSpec, gpt, llama
 
 WRITTEN = [name for name in NAMES if format_of(name).write is not None]
-# of a format that is cut; what Meta writes is cut over tp alone, and does not say how long a context is
+# of a format that is cut; what Meta writes is split over tp alone, and does not say how long a context is
 CUT = {"megatron": Layout(tp=2, pp=2), "megatron-core": Layout(tp=2, pp=2), "meta": Layout(tp=2)}
 SEEDS = (0, 1, 2)
 

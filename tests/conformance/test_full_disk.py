@@ -1,4 +1,4 @@
-"""A disk that is full is one line, whoever writes the files."""
+"""A full disk is a one-line error in every program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models of Hugging Face's `transformers` and ours: the same logits, and every tensor back bit for bit."""
+"""`transformers` models and their conversions: equal logits, and bitwise round trips."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders of Hugging Face's in every form: several files, pickles, older names, tokenizers."""
+"""All forms of Hugging Face folders: several files, pickles, older names, tokenizers."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_the_command_converts_and_transformers_loads_the_tokenizer(tmp_path: Pat
     )
     library.add_special_tokens(["<|endoftext|>"])
     library.save(str(tmp_path / "hf" / "tokenizer.json"))
-    left = "left behind: attn_pdrop 0.1, embd_pdrop 0.1, resid_pdrop 0.1\n"
+    left = "dropped: attn_pdrop 0.1, embd_pdrop 0.1, resid_pdrop 0.1\n"
     for words, message in (
         (("--from", "hf", "--to", "mega", "--load", "hf", "--save", "run"), left),
         (("--from", "mega", "--to", "hf", "--load", "run", "--save", "back"), ""),

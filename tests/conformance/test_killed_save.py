@@ -1,4 +1,4 @@
-"""A process killed at any moment of a save leaves the checkpoint before it as it was."""
+"""A process killed at any moment of a save leaves the previous checkpoint unchanged."""
 
 from __future__ import annotations
 

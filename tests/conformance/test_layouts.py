@@ -1,4 +1,4 @@
-"""What any layout wrote, any layout reads: the same bits, whatever the cuts."""
+"""Every layout reads checkpoints of every layout, bitwise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model that llama2.c trained: its text, its scores and its tokens, in our model and in Hugging Face's."""
+"""A model trained by llama2.c: text, scores and tokens in Mega and in Hugging Face."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""--load takes a Hugging Face or a Megatron folder: converted before the run, the copy used again."""
+"""--load with a Hugging Face or a Megatron folder: conversion before the run, and reuse of the copy."""
 
 from __future__ import annotations
 
@@ -106,16 +106,18 @@ def test_a_hugging_face_folder_is_converted_in_a_line_and_its_weights_are_loaded
     copy = tmp_path / "run.converted"
     assert output == [
         f"{hf} is a Hugging Face folder: converting it to {copy}",
-        f"{copy}: the run begins with its weights alone",
+        f"{copy}: the run begins with only its weights",
     ]
     start = next(event for event in read_events(run) if event["event"] == "train_start")
     assert (start["iteration"], Path(start["loaded"]).parent) == (0, copy)
     _check_same_weights(trained_run, copy)
     (*_, repeated) = train("--load", str(hf), "--save", str(run), "--train-iters", "2", code=2)
-    assert "--save: holds checkpoints of a run that began with the same --load: found iteration 2" in repeated
+    assert (
+        "--save: contains checkpoints of a run that began with the same --load: found iteration 2" in repeated
+    )
     assert f"hint: --load {run} --save {run} resumes from them" in repeated
     second_output = train("--load", str(hf), "--save", str(run), "--train-iters", "2", "--overwrite")
-    assert f"its converted copy {copy} is used again" in second_output[0]
+    assert f"reusing its converted copy {copy}" in second_output[0]
     assert not any("converting" in line for line in second_output)
 
 

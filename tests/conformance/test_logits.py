@@ -1,4 +1,4 @@
-"""`convert --check-logits` sees that two checkpoints are one model, and that they are not."""
+"""`convert --check-logits` accepts equal models and detects different ones."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_wrong_conversion_is_one_line_and_exit_code_1(
     result = convert(save_trained(small_llama), "hf", tmp_path / "hf", "--check-logits", "5")
     assert result.exit_code == 1
     *_, message = result.stderr.splitlines()
-    assert message.startswith(f"error: {tmp_path / 'hf'}: logits are not those of what was read: found ")
+    assert message.startswith(f"error: {tmp_path / 'hf'}: logits differ from the source's: found ")
     assert "logits: of 5 tokens " in result.stdout
 
 

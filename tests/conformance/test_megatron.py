@@ -1,4 +1,4 @@
-"""Logits and masks are those that Megatron's own code computed (shared/golden)."""
+"""Logits and masks equal those of Megatron's own code (shared/golden)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Classic checkpoints of Megatron's against those that its own code wrote, its keys and its numerics."""
+"""Classic Megatron checkpoints against those that Megatron's own code wrote: keys and values."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_bert_is_refused_by_name(golden: Path, tmp_path: Path, name: str) -> Non
         str(tmp_path / "x"),
     ]
     result = CliRunner().invoke(cli, words)
-    assert "is of a BERT or T5 model, which ours are not: wanted a GPT" in str(result.exception)
+    assert "is of a BERT or T5 model, which is not supported: wanted a GPT" in str(result.exception)
     assert not (tmp_path / "x").exists()
 
 
@@ -231,7 +231,7 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, torch.Tensor]:
 
 
 def test_tp_and_pp_reshapes_of_megatrons_checkpoint_are_one_model(golden: Path, tmp_path: Path) -> None:
-    """Megatron's own tool cut the one checkpoint as tp=2 pp=2: ours cuts it into the same tensors."""
+    """Megatron's tool split a checkpoint as tp=2 pp=2; mega-ckpt gives the same tensors."""
     folder = golden / "legacy_ckpt"
     _convert(folder / "gpt-tp1pp1", tmp_path / "ours")
     words = [

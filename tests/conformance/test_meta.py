@@ -1,4 +1,4 @@
-"""Meta's folders of a Llama and `transformers` with the same weights: the same logits, every tensor back."""
+"""Meta's Llama folders and `transformers` with the same weights: equal logits, exact round trips."""
 
 from __future__ import annotations
 

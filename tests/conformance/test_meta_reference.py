@@ -1,4 +1,4 @@
-"""Meta's own Llama loads the folders that are written for it, and its logits are ours."""
+"""Meta's own Llama code loads the folders that mega-ckpt writes, with equal logits."""
 
 from __future__ import annotations
 

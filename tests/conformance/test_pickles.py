@@ -1,4 +1,4 @@
-"""Files of torch.save opened without torch: torch.load is the judge, and Megatron's own files are read."""
+"""Files of torch.save read without torch, compared with torch.load; and Megatron's own files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nothing that runs what a file says: no pickle and its kin, but for an unpickler that calls nothing."""
+"""No code executes files: no pickle or similar module, except an unpickler without calls."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_no_source_file_can_run_what_it_reads() -> None:
 
 
 def test_what_reads_pickles_can_look_nothing_up() -> None:
-    """Names stay texts there: the code has no way from the name of a thing to the thing."""
+    """Names remain strings: the sandbox has no code to look up an object by its name."""
     reading = [path for path in SOURCES if path.parent.name == "sandbox"]
     assert {path.name for path in reading} >= {
         "allowlist.py",

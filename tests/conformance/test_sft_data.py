@@ -1,4 +1,4 @@
-"""What `mega-data preprocess` writes of prompts and answers is what `mega-train --sft` reads."""
+"""`mega-train --sft` reads the prompts and answers that `mega-data preprocess` writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Megatron core's `torch_dist` folders: those that Megatron wrote, and ours as torch reads them."""
+"""`torch_dist` folders: those that Megatron wrote, and those of mega-ckpt as torch reads them."""
 
 from __future__ import annotations
 
@@ -268,7 +268,7 @@ def test_what_many_ranks_wrote_is_put_together(
     result = convert(
         tmp_path / "cut", tmp_path / "back", "torch_dist", "mega", reading=ReadOptions(model=spec)
     )
-    assert result.dropped == ("the states of random numbers",)
+    assert result.dropped == ("the random number generator states",)
     back = Checkpoint.open(tmp_path / "back")
     for space, tensors in whole_tensors.items():
         for name, values in tensors.items():

@@ -1,4 +1,4 @@
-"""What a `torch_dist` folder may have wrong, and what may go wrong where one is written."""
+"""Damaged `torch_dist` folders, and errors while one is written."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def reshape_norm(described: Any) -> None:
 
 
 DAMAGE: dict[str, tuple[Damage, str]] = {
-    "no description": (lambda f: (f / ".metadata").unlink(), "holds no such checkpoint: wanted"),
+    "no description": (lambda f: (f / ".metadata").unlink(), "contains no checkpoint of this format: wanted"),
     "no file": (lambda f: (f / "__0_0.distcp").unlink(), "__0_0.distcp: missing file: wanted a file that"),
     "cut off": (lambda f: os.truncate(f / "__0_0.distcp", 2000), "__0_0.distcp: size in bytes: found 2000"),
     "cut description": (lambda f: os.truncate(f / ".metadata", 300), ".metadata"),
@@ -68,7 +68,7 @@ DAMAGE: dict[str, tuple[Damage, str]] = {
     ),
     "no name of a GPT": (
         edit_metadata(lambda d: d.state_dict_metadata.pop("decoder.layers.self_attention.linear_qkv.weight")),
-        "has no names of a GPT of Megatron core's: found embedding.word_embeddings.weight",
+        "has no tensor names of a Megatron core GPT: found embedding.word_embeddings.weight",
     ),
     "another tensor": (
         edit_metadata(lambda d: d.state_dict_metadata.pop("decoder.final_layernorm.bias")),
@@ -169,7 +169,7 @@ def test_a_full_disk_is_one_line(
     process = subprocess.run(
         [sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, text=True
     )
-    hint = "make room there, or write to another disk"
+    hint = "free disk space, or write to another disk"
     assert process.stderr == f"error: there: not written: found File too large; hint: {hint}\n"
     assert process.returncode == 2
     assert not (tmp_path / "there").exists()
@@ -180,7 +180,7 @@ def test_the_optimizer_that_is_not_adams_is_refused_or_left(
 ) -> None:
     tensors = random_whole(small_gpt)
     save_whole(tmp_path / "run", small_gpt, tensors | {"optim.momentum": tensors[MODEL]})
-    message = "optim.momentum: is not Adam's: .*; hint: --no-optim leaves it behind"
+    message = "optim.momentum: is not Adam's: .*; hint: --no-optim drops it"
     with pytest.raises(ConfigError, match=message):
         convert(tmp_path / "run", tmp_path / "there", "mega", "torch_dist")
     result = convert(
@@ -192,7 +192,7 @@ def test_the_optimizer_that_is_not_adams_is_refused_or_left(
 @pytest.mark.parametrize(
     ("key", "left"),
     [
-        ("optimizer.distributed.dp_group_idx_0.gbuf_idx_0.exp_avg", "sharded in another way"),
+        ("optimizer.distributed.dp_group_idx_0.gbuf_idx_0.exp_avg", "whose sharding is unknown"),
         ("optimizer.state.exp_avg.embedding.word_embeddings.weight", "lacks exp_avg_sq"),
     ],
 )

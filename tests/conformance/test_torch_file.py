@@ -1,4 +1,4 @@
-"""Files of torch.save written without torch: torch.load is the judge."""
+"""Files of torch.save written without torch, checked with torch.load."""
 
 from __future__ import annotations
 

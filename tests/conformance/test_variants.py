@@ -1,7 +1,6 @@
 """The model's options against models of `transformers` that have them: logits and every gradient, 1e-5.
 
-Their weights are random. How they lie in ours is written here, model by model, once for values and gradients
-alike: what moves is rows, and a gradient moves with its weight.
+Weights are random. The test has its own mapping of each model's weights, used for values and gradients alike.
 """
 
 from __future__ import annotations

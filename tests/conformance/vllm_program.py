@@ -1,4 +1,4 @@
-"""What vLLM makes of folders: run by a Python of its own, without anything of ours."""
+"""Run vLLM on folders, in its own Python environment and without this project."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmarks for GPUs begin on a CPU, so that they are not found broken on the day there is a GPU."""
+"""The GPU benchmarks start on a CPU, so that errors are found without a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The README's quick start, and what `make demo` does to a person's files and processes."""
+"""The README's quick start, and the effects of `make demo` on files and processes."""
 
 from __future__ import annotations
 
@@ -33,14 +33,15 @@ def test_a_folder_that_no_demo_made_is_refused_and_kept(tmp_path: Path) -> None:
     process = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (process.returncode, process.stdout) == (1, "")
     assert process.stderr == (
-        f"error: --output: holds something that is not a demo's: found {tmp_path}; hint: name a new folder\n"
+        f"error: --output: contains files that a demo did not write: found {tmp_path}; "
+        "hint: name a new folder\n"
     )
     assert letter.read_text() == "dear"
 
 
 def test_the_folder_of_a_demo_before_is_emptied(demo: ModuleType, tmp_path: Path) -> None:
     for _ in range(2):
-        demo.make_room(tmp_path / "run")
+        demo.create_output_folder(tmp_path / "run")
         assert [left.name for left in (tmp_path / "run").iterdir()] == [demo.MARK]
         (tmp_path / "run/corpus.jsonl").touch()
 
@@ -65,13 +66,13 @@ class Torchrun:
 def test_an_interrupted_command_is_never_left_before_it_has_ended(demo: ModuleType) -> None:
     quick = Torchrun(KeyboardInterrupt(), 1)
     with pytest.raises(KeyboardInterrupt):
-        demo.finish(quick)
+        demo.wait_for_exit(quick)
     assert quick.asked == ["wait", "wait a while"]
     slow = Torchrun(KeyboardInterrupt(), subprocess.TimeoutExpired("torchrun", 10), 1)
     with pytest.raises(KeyboardInterrupt):
-        demo.finish(slow)
+        demo.wait_for_exit(slow)
     assert slow.asked == ["wait", "wait a while", "terminate", "wait"]
-    assert demo.finish(Torchrun(3)) == 3
+    assert demo.wait_for_exit(Torchrun(3)) == 3
 
 
 @pytest.mark.long

@@ -1,10 +1,10 @@
-"""A run that is killed again and again, at random moments, and goes on each time from what it left.
+"""Kill a run repeatedly at random moments, and resume it each time.
 
     python -m tests.faults.kills [--kills 100] [--json FILE]
 
 Every rank is killed by SIGKILL within a few hundredths of a second: while it starts, computes, copies, while
-its writer writes, commits or removes an older checkpoint. Then the run is let to its end, which is compared
-with that of a run that nobody disturbed, bit for bit.
+its writer writes, commits or removes an older checkpoint. Then the run finishes, and is compared bitwise with
+an undisturbed run.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Small training runs whose ranks are killed, stopped or poisoned, as forks of one warm process.
 
-A fork starts in milliseconds where a new interpreter takes seconds, so dozens of runs fit into a minute. A
-rank meets the others at a file and ends through the same doors as a rank of torchrun: `train_on` under the
-command's own error handling.
+A fork starts in milliseconds where a new interpreter takes seconds, so dozens of runs fit into a minute.
+Ranks rendezvous by a file and end like ranks of torchrun: `train_on` under the command's error handling.
 """
 
 from __future__ import annotations
@@ -100,7 +99,7 @@ class RunningRanks:
 def start(
     folder: Path, save: Path, ranks: int, sets: tuple[str, ...] = (), faults: dict[int, Fault] | None = None
 ) -> RunningRanks:
-    """Begin a run, or go on with the one in `save`; `folder` takes what the ranks say."""
+    """Start a run, or resume the one in `save`; `folder` gets the output of the ranks."""
     folder.mkdir()
     config = folder / "run.toml"
     config.write_text(CONFIG)
@@ -116,7 +115,7 @@ def start(
 
 
 def _rank(folder: Path, config: Path, sets: tuple[str, ...], world: World, fault: Fault | None) -> None:
-    """Be one rank until the process ends."""
+    """Run one rank until the process ends."""
     code = 70  # an error of the test itself
     try:
         stderr = os.open(folder / f"stderr-{world.rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -180,6 +179,6 @@ def bad_token_at(iteration: int) -> Fault:
 
     def fault(trainer: Trainer) -> None:
         if trainer.state.iteration == iteration:
-            raise FormatError("corpus", "holds a token outside the model's vocabulary")
+            raise FormatError("corpus", "contains a token outside the model's vocabulary")
 
     return fault

@@ -1,4 +1,4 @@
-"""Whatever befalls a rank, no rank hangs, one line says what happened, and the last checkpoint is whole."""
+"""After any fault of a rank, no rank hangs, one line reports it, and the last checkpoint is intact."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ TIME = LIMIT + 2 * 5 + 30  # the limit, the watchdog's patience twice, and a cro
 
 @pytest.fixture(scope="module")
 def make_undisturbed_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, tuple[str, ...]], Path]:
-    """A whole run on a layout, made when it is first asked for."""
+    """Train an undisturbed run on a layout, on first use."""
 
     @cache
     def run(ranks: int, sets: tuple[str, ...]) -> Path:
@@ -97,7 +97,7 @@ def outcomes(
     tmp_path_factory: pytest.TempPathFactory,
     make_undisturbed_run: Callable[[int, tuple[str, ...]], Path],
 ) -> dict[Case, str]:
-    """What went wrong with each case; those asked for run here, some at a time."""
+    """Run the requested cases, some at a time, and return the failure of each."""
     failures: dict[Case, str] = {}
     asked = requested_values(request, "case")
     waiting = [case for case in CASES if case in asked]
@@ -157,7 +157,7 @@ def _ended_well(case: Case, running: RunningRanks) -> str:
 
 
 def _check_resume(running: RunningRanks, save: Path, whole: Path) -> str:
-    """Nothing that looks finished is broken, and from there the run ends as if nothing had been."""
+    """Check that no finished checkpoint is damaged, and that the resumed run equals an undisturbed one."""
     if not running.wait(TIME) or set(running.codes.values()) != {0}:
         running.kill()
         return f"does not go on: {running.codes}\n{running.stderr_text()}"
@@ -215,4 +215,4 @@ def test_what_one_rank_alone_finds_is_the_one_cause_that_is_said(tmp_path: Path)
     running = start(tmp_path / "run", tmp_path / "save", 2, (), {1: bad_token_at(2)})
     assert running.wait(TIME), running.stderr_text()
     assert running.codes == {0: EXIT_RANK_LOST, 1: 2}
-    assert running.stderr_text() == "error: corpus: holds a token outside the model's vocabulary\n"
+    assert running.stderr_text() == "error: corpus: contains a token outside the model's vocabulary\n"

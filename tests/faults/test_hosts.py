@@ -1,4 +1,4 @@
-"""Runs over two hosts: as one process does, and what happens when the cable is cut or a host is gone."""
+"""Runs over two hosts: equality with one process, a cut cable, and a lost host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run that is killed again and again ends where an undisturbed one does (`tests.faults.kills`)."""
+"""A repeatedly killed run ends like an undisturbed one (`tests.faults.kills`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The program that the pods start, mega-torchrun, ends with the exit code of the rank that failed."""
+"""mega-torchrun, which the pods start, exits with the code of the failed rank."""
 
 from __future__ import annotations
 

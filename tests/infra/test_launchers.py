@@ -1,4 +1,4 @@
-"""The launchers under infra/, checked by the tools and the models of those who read them."""
+"""The launchers under infra/, checked by the tools and API models of their systems."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dashboard under infra/ asks for metrics that a run serves, and for all of them."""
+"""The dashboard under infra/ queries exactly the metrics that a run exports."""
 
 from __future__ import annotations
 

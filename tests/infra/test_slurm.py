@@ -1,4 +1,4 @@
-"""What train.sbatch starts where stand-ins play Slurm: the command lines, and two nodes on this machine."""
+"""train.sbatch with fake Slurm programs: command lines, and two nodes on this machine."""
 
 from __future__ import annotations
 

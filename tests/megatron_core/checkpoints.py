@@ -1,4 +1,4 @@
-"""What Megatron Core does with our checkpoints, and the checkpoints that it saves, as its training does."""
+"""Load checkpoints in Megatron Core and save them, as its training does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Skips what asks Megatron Core itself where it is not installed."""
+"""Skip the tests that need Megatron Core if it is not installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cases of data, drawn from a seed, and the files of ours that they name."""
+"""Random data cases, and the dataset files that they name."""
 
 from __future__ import annotations
 

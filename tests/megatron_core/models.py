@@ -1,4 +1,4 @@
-"""Megatron Core's GPT made from a checkpoint's arguments, as its own training makes it, and its logits."""
+"""Megatron Core's GPT, built from a checkpoint's arguments as in its training, and its logits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Megatron Core's optimizers take up the state in our checkpoints, and save theirs, as its training does."""
+"""Load optimizer state into Megatron Core's optimizers and save it, as its training does."""
 
 from __future__ import annotations
 

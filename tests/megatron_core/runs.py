@@ -1,4 +1,4 @@
-"""Trainings of ours that Megatron Core repeats: the same weights, batches and options."""
+"""Training runs that Megatron Core repeats with the same weights, batches and options."""
 
 from __future__ import annotations
 

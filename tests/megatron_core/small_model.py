@@ -1,4 +1,4 @@
-"""A small model in our words and in those of Megatron's arguments, and checkpoints of random numbers."""
+"""A small model as a spec and as Megatron's arguments, and checkpoints with random weights."""
 
 from __future__ import annotations
 

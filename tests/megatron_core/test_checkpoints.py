@@ -1,4 +1,4 @@
-"""Megatron Core loads what we write, strictly, and we read what it saves: logits, and every weight's bits."""
+"""Megatron Core loads our checkpoints strictly, and we read its checkpoints: equal logits and bits."""
 
 from __future__ import annotations
 

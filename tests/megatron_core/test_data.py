@@ -1,4 +1,4 @@
-"""Data is Megatron Core's number for number: files, samples, blends, masks, schedules, over drawn cases."""
+"""Data equals Megatron Core's for random cases: files, samples, blends, masks, schedules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Megatron Core's optimizers go on from the state in our `torch_dist` folders; what they save is read."""
+"""Megatron Core's optimizers resume from our `torch_dist` folders, and we read theirs."""
 
 from __future__ import annotations
 
@@ -136,5 +136,5 @@ def test_a_state_that_megatron_core_shifted_is_left_behind(folder: Path, tmp_pat
     for layout, whole in (("211", True), ("121", False)):  # over a pipeline its embedding has two buckets
         load, back = folder / f"{SHIFTED}-theirs-{layout}", tmp_path / layout
         left = convert(load, back, "torch_dist", "mega", reading=ReadOptions(vocab=WORDS)).dropped
-        assert ("the optimizer's state, whose float32 weights are not the model's" not in left) == whole
+        assert ("the optimizer's state, whose main weights do not match the model's" not in left) == whole
         assert (Checkpoint.open(back).tensors.keys() == {MODEL}) == (not whole)

@@ -1,4 +1,4 @@
-"""A training is Megatron Core's: from the same weights and batches the same numbers, step after step."""
+"""Training equals Megatron Core's step by step, from the same weights and batches."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def one_rank_cannot_write(world: World, meet: str, folder: Path) -> None:
     def refuse_fork(*_: object) -> None:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
-    causes = ["the process that writes was ended by SIGKILL", "Resource temporarily unavailable", ""]
+    causes = ["the writer process was killed by SIGKILL", "Resource temporarily unavailable", ""]
     for fault, cause in zip((start_and_kill, refuse_fork, start), causes, strict=True):
         if last:
             SubprocessWriter.__init__ = fault  # type: ignore[assignment,method-assign]

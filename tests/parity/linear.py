@@ -1,4 +1,4 @@
-"""The tensor-parallel products on several ranks against torch's own on one, in float64: parity bodies."""
+"""Test bodies: tensor-parallel products on several ranks against torch's on one, in float64."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A pairwise covering design over every way of cutting a model.
+"""A pairwise covering design of parallel layouts.
 
-All combinations are hundreds; most faults show with two of the settings. So rows are chosen, always in the
-same way, until every two values that can stand together do so in some row.
+There are hundreds of combinations, but most faults need only two settings. So rows are chosen
+deterministically until every valid pair of values occurs in some row.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Run bodies on several processes that meet at a file.
+"""Run test bodies on several processes that rendezvous by a file.
 
-One start per number of processes runs every case. Each case is then a test of its own that asks how it went.
+One start per number of processes runs all cases. Each test then looks up the outcome of its case.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Outcomes:
 
 
 def be_rank() -> None:
-    """Be the rank that the arguments name: of `on_ranks`."""
+    """Run the rank that the arguments name, for `on_ranks`."""
     rank, ranks, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     torch.set_num_threads(1)
     cases: dict[str, Body] = pickle.loads((folder / "cases.pickle").read_bytes())

@@ -1,4 +1,4 @@
-"""A run on several ranks: all exit after the same step, runs repeat, and a run resumes in its middle."""
+"""Several ranks exit together, are reproducible, and resume in the middle of a run."""
 
 from __future__ import annotations
 

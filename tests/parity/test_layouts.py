@@ -1,4 +1,4 @@
-"""Every way of cutting a model trains as one process does: float32, 1e-5."""
+"""Every layout trains like one process: float32, 1e-5."""
 
 from __future__ import annotations
 

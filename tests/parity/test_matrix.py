@@ -1,4 +1,4 @@
-"""Every two ways of cutting a model together train as one process does: float32, 1e-5, ten steps."""
+"""Every pair of parallel settings trains like one process: float32, 1e-5, ten steps."""
 
 from __future__ import annotations
 

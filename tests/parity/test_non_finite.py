@@ -1,4 +1,4 @@
-"""A number that is not finite names the rank on which it began, or the copy of the model, and no other."""
+"""The error of a non-finite number names the rank of origin or the model replica, and no other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options that parallel ranks share: slopes and norms by head, a normed embedding, optimizers of matrices."""
+"""Options on parallel ranks: ALiBi slopes and norms per head, embedding norm, matrix optimizers."""
 
 from __future__ import annotations
 

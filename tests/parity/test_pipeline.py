@@ -1,4 +1,4 @@
-"""Every schedule and every way of dealing layers trains as one process does, and bit for bit alike."""
+"""Every schedule and layer assignment trains like one process, and bitwise like each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plan says of memory, against what the trainer holds."""
+"""Planned memory against the trainer's memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A case that fails on one rank fails, ends the ranks that wait for it, and no other case passes unseen."""
+"""A case that fails on one rank fails as a whole, and ends the waiting ranks and later cases."""
 
 from __future__ import annotations
 

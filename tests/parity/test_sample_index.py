@@ -1,4 +1,4 @@
-"""Ranks that read the same samples: one makes their order, all map it."""
+"""One rank builds the sample order, and all ranks map it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told of a run does not depend on how many ranks it has, and every rank's times are known."""
+"""Telemetry does not depend on the number of ranks, and has the times of all ranks."""
 
 from __future__ import annotations
 
@@ -79,5 +79,5 @@ def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 @pytest.mark.parametrize(("ranks", "case"), [(ranks, case) for ranks in CASES for case in CASES[ranks]])
-def test_many_ranks_tell_what_one_does(outcomes: Outcomes, ranks: int, case: str) -> None:
+def test_many_ranks_report_the_same_as_one(outcomes: Outcomes, ranks: int, case: str) -> None:
     assert not (text := outcomes.outcome(ranks, case)), text

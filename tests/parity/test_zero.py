@@ -1,4 +1,4 @@
-"""Replicas that share the work of keeping a model train as one process does, whatever they share and when."""
+"""All ZeRO stages and overlaps train like one process."""
 
 from __future__ import annotations
 

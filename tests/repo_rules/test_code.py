@@ -1,4 +1,4 @@
-"""Rules of the code that a linter does not know."""
+"""Rules of the code that no linter checks."""
 
 from __future__ import annotations
 

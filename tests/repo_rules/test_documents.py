@@ -1,4 +1,4 @@
-"""What the documents say can be done: commands parse, code compiles, links lead somewhere."""
+"""Documents are consistent with the code: commands parse, code compiles, links work."""
 
 from __future__ import annotations
 

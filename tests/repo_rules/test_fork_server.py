@@ -1,4 +1,4 @@
-"""A fork of a warm process is a program of its own: its arguments, environment, folder, streams and end."""
+"""A fork of a warm process behaves like a separate program: arguments, environment, folder, streams, exit."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a person reads after a mistake, word by word.
+"""Error messages of common mistakes, compared word by word.
 
-`messages.txt` holds the command lines and, below each, the one line that must appear on stderr. It is meant
-to be read as prose: a message that reads badly there reads badly everywhere.
+`messages.txt` holds the command lines and, below each, the one line that must appear on stderr. Review it as
+prose.
 """
 
 from __future__ import annotations

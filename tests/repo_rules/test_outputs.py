@@ -1,4 +1,4 @@
-"""One rule for what a command may overwrite, held against every option of every program that names an output.
+"""One rule for overwriting files, checked for every output option of every program.
 
 A command with a new output must be listed here: the lists are compared with the options of the commands.
 """

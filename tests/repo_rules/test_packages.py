@@ -1,4 +1,4 @@
-"""What every package must have, and what its program must do before any work."""
+"""Required content of every package, and start-up of its program."""
 
 from __future__ import annotations
 

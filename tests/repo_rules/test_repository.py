@@ -1,4 +1,4 @@
-"""The repository as a whole: no machine's own names in it, and no test folder that tests nothing."""
+"""Rules of the repository: no names of machines, and no test folder without tests."""
 
 from __future__ import annotations
 

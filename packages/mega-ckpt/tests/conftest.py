@@ -44,7 +44,7 @@ def small_llama() -> ModelSpec:
 
 @pytest.fixture
 def mega() -> Mega:
-    """Run the command; a MegaError comes out as the result's exception."""
+    """Run the command; a MegaError is the result's exception."""
     return lambda *words: CliRunner().invoke(cli, [str(word) for word in words])
 
 

@@ -1,4 +1,4 @@
-"""A mean of weights is the mean of each number, in the dtype of the first, and of one model only."""
+"""`average`: element-wise mean of the weights, in the dtype of the first source; models must be equal."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_infinities_of_two_signs_average_to_no_number(run_folder: Any, tmp_path:
         (("--weights", "0,0,0"), "--weights: are not 0 or more"),
         (("--weights", "nan,1,1"), "--weights: are not 0 or more"),
         (("--ema", "1"), "--ema: is not a decay: found 1.0, wanted between 0 and 1"),
-        (("--ema", ".9", "--weights", "1,1,1"), "--ema: says weights as --weights does"),
+        (("--ema", ".9", "--weights", "1,1,1"), "--ema: excludes --weights"),
     ],
 )
 def test_what_are_no_weights_is_one_line(
@@ -127,7 +127,7 @@ def test_two_models_have_no_mean(mega: Any, run_folder: Any, small_gpt: ModelSpe
 
 def test_a_source_is_neither_written_onto_nor_copied_when_damaged(three: list[Path], tmp_path: Path) -> None:
     sources = [Checkpoint.open(run) for run in three]
-    with pytest.raises(ConfigError, match="--save: is where a source is"):
+    with pytest.raises(ConfigError, match="--save: is the folder of a source"):
         average(sources, three[1], [1, 1, 1], force=True)
     file = sources[1].folder / "optim.main-00000.safetensors"
     file.write_bytes(file.read_bytes()[:-1] + b"\x77")

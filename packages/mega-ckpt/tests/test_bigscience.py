@@ -1,4 +1,4 @@
-"""Megatron-DeepSpeed's folders: where each tensor goes, and what is refused in one line."""
+"""Megatron-DeepSpeed folders: mapping of the tensors, and one-line errors."""
 
 from __future__ import annotations
 
@@ -215,14 +215,15 @@ DAMAGE: dict[str, tuple[dict[str, Any], Callable[[Files], Any], str]] = {
     "a tensor more": (
         {"embed_layernorm": False},
         len,
-        "layer_01-model_00-model_states.pt: has a tensor that the model has not: found word_embeddings.norm.",
+        "layer_01-model_00-model_states.pt: has a tensor that is not in the model: found "
+        "word_embeddings.norm.",
     ),
     "gate": (
         {"glu_activation": "siglu"},
         len,
-        "args.glu_activation: is not in our models: found siglu, wanted",
+        "args.glu_activation: is not supported: found siglu, wanted",
     ),
-    "prefix": ({"prefix_lm": True}, len, "args.prefix_lm: is not in our models"),
+    "prefix": ({"prefix_lm": True}, len, "args.prefix_lm: is not supported"),
     "no heads": ({"num_attention_heads": None}, len, "args.num_attention_heads: missing"),
     "heads over ranks": ({"num_attention_heads": 1}, len, "global_step20: cannot be of 2 ranks: --tp: "),
     "layers": ({"num_layers": 2**40}, len, "layers in the files: found 1, wanted 1099511627776"),
@@ -252,18 +253,18 @@ def test_files_that_are_missing_or_cut_are_named(write_run: Write, tmp_path: Pat
     assert_refused("vocabulary: has fewer rows: found 16, wanted 17 or more", vocab=17)
     (tmp_path / "empty").mkdir()
     assert_refused(
-        "empty: is no checkpoint of Megatron-DeepSpeed: wanted latest, or layer_01", tmp_path / "empty"
+        "empty: is not a checkpoint of Megatron-DeepSpeed: wanted latest, or layer_01", tmp_path / "empty"
     )
     (run / "latest").write_text("../elsewhere", "utf-8")
-    assert_refused("latest: is no name of a step: found '../elsewhere'")
+    assert_refused("latest: is not the name of a step: found '../elsewhere'")
     (run / "latest").write_text("global_step21\n", "utf-8")
-    assert_refused("global_step21: no such folder: wanted what .*latest names")
+    assert_refused("global_step21: no such folder: wanted the step named by .*latest")
     layer, state = step / "layer_05-model_01-model_states.pt", step / "mp_rank_00_model_states.pt"
     whole = layer.read_bytes()
     layer.write_bytes(whole[: len(whole) // 2])
     assert_refused("layer_05-model_01-model_states.pt: ", step)
     zip_writer.write(layer, {"module": {}}, lambda _: [])
-    assert_refused("layer_05-model_01-model_states.pt: is no layer of Megatron-DeepSpeed", step)
+    assert_refused("layer_05-model_01-model_states.pt: is not a layer of Megatron-DeepSpeed", step)
     zip_writer.write(state, {"iteration": 3}, lambda _: [])
     assert_refused("mp_rank_00_model_states.pt: has no arguments: wanted args", step)
     state.unlink()

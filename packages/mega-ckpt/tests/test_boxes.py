@@ -1,4 +1,4 @@
-"""Parts of foreign tensors are the parts of ours that they say."""
+"""Boxes and runs of foreign tensors map to the right boxes of a parameter."""
 
 from __future__ import annotations
 

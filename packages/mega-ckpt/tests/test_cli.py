@@ -1,4 +1,4 @@
-"""The command as a person meets it: one line for a mistake, and nothing heavy before it is needed."""
+"""The command line: one-line errors, and no slow imports before they are needed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_help_needs_no_numpy_and_nothing_here_needs_torch() -> None:
             ("verify", "nowhere"),
             "error: nowhere: no such folder: wanted a checkpoint or the folder of a run; hint: ls .\n",
         ),
-        (("inspect", "."), "error: .: holds no finished checkpoint: found no checkpoint"),
+        (("inspect", "."), "error: .: contains no finished checkpoint: found no checkpoint"),
         (("reshard", "--load", "nowhere", "--save", "new"), "error: nowhere: no such folder"),
         (("reshard", "--load", "a", "--save", "b", "--tp", "0"), "error: --tp: 0 is not in the range"),
         (
@@ -50,7 +50,7 @@ def test_help_needs_no_numpy_and_nothing_here_needs_torch() -> None:
         ),
         (
             ("convert", "--from", "hf", "--to", "fairseq", "--load", "x", "--save", "y"),
-            "--to: is a format that is only read: found fairseq, wanted mega | hf | meta | megatron",
+            "--to: is a read-only format: found fairseq, wanted mega | hf | meta | megatron",
         ),
         (
             ("convert", "--from", "torch_dist", "--to", "mega", "--load", "/no/x", "--save", "y"),

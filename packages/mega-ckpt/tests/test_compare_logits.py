@@ -1,4 +1,4 @@
-"""The check of logits where transformers fails, and what of a conversion is timed and flushed."""
+"""Comparison of logits if transformers fails; timing and flushing of a conversion."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Control characters of a file never reach the terminal, whatever command prints the line they are in."""
+"""No command prints control characters of a file to the terminal."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_inspect_escapes_what_a_manifest_says(
 def test_inspect_escapes_what_a_foreign_folder_says(hf_folder: Make, small_gpt: ModelSpec, mega: Any) -> None:
     folder = hf_folder(small_gpt, config={"eos_token_id": "\x9b2J\x1b"})
     lines = printed_lines(mega("inspect", folder))
-    assert r'without a place in ours: eos_token_id "\u009b2J\u001b"' in lines
+    assert r'not supported by Mega: eos_token_id "\u009b2J\u001b"' in lines
     assert all(line.isprintable() for line in lines)
 
 
@@ -72,7 +72,7 @@ def test_convert_escapes_what_it_leaves_behind(
     lines = printed_lines(
         mega("convert", "--from", "hf", "--to", "mega", "--load", folder, "--save", tmp_path / "run")
     )
-    assert r'left behind: eos_token_id "\u009b2J\u001b"' in lines
+    assert r'dropped: eos_token_id "\u009b2J\u001b"' in lines
     assert all(line.isprintable() for line in lines)
 
 

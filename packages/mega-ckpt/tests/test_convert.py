@@ -1,4 +1,4 @@
-"""What `convert` refuses, and that it leaves nothing behind. tests/conformance compares the numbers."""
+"""Errors of `convert`, which leave no output. tests/conformance compares the numbers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,10 @@ def _drop_tensor(tensors: Tensors, name: str) -> Tensors:
 
 DAMAGE: dict[str, tuple[Callable[[Tensors], Tensors], str]] = {
     "missing": (lambda t: _drop_tensor(t, C_ATTN), f"hf: has no tensor: wanted {C_ATTN}"),
-    "extra": (lambda t: t | {"more": np.ones(2, np.float32)}, "a tensor that the model has not: found more"),
+    "extra": (
+        lambda t: t | {"more": np.ones(2, np.float32)},
+        "a tensor that is not in the model: found more",
+    ),
     "shape": (
         lambda t: t | {C_ATTN: np.ascontiguousarray(t[C_ATTN].T)},
         f"model.safetensors: {C_ATTN}: shape: found (24, 8), wanted (8, 24)",
@@ -194,24 +197,30 @@ def test_a_missing_key_is_named(hf_folder: Any, small_gpt: ModelSpec, tmp_path: 
     [
         (
             {"positions": "sinusoidal"},
-            "model.positions: no class of Hugging Face's has such",
+            "model.positions: is not supported by any class",
         ),
-        ({"positions": "none"}, "model.positions: no class .* found none, wanted rope | learned | alibi"),
-        ({"scale_embedding": True}, "model.scale_embedding: no class .* found True, wanted False"),
-        ({"norm_1p": True}, "model.norm_1p: no class"),
-        ({"activation": "geglu"}, "model.activation: no class .*: found geglu, wanted silu | gelu"),
+        (
+            {"positions": "none"},
+            "model.positions: is not supported .* found none, wanted rope | learned | alibi",
+        ),
+        ({"scale_embedding": True}, "model.scale_embedding: is not supported .* found True, wanted False"),
+        ({"norm_1p": True}, "model.norm_1p: is not supported"),
+        ({"activation": "geglu"}, "model.activation: is not supported .*: found geglu, wanted silu | gelu"),
         (
             {"norm": "rmsnorm"},
-            "model.norm: GPT2LMHeadModel .*: found rmsnorm, wanted layernorm",
+            "model.norm: is not supported by GPT2LMHeadModel.*: found rmsnorm, wanted layernorm",
         ),
-        ({"bias": False}, "model.bias: GPT2LMHeadModel has no such thing: found False, wanted True"),
-        ({"embed_norm": True}, "model.embed_norm: GPT2LMHeadModel has no such thing: found True"),
-        ({"qk_norm": True}, "model.qk_norm: GPT2LMHeadModel has no such thing"),
+        ({"bias": False}, "model.bias: is not supported by GPT2LMHeadModel: found False, wanted True"),
+        ({"embed_norm": True}, "model.embed_norm: is not supported by GPT2LMHeadModel: found True"),
+        ({"qk_norm": True}, "model.qk_norm: is not supported by GPT2LMHeadModel"),
         (
             {"sliding_window": 3},
-            "model.sliding_window: GPT2LMHeadModel has no such thing: found 3, wanted None",
+            "model.sliding_window: is not supported by GPT2LMHeadModel: found 3, wanted None",
         ),
-        ({"positions": "alibi"}, "model.embed_norm: BloomForCausalLM has no such thing: found False, wanted"),
+        (
+            {"positions": "alibi"},
+            "model.embed_norm: is not supported by BloomForCausalLM: found False, wanted",
+        ),
     ],
 )
 def test_a_model_that_no_class_of_hugging_faces_can_be_is_refused(
@@ -227,10 +236,10 @@ def test_a_model_that_no_class_of_hugging_faces_can_be_is_refused(
     ("change", "message"),
     [
         ({"rotary_fraction": 0.5, "head_dim": 4}, "model.rotary_fraction: .*: found 0.5, wanted 1.0"),
-        ({"rope_interleaved": True}, "model.rope_interleaved: no class .*: found True, wanted False"),
+        ({"rope_interleaved": True}, "model.rope_interleaved: is not supported .*: found True, wanted False"),
         (
             {"qkv_bias": True, "qk_norm": True},
-            "model.qk_norm: Qwen2ForCausalLM has no such thing: found True",
+            "model.qk_norm: is not supported by Qwen2ForCausalLM: found True",
         ),
         (
             {"rope_scaling": 8.0, "rope_interpolation": 2.0},
@@ -379,12 +388,12 @@ def test_what_is_there_is_replaced_only_when_asked(
 ) -> None:
     folder, run = hf_folder(small_gpt), run_folder(small_gpt)
     before = (folder / "model.safetensors").read_bytes()
-    with pytest.raises(ConfigError, match="there is something already.*--force"):
+    with pytest.raises(ConfigError, match="exists already.*--force"):
         to_hugging_face(run, folder)
     assert (folder / "model.safetensors").read_bytes() == before
     to_hugging_face(run, folder, force=True)
     assert (folder / "model.safetensors").read_bytes() != before
-    with pytest.raises(ConfigError, match="something else than a model"):
+    with pytest.raises(ConfigError, match="something other than a model"):
         to_hugging_face(run, run_folder(small_gpt, "another"), force=True)
     new = tmp_path / "new"
     from_hugging_face(folder, new)
@@ -404,8 +413,8 @@ def test_a_tokenizer_with_more_ids_than_the_model_is_refused_and_can_be_left_beh
     (folder / "merges.txt").write_text("#version: 0.2\n", "utf-8")
     with pytest.raises(
         FormatError,
-        match="has ids that the model has not: found 13, wanted at most the model's 11; hint: "
-        "mega-ckpt convert --no-tokenizer leaves it behind",
+        match="has ids outside the model's vocabulary: found 13, wanted at most the model's 11; hint: "
+        "mega-ckpt convert --no-tokenizer drops it",
     ):
         from_hugging_face(folder, tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -427,7 +436,7 @@ def test_no_tokenizer_leaves_that_of_a_run_behind_and_excludes_the_flag_that_giv
     result = mega(*words, "--to", "hf", "--save", tmp_path / "x")
     assert result.exit_code == 0
     assert json.loads((tmp_path / "x" / "config.json").read_bytes())["eos_token_id"] is None
-    assert "left behind: the tokenizer, the optimizer's state, iteration 3 and the schedule" in result.output
+    assert "dropped: the tokenizer, the optimizer's state, iteration 3 and the schedule" in result.output
 
 
 @pytest.mark.parametrize("schedule", [5, "warmup", []])
@@ -444,7 +453,7 @@ def test_a_schedule_of_a_trainer_file_that_is_no_object_is_refused_before_anythi
     (folder / "manifest.sha256").unlink()
     with pytest.raises(
         FormatError,
-        match=f"trainer.json: {key}: is not what a training writes: found .*, wanted a JSON object",
+        match=f"trainer.json: {key}: is not what mega-train writes: found .*, wanted a JSON object",
     ):
         to_hugging_face(folder, tmp_path / "out")
     assert not (tmp_path / "out").exists()

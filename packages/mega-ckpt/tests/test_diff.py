@@ -1,4 +1,4 @@
-"""Two checkpoints differ where a number of theirs does; and what the numbers of one are like."""
+"""`diff` and `inspect --stats`: differences between checkpoints, and statistics of tensors."""
 
 from __future__ import annotations
 
@@ -152,7 +152,9 @@ def test_a_format_that_files_do_not_tell_has_to_be_said(
     (tmp_path / "papers").mkdir()
     result = mega("diff", run, tmp_path / "papers")
     assert isinstance(result.exception, ConfigError)
-    assert str(result.exception).startswith(f"--to: has to be said, for {tmp_path / 'papers'} does not tell")
+    assert str(result.exception).startswith(
+        f"--to: missing, and the format of {tmp_path / 'papers'} cannot be detected"
+    )
     assert isinstance(mega("diff", tmp_path / "nowhere", run).exception, FormatError)
 
 
@@ -210,7 +212,7 @@ def test_another_format_is_inspected_in_our_names_with_the_numbers_of_ours(
         has = wanted["namespaces"][space]
         assert actual["namespaces"][space] == {key: has[key] for key in ("tensors", "dtypes", "bytes")}
     lines = mega("inspect", theirs, "--tensors").output.splitlines()
-    assert lines[1] == "format      megatron: a classic checkpoint of Megatron-LM's, or a run's folder"
+    assert lines[1] == "format      megatron: a classic checkpoint of Megatron-LM, or a run's folder"
     assert "model  embed.weight  F32  11 x 8" in lines
 
 
@@ -221,7 +223,7 @@ def test_what_a_foreign_checkpoint_has_and_ours_has_not_is_told_and_damage_is_re
     padded = replace(small_gpt, vocab_multiple=8)
     mega("convert", "--from", "mega", "--to", "torch_dist", "--load", run_folder(padded), "--save", theirs)
     lines = mega("inspect", theirs).output.splitlines()
-    assert lines[-1] == "without a place in ours: 5 rows of padding"
+    assert lines[-1] == "not supported by Mega: 5 rows of padding"
     (data,) = theirs.glob("iter_*/*.distcp")
     damaged = bytearray(data.read_bytes())
     damaged[len(damaged) // 2] ^= 1
@@ -244,7 +246,7 @@ def test_what_files_do_not_say_is_said_beside_them(
     file = tmp_path / "weights.bin"
     file.write_bytes(b"")
     assert str(mega("inspect", file).exception).startswith(
-        f"--from: has to be said, for {file} does not tell"
+        f"--from: missing, and the format of {file} cannot be detected"
     )
 
 

@@ -1,4 +1,4 @@
-"""Buckets of Megatron core's distributed optimizer: what is in them, and what is not taken for it."""
+"""Buckets of Megatron core's distributed optimizer: their content, and unknown layouts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a Hugging Face folder says and no other format has a place for is told, and nothing else is."""
+"""Items of a Hugging Face folder that the target format cannot store are reported, and only those."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ def test_without_a_tokenizer_the_ids_are_told_and_every_file_that_stays(
     (folder / "chat_template.jinja").write_text("{{ messages }}")
     words = ("convert", "--from", "hf", "--to", "mega", "--load", folder, "--save")
     result = mega(*words, tmp_path / "a")
-    assert result.stderr == "left behind: bos_token_id 3, eos_token_id 4, chat_template.jinja\n"
+    assert result.stderr == "dropped: bos_token_id 3, eos_token_id 4, chat_template.jinja\n"
     tokenizer_files(folder, bos_token="<s>", eos_token="</s>")
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [4, 2]}))
     result = mega(*words, tmp_path / "b", "--no-tokenizer")
     assert result.stderr == (
-        "left behind: the tokenizer, bos_token_id 3, eos_token_id 4, generation_config.json\n"
+        "dropped: the tokenizer, bos_token_id 3, eos_token_id 4, generation_config.json\n"
     )
 
 

@@ -1,4 +1,4 @@
-"""What is refused of fairseq's files, in one line. tests/conformance has the numbers."""
+"""One-line errors for fairseq's files. tests/conformance compares the numbers."""
 
 from __future__ import annotations
 
@@ -97,13 +97,14 @@ DAMAGE: dict[str, tuple[Callable[[Trees], Any], str]] = {
     "a part too few": (lambda t: t.pop(), "model: parts of the model: found 1, wanted 2"),
     "two checkpoints": (
         lambda t: t[1]["model"].update({NORM: np.zeros(4, np.float32)}),
-        f"model-model_part-1.pt: {NORM}: differs from model-model_part-0.pt's; hint: these are parts of two",
+        f"model-model_part-1.pt: {NORM}: differs from model-model_part-0.pt's; hint: these files "
+        "belong to two",
     ),
     "missing": (lambda t: t[1]["model"].pop(Q), f"model-model_part-1.pt: has no tensor: wanted {Q}"),
     "no embedding": (lambda t: t[0]["model"].pop(EMBEDDING), f"part-0.pt: has no matrix: wanted {EMBEDDING}"),
     "unknown": (
         lambda t: t[0]["model"].update(x=np.ones(1, np.float32)),
-        "model-model_part-0.pt: has a tensor that the model has not: found x",
+        "model-model_part-0.pt: has a tensor that is not in the model: found x",
     ),
     "shape": (
         lambda t: t[1]["model"].update({Q: np.ones((4, 2), np.float32)}),
@@ -119,7 +120,7 @@ DAMAGE: dict[str, tuple[Callable[[Trees], Any], str]] = {
         ),
         f"part-0.pt: has no matrix: wanted {EMBEDDING}",
     ),
-    "no model": (lambda t: t[0].update(model=None), "part-0.pt: is no checkpoint of fairseq's"),
+    "no model": (lambda t: t[0].update(model=None), "part-0.pt: is not a fairseq checkpoint"),
     "no arguments": (lambda t: t[0].pop("args"), "part-0.pt: has no arguments: wanted args or cfg"),
     "no layers": (_args(decoder_layers=None), "part-0.pt: decoder_layers: not a count: found None"),
     "layers": (_args(decoder_layers=2**40), "decoder_layers: more than the file has: found 1099511627776"),
@@ -207,7 +208,7 @@ def test_gpt2s_tokenizer_beside_the_files_travels_along(fairseq: Write, tmp_path
     more = {letter: i for i, letter in enumerate("abcdefgh")} | {"<|endoftext|>": 8}
     (folder / "encoder.json").write_text(json.dumps(more), "utf-8")
     with pytest.raises(
-        FormatError, match=r"encoder.json: has ids that the model has not: found 9, wanted at most"
+        FormatError, match=r"encoder.json: has ids outside the model's vocabulary: found 9, wanted at most"
     ):
         convert(folder, tmp_path / "more", "fairseq", "mega")
 
@@ -224,11 +225,11 @@ DICTIONARIES: dict[str, tuple[str, str]] = {
         "0 1\n1 1\n2 1\n3 1\n4 1\n",
         "dict.txt: has more lines than the model has ids: found 5, wanted at most 4",
     ),
-    "words": ("0 1\nthe 1\n", "dict.txt:2: is none of GPT-2's ids: found 'the'"),
-    "twice": ("0 1\n0 1\n", "dict.txt:2: an id is there twice: found 0"),
-    "a hole": ("0 1\n2 1\n", "dict.txt: lacks an id of GPT-2's: wanted 1"),
-    "empty": ("", "dict.txt: lacks an id of GPT-2's: wanted 0"),
-    "no counts": ("0\n", "dict.txt:1: is no line of a dictionary: found '0', wanted token count"),
+    "words": ("0 1\nthe 1\n", "dict.txt:2: is not an id of GPT-2: found 'the'"),
+    "twice": ("0 1\n0 1\n", "dict.txt:2: duplicate id: found 0"),
+    "a hole": ("0 1\n2 1\n", "dict.txt: lacks an id of GPT-2: wanted 1"),
+    "empty": ("", "dict.txt: lacks an id of GPT-2: wanted 0"),
+    "no counts": ("0\n", "dict.txt:1: is not a line of a dictionary: found '0', wanted token count"),
 }
 
 

@@ -1,4 +1,4 @@
-"""Any model of a class of Hugging Face's: its config comes back as it went, and every number bit for bit."""
+"""Round trips of models of all Hugging Face classes: equal config, bitwise equal weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights in Hugging Face's files: how they are cut, and that little of them is in memory at a time."""
+"""Hugging Face weight files: their splits, and the memory to write them."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ WIDE: dict[str, ModelSpec] = {
 def test_memory_does_not_grow_with_the_model(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the largest tensor, which is 65 MB here, a part is enough, and the whole where it is transposed."""
+    """Part of the largest tensor (65 MB) is in memory; the whole tensor if it is transposed."""
     monkeypatch.setattr("mega_ckpt.tensors.parallel_map._MAX_THREADS", 1)  # each has chunks of its own
     spec = WIDE[kind]
     rows = {row.name: row for row in table(spec)}

@@ -1,4 +1,4 @@
-"""Files whose author wants memory, seconds, a terminal or another file of ours: one line each, at once."""
+"""Hostile files that aim at memory, time, the terminal or other files: one-line errors, at once."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_seconds_and_memory_of_what_a_pickle_says_are_limited_here_too(
         raise MemoryError
 
     monkeypatch.setattr(pickle_reader.json, "loads", no_memory)
-    with pytest.raises(FormatError, match=r"many.pt: takes too much memory to read; hint: where you trust"):
+    with pytest.raises(FormatError, match=r"many.pt: takes too much memory to read; hint: if you trust"):
         pickle_reader.open_file(path)
 
 

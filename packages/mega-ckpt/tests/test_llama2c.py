@@ -1,4 +1,4 @@
-"""llama2.c's files, both versions: every tensor is found, and what is none of them is refused in one line."""
+"""llama2.c's files of both versions: all tensors are read, and other files are refused."""
 
 from __future__ import annotations
 
@@ -121,9 +121,10 @@ DAMAGE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     ),
     "more layers than memory": (
         lambda b: b[:8] + _sizes(n_layers=2**31 - 1) + b[36:],
-        "wanted 3,023,656,983,904 for 2,147,483,647 layers, hidden 8, vocabulary 270; hint: the file was cut",
+        "wanted 3,023,656,983,904 for 2,147,483,647 layers, hidden 8, vocabulary 270; hint: the file "
+        "is truncated",
     ),
-    "no heads": (lambda b: b[:8] + _sizes(n_heads=0) + b[36:], "is no model of llama2.c's: model.heads"),
+    "no heads": (lambda b: b[:8] + _sizes(n_heads=0) + b[36:], "is not a llama2.c model: model.heads"),
     "layers below 0": (lambda b: b[:8] + _sizes(n_layers=-1) + b[36:], "model.layers: not a count: found -1"),
     "no context": (lambda b: b[:8] + _sizes(seq_len=0) + b[36:], "model.max_seq_len: not a count: found 0"),
     "odd heads": (lambda b: b[:8] + _sizes(n_heads=8) + b[36:], "rotary components come in pairs"),
@@ -156,7 +157,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 def test_it_is_only_read(model: Write, tmp_path: Path) -> None:
     path, _ = model(0, tied=True)
     convert(path, tmp_path / "run", "llama2c", "mega")
-    with pytest.raises(ConfigError, match="--to: is a format that is only read: found llama2c"):
+    with pytest.raises(ConfigError, match="--to: is a read-only format: found llama2c"):
         convert(tmp_path / "run", tmp_path / "x.bin", "mega", "llama2c")
 
 
@@ -183,7 +184,7 @@ def test_a_tokenizer_that_is_named_is_taken_instead(model: Write, tmp_path: Path
     reading = ReadOptions(tokenizer=tmp_path / "null")
     assert convert(path, tmp_path / "run", "llama2c", "mega", reading=reading).written.tokenizer
     open_tokenizer("NullTokenizer", vocab_size=270).save(tmp_path / "null")
-    with pytest.raises(FormatError, match="null: has ids that the model has not: found 271"):
+    with pytest.raises(FormatError, match="null: has ids outside the model's vocabulary: found 271"):
         convert(path, tmp_path / "more", "llama2c", "mega", reading=reading)
 
 
@@ -193,8 +194,8 @@ TOKENIZERS: dict[str, tuple[bytes, str]] = {
     "longer": (_tokenizer() + b"12345", "has more than the model's ids: found 5 bytes more, wanted 270"),
     "length below 0": (struct.pack("<ifi", 8, 0, -4) + bytes(99), "has no piece 0"),
     "not text": (_tokenizer((*PIECES[:-1], b"\xff")), "has no piece 269"),
-    "twice": (_tokenizer((*PIECES[:-1], b"a")), "is no tokenizer of llama2.c's: found ['<unk>'"),
-    "no bytes": (_tokenizer((b"x", *PIECES[1:])), "is no tokenizer of llama2.c's: found ['x', '<s>'"),
+    "twice": (_tokenizer((*PIECES[:-1], b"a")), "is not a llama2.c tokenizer: found ['<unk>'"),
+    "no bytes": (_tokenizer((b"x", *PIECES[1:])), "is not a llama2.c tokenizer: found ['x', '<s>'"),
 }
 
 

@@ -1,4 +1,4 @@
-"""Llama 3's tokenizer.model: the ids are tiktoken's, and what is no such file is refused."""
+"""Llama 3's tokenizer.model: the ids equal tiktoken's, and other files are refused."""
 
 from __future__ import annotations
 
@@ -78,11 +78,11 @@ def test_special_tokens_have_metas_places(tmp_path: Path) -> None:
 BROKEN: dict[str, tuple[bytes, str]] = {
     "a hole": (
         b"IQ== 0\nIg== 2\n",
-        "tokenizer.model:2: is no token: found b'Ig== 2', wanted a token of its own",
+        "tokenizer.model:2: is not a token: found b'Ig== 2', wanted a token of its own",
     ),
-    "twice": (b"IQ== 0\nIQ== 1\n", "tokenizer.model:2: is no token"),
-    "no base64": (b"I! 0\n", "tokenizer.model:1: is no token: found b'I! 0'"),
-    "no rank": (b"IQ==\n", "tokenizer.model:1: is no token"),
+    "twice": (b"IQ== 0\nIQ== 1\n", "tokenizer.model:2: is not a token"),
+    "no base64": (b"I! 0\n", "tokenizer.model:1: is not a token: found b'I! 0'"),
+    "no rank": (b"IQ==\n", "tokenizer.model:1: is not a token"),
     "empty": (b"", "tokenizer.model: tokens: found 0 and 256 special ones, wanted the model's 300"),
 }
 

@@ -1,4 +1,4 @@
-"""What prune removes, and what a tokenizer is for other programs."""
+"""`prune` and `export-tokenizer`."""
 
 from __future__ import annotations
 
@@ -114,19 +114,19 @@ def test_what_is_there_is_replaced_only_when_asked_and_only_a_tokenizer(
     out = tmp_path / "out"
     out.mkdir()
     export_tokenizer(with_letters, out)
-    with pytest.raises(ConfigError, match="--save: there is something already: .*--force"):
+    with pytest.raises(ConfigError, match="--save: exists already: .*--force"):
         export_tokenizer(with_letters, out)
     export_tokenizer(with_letters, out, force=True)
     (tmp_path / "papers").mkdir()
     (tmp_path / "papers" / "thesis").write_text("years", "utf-8")
-    with pytest.raises(ConfigError, match="holds something else than a tokenizer"):
+    with pytest.raises(ConfigError, match="contains something other than a tokenizer"):
         export_tokenizer(with_letters, tmp_path / "papers", force=True)
     assert (tmp_path / "papers" / "thesis").read_text("utf-8") == "years"
 
 
 def test_what_hugging_face_has_not_is_refused(run_folder: Any, small_gpt: ModelSpec, tmp_path: Path) -> None:
     numbers = Checkpoint.open(run_folder(small_gpt))
-    with pytest.raises(FormatError, match="Hugging Face has no such tokenizer: found NullTokenizer"):
+    with pytest.raises(FormatError, match="is not supported by Hugging Face: found NullTokenizer"):
         export_tokenizer(numbers, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     for file in (numbers.folder / "tokenizer").iterdir():
@@ -169,7 +169,7 @@ def test_an_edit_is_found_and_accepted_when_it_was_meant(
     (folder / name).write_bytes(edited)
     for command in ("verify", "inspect"):
         refused = str(mega(command, run).exception)
-        assert f"{folder / name}: is not what was written" in refused
+        assert f"{folder / name}: differs from what was written" in refused
         assert f"mega-ckpt verify {folder} --accept" in refused
     assert f"{folder}: accepted: {name}\n{folder}: sound" in mega("verify", run, "--accept").output
     assert "sound" in mega("verify", run).output

@@ -1,4 +1,4 @@
-"""Megatron's classic checkpoints: there and back bit for bit, and torch.load sees what Megatron would."""
+"""Megatron's classic checkpoints: bitwise round trips, and files that torch.load reads as Megatron does."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_a_trainer_file_that_no_training_wrote_is_refused_in_one_line(
     ours = _save(tmp_path / "ours", small_gpt)
     (ours.folder / "trainer.json").write_text(json.dumps(TRAINER | trainer), "utf-8")
     rewrite_checksums(ours.folder, FORMAT)
-    with pytest.raises(FormatError, match="trainer.json: is not what a training writes: found "):
+    with pytest.raises(FormatError, match="trainer.json: is not what mega-train writes: found "):
         convert(tmp_path / "ours", tmp_path / "theirs", "mega", form)
     assert not (tmp_path / "theirs").exists()
 
@@ -315,7 +315,7 @@ def test_torchs_optimizer_over_megatrons_groups_takes_up_the_state(
 def test_the_vectors_of_a_distributed_optimizer_are_taken_apart(
     tmp_path: Path, small_gpt: ModelSpec, era: str
 ) -> None:
-    """Written here as Megatron's buffers lie: the last parameter first."""
+    """The test writes Megatron's buffers: the last parameter first."""
     ours = _save(tmp_path / "ours", small_gpt)
     layout = Layout(tp=2, pp=2)
     convert(tmp_path / "ours", tmp_path / "theirs", "mega", "megatron", target=WriteOptions(layout=layout))
@@ -366,8 +366,8 @@ def test_an_optimizer_of_an_unknown_layout_stays_behind_and_it_is_said(
     torch.save(tree, rank / FILE)
     result = convert(tmp_path / "theirs", tmp_path / "back", "megatron", "mega")
     assert result.dropped[:2] == (
-        "the states of random numbers",
-        "the optimizer's state, whose layout is not known",
+        "the random number generator states",
+        "the optimizer's state, whose layout is unknown",
     )
     back = Checkpoint.open(tmp_path / "back")
     assert back.tensors.keys() == {MODEL}

@@ -1,4 +1,4 @@
-"""What is wrong with a classic checkpoint, or cannot be one, is one line, and nothing half-written stays."""
+"""One-line errors for damaged or unsupported classic checkpoints, without partial output."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_rank_that_is_missing_is_named(tmp_path: Path, megatron_run: Path) -> 
         ),
         (
             lambda tree: tree.update(checkpoint_version=4.0),
-            "checkpoint_version: not one I know: found 4.0, wanted 0",
+            "checkpoint_version: not a known version: found 4.0, wanted 0",
         ),
         (
             lambda tree: tree.pop("model"),
@@ -114,7 +114,7 @@ def test_more_ranks_than_the_arguments_say_are_refused(tmp_path: Path, megatron_
 def test_a_truncated_file_is_refused(tmp_path: Path, megatron_run: Path) -> None:
     file = _rank(megatron_run, "mp_rank_00_001")
     file.write_bytes(file.read_bytes()[:-100])
-    assert f"mp_rank_00_001/{FILE}: is not a whole zip" in _refusal(tmp_path, megatron_run)
+    assert f"mp_rank_00_001/{FILE}: is not a complete zip" in _refusal(tmp_path, megatron_run)
 
 
 @pytest.mark.parametrize(
@@ -124,10 +124,11 @@ def test_a_truncated_file_is_refused(tmp_path: Path, megatron_run: Path) -> None
             "soon",
             "latest_checkpointed_iteration.txt: is not an iteration: found soon, wanted a number, or release",
         ),
-        ("4", f"iter_0000004: holds no such checkpoint: wanted mp_rank_00/{FILE}"),
+        ("4", f"iter_0000004: contains no checkpoint of this format: wanted mp_rank_00/{FILE}"),
         (
             None,
-            "RUN: holds no such checkpoint: wanted latest_checkpointed_iteration.txt, or mp_rank_00",
+            "RUN: contains no checkpoint of this format: wanted latest_checkpointed_iteration.txt, "
+            "or mp_rank_00",
         ),
     ],
 )
@@ -142,7 +143,7 @@ def test_a_run_that_names_no_checkpoint_is_refused(
 
 def test_the_other_form_of_megatrons_checkpoints_is_hinted_at(tmp_path: Path, megatron_run: Path) -> None:
     with pytest.raises(
-        FormatError, match=r"holds no such checkpoint: wanted \.metadata; hint: --from megatron$"
+        FormatError, match=r"contains no checkpoint of this format: wanted \.metadata; hint: --from megatron$"
     ):
         convert(megatron_run, tmp_path / "back", "torch_dist", "mega")
     for rank in (megatron_run / FOLDER).iterdir():
@@ -162,14 +163,14 @@ def test_a_checkpoint_of_ours_is_told_from_one_of_megatrons(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_experts": 8}, "args.num_experts: is not in our models: found 8, wanted unset"),
+        ({"num_experts": 8}, "args.num_experts: is not supported: found 8, wanted unset"),
         (
             {"normalization": "GroupNorm"},
-            "args.normalization: is not in our models: found GroupNorm, wanted LayerNorm",
+            "args.normalization: is not supported: found GroupNorm, wanted LayerNorm",
         ),
         (
             {"position_embedding_type": "yarn"},
-            "args.position_embedding_type: is not in our models: found yarn",
+            "args.position_embedding_type: is not supported: found yarn",
         ),
         ({"hidden_size": None}, "args.hidden_size: missing"),
         ({"hidden_size": "8"}, "args.hidden_size: is of another kind: found '8', wanted int"),
@@ -177,23 +178,23 @@ def test_a_checkpoint_of_ours_is_told_from_one_of_megatrons(
         ({"num_layers": 4, "encoder_num_layers": 4}, "RUN: layers in the files: found 2, wanted 4"),
         (
             {"group_query_attention": True, "num_query_groups": 3},
-            "args: are of no model of ours: found (model.kv_heads",
+            "args: do not describe a supported model: found (model.kv_heads",
         ),
         (
             {"group_query_attention": True, "num_query_groups": 1},
             "args: are not of these files: found (--tp: Megatron",
         ),
         ({"window_size": (3, 3)}, "args.window_size: is not of one side: found (3, 3), wanted (N, 0)"),
-        ({"window_size": 3}, "args: are of no model of ours"),
-        ({"softmax_type": "off-by-one"}, "args.softmax_type: is not in our models: found off-by-one"),
-        ({"softmax_scale": 0.5}, "args.softmax_scale: is not in our models: found 0.5, wanted unset"),
+        ({"window_size": 3}, "args: do not describe a supported model"),
+        ({"softmax_type": "off-by-one"}, "args.softmax_type: is not supported: found off-by-one"),
+        ({"softmax_scale": 0.5}, "args.softmax_scale: is not supported: found 0.5, wanted unset"),
         (
             {"untie_embeddings_and_output_weights": True},
             "has no tensor: wanted language_model.output_layer.weight",
         ),
         (
             {"add_bias_linear": False},
-            "has a tensor that the model has not: found language_model.encoder.layers.0",
+            "has a tensor that is not in the model: found language_model.encoder.layers.0",
         ),
     ],
 )
@@ -248,9 +249,9 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
     rank = tmp_path / "run" / "mp_rank_00"
     rank.mkdir(parents=True)
     torch.save([1, 2], rank / FILE)
-    assert "is no checkpoint of Megatron's: wanted a dictionary" in _refusal(tmp_path, tmp_path / "run")
+    assert "is not a Megatron checkpoint: wanted a dictionary" in _refusal(tmp_path, tmp_path / "run")
     torch.save({"args": Namespace(), "model": {"weight": torch.zeros(2)}}, rank / FILE)
-    assert "has no names of a GPT of Megatron's: found weight" in _refusal(tmp_path, tmp_path / "run")
+    assert "has no tensor names of a Megatron GPT: found weight" in _refusal(tmp_path, tmp_path / "run")
 
 
 SMALL = {"layers": 2, "hidden": 8, "heads": 4, "vocab": 11, "max_seq_len": 6}
@@ -259,11 +260,14 @@ SMALL = {"layers": 2, "hidden": 8, "heads": 4, "vocab": 11, "max_seq_len": 6}
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        (gpt(**SMALL, positions="alibi"), "model.positions: Megatron has no such model: found alibi"),
-        (gpt(**SMALL, activation="geglu"), "model.activation: Megatron has no such model: found geglu"),
-        (gpt(**SMALL, scale_embedding=True), "model.scale_embedding: Megatron has no such model: found True"),
+        (gpt(**SMALL, positions="alibi"), "model.positions: is not supported by Megatron: found alibi"),
+        (gpt(**SMALL, activation="geglu"), "model.activation: is not supported by Megatron: found geglu"),
+        (
+            gpt(**SMALL, scale_embedding=True),
+            "model.scale_embedding: is not supported by Megatron: found True",
+        ),
         (gpt(**SMALL, sliding_window=4), "found 4, wanted None; hint: --to megatron-core may have it"),
-        (gpt(**SMALL, qk_norm=True), "model.qk_norm: Megatron has no such model"),
+        (gpt(**SMALL, qk_norm=True), "model.qk_norm: is not supported by Megatron"),
         (gpt(**SMALL, positions="rope", rope_theta=5e5), "found 500000.0, wanted 10000.0"),
     ],
 )
@@ -292,7 +296,7 @@ def test_another_format_is_named_only_where_it_has_the_model(
     tmp_path: Path, run_folder: Folder, spec: ModelSpec, form: str, hint: str
 ) -> None:
     run = run_folder(spec)
-    with pytest.raises(ConfigError, match="Megatron has no such model") as refused:
+    with pytest.raises(ConfigError, match="is not supported by Megatron") as refused:
         convert(run, tmp_path / "theirs", "mega", form)
     assert str(refused.value).partition("; hint")[1:] == hint.partition("; hint")[1:]
     if hint:
@@ -307,7 +311,7 @@ def test_what_the_core_class_does_not_look_at_is_refused_there(
     run = run_folder(gpt(**SMALL, post_norm_residual=True))
     with pytest.raises(ConfigError) as refused:
         convert(run, tmp_path / "theirs", "mega", form)
-    wanted = "model.post_norm_residual: Megatron has no such model: found True, wanted False"
+    wanted = "model.post_norm_residual: is not supported by Megatron: found True, wanted False"
     assert f"{wanted}; hint: --to megatron may have it" in str(refused.value)
     assert not (tmp_path / "theirs").exists()
 
@@ -315,7 +319,7 @@ def test_what_the_core_class_does_not_look_at_is_refused_there(
 @pytest.mark.parametrize(
     ("layout", "message"),
     [
-        (Layout(tp=8), "--tp: Megatron cuts between groups of heads: found 8, wanted a divisor of 4"),
+        (Layout(tp=8), "--tp: Megatron splits between groups of heads: found 8, wanted a divisor of 4"),
         (
             Layout(pp=4),
             "--pp: Megatron splits layers evenly: found 2 layers for 4 stages, wanted a divisor of 2",
@@ -346,7 +350,7 @@ def test_a_checkpoint_that_is_there_is_replaced_when_asked(
     convert(run, tmp_path / "theirs", "mega", "megatron", target=WriteOptions(force=True))
     assert [path.name for path in (tmp_path / "theirs" / FOLDER).iterdir()] == ["mp_rank_00"]
     assert len(list((tmp_path / "theirs").iterdir())) == 2
-    with pytest.raises(ConfigError, match="holds a checkpoint of ours"):
+    with pytest.raises(ConfigError, match="contains a Mega checkpoint"):
         convert(tmp_path / "theirs", run, "megatron", "megatron", target=WriteOptions(force=True))
 
 
@@ -359,7 +363,7 @@ def test_a_megatron_run_and_one_of_ours_do_not_get_another_latest_checkpoint_by_
     with pytest.raises(ConfigError, match=r"--save: is a run with other checkpoints.*hint: --force adds"):
         convert(second, tmp_path / "theirs", "mega", form)
     assert (tmp_path / "theirs" / LATEST).read_text().strip() == "3"
-    with pytest.raises(ConfigError, match="holds a checkpoint of ours"):
+    with pytest.raises(ConfigError, match="contains a Mega checkpoint"):
         convert(first, second, "mega", form, target=WriteOptions(force=True))
     assert (second / LATEST).read_text() == "5\n"
 
@@ -442,7 +446,7 @@ def test_weights_beside_an_optimizer_that_data_parallel_ranks_cut_are_read(
     (megatron_run / FOLDER / "mp_rank_00_000_000").mkdir()
     (megatron_run / FOLDER / "mp_rank_00_000_000" / "optim.pt").touch()
     result = convert(megatron_run, tmp_path / "back", "megatron", "mega")
-    assert "the optimizer's state, whose layout is not known" in result.dropped
+    assert "the optimizer's state, whose layout is unknown" in result.dropped
 
 
 def test_a_damaged_optimizer_file_is_refused(tmp_path: Path, megatron_run: Path) -> None:
@@ -490,7 +494,9 @@ def test_anything_anywhere_in_a_file_is_a_model_or_one_line(
 
 def test_no_iteration_of_megatrons_is_replaced_by_one_of_ours(tmp_path: Path, megatron_run: Path) -> None:
     before = {file: file.read_bytes() for file in megatron_run.rglob("*") if file.is_file()}
-    with pytest.raises(ConfigError, match=r"holds something else .*: no manifest.json: found .*iter_0000003"):
+    with pytest.raises(
+        ConfigError, match=r"contains something other .*: no manifest.json: found .*iter_0000003"
+    ):
         convert(tmp_path / "run", megatron_run, "mega", "mega", target=WriteOptions(force=True))
     assert before == {file: file.read_bytes() for file in megatron_run.rglob("*") if file.is_file()}
 

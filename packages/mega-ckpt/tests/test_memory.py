@@ -1,4 +1,4 @@
-"""Every command needs a few chunks of memory, however large a tensor is. Mapped pages count too."""
+"""Every command needs memory for a few row chunks, for any tensor size. Mapped pages count too."""
 
 from __future__ import annotations
 

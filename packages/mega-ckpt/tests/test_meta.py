@@ -1,4 +1,4 @@
-"""Meta's folders: their parts are joined, and what is none is refused. tests/conformance has the numbers."""
+"""Meta's folders: their parts are merged, and others are refused. tests/conformance compares the numbers."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ DAMAGE: dict[str, tuple[dict[str, Any] | None, Callable[[Parts], Any], str]] = {
     "two checkpoints": (
         None,
         lambda p: p[1].update({NORM: p[1][NORM] + 1}),
-        f"consolidated.01.pth: {NORM}: differs from consolidated.00.pth's; hint: these are parts of two",
+        f"consolidated.01.pth: {NORM}: differs from consolidated.00.pth's; hint: these files belong to two",
     ),
     "missing": (None, lambda p: p[1].pop(WQ), f"consolidated.01.pth: has no tensor: wanted {WQ}"),
     "missing in the first": (None, lambda p: p[0].pop(WQ), f"params.json: has no tensor: wanted {WQ}"),
@@ -111,7 +111,7 @@ DAMAGE: dict[str, tuple[dict[str, Any] | None, Callable[[Parts], Any], str]] = {
     "unknown": (
         None,
         lambda p: p[1].update(x=np.ones(1, np.float32)),
-        "has a tensor that the model has not: found x",
+        "has a tensor that is not in the model: found x",
     ),
     "shape": (
         None,
@@ -129,7 +129,7 @@ DAMAGE: dict[str, tuple[dict[str, Any] | None, Callable[[Parts], Any], str]] = {
         lambda p: p[0].update({WQ: p[0][WQ].astype(np.float16)}),
         "dtypes differ: found ['F16', 'F32']",
     ),
-    "parameter": ({"moe": 8}, len, "params.json: moe: is no parameter that I know: wanted dim | "),
+    "parameter": ({"moe": 8}, len, "params.json: moe: is not a known parameter: wanted dim | "),
     "no dim": ({"dim": None}, len, "params.json: dim: not a count: found None"),
     "dim as a text": ({"dim": "8"}, len, "params.json: dim: not a count: found 8"),
     "no heads": ({"n_heads": 0}, len, "n_heads: not a count: found 0"),
@@ -171,7 +171,7 @@ def test_files_that_are_missing_or_cut_are_named(meta: Write, tmp_path: Path) ->
     assert_refused("consolidated.01.pth: no such file: wanted a part for every rank to consolidated.02.pth")
     (folder / "consolidated.02.pth").unlink()
     zip_writer.write(first, {"model": {}}, lambda _: [])
-    assert_refused("consolidated.00.pth: is no part of a Llama: wanted a dictionary of tensors")
+    assert_refused("consolidated.00.pth: is not a part of a Llama: wanted a dictionary of tensors")
     first.unlink()
     assert_refused("meta: has no weights: wanted consolidated.00.pth and on")
     (folder / "params.json").write_text("{", "utf-8")
@@ -234,7 +234,10 @@ def test_metas_program_finds_the_width_of_the_feed_forward(ffn: int) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"sliding_window": 3}, "model.sliding_window: Meta's Llama has no such thing: found 3, wanted None"),
+        (
+            {"sliding_window": 3},
+            "model.sliding_window: is not supported by Meta's Llama: found 3, wanted None",
+        ),
         ({"qkv_bias": True}, "model.qkv_bias"),
         ({"qk_norm": True}, "model.qk_norm"),
         ({"rope_interleaved": True}, "model.rope_interleaved"),
@@ -254,7 +257,7 @@ def test_a_model_that_metas_program_has_not_is_refused(
 
 def test_a_gpt_is_no_llama(run_folder: Any, small_gpt: ModelSpec, tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigError, match="model.norm: Meta's Llama has no such thing: found layernorm, wanted rmsnorm"
+        ConfigError, match="model.norm: is not supported by Meta's Llama: found layernorm, wanted rmsnorm"
     ):
         convert(run_folder(small_gpt), tmp_path / "out", "mega", "meta")
 
@@ -285,7 +288,7 @@ def test_a_gated_gpt_with_more_than_a_llama_is_refused_by_the_field(
     run_folder: Any, tmp_path: Path, field: str
 ) -> None:
     run = run_folder(gpt(**SMALL | GATED | {field: True}))
-    with pytest.raises(ConfigError, match=f"model.{field}: Meta's Llama has no such thing: found True"):
+    with pytest.raises(ConfigError, match=f"model.{field}: is not supported by Meta's Llama: found True"):
         convert(run, tmp_path / "out", "mega", "meta")
     assert not (tmp_path / "out").exists()
 
@@ -298,7 +301,7 @@ def test_cuts_that_cannot_be_and_places_that_are_taken_are_refused(
     def to_meta(layout: Layout, **more: Any) -> Any:
         return convert(run, out, "mega", "meta", target=WriteOptions(layout=layout, **more))
 
-    with pytest.raises(LayoutError, match="the vocabulary cannot be cut evenly: found 11 rows over tp=2"):
+    with pytest.raises(LayoutError, match="the vocabulary cannot be split evenly: found 11 rows over tp=2"):
         to_meta(Layout(tp=2))
     with pytest.raises(ConfigError, match="--pp: Meta's parts are of every layer: found 2, wanted 1"):
         to_meta(Layout(pp=2))
@@ -312,9 +315,9 @@ def test_cuts_that_cannot_be_and_places_that_are_taken_are_refused(
     out.unlink()
     out.mkdir()
     (out / "mine.txt").write_text("x", "utf-8")
-    with pytest.raises(ConfigError, match="there is something already: found .*hint: add --force"):
+    with pytest.raises(ConfigError, match="exists already: found .*hint: add --force"):
         to_meta(Layout())
-    with pytest.raises(ConfigError, match=r"holds something else than a model: no params.json"):
+    with pytest.raises(ConfigError, match=r"contains something other than a model: no params.json"):
         to_meta(Layout(), force=True)
     (out / "mine.txt").rename(out / "params.json")
     result = to_meta(Layout(), force=True, dtype="bf16")

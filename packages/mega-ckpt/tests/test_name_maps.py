@@ -142,7 +142,7 @@ def test_rows_of_q_k_and_v_are_mixed_as_the_version_says(version: float) -> None
 
 def test_a_group_of_heads_is_not_cut() -> None:
     with pytest.raises(
-        ConfigError, match="--tp: Megatron cuts between groups of heads: found 4, wanted a divisor"
+        ConfigError, match="--tp: Megatron splits between groups of heads: found 4, wanted a divisor"
     ):
         megatron_names.rank_order(CUTS["llama grouped tied"], 4, 3.0)
 

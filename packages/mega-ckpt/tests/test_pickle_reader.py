@@ -1,4 +1,4 @@
-"""Files around pickles: what is no file of torch.save, what was damaged, and a process that lies."""
+"""Files around pickles: other files, damaged files, and wrong answers of the sandbox process."""
 
 from __future__ import annotations
 
@@ -173,10 +173,10 @@ def test_other_files_are_told_from_those_of_torch(tmp_path: Path) -> None:
     path.write_bytes(b"\x93NUMPY")
     assert_refused("is not a file of torch.save: found b'.x93NUM' at its beginning")
     path.write_bytes(b"storages".ljust(257, b"\0") + b"ustar\x0000")
-    assert_refused("is of torch before 0.2; hint: ")
+    assert_refused("was written by torch before 0.2; hint: ")
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("word/document.xml", "")
-    assert_refused("is a zip of something else: found 0 members NAME/data.pkl, wanted one")
+    assert_refused("is a zip without a pickle of torch: found 0 members NAME/data.pkl, wanted one")
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a/data.pkl", b"\x80\x02N.")
     assert_refused("is compressed or encrypted; hint: ")
@@ -187,7 +187,7 @@ def test_other_files_are_told_from_those_of_torch(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b"\x80\x02N.", b"\x80\x02\x88."))
     assert_refused("checksum .crc32.: found ")
     path.write_bytes(path.read_bytes()[:-30])
-    assert_refused("is not a whole zip: found .*; hint: the file was cut off")
+    assert_refused("is not a complete zip: found .*; hint: the file was cut off")
     path.write_bytes(legacy_file(b"N.").replace(b"\x88", b"\x89"))
     assert_refused("of the numbers' bytes: little endian: found False, wanted True")
 

@@ -1,4 +1,4 @@
-"""Resharding carries everything over, and refuses before it writes."""
+"""`reshard` copies everything, and refuses before it writes."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_the_source_is_not_written_onto(
 ) -> None:
     source = Checkpoint.open(run_folder(small_gpt))
     (tmp_path / "other").mkdir()
-    with pytest.raises(ConfigError, match="--save: is where --load is"):
+    with pytest.raises(ConfigError, match="--save: is the same folder as --load"):
         reshard(source, tmp_path / onto, Layout(tp=2), force=True)
     verify(Checkpoint.open(tmp_path / "run"))
 
@@ -198,7 +198,7 @@ def test_verify_finds_a_tokenizer_that_is_not_the_models(run_folder: Any, small_
 
 
 def test_state_of_matrices_and_of_the_rest_lie_apart(small_gpt: ModelSpec, tmp_path: Path) -> None:
-    """What Muon keeps: momentum of matrices, moments of all else; each parameter in one of them."""
+    """Muon's state: momentum of matrices, Adam's moments of other parameters."""
     rows = [row for row in table(small_gpt) if row.tied_to is None]
     matrices = {row.name for row in rows if is_layer_matrix(row)}
     save = CheckpointWriter(tmp_path / "run", 3)
@@ -220,7 +220,7 @@ def test_state_of_matrices_and_of_the_rest_lie_apart(small_gpt: ModelSpec, tmp_p
     for take, put, message in (
         ("optim.momentum", None, f"optim.exp_avg has no tensor: wanted {name}"),
         ("optim.momentum", "optim.exp_avg", f"optim.exp_avg_sq has no tensor: wanted {name}"),
-        (None, "optim.exp_avg", f"has a tensor that the model has not: found {name}"),
+        (None, "optim.exp_avg", f"has a tensor that is not in the model: found {name}"),
     ):
         changed = json.loads(json.dumps(manifest))
         entry = changed["tensors"]["optim.momentum"][name]

@@ -1,4 +1,4 @@
-"""What resharding does beyond a cut of tp and pp: dtypes, virtual stages, refusals, disks that fail."""
+"""Options of `reshard` besides tp and pp: dtypes, virtual stages, errors, failing disks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _read_tensors(checkpoint: Checkpoint, space: str) -> dict[str, np.ndarray]:
 
 
 def _save_mixed(run: Path, spec: ModelSpec, *, largest: float = 1.0) -> Checkpoint:
-    """What a run in bfloat16 saves: narrow weights beside the float32 ones and the moments."""
+    """Save the checkpoint of a bfloat16 run: bfloat16 weights, main weights and moments."""
     rows, rng = [row for row in table(spec) if row.tied_to is None], np.random.default_rng(4)
     main = {row.name: (largest * rng.normal(size=row.shape)).astype(np.float32) for row in rows}
     save = CheckpointWriter(run, 5)
@@ -194,7 +194,7 @@ def test_a_disk_that_takes_no_more_is_one_line_and_leaves_nothing(
     assert message.startswith(
         f"{tmp_path / 'new' / '.iter_0000003.partial'}: not written: found File too large"
     )
-    assert "hint: make room there" in message
+    assert "hint: free disk space" in message
     assert not (tmp_path / "new").exists()
 
 
@@ -212,7 +212,9 @@ def test_a_disk_that_takes_no_more_of_a_foreign_folder_is_one_line_too(
     ):
         convert(run, tmp_path / "out", "mega", want)
     monkeypatch.setattr(json, "dump", full)  # what is beside the weights
-    with pytest.raises(MegaError, match="out.*: not written: found No space left on device; hint: make room"):
+    with pytest.raises(
+        MegaError, match="out.*: not written: found No space left on device; hint: free disk space"
+    ):
         convert(run, tmp_path / "out", "mega", want)
     assert not list(tmp_path.glob("*out*"))
 
@@ -248,7 +250,7 @@ def test_a_file_that_was_cut_after_it_was_opened_is_refused(
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    """A shell's background jobs are born deaf to Ctrl-C, and the tests may be one."""
+    """Background jobs of a shell ignore SIGINT, and the tests may run in one."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

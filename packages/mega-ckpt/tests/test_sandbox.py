@@ -1,4 +1,4 @@
-"""Pickles that want to do something, that are too much, and that are broken; torch wrote none of them."""
+"""Pickles with calls, too large ones and broken ones; torch wrote none of them."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ CALLS = [
 
 @pytest.fixture
 def canary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What a pickle makes that gets through."""
+    """A file that a pickle creates if its code runs."""
     monkeypatch.chdir(tmp_path)
     return tmp_path / "canary"
 
@@ -117,16 +117,14 @@ def test_what_a_pickle_must_not_call_is_refused_by_name(form: str, tmp_path: Pat
                 name("argparse.Namespace") + b")\x81}" + text("a") + name(called) + b"sb.",  # BUILD
             ):
                 FORMS[form](path, program)
-                line = (
-                    rf"model.pt: the pickle asks for what is not allowed: found {re.escape(called)}; hint: "
-                )
+                line = rf": the pickle names a global that is not allowed: found {re.escape(called)}; hint: "
                 with pytest.raises(FormatError, match=line):
                     unpickler.open(path)
     assert not canary.exists()
 
 
 class Evil:
-    """Python's own way of saying it."""
+    """An object whose pickle calls a function."""
 
     def __init__(self, *call: Any) -> None:
         self.call = call
@@ -148,7 +146,7 @@ def test_a_pickle_as_python_writes_it_does_nothing_either(
     ):
         raw = pickle.dumps(value, protocol)
         (tmp_path / "model.pt").write_bytes(raw if protocol > 1 else b"\x80\x02" + raw)
-        with pytest.raises(FormatError, match="asks for what is not allowed"):
+        with pytest.raises(FormatError, match="names a global that is not allowed"):
             open_file(tmp_path / "model.pt")
     pickle.loads(pickle.dumps(Evil(open, (command, "w")))).close()
     assert canary.exists()  # the canary would have sung
@@ -186,14 +184,12 @@ DIRTY = {
 }
 REFUSED = {
     "the pickle has an operation that is not allowed": [b"\x82\x01.", b"Pa\n.", b"\x97.", b"\xff.", b"\x92."],
-    "the pickle calls what may only be named: found torch.float32": [name("torch.float32") + b")R."],
-    "the pickle keeps something else than a storage beside it: found module": [
-        b"(" + text("module") + b"NNNNtQ."
-    ],
-    "the pickle asks for an encoding that is not allowed: found zlib": [
+    "the pickle calls a global that may only be named: found torch.float32": [name("torch.float32") + b")R."],
+    "the pickle refers to something other than a storage: found module": [b"(" + text("module") + b"NNNNtQ."],
+    "the pickle uses an encoding that is not allowed: found zlib": [
         name("_codecs.encode") + text("a") + text("zlib") + b"\x86R."
     ],
-    "the pickle makes a tensor in a way that is not allowed: found argparse.Namespace": [
+    "the pickle builds a tensor in a way that is not allowed: found argparse.Namespace": [
         name("torch._tensor._rebuild_from_type_v2")
         + name("argparse.Namespace")
         + b"N)t".replace(b"t", b"\x87R.")
@@ -261,15 +257,15 @@ def nested_dicts(times: int) -> bytes:
 @pytest.mark.parametrize(
     ("program", "line"),
     [
-        (nested_lists(60), "the pickle holds too much"),
+        (nested_lists(60), "the pickle is too large"),
         (b"(" * 400 + b"t" * 400 + b".", "the pickle has lists in lists too deep"),
         (b"]q\x00h\x00a.", "the pickle has lists in lists too deep"),
         (b"}q\x00Nh\x00s.", "the pickle has lists in lists too deep"),
-        (b"}K\x01" + b"2\x86" * 60 + b"Ns.", "the pickle holds too much"),  # a key of 2 ** 60 numbers
-        (b"(K\x01" + b"2\x86" * 60 + b"\x91.", "the pickle holds too much"),
+        (b"}K\x01" + b"2\x86" * 60 + b"Ns.", "the pickle is too large"),  # a key of 2 ** 60 numbers
+        (b"(K\x01" + b"2\x86" * 60 + b"\x91.", "the pickle is too large"),
         (b"}N" + b"\x85" * 500_000 + b"Ns.", "the pickle has lists in lists too deep"),
         (b"V" + b"a" * 3_000_000, "the pickle has a line that is too long"),
-        (b"(" + b"h\x00" * 10 + b"l.", "is not a whole pickle"),
+        (b"(" + b"h\x00" * 10 + b"l.", "is not a complete pickle"),
     ],
 )
 def test_a_bomb_is_refused_in_one_line(program: bytes, line: str, tmp_path: Path) -> None:

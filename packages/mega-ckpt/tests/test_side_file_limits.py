@@ -1,4 +1,4 @@
-"""Links and sizes of the files that a stranger's folder has beside its weights."""
+"""Links and sizes of the side files of an untrusted folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One process at a time writes into a run's folder, whatever the format; a second one touches nothing."""
+"""Only one process at a time writes into a run's folder, in any format; others are refused."""
 
 from __future__ import annotations
 

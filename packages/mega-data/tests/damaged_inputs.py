@@ -1,4 +1,4 @@
-"""A process of its own that opens many damaged inputs in little memory, for test_damage.
+"""Open many damaged inputs with little memory; a separate process of test_damaged_inputs.
 
     python damaged_inputs.py FOLDER datasets|lines SEED COUNT
 
@@ -34,7 +34,7 @@ NUMBERS = (0, 1, 2, 7, 255, 2**16, 2**31 - 1, 2**31, 2**32, 2**40, 2**60, 2**63 
 
 
 def mutate(whole: bytes, rng: random.Random) -> bytes:
-    """The bytes with one to three things wrong: bits flipped, cut off, a count that lies, bytes put in."""
+    """Damage the bytes one to three times: flipped bits, truncation, a wrong count, inserted bytes."""
     data = bytearray(whole)
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         position, kind = rng.randrange(len(data) + 1), rng.randrange(6)
@@ -88,7 +88,7 @@ def read_all(data: IndexedDataset) -> None:
 
 
 def lines(folder: Path, rng: random.Random, count: int) -> tuple[int, int]:
-    """JSON lines, 100 at a time; those passed over are in the quarantine, all others in the dataset."""
+    """Encode JSON lines, 100 at a time; skipped lines are in the quarantine, all others in the dataset."""
     tokenizer, refused, kept_lines = open_tokenizer("NullTokenizer", vocab_size=50), 0, 0
     for number in range(count // 100):
         path, prefix = folder / f"{number}.jsonl", folder / f"{number}"

@@ -1,4 +1,4 @@
-"""A process of its own that works on a dataset larger than the memory it may take, for test_large.
+"""Process a dataset larger than the allowed memory; a separate process of test_large_dataset.
 
     python large_dataset.py FOLDER
 

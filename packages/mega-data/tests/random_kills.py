@@ -1,4 +1,4 @@
-"""A process of its own that kills children at random moments of their work, for test_killed.
+"""Kill children at random moments of their work; a separate process of test_random_kills.
 
     python random_kills.py FOLDER preprocess|merge SEED COUNT
 

@@ -1,4 +1,4 @@
-"""What sbatch does, as far as infra/slurm uses it, for tests without a Slurm.
+"""A fake sbatch with the features that infra/slurm uses.
 
 The elements of an array run side by side as processes here, and it returns when they have ended. A job after
 one that failed is not run. JOBS is a folder for what the jobs said and for which of them failed.

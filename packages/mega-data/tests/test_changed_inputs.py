@@ -1,4 +1,4 @@
-"""An input of clean, dedup or extract that changes between or during the tasks of a run ends the run."""
+"""clean, dedup and extract fail if an input changes between or during the tasks of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cleaning: what each step mends and drops, and that runs of them give the same whatever the workers."""
+"""Cleaning: the effect of each step, and results that do not depend on the workers."""
 
 from __future__ import annotations
 
@@ -224,18 +224,18 @@ def test_a_short_task_text_counts_whole_and_a_shorter_one_not_at_all(tmp_path: P
     # the last words of a document of 13 are not looked at, those of a longer one are
     tail = "alpha beta gamma delta epsilon zeta eta theta"
     assert apply_step(flag, f"1 2 3 4 5 {tail}") == [f"1 2 3 4 5 {tail}"]
-    assert apply_step(flag, f"1 2 3 4 5 6 {tail}") == "nothing left beside task text"
+    assert apply_step(flag, f"1 2 3 4 5 6 {tail}") == "nothing left besides task text"
 
 
 def test_many_pieces_drop_the_document(tmp_path: Path) -> None:
     (tmp_path / "task.txt").write_text(TASK)
     assert apply_step(f"decontaminate:tasks={tmp_path / 'task.txt'}", " ".join([contaminate(TASK)] * 12)) == (
-        "falls into more than 10 pieces"
+        "splits into more than 10 pieces"
     )
 
 
 def cut_slowly(step: Decontaminate, text: str) -> list[str]:
-    """The pieces as filter_ngrams.py makes them: after each hit the rest is cut into words again."""
+    """Split as filter_ngrams.py does: after each hit the remaining text is split into words again."""
     pieces, rest = [], text
     while (hit := next(iter(NgramSet(step.task_words(), step.longest).find_hits(rest)), None)) is not None:
         start, gram = hit

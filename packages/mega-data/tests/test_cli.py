@@ -1,4 +1,4 @@
-"""The commands, from nothing to a dataset, and what they say when a person errs."""
+"""The commands, from text to a dataset, and their error messages."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_flags_that_do_not_fit_are_refused(tmp_path, capsys):
     (tmp_path / "a").write_text('{"text": "1"}\n', "utf-8")
     words = ("preprocess", "--input", tmp_path / "a", "--output-prefix", tmp_path / "p", "--tokenizer-type")
     assert "--tokenizer-type: unknown: found Nulltokenizer" in refusal(capsys, *words, "Nulltokenizer")
-    assert "--tokenizer-model: not given" in refusal(capsys, *words, "HuggingFaceTokenizer")
+    assert "--tokenizer-model: missing" in refusal(capsys, *words, "HuggingFaceTokenizer")
     message = refusal(capsys, "preprocess", "--input", tmp_path / "nothing", *words[3:], "NullTokenizer")
     assert "--input: no files there: found " in message
     assert "unexpected" in refusal(capsys, *words, "NullTokenizer", "stray").lower()
@@ -148,7 +148,7 @@ def test_a_sample_that_is_smaller_than_asked_says_how_small(tmp_path, monkeypatc
     words = ["sample", "--output", str(tmp_path / "c.jsonl"), "--workers", "1"]
     result = CliRunner().invoke(commands, words, catch_exceptions=False)
     assert "1 documents, 0.00 MB" in result.stdout
-    assert result.stderr == "note: 10 MB were asked for; this Python has no more text\n"
+    assert result.stderr == "note: 10 MB were requested; this Python has no more text\n"
 
 
 def test_the_version_is_printed():

@@ -1,4 +1,4 @@
-"""A dataset goes from any form to any other and back, or to text, and loses only what it says it loses."""
+"""Conversions between all dataset formats and to text are lossless, except for reported losses."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_modes_that_a_form_does_not_have_are_left_out_and_said(tmp_path):
     assert back(tmp_path / "b") == DOCS
     assert (
         call(*words, "mmap")[1]
-        == f"note: {tmp_path / 'b'}: a dataset is there already; it is replaced when this run ends\n"
+        == f"note: {tmp_path / 'b'}: this dataset exists; it is replaced when this run ends\n"
     )
     assert IndexedDataset(tmp_path / "b", multimodal=True).modes is not None
 

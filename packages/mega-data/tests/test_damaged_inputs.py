@@ -1,4 +1,4 @@
-"""Ten thousand damaged inputs are refused in little memory or still whole, and none is a crash."""
+"""Ten thousand damaged inputs are refused with little memory, or are still valid; none crashes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Near-duplicates: found as brute force finds them, and the same ones whatever the workers and the order."""
+"""Near-duplicates equal those of brute force, for any workers and order of the inputs."""
 
 from __future__ import annotations
 
@@ -423,7 +423,7 @@ def test_mistakes_are_answered_by_name(tmp_path: Path) -> None:
     assert "found nothing" in str(dedup(*put, "--stage", "nothing"))
     assert "wanted 0 to 0" in str(dedup(*put, "--stage", "keys:1"))
     assert "is not done yet" in str(dedup(*put, "--stage", "filter:0"))
-    assert "holds a run with other preset" in str(dedup(*put, "--preset", "exact"))
+    assert "contains a run with other preset" in str(dedup(*put, "--preset", "exact"))
     assert "--jaccard" in str(dedup(*put, "--preset", "exact", "--jaccard", "0.5"))
     (tmp_path / "empty").mkdir()
     assert "no files" in str(dedup("--input", str(tmp_path / "empty"), "--output", str(tmp_path / "o")))
@@ -433,7 +433,7 @@ def test_mistakes_are_answered_by_name(tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full/file").write_text("mine")
     full = ("--input", str(folder), "--output", str(tmp_path / "o"), "--work-dir", str(tmp_path / "full"))
-    assert "--work-dir: holds files that this command did not write" in str(dedup(*full))
+    assert "--work-dir: contains files that this command did not write" in str(dedup(*full))
 
 
 def test_a_command_killed_at_random_moments_ends_with_the_same_bytes(tmp_path: Path) -> None:

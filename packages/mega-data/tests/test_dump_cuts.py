@@ -1,4 +1,4 @@
-"""A dump read in parts gives what it gives whole; after damage, what can be read is read."""
+"""A dump read in parts gives the pages of the whole dump; readable pages after damage are read."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def test_a_packed_file_that_is_cut_off_says_so(tmp_path: Path, kind: str) -> Non
 
 
 def outputs(path: Path, folder: Path, size: int, workers: int = 1) -> dict[str, bytes]:
-    """What lies in a folder after an extraction with parts of so many bytes."""
+    """Return the files of an extraction with parts of this size."""
     output = folder / "pages"
     job = Extraction(split_inputs(find_inputs([path]), size=size), output, folder / "work", keep_dropped=True)
     job.begin()

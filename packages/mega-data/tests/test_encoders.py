@@ -1,4 +1,4 @@
-"""Faster encoders give the tokenizer's own ids, and where one does not, it is not used and that is said."""
+"""Faster encoders give the tokenizer's ids; one that does not is rejected and logged."""
 
 from __future__ import annotations
 
@@ -249,7 +249,7 @@ def test_a_text_that_holds_the_mark_between_texts_has_its_own_ids(tmp_path):
             assert ids.tolist() == wanted.tolist()
 
 
-def test_a_text_that_utf8_cannot_hold_is_the_persons_to_mend(tmp_path):
+def test_a_text_that_utf8_cannot_encode_is_a_user_error(tmp_path):
     with pytest.raises(RequestError, match="half of a surrogate pair"):
         find_fastest_encoder(bpe(tmp_path), [])(["hello", "\ud800"])
 
@@ -291,7 +291,7 @@ def test_a_library_that_remembers_too_many_words_is_opened_again(tmp_path):
     assert int(process.stdout) > 2
 
 
-def test_where_the_memory_of_a_process_is_not_told_gigatoken_is_not_used(tmp_path, monkeypatch, caplog):
+def test_gigatoken_is_not_used_if_the_system_does_not_report_memory(tmp_path, monkeypatch, caplog):
     def resident() -> int:
         raise FileNotFoundError(2, "No such file or directory", "/proc/self/statm")
 
@@ -327,7 +327,7 @@ def test_the_cache_of_words_keeps_within_its_bounds(tmp_path, monkeypatch):
     assert "hello" * 100 not in encode._word_ids
 
 
-def test_a_text_without_ids_is_the_persons_to_mend():
+def test_a_text_without_ids_is_a_user_error():
     encode = find_fastest_encoder(open_tokenizer("NullTokenizer", vocab_size=9), ["1"])
     ids, lengths = encode(["1 2", "", "3"])
     assert (ids.tolist(), lengths.tolist(), ids.dtype) == ([1, 2, 3], [2, 0, 1], np.int32)

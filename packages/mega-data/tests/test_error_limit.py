@@ -1,4 +1,4 @@
-"""`--max-errors`: a run whose rows are wrong by more than that ends, and what is finished stays."""
+"""`--max-errors`: a run with more wrong rows fails, and finished work is kept."""
 
 from __future__ import annotations
 

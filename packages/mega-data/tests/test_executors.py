@@ -1,4 +1,4 @@
-"""The same bytes out of processes here, of a Slurm array and of Ray; and out of workers that are killed."""
+"""Local processes, Slurm arrays and Ray give the same bytes, even if workers are killed."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_elements_that_begin_at_once_agree_on_one_plan(tmp_path: Path) -> None:
             for future in [pool.submit(open_run_folder, folder, wanted) for _ in range(8)]:
                 future.result()
         assert [file.name for file in folder.iterdir()] == ["plan.json"]
-        with pytest.raises(ConfigError, match="holds a run with other inputs"):
+        with pytest.raises(ConfigError, match="contains a run with other inputs"):
             open_run_folder(folder, {"inputs": []})
 
 

@@ -1,6 +1,6 @@
-"""Sixteen shards on processes here, in a Slurm array and on a Ray cluster whose workers are killed at random.
+"""Sixteen shards on local processes, a Slurm array and a Ray cluster whose workers are killed at random.
 
-Whoever dies, a run ends: with the bytes of one process, or with a line that says what was killed.
+Every run ends: with the bytes of one process, or with a line that names the killed worker.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def descendants(pid: int, mark: bytes) -> list[int]:
 def run_with_kills(
     words: list[str], rng: random.Random, kills: int, victims: Callable[[int], list[int]], **more: object
 ) -> tuple[int, str, int]:
-    """How a command ended, what it said, and how many of its workers were killed, of at most so many."""
+    """Run a command and kill some of its workers; return exit code, output and number of kills."""
     killed, started = 0, time.monotonic()
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(words, stdout=log, stderr=log, **more)  # type: ignore[call-overload]

@@ -1,4 +1,4 @@
-"""Text out of dumps, archives and pages: what a reader would see, and a reason for everything else."""
+"""Text extraction from dumps, archives and pages: visible text, and a reason for every skipped page."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_wikitext_becomes_what_a_reader_sees(markup: str, text: str) -> None:
 
 
 def test_a_page_comes_to_an_end_whatever_is_repeated_or_nested_in_it() -> None:
-    """A pass that looks again at what it has seen would take hours over these."""
+    """A pass of quadratic time would take hours."""
     rng = random.Random(0)
     marks = ["{{", "}}", "{|", "\n{|\n", "\n|}\n", "[[", "]]", "<ref>", "</ref>", "<!--", "-->", "[http:"]
     marks += ["'''", "(", " ", "=", "\n==", "<", "|", "File:", "&amp;", "<nowiki>", "</nowiki>"]
@@ -381,7 +381,7 @@ def test_mistakes_are_answered_by_name(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match=r"--input: no files there.*\.xml, \.warc"):
         extract("--input", tmp_path / "empty", "--output", tmp_path / "o")
-    with pytest.raises(FormatError, match=r"a\.warc: not a dump of MediaWiki's"):
+    with pytest.raises(FormatError, match=r"a\.warc: not a MediaWiki dump"):
         extract("--input", folder / "a.warc", "--from", "wiki-dump", "--output", tmp_path / "o.jsonl")
     with pytest.raises(FormatError, match=r"0\.xml: not a web archive"):
         extract("--input", folder / "0.xml", "--from", "warc", "--output", tmp_path / "p.jsonl")

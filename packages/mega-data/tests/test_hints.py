@@ -1,4 +1,4 @@
-"""A dataset or a vocabulary that cannot be used: the error says what to do about it."""
+"""Hints of errors about unusable datasets and vocabularies."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ BERT, GPT2 = "BertWordPieceCase", "GPT2BPETokenizer"
         (BERT, "tokenizer.json", "no [PAD]", "--tokenizer-type HuggingFaceTokenizer --tokenizer-model PATH"),
         (BERT, "tik.json", "no [PAD]", "--tokenizer-type TikTokenizer --tokenizer-model PATH"),
         (BERT, "merges.txt", "no [PAD]", "--merge-file PATH"),
-        (BERT, "twice.txt", "a word is there twice", "take the files that the model was trained with"),
+        (BERT, "twice.txt", "duplicate word", "take the files that the model was trained with"),
         (BERT, "a.jsonl", "no [PAD]", "take the files that the model was trained with"),
         (BERT, "vocab.tx", "not readable", "did you mean FOLDER/vocab.txt?"),
         (BERT, "nowhere/vocab.txt", "not readable", "there is no folder FOLDER/nowhere"),

@@ -29,7 +29,7 @@ ROWS = [f"{number} {number % 7}" for number in range(2500)]
 
 
 class Rows:
-    """What the library's datasets do, over a list: for where the library is not installed."""
+    """A list with the interface of the library's datasets, for tests without the library."""
 
     def __init__(self, rows: list[str], broken: bool = False) -> None:
         self.rows, self.broken, self.column_names = rows, broken, ["id", "text"]
@@ -129,7 +129,7 @@ def test_a_name_gives_its_rows_from_any_place_on() -> None:
         ),
     ],
 )
-def test_what_a_name_cannot_give_is_told_in_one_line(word: str, message: str) -> None:
+def test_errors_of_a_dataset_by_name_are_one_line(word: str, message: str) -> None:
     with pytest.raises(MegaError) as error:
         read(word)
     assert message in str(error.value)
@@ -143,7 +143,7 @@ def test_a_missing_column_is_named_and_clean_wants_files() -> None:
     ):
         list(HubDataset.parse("hf:org/rows").batches(["body"], 0))
     with pytest.raises(
-        ConfigError, match=r"this is a name: found hf:org/rows; hint: datasets\.load_dataset\('org"
+        ConfigError, match=r"not a dataset name: found hf:org/rows; hint: datasets\.load_dataset\('org"
     ):
         find_shards(["hf:org/rows"])
 
@@ -151,7 +151,7 @@ def test_a_missing_column_is_named_and_clean_wants_files() -> None:
 @pytest.mark.usefixtures("library")
 def test_a_network_that_breaks_off_leaves_what_was_read(tmp_path: Path) -> None:
     tokenizer = open_tokenizer("NullTokenizer", vocab_size=3000)
-    with pytest.raises(MegaError, match="goes on where this one ended"):
+    with pytest.raises(MegaError, match="run the same command again to resume"):
         preprocess(expand_inputs(["hf:org/broken"]), tmp_path / "out", tokenizer, block=100, note=100)
     assert (tmp_path / "out.unfinished/journal.json").exists()
     assert not (tmp_path / "out_text_document.idx").exists()

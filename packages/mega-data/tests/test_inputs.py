@@ -1,4 +1,4 @@
-"""clean and dedup: the same documents from every form of input, and lines that are no documents set apart."""
+"""clean and dedup read the same documents from all formats, and quarantine other lines."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_lines_that_are_no_documents_are_set_apart_with_the_reason(
     flags[3] = tmp_path / "kept"
     outcome = call_ok(command, *flags, "--on-error", "skip")
     inner = "" if command == "dedup" else "00-pass"
-    assert f"note: 6 lines were passed over, see {tmp_path / 'kept/quarantine'}" in outcome.stderr
+    assert f"note: 6 lines were skipped, see {tmp_path / 'kept/quarantine'}" in outcome.stderr
     apart = rows(tmp_path / "kept/quarantine" / inner / "a.jsonl")
     assert [(row["file"], row["line"], row["row"]) for row in apart] == [
         (f"{folder}/a.jsonl", line, text)
@@ -183,7 +183,7 @@ def test_lines_that_are_no_documents_are_set_apart_with_the_reason(
     assert [row["n"] for row in rows(tmp_path / "kept/b.jsonl")] == [4]  # an empty text is like no other
     if command == "clean":
         assert json.loads((tmp_path / "kept/report.json").read_bytes())["skipped"] == 6
-        assert "6 lines are no documents" in (tmp_path / "kept/report.html").read_text()
+        assert "6 lines are not documents" in (tmp_path / "kept/report.html").read_text()
 
 
 def test_near_duplicates_are_found_around_lines_that_are_passed_over(tmp_path: Path) -> None:

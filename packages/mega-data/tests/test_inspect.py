@@ -1,4 +1,4 @@
-"""What a dataset holds is counted right, and a fault in it is found where it is."""
+"""`inspect` counts the content of a dataset, and `verify` locates faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writing, inspecting, verifying, merging and converting take memory for a chunk, not for a dataset."""
+"""Writing, inspecting, verifying, merging and converting need memory for a chunk, not for the dataset."""
 
 from __future__ import annotations
 

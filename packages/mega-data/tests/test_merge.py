@@ -1,4 +1,4 @@
-"""A merge is what writing all documents at once gives; what does not belong together is refused."""
+"""A merge equals writing all documents at once; incompatible datasets are refused."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_folder_is_merged_in_the_order_of_megatrons_file_names(tmp_path):
     (tmp_path / "notes.json").write_text("{}", "utf-8")
     assert [path.name for path in find_prefixes(tmp_path)] == ["A", "a-1", "a.1", "a", "b"]
     (tmp_path / "a.idx").unlink()
-    with pytest.raises(FormatError, match=r"a.idx: no such file; hint: finish or remove its other half"):
+    with pytest.raises(FormatError, match=r"a.idx: no such file; hint: complete or remove its other file"):
         find_prefixes(tmp_path)
     (tmp_path / "empty").mkdir()
     with pytest.raises(FormatError, match="empty: no datasets: wanted files that end in .bin and .idx"):
@@ -149,7 +149,7 @@ def test_datasets_that_do_not_belong_together_are_refused_and_leave_nothing(tmp_
         ([bare, modes], "modes.idx: modes: wanted of all datasets or of none"),
         (
             [wide, high],
-            "high.idx: ids of one format are one higher on disk: found fairseq-cached, wanted mmap",
+            "high.idx: ids have another offset on disk: found fairseq-cached, wanted mmap",
         ),
     ):
         with pytest.raises(FormatError, match=line):
@@ -181,7 +181,7 @@ def test_a_disk_that_fills_up_is_one_line_and_leaves_nothing(tmp_path, monkeypat
     files_before = sorted(tmp_path.iterdir())
     monkeypatch.setattr(module.os, "copy_file_range", full)
     with pytest.raises(
-        MegaError, match="m: not written: found No space left on device; hint: make room there"
+        MegaError, match="m: not written: found No space left on device; hint: free disk space"
     ):
         merge_datasets([data], tmp_path / "m")
     assert sorted(tmp_path.iterdir()) == files_before
@@ -207,8 +207,7 @@ def test_the_command_merges_named_datasets_or_a_folder(tmp_path, capsys):
         with pytest.raises(SystemExit):
             run_command(commands, [*map(str, ["merge", *words, "--output-prefix", tmp_path / "n"])])
         assert (
-            f"--datasets, --input: one of the two names what is merged: found {given_inputs}"
-            in capsys.readouterr().err
+            f"--datasets, --input: exactly one is required: found {given_inputs}" in capsys.readouterr().err
         )
 
 
@@ -232,7 +231,7 @@ def test_a_note_names_the_options_that_differ(tmp_path):
         dataset(tmp_path / name, [[[1]]], info=DatasetInfo(identity, options={"append_eod": name == "a"}))
     words = ["merge", "--datasets", tmp_path / "a", tmp_path / "b", "--output-prefix", tmp_path / "m"]
     result = CliRunner().invoke(commands, [*map(str, words)], catch_exceptions=False)
-    assert result.stderr == "note: not made alike: append_eod (see each PREFIX.json)\n"
+    assert result.stderr == "note: made with different options: append_eod (see each PREFIX.json)\n"
     assert json.loads((tmp_path / "m.json").read_bytes())["options"] == {}
 
 

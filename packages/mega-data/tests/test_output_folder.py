@@ -1,4 +1,4 @@
-"""What clean, dedup and extract leave behind: all files of a run or none, of one run at a time."""
+"""Output folders of clean, dedup and extract contain all files of one run, or none."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_other_steps_after_a_wrong_line_start_anew(tmp_path: Path) -> None:
 def test_shards_of_an_earlier_run_do_not_stay_beside_those_of_another(tmp_path: Path) -> None:
     output = tmp_path / "out"
     call("clean", "--input", corpus(tmp_path / "in", 3), "--output", output, *STEP)
-    with pytest.raises(ConfigError, match=r"--output: holds files of an earlier run.*0\.jsonl and 1 more"):
+    with pytest.raises(ConfigError, match=r"--output: contains files of an earlier run.*0\.jsonl and 1 more"):
         call("dedup", "--input", tmp_path / "in/2.jsonl", "--output", output)
     assert len(visible(output)) == 5
     call(
@@ -136,7 +136,7 @@ def test_a_work_folder_in_which_another_element_writes_its_plan_is_not_refused(t
     (work / "..plan-ab81.d753.partial").touch()
     check_folder(output, work, [])
     (work / "notes").touch()
-    with pytest.raises(ConfigError, match="^--work-dir: holds files that this command did not write"):
+    with pytest.raises(ConfigError, match="^--work-dir: contains files that this command did not write"):
         check_folder(output, work, [])
     (work / PLAN).touch()
     check_folder(output, work, [])
@@ -198,7 +198,7 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_after_it(command: str, tmp_
     result = run(*words, preexec_fn=limit)
     assert result.returncode == 2, result.stderr
     line = result.stderr.splitlines()[-1]
-    assert ": not written: found File too large; hint: make room there" in line
+    assert ": not written: found File too large; hint: free disk space" in line
     assert "Traceback" not in result.stderr
     assert run(*words).returncode == 0
     assert len((tmp_path / "out/a.jsonl").read_bytes().splitlines()) > 0
@@ -258,7 +258,7 @@ def test_ctrl_c_and_sigterm_end_workers_in_the_middle_of_a_shard(tmp_path: Path)
     words = ["clean", "--input", str(tmp_path / "in"), "--output", str(tmp_path / "out"), "--workers", "2"]
     for sent, code, line in (
         (signal.SIGINT, 130, "interrupted"),
-        (signal.SIGTERM, 143, "terminated: the same"),
+        (signal.SIGTERM, 143, "terminated: run the same"),
     ):
         process = subprocess.Popen(
             [sys.executable, "-m", "mega_data", *words, "--step", "gopher-repetition"],

@@ -1,4 +1,4 @@
-"""What every task of a run needs is made by the first task of a process: a corpus has thousands of shards."""
+"""Expensive set-up happens once per process, not once per task: a corpus has thousands of shards."""
 
 from __future__ import annotations
 

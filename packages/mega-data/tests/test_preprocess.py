@@ -1,4 +1,4 @@
-"""JSON lines become Megatron's files, the same whatever the workers, and nothing after a mistake."""
+"""JSON lines become Megatron's files, independent of the workers; after an error there is no output."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ FAULTS = [
 def test_a_line_that_is_wrong_is_named_and_nothing_is_left(line, message, workers, tmp_path):
     path = tmp_path / "corpus.jsonl"
     path.write_bytes(b'{"text": "1"}\n\n' + line + b"\n" + b'{"text": "2"}\n')
-    with pytest.raises(FormatError, match=rf"corpus.jsonl:3: {message}.*hint: mend or delete"):
+    with pytest.raises(FormatError, match=rf"corpus.jsonl:3: {message}.*hint: correct or delete"):
         preprocess([path], tmp_path / "p", null(), workers=workers)
     assert list(tmp_path.iterdir()) == [path]
 

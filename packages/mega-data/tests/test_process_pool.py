@@ -1,4 +1,4 @@
-"""Results come in the order of the items, from however many processes, and a death among them is told."""
+"""Results have the order of the items for any number of processes; a dead process is an error."""
 
 from __future__ import annotations
 
@@ -54,9 +54,7 @@ def test_items_are_taken_only_as_results_are():
 
 
 def test_a_process_that_dies_is_told_in_a_line():
-    with pytest.raises(
-        MegaError, match="--workers: a worker process died: found one of 2, ended from outside"
-    ):
+    with pytest.raises(MegaError, match="--workers: a worker process died: found one of 2, killed"):
         list(map_in_order(die_at_three, range(8), 2))
 
 
@@ -166,7 +164,7 @@ def test_what_work_that_cannot_be_made_is_asked_is_its_error(tmp_path):
         assert started.ask(Costly(tmp_path / "made"), remember) != os.getpid()
 
 
-def test_a_question_that_its_process_dies_of_is_told_in_a_line(tmp_path):
+def test_a_question_that_kills_its_process_is_a_one_line_error(tmp_path):
     with ProcessPool(2) as started, pytest.raises(MegaError, match="--workers: a worker process died"):
         started.ask(Costly(tmp_path / "made"), die)
 

@@ -1,4 +1,4 @@
-"""Killed at any of fifty moments, a command leaves no mixture, and the next run ends as the first would."""
+"""A command killed at random moments leaves no mix of datasets, and the next run completes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every form of input gives its rows once, in order, with their numbers, from wherever a block ended."""
+"""Every input format yields its rows once, in order and numbered, from any block boundary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run that is stopped goes on and writes the bytes it would have written; memory stays bounded."""
+"""A stopped run resumes and writes the bytes of an uninterrupted run; memory is bounded."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_a_run_killed_at_random_moments_writes_the_same_bytes(workers, tmp_path)
     assert files(out.parent) == files(tmp_path / "whole")
 
 
-def test_an_unfinished_run_of_other_inputs_or_options_is_not_gone_on_with(tmp_path):
+def test_an_unfinished_run_of_other_inputs_or_options_is_not_resumed(tmp_path):
     (tmp_path / "a").write_text('{"text": "1"}\n' * 2000, "utf-8")
 
     def stop(*_: int) -> None:
@@ -194,7 +194,7 @@ def test_lines_passed_over_are_kept_with_file_number_and_reason(tmp_path):
     assert rows[2]["reason"] == "no key 'text': found txt, wanted 'text' (see --json-keys)"
 
 
-def test_stdin_is_a_corpus_and_is_never_gone_on_with(tmp_path, monkeypatch):
+def test_stdin_is_a_corpus_and_is_never_resumed(tmp_path, monkeypatch):
     import io
 
     from mega_data.readers import streams
@@ -213,7 +213,7 @@ def test_a_full_disk_is_told_and_the_run_goes_on_when_there_is_room(tmp_path):
     resource.setrlimit(resource.RLIMIT_FSIZE, (600_000, hard))
     try:
         with pytest.raises(
-            MegaError, match="p.unfinished: not written: found File too large; hint: make room"
+            MegaError, match="p.unfinished: not written: found File too large; hint: free disk space"
         ):
             preprocess([tmp_path / "a"], tmp_path / "p", null(), block=10_000, note=100_000)
     finally:
@@ -224,7 +224,7 @@ def test_a_full_disk_is_told_and_the_run_goes_on_when_there_is_room(tmp_path):
     assert result.fresh < result.size
 
 
-def test_a_line_that_is_wrong_leaves_no_dataset_even_of_a_run_that_was_gone_on_with(tmp_path):
+def test_a_wrong_line_leaves_no_dataset_even_in_a_resumed_run(tmp_path):
     path = tmp_path / "a"
     path.write_text('{"text": "1"}\n' * 500 + "oops\n", "utf-8")
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""After a wrong line the inputs before it stay done, and the next run writes what one without it would."""
+"""After a wrong line, earlier inputs are not repeated, and the next run gives the result of a fresh run."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def check_as_of_one_run(inputs: list[Path], folder: Path, options: Options) -> PreprocessResult:
-    """Go on in `folder`; what is there then is what a run that never ended early writes."""
+    """Resume in `folder`, and compare with an uninterrupted run."""
     result = preprocess(inputs, folder / "p", null(), options, **SMALL)
     whole = preprocess(inputs, folder.parent / "whole/p", null(), options)
     assert files(folder) == files(folder.parent / "whole")

@@ -1,4 +1,4 @@
-"""Repeated spans of sentences: cut as counting them one by one cuts them, and one of each stays whole."""
+"""Repeated spans of sentences are removed as in the reference, and one occurrence of each is kept."""
 
 from __future__ import annotations
 
@@ -225,7 +225,10 @@ def test_a_span_of_no_sentences_is_a_mistake(tmp_path: Path) -> None:
         "spans:sentences=0",
     ]
     outcome = CliRunner().invoke(commands, words)
-    assert str(outcome.exception) == "step spans: sentences: none in a span: found 0, wanted 1 or more"
+    assert (
+        str(outcome.exception)
+        == "step spans: sentences: not a number of sentences: found 0, wanted 1 or more"
+    )
 
 
 MEMORY = """

@@ -1,4 +1,4 @@
-"""Sentences are sequences of their document, by a model found or trained on the corpus; which, is said."""
+"""Sentences become sequences, split by a published model or one trained on the corpus; the log names it."""
 
 from __future__ import annotations
 

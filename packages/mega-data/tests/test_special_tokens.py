@@ -1,4 +1,4 @@
-"""Special tokens are those of Megatron's HuggingFaceTokenizer, a flag each way, and P.json says which."""
+"""Special tokens are those of Megatron's HuggingFaceTokenizer; flags change that, and P.json records it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A trained tokenizer depends on the text alone, and its files mean the same to their formats' makers."""
+"""A trained tokenizer depends only on the text, and other libraries read its files equally."""
 
 from __future__ import annotations
 
@@ -171,4 +171,4 @@ def test_the_command_trains_each_kind(tmp_path):
         result = CliRunner().invoke(commands, [*map(str, words), "--output", str(tmp_path / kind)])
         assert result.exit_code == 0
         assert (tmp_path / kind / file).exists()
-        assert ("asked for" in result.stderr) == (" 350 ids" not in result.stdout)
+        assert ("requested" in result.stderr) == (" 350 ids" not in result.stdout)

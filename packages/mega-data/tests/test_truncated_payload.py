@@ -1,4 +1,4 @@
-"""A payload that another process cuts off once it is open is an error, and no signal that ends us."""
+"""A payload truncated by another process is an error, not a SIGBUS."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def test_a_dataset_of_another_tokenizer_is_refused(dataset, words):
 def test_a_dataset_that_names_no_tokenizer_is_read_with_a_warning(dataset, words, caplog):
     words.encode("a b")
     assert read_documents(dataset([[[1, 2]]]), "text", words).texts == ["a b"]
-    assert "says nothing of its tokenizer" in caplog.text
+    assert "does not record its tokenizer" in caplog.text
 
 
 def test_ids_outside_the_vocabulary_are_an_error(dataset):

@@ -1,4 +1,4 @@
-"""What several tests of this package work with."""
+"""Shared fixtures of this package's tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mega_model.distributed.mesh import AsyncTensor
 
 
 class _Threads:
-    """A rank of an axis whose ranks are threads of this process: what the loss asks of one."""
+    """A rank of an axis whose ranks are threads of this process, with the methods that the loss uses."""
 
     def __init__(self, rank: int, meet: threading.Barrier, slots: list[torch.Tensor]) -> None:
         self.rank, self.size, self.meet, self.slots = rank, meet.parties, meet, slots

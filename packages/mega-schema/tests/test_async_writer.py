@@ -1,4 +1,4 @@
-"""Orders to write a checkpoint, carried out by a process of its own and in place."""
+"""Write orders, carried out by a subprocess and in this process."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _order(run: Path, *, iteration: int = 3, rank: int = 0, last: int = 0) -> di
 def _background(
     order: dict[str, Any], memory: SharedBuffer | None = None, most: int | None = None
 ) -> SubprocessWriter:
-    """With `most`, its files may have so many bytes."""
+    """Start a writer; `most` limits the bytes of a file."""
     memory = memory or SharedBuffer()
     placed, past = memory.plan(order["spaces"][MODEL])
     room = memory.stage(order | {"spaces": {MODEL: placed}}, past)
@@ -135,7 +135,7 @@ def test_values_may_begin_anywhere_for_any_dtype() -> None:
 
 @contextmanager
 def _files_of_at_most(size: int | None) -> Iterator[None]:
-    """The disk takes no longer ones: the nearest to a full one that needs no disk."""
+    """Limit the file size, to simulate a full disk."""
     if size is None:
         yield
         return
@@ -199,7 +199,7 @@ def test_a_writer_that_was_killed_is_a_state(tmp_path: Path) -> None:
     if state == 0:  # it was faster
         writing.send(COMMIT)
         state = _wait_for_end(writing)
-    assert describe_failure(state) == "the process that writes was ended by SIGKILL"
+    assert describe_failure(state) == "the writer process was killed by SIGKILL"
     writing.send(DISCARD)
     assert _wait_for_end(writing) == state
     writing.close()
@@ -220,7 +220,7 @@ def test_a_bug_in_a_writer_is_told_with_its_traceback(
     order = _order(tmp_path)
     del order["spaces"][MODEL][0]["name"]
     writing = _background(order)
-    assert describe_failure(_wait_for_end(writing)) == "the process that writes ended with an error"
+    assert describe_failure(_wait_for_end(writing)) == "the writer process ended with an error"
     writing.close()
     assert "KeyError" in capfd.readouterr().err
 

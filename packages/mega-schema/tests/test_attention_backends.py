@@ -1,4 +1,4 @@
-"""Where keys come from: what a query sees, and that a cache gives what one pass gives."""
+"""Attention backends: visible keys of a query, and equality of cached and full attention."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def test_a_run_and_one_of_its_checkpoints_open_alike(tmp_path: Path, spec: Model
 
 
 def test_an_empty_and_a_missing_folder_are_told_apart(tmp_path: Path) -> None:
-    with pytest.raises(FormatError, match="holds no finished checkpoint: found no checkpoint, wanted"):
+    with pytest.raises(FormatError, match="contains no finished checkpoint: found no checkpoint, wanted"):
         latest_checkpoint(tmp_path)
     with pytest.raises(FormatError, match="no such folder"):
         latest_checkpoint(tmp_path / "nowhere")
@@ -100,7 +100,7 @@ def test_a_tracker_that_is_not_text_is_refused(tmp_path: Path) -> None:
 def test_a_foreign_folder_named_by_a_tracker_is_not_ours(tmp_path: Path) -> None:
     (tmp_path / "iter_0000005" / "mp_rank_00").mkdir(parents=True)
     (tmp_path / LATEST).write_text("5", "utf-8")
-    with pytest.raises(FormatError, match=f"iter_0000005: is not a checkpoint of ours: found no {MANIFEST}"):
+    with pytest.raises(FormatError, match=f"iter_0000005: is not a Mega checkpoint: found no {MANIFEST}"):
         latest_checkpoint(tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""The tokenizer that a checkpoint carries, and the two ways it can fail to fit."""
+"""The tokenizer of a checkpoint, and its two errors."""
 
 from __future__ import annotations
 

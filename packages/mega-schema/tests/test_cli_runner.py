@@ -1,4 +1,4 @@
-"""How a command leaves: the exit code, and what is on which stream."""
+"""Exit codes and output streams of a command."""
 
 from __future__ import annotations
 

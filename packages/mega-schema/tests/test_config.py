@@ -1,4 +1,4 @@
-"""Where a value comes from, what is refused by name, and that a configuration survives its own TOML."""
+"""Configuration: priority of sources, errors with names, and round trips through TOML."""
 
 from __future__ import annotations
 

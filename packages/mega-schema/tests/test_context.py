@@ -1,4 +1,4 @@
-"""Which tokens of a row each rank of context parallelism holds."""
+"""The tokens of a row that each context-parallel rank holds."""
 
 from __future__ import annotations
 

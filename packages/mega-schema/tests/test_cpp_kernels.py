@@ -1,4 +1,4 @@
-"""Kernels in C++ against their definitions in float64, and what happens where they cannot be compiled."""
+"""C++ kernels against the reference in float64, and errors if they cannot be compiled."""
 
 from __future__ import annotations
 
@@ -318,11 +318,11 @@ def _program(path: Path, text: str) -> str:
     [
         (None, r"no C\+\+ compiler: .*nosuch is not on PATH; hint: apt-get install g\+\+"),
         ("echo 'x.h:3: error: unknown type' >&2; exit 1", r"failed: x.h:3: error: unknown type"),
-        ("exit 1", r"failed: it said nothing"),
+        ("exit 1", r"failed: no error message"),
         # writes something that is no library to where -o says
         (
             'while [ "$1" != -o ]; do shift; done; echo no > "$2"',
-            r"cannot be had: .*invalid ELF header|short",
+            r"cannot be loaded: .*invalid ELF header|short",
         ),
     ],
 )
@@ -364,5 +364,5 @@ def test_a_cache_that_cannot_be_written_is_no_error_of_a_run(
     fresh: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (fresh / "cache").write_text("a file", "utf-8")
-    with pytest.raises(cpp_library.CompileError, match="cannot be had: .*cache"):
+    with pytest.raises(cpp_library.CompileError, match="cannot be loaded: .*cache"):
         library.load_kernels()

@@ -1,4 +1,4 @@
-"""Attention in blocks, held against the definition in float64: it may round what flash-attention rounds."""
+"""Blockwise attention against the reference in float64, within the rounding of flash-attention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cross-entropy of logits as its definition computes it, held against torch's own in float64.
+"""The reference cross-entropy against torch's in float64.
 
 The head's loss, which uses it, is in `test_head_loss`; faster versions are held against it elsewhere.
 """

@@ -1,4 +1,4 @@
-"""The device that a flag names, on machines with a GPU and without one."""
+"""Devices by name, on machines with and without a GPU."""
 
 from __future__ import annotations
 

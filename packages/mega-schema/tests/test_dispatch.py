@@ -1,4 +1,4 @@
-"""Which kernels are chosen, and that a check of them finds what is wrong."""
+"""The choice of kernels, and the check that detects wrong ones."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_cpu_without_products_of_bfloat16_takes_attention_in_blocks_of_float32
     assert kernels.kernels == replace(REFERENCE, attention=cpu_attention.attention_in_float32)
     assert kernels.summary == "reference, blocked (attention)"
     assert kernels.reasons["attention"] == "in float32: this CPU has no products of bfloat16"
-    assert kernels.reasons["swiglu"] == "what a CPU computes"
+    assert kernels.reasons["swiglu"] == "the CPU kernels"
     for dtype in (torch.float32, torch.bfloat16):
         assert [result for result in check_kernels(kernels.kernels, CPU, dtype) if not result.ok] == []
 
@@ -141,7 +141,7 @@ def test_a_package_gives_what_it_has_and_triton_the_rest() -> None:
     kernels = choose_kernels("apex", GPU)
     norms = "rms_norm, layer_norm, add_rms_norm, add_layer_norm"
     assert kernels.summary == f"triton, apex ({norms}), reference (attention, linear, add_product)"
-    assert kernels.reasons["rms_norm"] == "asked for"
+    assert kernels.reasons["rms_norm"] == "requested"
 
 
 @pytest.mark.usefixtures("flash_attn")

@@ -1,4 +1,4 @@
-"""What is dropped: how much, which, the same on every layout, and what attention does with it."""
+"""Dropout: its rate, its mask on every layout, and attention dropout."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_the_counts_of_dropped_elements_spread_as_independent_ones_do() -> None:
 
 
 def test_the_choice_is_the_one_that_was_written_down() -> None:
-    """The hash in Python's integers: a run goes on with the same choices on any machine, with any torch."""
+    """The hash in Python integers: a resumed run has the same mask on any machine, with any torch."""
     dropped = _drop_ones(_dropout(2, 3, hidden=0.25), width=5)
 
     def key(text: str) -> int:

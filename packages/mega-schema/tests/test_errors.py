@@ -1,4 +1,4 @@
-"""The line a person reads."""
+"""The format of error messages."""
 
 from __future__ import annotations
 

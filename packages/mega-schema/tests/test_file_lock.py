@@ -58,7 +58,7 @@ def test_a_process_can_wait_for_the_lock(tmp_path: Path) -> None:
 def test_a_file_system_without_locks_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", "mega.schema"):
         assert not lock_file(0, tmp_path)
-    line = f"{tmp_path} cannot be locked (No locks available): nothing keeps a second writer out"
+    line = f"{tmp_path} cannot be locked (No locks available): a second writer would not be detected"
     assert caplog.messages == [line]
 
 

@@ -1,4 +1,4 @@
-"""Ranges of flattened tensors as boxes: every element once, whatever the shape and the cut."""
+"""Ranges of flattened tensors as boxes: every element once, for any shape and split."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _split(rng: random.Random, ranks: int) -> tuple[Shape, Split | None]:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_shares_of_shares_hold_every_element_of_a_tensor_once(seed: int) -> None:
-    """Cut over tp, each share laid flat and cut over replicas; what is not cut over tp, once on each rank."""
+    """Tensors are split over tp, flattened and split over replicas; unsplit tensors once on each rank."""
     rng = random.Random(seed)
     for _ in range(50):
         tp = rng.randint(1, 4)

@@ -1,4 +1,4 @@
-"""Products in FP8 against the exact ones, within what rounding allows; on several ranks: tests/parity."""
+"""FP8 products against exact ones, within the rounding error; several ranks: tests/parity."""
 
 from __future__ import annotations
 

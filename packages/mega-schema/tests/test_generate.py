@@ -1,4 +1,4 @@
-"""Generation against the plain definition: a full forward pass over the whole row for every token."""
+"""Generation against a full forward pass over the whole row for every token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loss of the head, whose logits never exist as a whole, held against float64 logits that do."""
+"""The chunked loss of the head against the loss of full logits in float64."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def test_a_gradient_that_is_not_the_one_said_is_an_error() -> None:
     gradients, main = WeightGradients(), torch.zeros_like(weight)
     gradients.register_main_grad(weight, lambda: main)
     loss = 2 * _head(x, weight, target, gradients=gradients, gradient=3.0)
-    with pytest.raises(RuntimeError, match=r"the gradient of the loss is 2\.0, and was said to be 3\.0"):
+    with pytest.raises(RuntimeError, match=r"the gradient of the loss is 2\.0, expected 3\.0"):
         loss.backward()
 
 

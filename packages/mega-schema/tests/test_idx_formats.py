@@ -1,4 +1,4 @@
-"""The other forms of a dataset: written as Megatron wrote them, read as the first, refused when not whole."""
+"""The other index formats: written as Megatron does, read equally, refused if incomplete."""
 
 from __future__ import annotations
 
@@ -270,7 +270,7 @@ def test_a_folder_that_could_not_be_replaced_is_there_again(tmp_path, monkeypatc
     assert (folder / "file").read_text("utf-8") == "years"
 
 
-def test_the_folder_one_stands_in_can_be_replaced(tmp_path, monkeypatch):
+def test_the_working_directory_can_be_replaced(tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     with atomic_folder(Path(), _accept_any) as new:
@@ -295,6 +295,6 @@ def test_a_disk_that_is_full_is_one_line_and_leaves_nothing(tmp_path):
     words = [sys.executable, "-c", code, str(tmp_path / "p")]
     process = subprocess.run(words, check=True, capture_output=True, text=True, preexec_fn=limit)
     assert process.stdout == (
-        f"{tmp_path}/p: not written: found File too large; hint: make room there, or write to another disk\n"
+        f"{tmp_path}/p: not written: found File too large; hint: free disk space, or write to another disk\n"
     )
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""Our files are Megatron's byte for byte, and a file that is not whole is refused."""
+"""Dataset files equal Megatron's byte for byte, and incomplete files are refused."""
 
 from __future__ import annotations
 
@@ -265,7 +265,7 @@ def test_a_missing_file_is_named_and_a_prefix_with_its_ending_is_explained(tmp_p
     with pytest.raises(FormatError, match=r"p.idx: no such file"):
         IndexedDataset(tmp_path / "p")
     write(tmp_path / "p", [[[1]]])
-    with pytest.raises(FormatError, match=r"p.idx.idx: no such file; hint: give the prefix alone: .*/p$"):
+    with pytest.raises(FormatError, match=r"p.idx.idx: no such file; hint: give only the prefix: .*/p$"):
         IndexedDataset(tmp_path / "p.idx")
     (tmp_path / "p.bin").unlink()
     with pytest.raises(FormatError, match=r"p.bin: no such file"):

@@ -1,4 +1,4 @@
-"""Initial values: of the seed, the name and the place, and of nothing else."""
+"""Initial values depend only on the seed, the name and the global index."""
 
 from __future__ import annotations
 

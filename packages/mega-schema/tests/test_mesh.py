@@ -1,4 +1,4 @@
-"""What a process learns of the others; the axes are tested on several processes in tests/parity."""
+"""World and mesh of one process; tests/parity tests the axes on several processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The models of one process: equations written out again, variations, gradients, stages."""
+"""Models in one process: reference equations, variants, gradients, stages."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ def test_embedding_and_head_count_as_layers_when_asked() -> None:
         ),
         (
             {"pp": 1, "first": 3},
-            r"--decoder-first-.*: there is one place for all layers.*; hint: leave it out",
+            r"--decoder-first-.*: needs pipeline parallelism.*; hint: leave it out",
         ),
     ],
 )

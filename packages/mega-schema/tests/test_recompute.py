@@ -1,4 +1,4 @@
-"""Computing again in backward: the same gradients bit for bit, from less that was kept."""
+"""Recomputation gives bitwise equal gradients with less saved memory."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_gradients_are_bit_for_bit_those_of_keeping_everything(name: str, kind: 
 
 
 def _kept_bytes(forward: Callable[[], Tensor], weights: list[Tensor]) -> int:
-    """Bytes that forward leaves for backward, what lies in the same memory counted once, weights not."""
+    """Count the bytes that forward saves for backward, each storage once, without weights."""
     storages = {}
     known = {weight.untyped_storage().data_ptr() for weight in weights}
 

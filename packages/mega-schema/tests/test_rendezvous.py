@@ -1,4 +1,4 @@
-"""Ranks meet those of their own start, whatever an earlier one left in the store."""
+"""Ranks rendezvous with those of the same launch attempt, whatever keys an earlier one left in the store."""
 
 from __future__ import annotations
 
@@ -54,5 +54,5 @@ def test_a_start_with_fewer_ranks_is_a_start_of_its_own() -> None:
 
 
 def test_ranks_that_do_not_come_are_counted() -> None:
-    with pytest.raises(LayoutError, match=r"^rank 0: the ranks of this run did not all come: found 1 in"):
+    with pytest.raises(LayoutError, match=r"^rank 0: not all ranks joined the rendezvous: found 1 in"):
         agree_on_roster(HashStore(), 0, 2, timedelta(seconds=0.1))

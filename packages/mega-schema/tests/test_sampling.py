@@ -1,4 +1,4 @@
-"""What the sampler keeps, what it drops, and that a seed decides the draw."""
+"""Filters of the sampler, and reproducible draws."""
 
 from __future__ import annotations
 

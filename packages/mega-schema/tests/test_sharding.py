@@ -1,4 +1,4 @@
-"""Cuts are integers: over all ranks they cover a tensor once, and meet where they should."""
+"""Splits over all ranks cover a tensor once, and overlaps are correct."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def test_a_rank_holds_the_key_head_its_query_heads_read() -> None:
 @pytest.mark.parametrize(
     ("heads", "key_heads", "ranks", "message"),
     [
-        (8, 2, 3, "8 heads cannot be cut evenly over tp: found tp=3, wanted a divisor of 8; hint: .* 2$"),
+        (8, 2, 3, "8 heads cannot be split evenly over tp: found tp=3, wanted a divisor of 8; hint: .* 2$"),
         (12, 4, 6, "4 heads cannot be .*: found tp=6, wanted one of 1, 2, 4, 12; hint: .* 4$"),
         (4, 2, 8, "4 heads cannot be .*: found tp=8, wanted a divisor of 4; hint: .* 4$"),
     ],
@@ -239,7 +239,7 @@ def test_heads_are_not_cut_in_two() -> None:
     with pytest.raises(LayoutError) as caught:
         slabs("qkv", (12, 4), Split("tp", 0, (4, 4, 4), unit=2), 0, 4)
     assert str(caught.value) == (
-        "qkv: 2 heads cannot be cut evenly over tp: found tp=4, wanted a divisor of 2; "
+        "qkv: 2 heads cannot be split evenly over tp: found tp=4, wanted a divisor of 2; "
         "hint: --tensor-model-parallel-size 2"
     )
 

@@ -1,4 +1,4 @@
-"""What a model may be, and what is said when it may not."""
+"""Valid and invalid model specs."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_an_unknown_preset_is_answered_with_a_near_one() -> None:
         ({"norm_eps": "small"}, "model.norm_eps: not a number: found small"),
         ({"norm_eps": float("nan")}, "model.norm_eps: not a number: found nan"),
         ({"init_std": -0.1}, "model.init_std: not a number: found -0.1, wanted 0 or more"),
-        ({"tied": 1}, "model.tied: not a switch: found 1, wanted true | false"),
+        ({"tied": 1}, "model.tied: not a boolean: found 1, wanted true | false"),
         ({"heads": 3}, "model.heads: do not divide model.hidden: found 3 heads, 8"),
         ({"heads": 0}, "model.heads: do not divide model.hidden: found 0 heads"),
         ({"heads": 4, "kv_heads": 3}, "model.kv_heads: query heads must share key heads evenly"),
@@ -87,7 +87,7 @@ def test_an_unknown_preset_is_answered_with_a_near_one() -> None:
         ({"sliding_window": 2.0}, "model.sliding_window: not a count: found 2.0"),
         (
             {"parallel_residual": True, "post_norm_residual": True},
-            "model.parallel_residual: two branches beside each other have two normed streams: found",
+            "model.parallel_residual: excludes model.post_norm_residual: found",
         ),
         ({"rope_scaling": 0.0}, "model.rope_scaling: not above 0: found 0, wanted 1 or more"),
         (

@@ -1,4 +1,4 @@
-"""The tensor-parallel products of one process, held against torch's own; on several ranks: tests/parity."""
+"""Tensor-parallel products in one process against torch's; several ranks: tests/parity."""
 
 from __future__ import annotations
 

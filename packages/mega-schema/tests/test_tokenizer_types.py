@@ -1,4 +1,4 @@
-"""Megatron's tokenizers by name: ids as published, as Hugging Face's and as the libraries' they come from."""
+"""Megatron's tokenizers by name: ids equal published ones, Hugging Face's and the original libraries'."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_bert_has_megatrons_special_tokens_after_the_files_last_word():
     ("vocab", "message"),
     [
         (VOCAB.replace("[CLS]\n", ""), r"no \[CLS\]"),
-        (VOCAB + "hello\n", "a word is there twice: found 'hello'"),
+        (VOCAB + "hello\n", "duplicate word: found 'hello'"),
     ],
 )
 def test_a_file_that_is_not_berts_is_refused(vocab, message, tmp_path):

@@ -1,4 +1,4 @@
-"""What is said where a run's tracker names no checkpoint: every line has the command that mends it."""
+"""Errors of a run's tracker; each has a hint with a command that repairs it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def refusal(run: Path) -> FormatError:
 def test_the_hint_of_a_tracker_that_names_no_checkpoint_mends_it(tmp_path: Path, tracker: str | None) -> None:
     run = run_of(tmp_path / "run", 10, 20, tracker=tracker)
     mend, _, check = refusal(run).hint.partition(", once ")
-    assert check == f"mega-ckpt verify {run}/iter_0000020 says sound"
+    assert check == f"mega-ckpt verify {run}/iter_0000020 reports it as sound"
     subprocess.run(["/bin/sh", "-c", mend], check=True)
     assert latest_iteration(run) == 20
 
@@ -87,9 +87,9 @@ def test_a_checkpoint_of_another_program_is_told_with_the_command_that_converts_
 def test_the_run_in_a_folder_of_runs_is_named(tmp_path: Path) -> None:
     assert refusal(tmp_path).hint == "name a folder that a run has saved to"
     run = run_of(tmp_path / "small", 10, tracker="10")
-    assert refusal(tmp_path).hint == f"name a run's folder, as {run}"
+    assert refusal(tmp_path).hint == f"name a run's folder, such as {run}"
 
 
 def test_a_run_that_has_begun_its_first_checkpoint_is_waited_for(tmp_path: Path) -> None:
     (tmp_path / ".iter_0000010.partial").mkdir()
-    assert refusal(tmp_path).hint == "wait for the run's first save, or start it again"
+    assert refusal(tmp_path).hint == "wait for the run's first save, or restart it"

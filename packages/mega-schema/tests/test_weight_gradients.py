@@ -1,4 +1,4 @@
-"""Weight gradients go to float32 main gradients, now or later; on several ranks they are in tests/parity."""
+"""Weight gradients accumulate in float32 main gradients, now or deferred; several ranks: tests/parity."""
 
 from __future__ import annotations
 

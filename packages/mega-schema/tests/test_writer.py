@@ -1,4 +1,4 @@
-"""Writing: whole or not at all. Being killed is in tests/conformance."""
+"""Atomic checkpoint writes. tests/conformance has kills."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_a_disk_that_is_full_is_one_line_and_leaves_the_checkpoint_before(
             _save(tmp_path, 4, spec)
     assert str(caught.value) == (
         f"{tmp_path / '.iter_0000004.partial'}: not written: found No space left on device; "
-        "hint: make room there, or write to another disk"
+        "hint: free disk space, or write to another disk"
     )
     assert Checkpoint.open(tmp_path).iteration == 3
     _save(tmp_path, 4, spec)
@@ -205,7 +205,7 @@ def test_older_checkpoints_go_but_for_those_to_keep(
     assert not list(tmp_path.glob(".*"))
 
 
-def test_a_removal_that_was_killed_is_seen_by_nobody_and_ended_by_the_next_save(
+def test_a_killed_removal_is_invisible_and_completed_by_the_next_save(
     tmp_path: Path, spec: ModelSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for iteration in (1, 2):
@@ -264,7 +264,7 @@ def test_a_name_that_cannot_be_flushed_is_taken_back(
         assert Checkpoint.open(tmp_path).read(MODEL, "embed.weight", ALL).max() == 1.0
 
 
-def test_superseded_checkpoints_are_seen_by_nobody_and_removed_as_the_run_passes_them(
+def test_superseded_checkpoints_are_ignored_and_removed_as_the_run_passes_them(
     tmp_path: Path, spec: ModelSpec
 ) -> None:
     _save(tmp_path, 3, spec)

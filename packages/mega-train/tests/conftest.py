@@ -1,4 +1,4 @@
-"""A toy corpus, where the oracles are, and a run's configuration in one line."""
+"""Shared fixtures: a toy corpus, reference data, and configurations in one line."""
 
 from __future__ import annotations
 

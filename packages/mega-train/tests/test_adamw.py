@@ -1,4 +1,4 @@
-"""Gradients and updates: what adds up, what is cut back, what stays float32, what is taken up again."""
+"""Gradients and updates: accumulation, clipping, float32 main weights, resumed state."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def test_updates_smaller_than_a_bfloat16_step_are_not_lost() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_an_optimizer_that_took_up_a_state_goes_on_bitwise_as_the_one_that_wrote_it(
+def test_an_optimizer_with_loaded_state_resumes_bitwise_like_the_one_that_saved_it(
     dtype: torch.dtype,
 ) -> None:
     first, second = Stand.build(dtype), Stand.build(dtype)

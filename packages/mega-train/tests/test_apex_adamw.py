@@ -1,4 +1,4 @@
-"""apex's AdamW: when it is taken, and that its kernel is called as apex declares it, against a stand-in."""
+"""apex's AdamW: its choice, and the arguments of its kernel, with a stand-in."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_its_updates_are_torchs_with_decay_and_rate_of_each_group(calls: list[di
 
 
 @pytest.mark.usefixtures("calls")
-def test_what_took_up_a_state_goes_on_bitwise() -> None:
+def test_an_optimizer_with_loaded_state_resumes_bitwise() -> None:
     _, first = _build_both()
     _, second = _build_both()
     random = torch.Generator().manual_seed(3)

@@ -1,4 +1,4 @@
-"""A run saves while it goes on: what is written, what is kept, and what a save that fails leaves."""
+"""Asynchronous saves: written values, kept checkpoints, failed saves."""
 
 from __future__ import annotations
 
@@ -88,7 +88,9 @@ def full_at(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     return iterations
 
 
-def test_the_values_saved_are_those_of_the_step_though_the_run_goes_on(start: Start, tmp_path: Path) -> None:
+def test_the_saved_values_are_those_of_the_step_while_training_continues(
+    start: Start, tmp_path: Path
+) -> None:
     trainer = start()
     for _ in range(3):
         trainer.step(trainer.state.lr)
@@ -178,7 +180,7 @@ def test_a_last_checkpoint_that_failed_is_tried_again_and_then_ends_the_run_with
     run = tmp_path / "run"
     assert str(caught.value) == (
         f"{run}: no checkpoint of iteration 10, the last: found File too large; "
-        f"hint: make room there; resume with --load {run} (iteration 8)"
+        f"hint: free disk space; resume with --load {run} (iteration 8)"
     )
     assert len(caplog.messages) == 2
     assert Checkpoint.open(run).iteration == 8

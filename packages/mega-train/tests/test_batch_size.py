@@ -1,4 +1,4 @@
-"""The sizes of batches that grow are Megatron's."""
+"""The batch-size ramp-up equals Megatron's."""
 
 from __future__ import annotations
 

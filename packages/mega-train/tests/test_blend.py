@@ -1,4 +1,4 @@
-"""Which corpus every sample comes from: Megatron's choice, and the loop's that says it."""
+"""The dataset of every sample of a blend equals Megatron's and the reference loop's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run reads, said in every way that Megatron's scripts say it, and every way to say it wrong."""
+"""The data flags of Megatron's scripts, and their errors."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_dataset_may_have_a_number_for_a_name(tmp_path: Path) -> None:
 )
 def test_weights_and_datasets_that_do_not_pair_are_told(words: str, message: str) -> None:
     assert _refusal(path=words) == (
-        f"--data-path: weights and prefixes do not take turns: {message}; hint: --data-path 0.3 A 0.7 B"
+        f"--data-path: weights and prefixes do not alternate: {message}; hint: --data-path 0.3 A 0.7 B"
     )
 
 
@@ -148,7 +148,8 @@ def test_a_group_that_is_none_is_told(group: str) -> None:
 @pytest.mark.parametrize("ends", ["0.6:0.6", "0.8:0.6", "-0.1:1", "0:1.1"])
 def test_a_range_of_a_group_is_two_shares(ends: str) -> None:
     assert _refusal(train_group=(f"T: 1 {ends} A",)) == (
-        f"--train-weighted-split-paths: not a range: found {ends}, wanted two shares of 1, the less first"
+        f"--train-weighted-split-paths: not a range: found {ends}, wanted two fractions from 0 to 1, "
+        "the smaller first"
     )
 
 
@@ -161,25 +162,24 @@ def test_a_range_of_a_group_is_two_shares(ends: str) -> None:
         ),
         (
             {"path": "P", "train_path": "Q"},
-            "--train-data-path: excludes --data-path: found both, wanted one way to say what is read",
+            "--train-data-path: excludes --data-path: found both, wanted only one of them",
         ),
         (
             {"path": "P", "valid_groups": ("V: 1 0:1 A",)},
-            "--train-weighted-split-paths: excludes --data-path: found both, "
-            "wanted one way to say what is read",
+            "--train-weighted-split-paths: excludes --data-path: found both, wanted only one of them",
         ),
         (
             {"train_path": "P", "split": "1,1,1"},
-            "--split: cuts the datasets of --data-path, and --train-data-path says already what is for what: "
+            "--split: splits the datasets of --data-path, but --train-data-path already defines the splits: "
             "found '1,1,1'; hint: leave --split out",
         ),
         (
             {"valid_path": "P"},
-            "--train-data-path: missing: wanted what to train on; hint: --train-data-path P",
+            "--train-data-path: missing: wanted training data; hint: --train-data-path P",
         ),
         (
             {"train_group": ("A: 1 0:1 A", "B: 1 0:1 B")},
-            "--train-weighted-split-paths: one group is trained on: found 2 groups, "
+            "--train-weighted-split-paths: only one training group is allowed: found 2 groups, "
             "wanted 'NAME: WEIGHT START:END PREFIX, ...'; hint: quotes around the group",
         ),
         (

@@ -1,4 +1,4 @@
-"""Buckets as integers: nothing is lost, nothing overlaps, and every replica owns as much as the others."""
+"""Buckets cover all parameters without overlap, and replicas own equal shards."""
 
 from __future__ import annotations
 

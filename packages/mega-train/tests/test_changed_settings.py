@@ -1,4 +1,4 @@
-"""A resumed run reads the data of the run before it, and says which other settings changed."""
+"""A resumed run must read the same data, and reports other changed settings."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_other_data_is_refused_and_read_where_it_is_asked_for(
     run = ["--train-iters", 3, "--load", trained_run, *words]
     line = _gpt(data, *run, code=2)
     assert line.startswith(
-        f"error: {begins}the run would read other data than the run it resumes: found {found}"
+        f"error: {begins}the run would read different data from the run it resumes: found {found}"
     )
     assert wanted in line.partition("wanted ")[2]
     assert "hint: --override-data" in line
@@ -104,7 +104,7 @@ def test_a_corpus_that_moved_is_taken_in_one_line(
 ) -> None:
     out = _gpt(moved_corpus, "--train-iters", 2, "--load", trained_run)
     (line,) = [line for line in out.splitlines() if "data.data_path" in line]
-    assert line == f"  data.data_path: {corpus} -> {moved_corpus}, which holds the same data"
+    assert line == f"  data.data_path: {corpus} -> {moved_corpus}, which contains the same data"
     refused = _gpt(moved_corpus, "--train-iters", 2, "--load", trained_run, "--seed", 99, code=2)
     assert "found --seed 99, wanted --seed 1234" in refused, "the move is no reason"
 
@@ -117,14 +117,14 @@ def test_a_blend_whose_datasets_moved_is_the_same_in_the_same_order(
     blend, run = ["0.3", corpus, "0.7", changed_copy], tmp_path / "run"
     _gpt(blend, "--train-iters", 2, "--save", run)
     resumes = ["--train-iters", 2, "--load", run]
-    assert "which holds the same data" in _gpt(["0.3", moved_corpus, "0.7", changed_copy], *resumes)
+    assert "which contains the same data" in _gpt(["0.3", moved_corpus, "0.7", changed_copy], *resumes)
     for changed in (
         ["0.3", changed_copy, "0.7", moved_corpus],
         ["0.4", moved_corpus, "0.6", changed_copy],
         ["0.3", moved_corpus, "0.7", moved_corpus],
     ):
         line = _gpt(changed, *resumes, code=2)
-        assert "--data-path: the run would read other data" in line
+        assert "--data-path: the run would read different data" in line
         assert line.endswith("hint: --override-data reads these from here on\n")
 
 
@@ -134,7 +134,7 @@ def test_groups_that_moved_are_the_same(corpus: Path, moved_corpus: Path, tmp_pa
         return _start_with(flags, *MODEL, *TRAINING, "--train-iters", 2, *words)
 
     group(corpus, "--save", tmp_path / "run")
-    assert "which holds the same data" in group(moved_corpus, "--load", tmp_path / "run")
+    assert "which contains the same data" in group(moved_corpus, "--load", tmp_path / "run")
 
 
 @pytest.mark.parametrize("what", ["tokens", "lengths"])
@@ -143,7 +143,7 @@ def test_a_corpus_of_the_same_size_and_other_content_is_refused(
 ) -> None:
     changed_copy = _altered_copy(corpus, tmp_path, what)
     words = ["--vocab-size", 33, "--train-iters", 2, "--load", trained_run]
-    assert "--data-path: the run would read other data" in _gpt(changed_copy, *words, code=2)
+    assert "--data-path: the run would read different data" in _gpt(changed_copy, *words, code=2)
 
 
 def test_a_checkpoint_without_identities_is_resumed_as_before(
@@ -157,7 +157,7 @@ def test_a_checkpoint_without_identities_is_resumed_as_before(
     rewrite_checksums(file.parent, FORMAT)
     assert "from iteration 2" in _gpt(corpus, "--train-iters", 2, "--load", run)
     line = _gpt(moved_corpus, "--train-iters", 2, "--load", run, code=2)
-    assert "--override-data reads these from here on; give it too where the same data was moved" in line
+    assert "--override-data reads these from here on; also use it if the same data was moved" in line
 
 
 def test_the_same_data_in_other_words_is_the_same(

@@ -1,4 +1,4 @@
-"""The command: it learns, resumes, draws, survives being killed, and says a mistake in a line."""
+"""The command: training, resuming, plotting, kills, and one-line errors."""
 
 from __future__ import annotations
 
@@ -245,7 +245,9 @@ def test_the_first_run_of_a_script_that_always_resumes_begins_anew_and_warns(
 ) -> None:
     script = ["--load", str(tmp_path / "run"), "--save", str(tmp_path / "run"), "--exit-interval", "2"]
     _gpt(corpus, *script)
-    assert caplog.messages == [f"{tmp_path / 'run'} holds no checkpoint yet: the run begins anew"]
+    assert caplog.messages == [
+        f"{tmp_path / 'run'} contains no checkpoint yet: the run starts from new weights"
+    ]
     second = _gpt(corpus, *script)
     assert len(caplog.messages) == 1
     assert "from iteration 2" in second.stdout
@@ -256,7 +258,9 @@ def test_a_curve_of_the_run_is_drawn(trained_run: tuple[Path, CommandResult], tm
     picture = tmp_path / "loss.png"
     assert _run("curve", str(trained_run[0]), "--output", str(picture)).stdout == f"{picture}\n"
     assert picture.read_bytes().startswith(b"\x89PNG")
-    assert _refusal(_run("curve", str(tmp_path), code=2)).startswith(f"{tmp_path}: holds no record of a run")
+    assert _refusal(_run("curve", str(tmp_path), code=2)).startswith(
+        f"{tmp_path}: contains no event log of a run"
+    )
     nowhere = tmp_path / "none"
     assert _refusal(_run("curve", str(trained_run[0]), "--output", str(nowhere / "loss.png"), code=2)) == (
         f"--output: no such folder: found {nowhere}; hint: mkdir -p {nowhere}"
@@ -301,7 +305,7 @@ def test_a_mistake_in_the_files_is_one_line(
             out.add(range(100, 120))
             out.end_document()
     refusal = _refusal(_gpt(wide, "--vocab-size", "33", code=2))
-    assert refusal.startswith(f"{wide}: holds a token outside the model's vocabulary: found 11")
+    assert refusal.startswith(f"{wide}: contains a token outside the model's vocabulary: found 11")
     with IndexedWriter(tmp_path / "thin", "uint16") as out:
         for length in (100, 1):
             out.add([1] * length)
@@ -309,7 +313,7 @@ def test_a_mistake_in_the_files_is_one_line(
     argv = ["--vocab-size", "33", "--eval-iters", "1", "--split", "50,50,0"]
     thin = _refusal(_gpt(tmp_path / "thin", *argv, code=2))
     assert thin.startswith(
-        "--data-path: the validation split holds too few tokens for one sample: found 1 tokens"
+        "--data-path: the validation split contains too few tokens for one sample: found 1 tokens"
     )
 
 
@@ -335,13 +339,15 @@ def test_weights_without_an_optimizer_are_for_finetuning(
         del manifest["tensors"][space]
     replace_manifest(bare, json.dumps(manifest))
     assert _refusal(_gpt(corpus, "--load", str(bare), code=2)) == (
-        f"{bare}: holds no optimizer state to resume with: found model, "
-        "wanted optim.exp_avg, optim.exp_avg_sq; hint: --finetune begins anew with its weights"
+        f"{bare}: contains no optimizer state to resume with: found model, "
+        "wanted optim.exp_avg, optim.exp_avg_sq; hint: --finetune starts a new run from its weights"
     )
     _gpt(corpus, "--load", str(bare), "--finetune", "--train-iters", "1")
     assert _refusal(_gpt(corpus, "--load", str(trained_run[0]), "--optimizer", "muon", code=2)).endswith(
-        "holds the state of --optimizer adam: found optim.exp_avg, optim.exp_avg_sq, wanted optim.exp_avg, "
-        "optim.exp_avg_sq, optim.momentum; hint: --optimizer adam, or --finetune begins anew with its weights"
+        "contains the state of --optimizer adam: found optim.exp_avg, optim.exp_avg_sq, wanted "
+        "optim.exp_avg, "
+        "optim.exp_avg_sq, optim.momentum; hint: --optimizer adam, or --finetune starts a new run "
+        "from its weights"
     )
     trainer = {"consumed_samples": 480}
     (bare / "trainer.json").write_text(json.dumps(trainer))
@@ -376,7 +382,7 @@ def test_every_rank_refuses_a_layout_and_one_says_so(corpus: Path, tmp_path: Pat
     result = subprocess.run(argv, capture_output=True, text=True, env=ENVIRONMENT)
     assert result.returncode == 1, "torchrun's own code"
     assert re.findall("^error: .*", result.stderr, re.MULTILINE) == [
-        "error: layers.0.qkv.weight: 1 heads cannot be cut evenly over tp: found tp=2, "
+        "error: layers.0.qkv.weight: 1 heads cannot be split evenly over tp: found tp=2, "
         "wanted a divisor of 1; hint: --tensor-model-parallel-size 1"
     ]
     assert not (tmp_path / "run").exists()

@@ -1,4 +1,4 @@
-"""Launch scripts of others, word by word."""
+"""Command lines of other programs' launch scripts."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_a_fairseq_script_is_megatron_11b() -> None:
         ("--lr-scheduler fixed", "--lr-decay-style constant"),
     ],
 )
-def test_words_of_theirs_become_words_of_ours(theirs: str, ours: str) -> None:
+def test_flags_of_other_programs_are_translated(theirs: str, ours: str) -> None:
     result = translate_flags(theirs.split(), OURS)
     assert (result.words, result.refused) == (ours.split(), [])
 
@@ -164,13 +164,13 @@ def test_words_of_theirs_become_words_of_ours(theirs: str, ours: str) -> None:
     [
         (
             "--arch transformer_lm_gpt",
-            "--arch: means nothing here: found transformer_lm_gpt, wanted transformer_lm_megatron_11b",
+            "--arch: not a known value: found transformer_lm_gpt, wanted transformer_lm_megatron_11b",
         ),
-        ("--criterion adaptive_loss", "--criterion: means nothing here: found adaptive_loss"),
+        ("--criterion adaptive_loss", "--criterion: not a known value: found adaptive_loss"),
         ("--adam-betas 0.9", '--adam-betas: not two numbers: found 0.9, wanted "(0.9, 0.98)"'),
-        ("--eval-only False", "--eval-only: is a switch, and on with any word: found False; hint: leave"),
+        ("--eval-only False", "--eval-only: is a switch, and any value enables it: found False; hint: leave"),
         ("--arch", "--arch: needs a value"),
-        ("--mlp-type residual", "--mlp-type: means nothing here: found residual, wanted standard"),
+        ("--mlp-type residual", "--mlp-type: not a known value: found residual, wanted standard"),
         ("--deepspeed_config none.json", "--deepspeed_config: no such file: found none.json"),
     ],
 )
@@ -317,7 +317,10 @@ def test_deepspeeds_own_scaler_replaces_a_flags_loss_scale(tmp_path: Path) -> No
     file.write_text(json.dumps({"fp16": {"enabled": True, "loss_scale": 0, "initial_scale_power": 12}}))
     run, message = _parse("--loss-scale", "12", "--fp16", "--deepspeed_config", str(file))
     assert (run.train.loss_scale, run.train.initial_loss_scale) == (None, 4096.0)
-    assert "--loss-scale (fp16.loss_scale 0 of DeepSpeed's configuration is a scale that moves)" in message
+    assert (
+        "--loss-scale (fp16.loss_scale 0 in a DeepSpeed configuration selects dynamic loss scaling)"
+        in message
+    )
 
 
 def _refused_flags(*args: str) -> tuple[list[str], str]:
@@ -348,7 +351,7 @@ def test_everything_that_cannot_be_read_is_told_at_once() -> None:
     ]
     assert table[2].split() == ["--mixed", "no", "such", "option"]
     assert error == (
-        "command line: 6 things cannot be read, listed above: found --num-experts, --mixed, "
+        "command line: 6 arguments are refused, listed above: found --num-experts, --mixed, "
         "--moe-router-topk, --arch, --lr, --lr-decay-style; hint: mega-train explain FLAG"
     )
 
@@ -382,9 +385,7 @@ def test_a_script_that_leaves_dropout_to_megatrons_default_is_told() -> None:
     assert not run.checkpoint.exit_signal_handler
     assert not run.checkpoint.async_save
     assert output == ""
-    assert (
-        "would replace what the file says" in _refused_flags("--megatron-defaults", "--config", "f.toml")[1]
-    )
+    assert "would override the file" in _refused_flags("--megatron-defaults", "--config", "f.toml")[1]
 
 
 def test_fairseqs_world_size_is_checked_against_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What a run reads, from the command to the tokens: blends, groups, and another layout in its middle."""
+"""Data of a run from flags to tokens: blends, groups, and a layout change."""
 
 from __future__ import annotations
 

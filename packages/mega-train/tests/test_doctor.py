@@ -41,7 +41,7 @@ def test_a_kernel_that_is_wrong_is_told_and_the_exit_code_is_1(monkeypatch: pyte
     result = CliRunner().invoke(app, ["doctor", "--device", "cpu"], standalone_mode=False)
     assert result.return_value == 1
     assert "swiglu           reference    float32: wrong; bfloat16: wrong" in result.stdout
-    assert "not every kernel is its definition" in result.stdout
+    assert "not every kernel matches its reference" in result.stdout
 
 
 def test_kernels_that_cannot_be_had_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

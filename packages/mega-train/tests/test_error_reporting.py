@@ -1,4 +1,4 @@
-"""Which rank speaks, when, and where torchrun finds it."""
+"""The rank that reports an error, and torchrun's error file."""
 
 from __future__ import annotations
 

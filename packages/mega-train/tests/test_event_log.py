@@ -1,4 +1,4 @@
-"""The record of a run, its picture, and what a person sees of it."""
+"""The event log of a run, and the loss plot."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_where_the_file_system_cannot_lock_a_run_goes_on(
     monkeypatch.setattr(fcntl, "flock", unable)
     with caplog.at_level("INFO", "mega.schema"), lock_run(tmp_path):
         EventLog(tmp_path).on_event(began(0))
-    line = f"{tmp_path} cannot be locked (No locks available): nothing keeps a second writer out"
+    line = f"{tmp_path} cannot be locked (No locks available): a second writer would not be detected"
     assert caplog.messages == [line, line], "the folder and the record"
     assert len(read_events(tmp_path)) == 1
 
@@ -162,7 +162,7 @@ def test_a_line_that_a_crash_cut_is_left_out_and_the_next_run_begins_a_new_one(t
     assert [e["event"] for e in read_events(tmp_path)] == ["train_start", "train_log", "train_start"]
 
 
-def test_steps_that_a_resume_did_again_are_told_once(tmp_path: Path) -> None:
+def test_steps_repeated_after_a_resume_are_reported_once(tmp_path: Path) -> None:
     record = EventLog(tmp_path)
     record.on_event(began(0))
     for iteration in (10, 20, 30):
@@ -245,9 +245,9 @@ def test_runs_have_the_shortest_names_that_tell_them_apart(folders: list[str], n
 def test_a_curve_of_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FormatError) as caught:
         draw_loss([tmp_path / "none"], tmp_path / "loss.png")
-    assert str(caught.value) == f"{tmp_path / 'none'}: holds no record of a run: wanted {EVENTS}"
+    assert str(caught.value) == f"{tmp_path / 'none'}: contains no event log of a run: wanted {EVENTS}"
     EventLog(tmp_path).on_event(began(0))
-    with pytest.raises(FormatError, match="holds no loss yet"):
+    with pytest.raises(FormatError, match="contains no loss yet"):
         draw_loss([tmp_path], tmp_path / "loss.png")
     assert not (tmp_path / "loss.png").exists()
 
@@ -278,6 +278,6 @@ def test_a_record_that_cannot_be_written_misses_events_and_says_so_once(
         full.setattr(Path, "open", lambda *_, **__: Full())
         record.on_event(NOW)
         record.on_event(NOW)
-    assert caplog.messages == [f"{tmp_path / EVENTS}: events are missing from it: No space left on device"]
+    assert caplog.messages == [f"{tmp_path / EVENTS}: some events were not written: No space left on device"]
     record.on_event(validation_event(20, 2.0))
     assert [e["event"] for e in read_events(tmp_path)] == ["train_start", "validation"]

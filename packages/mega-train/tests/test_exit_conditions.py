@@ -1,4 +1,4 @@
-"""Why a run leaves, and that it is saved whatever the reason."""
+"""Exit conditions of a run; it always saves before it exits."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_a_kill_switch_saves_and_leaves_and_the_line_says_how_to_go_on(
     assert (run.state.iteration, reason, reason.code) == (3, KILL_SWITCH, 0)
     assert Checkpoint.open(tmp_path / "run").iteration == 3
     assert screen.messages[-1] == (
-        "exiting after iteration 3: the file of --kill-switch-path is there; "
+        "exiting after iteration 3: the file of --kill-switch-path exists; "
         f"resume with --load {tmp_path / 'run'} (iteration 3)"
     )
     assert read_events(tmp_path / "run")[-1] == {

@@ -1,4 +1,4 @@
-"""What is said of keys and flags, and of runs that are not started."""
+"""`explain`, `validate` and `diff`."""
 
 from __future__ import annotations
 
@@ -79,7 +79,8 @@ def test_a_word_that_nothing_is_called_by_is_answered_with_a_near_one() -> None:
     with pytest.raises(ConfigError) as caught:
         list(explain_word("optimizer.warmup_fractoin"))
     assert str(caught.value) == (
-        "optimizer.warmup_fractoin: is no key and no flag; hint: did you mean optimizer.lr_warmup_fraction?"
+        "optimizer.warmup_fractoin: is neither a key nor a flag; hint: did you mean "
+        "optimizer.lr_warmup_fraction?"
     )
     with pytest.raises(ConfigError, match=r"did you mean --vocab-size\?"):
         list(explain_word("vocab-sise"))
@@ -89,7 +90,7 @@ def test_a_word_that_nothing_is_called_by_is_answered_with_a_near_one() -> None:
 def test_a_word_that_nothing_is_near_gets_no_suggestion(word: str) -> None:
     with pytest.raises(ConfigError) as caught:
         list(explain_word(word))
-    assert str(caught.value) == f"{word}: is no key and no flag"
+    assert str(caught.value) == f"{word}: is neither a key nor a flag"
 
 
 def test_validate_says_what_follows_and_starts_nothing(tmp_path: Path) -> None:
@@ -117,7 +118,7 @@ def test_validate_opens_the_corpus(corpus: Path) -> None:
 def test_validate_says_how_the_run_would_start(corpus: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     flags = [*TINY.split(), *SHORT.split(), "--data-path", str(corpus), "--save", str(run)]
-    assert json.loads(_invoke("validate", *flags, "--json").output)["start"] == "anew"
+    assert json.loads(_invoke("validate", *flags, "--json").output)["start"] == "from new weights"
     _invoke("gpt", *flags, "--train-iters", "2", "--lr-decay-iters", "10")
     loads = ["--lr-decay-iters", "10", "--load", str(run), "--json"]
     assert json.loads(_invoke("validate", *flags, *loads).output)["start"] == f"from iteration 2 of {run}"
@@ -125,7 +126,7 @@ def test_validate_says_how_the_run_would_start(corpus: Path, tmp_path: Path) -> 
     tuned = json.loads(_invoke("validate", *flags, *loads, *other_run, "--finetune").output)
     assert tuned["start"] == f"with the weights of {run / 'iter_0000002'}"
     second = json.loads(_invoke("validate", *flags, "--overwrite", "--json").stdout)
-    assert second["start"] == f"anew; supersedes iteration 2 in {run}"
+    assert second["start"] == f"from new weights; supersedes iteration 2 in {run}"
 
 
 def test_validate_shows_a_run_that_its_save_folder_keeps_from_starting(corpus: Path, tmp_path: Path) -> None:
@@ -136,7 +137,7 @@ def test_validate_shows_a_run_that_its_save_folder_keeps_from_starting(corpus: P
     for command in ("validate", "gpt"):
         result = CliRunner().invoke(app, [command, "--config", config])
         assert str(result.exception).startswith(
-            "--save: holds checkpoints of another run: found iteration 10"
+            "--save: contains checkpoints of another run: found iteration 10"
         )
         assert f"hint: --load {run} --save {run} resumes from them" in str(result.exception)
         assert (f"{'start':48} refused" in result.stdout) == (command == "validate")
@@ -159,7 +160,9 @@ def test_runs_differ_in_what_was_said_and_what_follows(tmp_path: Path) -> None:
     assert {"model.ffn_hidden_size", "model.kv_channels", "parameters"} <= set(names)
     assert "0.1 | 0.2" in lines[1]
     result = _invoke("diff", str(first), str(half), code=1)
-    assert result.stderr.startswith(f"of {half} nothing follows: --num-attention-heads: does not divide")
+    assert result.stderr.startswith(
+        f"{half}: derived values not available: --num-attention-heads: does not divide"
+    )
     assert result.stdout.split() == ["model.num_attention_heads", "2", "|", "3"]
 
 
@@ -186,4 +189,4 @@ def test_a_checkpoint_is_compared_by_its_configuration_and_layout(
     (bare / "run.toml").unlink()
     rewrite_checksums(bare, FORMAT)
     result = CliRunner().invoke(app, ["diff", str(bare), str(file)])
-    assert str(result.exception) == f"{bare}: holds no configuration: wanted run.toml"
+    assert str(result.exception) == f"{bare}: contains no configuration: wanted run.toml"

@@ -1,4 +1,4 @@
-"""What a run says of a --load of another program that it does not convert; no converter runs here."""
+"""Errors for --load of another program's checkpoint; no conversion runs here."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_without_save_there_is_no_place_for_the_copy(hf: Path) -> None:
     command = f"mega-ckpt convert --from hf --to mega --load {hf} --save CONVERTED"
     assert _refusal(_run(hf)) == (
         "--load: is a Hugging Face folder, and its converted copy needs a folder: "
-        f"found {hf}, wanted --save, beside which it is put; hint: --save RUN, or {command}"
+        f"found {hf}, wanted --save; the copy is written next to it; hint: --save RUN, or {command}"
     )
 
 
@@ -89,7 +89,7 @@ def test_a_folder_that_is_no_copy_is_not_written_over(hf: Path, tmp_path: Path) 
 
 def test_a_run_does_not_save_into_the_checkpoint_of_another_program(hf: Path) -> None:
     assert _refusal(_run(hf, hf)).startswith(
-        "--save: holds a checkpoint of another program: found a Hugging "
+        "--save: contains a checkpoint of another program: found a Hugging "
     )
 
 
@@ -113,7 +113,7 @@ def test_files_of_weights_are_told_the_folder_or_the_command(hf: Path, tmp_path:
     (tmp_path / "loose").mkdir()
     (tmp_path / "loose" / "model.bin").touch()
     refusal = _refusal(_run(tmp_path / "loose"))
-    assert refusal.startswith("--load: is a folder of weights whose format its files do not tell: found ")
+    assert refusal.startswith("--load: contains weights of an unknown format: found ")
     assert "hint: mega-ckpt convert --from FORMAT --to mega --load" in refusal
 
 

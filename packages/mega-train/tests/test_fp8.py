@@ -1,4 +1,4 @@
-"""Training with products in FP8: what it stands beside, that it follows bfloat16, repeats, and goes on."""
+"""Training with FP8: option checks, agreement with bfloat16, reproducibility, resuming."""
 
 from __future__ import annotations
 
@@ -124,19 +124,17 @@ def test_validation_computes_as_training_does(
         (
             {"train__fp8_format": '"hybrid"'},
             ConfigError,
-            "--fp8-format: works with bfloat16 only: found float32, wanted --bf16; "
-            "hint: --bf16 --fp8-format hybrid",
+            "--fp8-format: needs bfloat16: found float32, wanted --bf16; hint: --bf16 --fp8-format hybrid",
         ),
         (
             {"train__fp8_format": '"e4m3"', "train__fp16": True},
             ConfigError,
-            "--fp8-format: works with bfloat16 only: found --fp16, wanted --bf16; "
-            "hint: --bf16 --fp8-format e4m3",
+            "--fp8-format: needs bfloat16: found --fp16, wanted --bf16; hint: --bf16 --fp8-format e4m3",
         ),
         (
             {**BF16, "train__fp8_wgrad": False},
             ConfigError,
-            "--no-fp8-wgrad: there is no FP8: wanted --fp8-format; hint: --fp8-format hybrid",
+            "--no-fp8-wgrad: needs --fp8-format: wanted --fp8-format; hint: --fp8-format hybrid",
         ),
         (
             {
@@ -147,15 +145,15 @@ def test_validation_computes_as_training_does(
             }
             | {"world": 2, "cuda": True},
             ConfigError,
-            "--fp8-format: excludes --tp-comm-overlap, whose products are bfloat16's; "
+            "--fp8-format: excludes --tp-comm-overlap, which multiplies in bfloat16; "
             "hint: leave one of them out",
         ),
         (
             {**HYBRID, "model__ffn_hidden_size": 40},
             LayoutError,
             "--fp8-format: layers.0.up.weight cannot be multiplied in FP8: found 40 x 32 on a rank, tp=1, "
-            "wanted multiples of 16; hint: other widths, another --tensor-model-parallel-size, or --bf16 "
-            "alone",
+            "wanted multiples of 16; hint: other widths, another --tensor-model-parallel-size, or "
+            "--bf16 without --fp8-format",
         ),
         (
             {
@@ -195,7 +193,7 @@ def test_a_gpu_without_such_products_is_refused_before_ranks_meet(
     monkeypatch.setattr(train, "unsupported_reason", lambda device: "a GPU of compute capability 8.0")
     words = "gpt --num-layers 1 --hidden-size 16 --num-attention-heads 1 --seq-length 16 --train-iters 1"
     words += f" --lr 0.1 --bf16 --fp8-format hybrid --data-path {corpus}"
-    line = "--fp8-format: no products in FP8 here: found a GPU of compute capability 8.0"
+    line = "this device does not support FP8 matrix products: found a GPU of compute capability 8.0"
     with pytest.raises(ConfigError, match=line):
         CliRunner().invoke(app, words.split(), catch_exceptions=False)
 
@@ -217,10 +215,10 @@ def test_megatrons_flags_of_it_are_read_and_those_of_its_history_left_out() -> N
     words += "--fp8-amax-compute-algo max --no-fp8-wgrad"
     result = translate_flags(words.split(), ours)
     assert result.words == ["--fp8-format", "hybrid", "--no-fp8-wgrad"]
-    why = "of FP8: a scale is found in the tensor it is for, each time, with no history and no margin"
+    why = "FP8 uses current scaling, without amax history or margin"
     flags = "--fp8-margin, --fp8-interval, --fp8-amax-history-len, --fp8-amax-compute-algo"
     assert format_skipped(result.left_out) == f"{flags} ({why})"
     (error,) = translate_flags(["--fp8-recipe", "delayed"], ours).refused
-    assert str(error).startswith("--fp8-recipe: means nothing here: found delayed")
+    assert str(error).startswith("--fp8-recipe: not a known value: found delayed")
     assert "--fp8-interval   is left out: of FP8" in next(iter(explain_word("--fp8-interval")))
     assert next(iter(explain_word("--fp8-format"))) == "--fp8-format   [train]"

@@ -1,4 +1,4 @@
-"""The order of samples: Megatron's arrays number for number, and a slow walk over any corpus."""
+"""The sample order equals Megatron's arrays, and a slow reference for any corpus."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schedules and length of a run: their units, what a checkpoint records of them, and how a run resumes."""
+"""Iterations, samples and schedules of a run, in checkpoints and after resuming."""
 
 from __future__ import annotations
 
@@ -66,20 +66,20 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {**RAMP, "batch__rampup_batch_size": "[3, 2, 24]"},
-        "--rampup-batch-size: does not lead to --global-batch-size: found 3 2 24, wanted START + a whole "
+        "--rampup-batch-size: does not end at --global-batch-size: found 3 2 24, wanted START + a whole "
         "number of INCREMENTs = 8, each above 0, over 1 or more samples",
     ),
     (
         {**RAMP, "batch__rampup_batch_size": "[8, 2, 24]"},
-        "--rampup-batch-size: does not lead to --global-batch-size",
+        "--rampup-batch-size: does not end at --global-batch-size",
     ),
     (
         {**RAMP, "batch__rampup_batch_size": "[2, 0, 24]"},
-        "--rampup-batch-size: does not lead to --global-batch-size",
+        "--rampup-batch-size: does not end at --global-batch-size",
     ),
     (
         {**RAMP, "batch__rampup_batch_size": "[2, 2, 0]"},
-        "--rampup-batch-size: does not lead to --global-batch-size",
+        "--rampup-batch-size: does not end at --global-batch-size",
     ),
     (
         {**RAMP, "world": 4},
@@ -123,7 +123,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"optimizer__lr_wsd_decay_iters": 3},
-        "--lr-wsd-decay-iters: is of WSD: found linear; hint: --lr-decay-style WSD",
+        "--lr-wsd-decay-iters: applies to WSD only: found linear; hint: --lr-decay-style WSD",
     ),
     (
         {
@@ -156,7 +156,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
             "optimizer__start_weight_decay": -0.2,
             "optimizer__end_weight_decay": 0.1,
         },
-        "--start-weight-decay: not a number that can be used: found -0.2, wanted 0 or more",
+        "--start-weight-decay: not a finite number of 0 or more: found -0.2, wanted 0 or more",
     ),
     (
         {
@@ -325,7 +325,7 @@ def test_a_run_goes_on_with_the_schedules_it_began_with_or_says_that_it_does_not
     ends = "ends the decay of the learning rate elsewhere than in the resumed run, without"
     hint = (
         "the checkpoint's; hint: --use-checkpoint-opt_param-scheduler keeps the checkpoint's schedules of "
-        "learning rate and weight decay, --override-opt_param-scheduler takes these"
+        "learning rate and weight decay, --override-opt_param-scheduler uses these"
     )
     # the flag is the one that was changed, and not what follows from it
     for changed, line in (
@@ -446,7 +446,8 @@ SHORT: list[tuple[dict[str, Any], str]] = [
             "parallel__context_parallel_size": 2,
             "curriculum__curriculum_start_length": 4,
         },
-        "--curriculum-length-multiple: the ranks cannot share every length: found 6 tokens of 4, and so on "
+        "--curriculum-length-multiple: some lengths cannot be split over the ranks: found 6 tokens "
+        "of 4, and so on "
         "by 2, wanted lengths for cp=2 and tp=1; hint: a --curriculum-start-length and a "
         "--curriculum-length-multiple that 4 divides",
     ),
@@ -458,7 +459,8 @@ SHORT: list[tuple[dict[str, Any], str]] = [
             "parallel__sequence_parallel": True,
             "curriculum__curriculum_start_length": 3,
         },
-        "--curriculum-length-multiple: the ranks cannot share every length: found 3 tokens of 3, and so on",
+        "--curriculum-length-multiple: some lengths cannot be split over the ranks: found 3 tokens "
+        "of 3, and so on",
     ),
 ]
 
@@ -542,6 +544,7 @@ def test_nccl_is_to_add_up_in_one_order() -> None:
         with pytest.raises(ConfigError) as refused:
             check_nccl_algorithm(environment)
         assert str(refused.value) == (
-            f"--deterministic-mode: NCCL may choose how it adds up: found {wording}, wanted Tree | Ring | "
+            f"--deterministic-mode: NCCL's order of summation is not fixed: found {wording}, wanted "
+            "Tree | Ring | "
             "CollnetDirect | CollnetChain | ^NVLS; hint: NCCL_ALGO=Ring before torchrun"
         )

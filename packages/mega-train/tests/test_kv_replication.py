@@ -1,4 +1,4 @@
-"""Key and value heads on several ranks: whole tensors and shards of them, one rank after another."""
+"""Replicated key and value heads: whole tensors and ranges of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loss scale is Megatron's, number for number; the loss it scales is not changed by it."""
+"""The loss scale equals Megatron's, and does not change the reported loss."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_scale_that_is_not_dynamic_stays(train: TrainConfig, value: float) -> 
     assert scale.value == value
 
 
-def test_a_state_that_is_taken_up_goes_on_where_it_was() -> None:
+def test_a_loaded_state_resumes_where_it_was_saved() -> None:
     train = TrainConfig(fp16=True, loss_scale_window=3)
     first, second = DynamicLossScaler.from_config(train), DynamicLossScaler.from_config(train)
     for overflow in (True, True, False, False):

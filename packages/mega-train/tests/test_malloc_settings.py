@@ -1,4 +1,4 @@
-"""What a training process asks of the system's memory."""
+"""malloc settings of a training process."""
 
 from __future__ import annotations
 

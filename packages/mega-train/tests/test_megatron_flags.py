@@ -49,7 +49,7 @@ def test_a_flag_stands_in_one_table() -> None:
     assert all(flag.startswith("--") for flag in every)
 
 
-def test_what_stands_for_a_flag_is_ours() -> None:
+def test_replacements_of_flags_are_flags_of_mega_train() -> None:
     words = [word for words in TABLE.read_as.values() for word in words]
     words += [word for values in TABLE.values.values() for words in values.values() for word in words]
     assert {word for word in words if word.startswith("--")} <= OURS
@@ -74,7 +74,7 @@ def test_there_are_as_many_names_as_the_scripts_have() -> None:
 
 
 @pytest.mark.parametrize("flag", [*NAMES, *NEWER])
-def test_a_flag_of_theirs_is_read_or_answered(flag: str) -> None:
+def test_a_flag_of_another_program_is_translated_or_refused(flag: str) -> None:
     homes = [flag in table for table in (OURS, TABLE.read_as, TABLE.values, TABLE.in_context)]
     homes.append(find_flag(TABLE.left_out, flag) is not None)
     refused = refusal_of(flag, TABLE)
@@ -121,7 +121,7 @@ def test_refused_flags_of_a_version_end_a_start_with_code_2_in_one_table() -> No
     heading, *rows, line = process.stderr.splitlines()
     assert heading.split() == ["flag", "why", "instead"]
     assert [row.split()[0] for row in rows if row.startswith("--")] == flags
-    assert line.startswith(f"error: command line: {len(flags)} things cannot be read, listed above")
+    assert line.startswith(f"error: command line: {len(flags)} arguments are refused, listed above")
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_refused_flags_of_a_version_end_a_start_with_code_2_in_one_table() -> No
         ("--attention", "did you mean --attention-dropout?"),
     ],
 )
-def test_a_flag_that_is_nobodys_is_refused_with_the_one_that_was_meant(flag: str, hint: str) -> None:
+def test_an_unknown_flag_is_refused_with_a_suggestion(flag: str, hint: str) -> None:
     assert refusal_of(flag, TABLE) is None
     (error,) = translate_flags([flag, "3"], OURS).refused
     assert str(error) == f"{flag}: no such option" + (f"; hint: {hint}" if hint else "")

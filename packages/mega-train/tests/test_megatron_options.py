@@ -127,8 +127,8 @@ def test_a_missing_checkpoint_ends_a_run_that_demands_one(tmp_path: Path) -> Non
     run = tmp_path / "run"
     line = f"gpt {SMALL} {SHORT} --mock-data --vocab-size 33 --load {run} --save {run}"
     assert _mega_train(f"{line} --exit-on-missing-checkpoint", 2)[1] == (
-        f"error: {run}: holds no checkpoint, and --exit-on-missing-checkpoint is given; "
-        "hint: leave it out to begin anew\n"
+        f"error: {run}: contains no checkpoint, and --exit-on-missing-checkpoint is given; "
+        "hint: leave it out to start a new run\n"
     )
     assert not run.exists()
 

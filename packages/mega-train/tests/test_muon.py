@@ -1,4 +1,4 @@
-"""SGD and Muon: updates written again by other means, and what is taken up again."""
+"""SGD and Muon: updates against references, and resumed state."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_muon_is_torchs_on_each_run_of_a_matrix_and_adamw_elsewhere() -> None:
 
 
 @pytest.mark.parametrize("make", [_sgd, _muon])
-def test_state_taken_up_goes_on_bitwise(make: Callable[[list[Tensor]], Optimizer]) -> None:
+def test_loaded_state_resumes_bitwise(make: Callable[[list[Tensor]], Optimizer]) -> None:
     main = _values(1)
     saved_optimizer = make(main)
     for step in range(3):

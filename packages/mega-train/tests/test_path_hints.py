@@ -1,4 +1,4 @@
-"""A --data-path without a dataset: the error names what lies near it."""
+"""A --data-path without a dataset: the error suggests similar paths."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_the_working_folder_and_an_empty_word_are_no_prefixes(
     with pytest.raises(ConfigError) as caught:
         Datasets.open(DataConfig(path=("0.5", "", "0.5", str(corpus))))
     assert str(caught.value) == (
-        "--data-path: has an empty word: wanted a prefix; hint: is a variable of the shell not set?"
+        "--data-path: has an empty word: wanted a prefix; hint: is a shell variable unset?"
     )
 
 

@@ -1,4 +1,4 @@
-"""The executor gives back what the table's stages computed, and keeps nothing longer than it must."""
+"""The executor returns the results of a table, and frees memory early."""
 
 from __future__ import annotations
 

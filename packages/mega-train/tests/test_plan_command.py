@@ -1,4 +1,4 @@
-"""`mega-train plan` as a person runs it."""
+"""The command `mega-train plan`."""
 
 from __future__ import annotations
 

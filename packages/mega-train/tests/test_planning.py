@@ -375,9 +375,9 @@ def test_a_search_gives_layouts_that_fit_the_fastest_first() -> None:
             LayoutError,
             "--num-virtual-stages-per-pipeline-rank: a stage would have no",
         ),
-        (Layout(tp=8), {}, LayoutError, "layers.0.qkv.weight: 4 heads cannot be cut evenly over tp"),
+        (Layout(tp=8), {}, LayoutError, "layers.0.qkv.weight: 4 heads cannot be split evenly over tp"),
         (Layout(dp=3), {}, ConfigError, "--global-batch-size: is not a multiple of micro-batch size x data"),
-        (Layout(cp=32), {}, LayoutError, "--context-parallel-size: the tokens of a sample cannot be shared"),
+        (Layout(cp=32), {}, LayoutError, "--context-parallel-size: the tokens of a sample cannot be split"),
         (Layout(vp=2), {}, LayoutError, "--num-layers-per-virtual-pipeline-stage: there is no pipeline"),
     ],
 )

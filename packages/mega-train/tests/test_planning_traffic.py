@@ -1,4 +1,4 @@
-"""The bytes a plan says a rank sends, against those that bench/comm.py counted in real steps."""
+"""Planned bytes sent by a rank against those that bench/comm.py counted in real steps."""
 
 from __future__ import annotations
 

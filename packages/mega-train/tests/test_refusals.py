@@ -1,4 +1,4 @@
-"""A start that is refused for several reasons says all of them at once."""
+"""A refused start reports all errors at once."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def test_each_row_has_the_reason_and_what_replaces_it(corpus: Path) -> None:
     heading, *rows = (" ".join(row.split()) for row in result.stderr.splitlines())
     assert heading == "flag why instead"
     assert rows == [
-        "--keep-last there is no place to save to: wanted --save DIR --save RUN",
-        "--weight-decay not a number that can be used: found -1.0, wanted 0 or more",
+        "--keep-last needs --save: wanted --save DIR --save RUN",
+        "--weight-decay not a finite number of 0 or more: found -1.0, wanted 0 or more",
     ]
 
 
@@ -142,5 +142,5 @@ def test_a_comparison_says_all_that_keeps_a_run_from_beginning(tmp_path: Path) -
         "[batch]\nseq_length = 8\n"
     )
     result = CliRunner().invoke(app, ["diff", str(file), str(file)])
-    assert f"of {file} nothing follows: --train-iters: missing" in result.stderr
+    assert f"{file}: derived values not available: --train-iters: missing" in result.stderr
     assert "--lr: missing" in result.stderr

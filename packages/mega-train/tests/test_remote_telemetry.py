@@ -1,4 +1,4 @@
-"""Who watches a run from afar: Prometheus, OpenTelemetry, Weights & Biases, CodeCarbon."""
+"""Remote monitoring: Prometheus, OpenTelemetry, Weights & Biases, CodeCarbon."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _page(port: int) -> dict[tuple[str, str], float]:
     }
 
 
-def test_a_scrape_finds_where_the_run_stands_and_nothing_that_is_not_known_yet() -> None:
+def test_a_scrape_has_the_known_values_of_the_run_only() -> None:
     seen = Prometheus(LoggingConfig(prometheus_port=0))
     try:
         assert _page(seen.port) == {}
@@ -193,7 +193,7 @@ def test_a_port_that_somebody_has_is_refused_in_one_line_before_anything_begins(
             pass
     assert str(caught.value) == (
         f"--prometheus-port: cannot be listened on (Address already in use): found 127.0.0.1:{port}, "
-        "wanted an address of this machine, and a port that nobody has; hint: --prometheus-port 0 takes any"
+        "wanted an address of this machine, and a free port; hint: --prometheus-port 0 selects a free port"
     )
     assert list(tmp_path.iterdir()) == []
 

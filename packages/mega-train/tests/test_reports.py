@@ -1,4 +1,4 @@
-"""The page of a run: what stands in it, how its curves are drawn, and that a browser shows it."""
+"""The HTML report of a run: content, curves, and rendering in a browser."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def validation_event(iteration: int, loss: float) -> ValidationEnd:
 
 
 def run_in(folder: Path, *, gain: float = 1.0, lr: float = 0.01) -> Path:
-    """100 steps; the process crashed after step 60 and went on from the checkpoint of step 40."""
+    """Write a run of 100 steps that crashed after step 60 and resumed from the checkpoint of step 40."""
     record = EventLog(folder)
     config = {**BEGAN.config, "optimizer": {"lr": lr, "clip_grad": 1.0}}
     record.on_event(replace(BEGAN, config=config))
@@ -134,15 +134,15 @@ def test_the_page_says_where_a_run_stands_and_where_it_restarted(tmp_path: Path)
     assert figures["loss, last line of the log"] == "2.0000"
     assert figures["validation loss, best"] == "2.5000"
     assert figures["tokens/s, median"] == "128"
-    assert figures["memory of the first rank, most"] == "2.50 GB"
+    assert figures["peak memory of rank 0"] == "2.50 GB"
     assert figures["training"] == "50 s"
     assert figures["validations"] == "2, 3 s in all"
     assert figures["saves"] == "2, 0.5 s in all"
-    assert figures["restarts"] == "1, 20 steps done again"
-    assert figures["steps that updated nothing"] == "1"
+    assert figures["restarts"] == "1, 20 steps repeated"
+    assert figures["steps without an update"] == "1"
     assert figures["optimizer.lr"] == "0.01"
     assert figures["train.bf16"] == "true"
-    assert page.count("restart of small at iteration 40, 20 steps done again") == 6, "in every chart"
+    assert page.count("restart of small at iteration 40, 20 steps repeated") == 6, "in every chart"
     headings = re.findall("<h2>(.*?)</h2>", page)
     assert headings == [
         *("Loss", "Gradient norm", "Learning rate", "Throughput", "TFLOP/s a rank", "Memory"),
@@ -221,12 +221,12 @@ def test_two_runs_are_compared_where_both_have_a_line(tmp_path: Path) -> None:
     page = render_report(runs, "tokens")
     assert "<h1>a against b</h1>" in page
     assert (
-        "Training loss at 9 iterations that both tell: 20.00% apart in the mean, at most 20.00% "
+        "Training loss at 9 iterations that both logged: 20.00% apart in the mean, at most 20.00% "
         "(iteration 10), at the last of them -20.00% (2.0000, 2.5000)." in page
     )
-    assert "Validation loss at 2 iterations that both tell: 20.00% apart" in page
+    assert "Validation loss at 2 iterations that both logged: 20.00% apart" in page
     assert "a has 1.00 times the tokens/s of b." in page
-    differ = page[page.index("Where they differ:") : page.index("<details>")]
+    differ = page[page.index("Differences:") : page.index("<details>")]
     assert cells(differ) == {"optimizer.lr": ["0.01", "0.02"]}
 
 
@@ -235,7 +235,7 @@ def test_runs_that_are_called_alike_are_told_apart_by_their_paths(tmp_path: Path
     assert "<h1>x/run against y/run</h1>" in render_report(runs, "iteration")
 
 
-def test_the_record_is_told_once_over_every_axis(tmp_path: Path) -> None:
+def test_the_event_log_is_reported_once_over_every_axis(tmp_path: Path) -> None:
     run = RunHistory.load(run_in(tmp_path))
     places, losses = run.series("loss", "iteration")
     assert places == [10, 20, 30, 40, 50, 60, 70, 80, 90, 100]
@@ -261,8 +261,8 @@ def test_a_record_from_before_phases_and_configuration_makes_a_page_too(tmp_path
     page = render_report([RunHistory.load(tmp_path)], "tokens")
     figures = {name: row[0] for name, row in cells(page).items() if row}
     assert (figures["model"], figures["ranks"], figures["tokens"]) == ("7 parameters", "1 on cpu", "160")
-    assert "was written before phases were timed" in page
-    assert "was written before it held the configuration" in page
+    assert "No phase times: the event log was written" in page
+    assert "No configuration: the event log was written" in page
     assert "<h2>Memory</h2>" not in page
 
 
@@ -326,10 +326,10 @@ def test_a_browser_shows_the_page(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda folder: None, "holds no record of a run: wanted events.jsonl"),
+        (lambda folder: None, "contains no event log of a run: wanted events.jsonl"),
         (
             lambda folder: EventLog(folder).on_event(BEGAN),
-            "holds no loss yet: wanted a run that reached its first --log-interval",
+            "contains no loss yet: wanted a run that reached its first --log-interval",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""What a run's numbers become, and every pair of them that is refused."""
+"""Derived values of a run, and pairs of options that are refused."""
 
 from __future__ import annotations
 
@@ -179,13 +179,13 @@ CASES: list[tuple[dict[str, Any], str]] = [
         {"checkpoint__save_interval": 0, "checkpoint__save": "run"},
         "--save-interval: not an interval: found 0",
     ),
-    ({"checkpoint__save_interval": 5}, "--save-interval: there is no place to save to: wanted --save DIR"),
-    ({"checkpoint__keep_last": 2}, "--keep-last: there is no place to save to: wanted --save DIR"),
+    ({"checkpoint__save_interval": 5}, "--save-interval: needs --save: wanted --save DIR"),
+    ({"checkpoint__keep_last": 2}, "--keep-last: needs --save: wanted --save DIR"),
     ({"checkpoint__keep_last": 0, "checkpoint__save": "run"}, "--keep-last: not a count: found 0"),
     ({"checkpoint__keep_every": 0, "checkpoint__save": "run"}, "--keep-every: not an interval: found 0"),
     (
         {"checkpoint__keep_every": 250, "checkpoint__save_interval": 100, "checkpoint__save": "run"},
-        "--keep-every: few checkpoints are of such an iteration: found 250, wanted a multiple of "
+        "--keep-every: few saved iterations are multiples of it: found 250, wanted a multiple of "
         "--save-interval 100; hint: --keep-every 200",
     ),
     (
@@ -218,10 +218,10 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ),
     ({"optimizer__adam_beta2": -0.1}, "--adam-beta2: does not decay: found -0.1"),
     ({"optimizer__adam_eps": 0.0}, "--adam-eps: not above 0: found 0.0, wanted a small number, such as 1e-8"),
-    ({"optimizer__weight_decay": -0.1}, "--weight-decay: not a number that can be used: found -0.1"),
+    ({"optimizer__weight_decay": -0.1}, "--weight-decay: not a finite number of 0 or more: found -0.1"),
     (
         {"optimizer__clip_grad": -1.0},
-        "--clip-grad: not a number that can be used: found -1.0, wanted 0 or more",
+        "--clip-grad: not a finite number of 0 or more: found -1.0, wanted 0 or more",
     ),
     ({"batch__micro_batch_size": 0}, "--micro-batch-size: not a size: found 0, wanted 1 or more"),
     (
@@ -286,12 +286,12 @@ def test_a_run_that_cannot_begin_is_refused_by_name(
 PIPELINES: list[tuple[dict[str, Any], str]] = [
     (
         {"parallel__zero_stage": 3, "parallel__pipeline_schedule": "zero-bubble"},
-        "--pipeline-schedule: weight gradients of ZeRO's stage 3 cannot be put off: found zero-bubble, "
+        "--pipeline-schedule: weight gradients of ZeRO stage 3 cannot be deferred: found zero-bubble, "
         "wanted 1f1b or gpipe; hint: --zero-stage 2, or --pipeline-schedule 1f1b",
     ),
     (
         {"parallel__num_virtual_stages_per_pipeline_rank": 2},
-        "--num-virtual-stages-per-pipeline-rank: there is one pipeline rank: found pp=1, wanted 2 or more; "
+        "--num-virtual-stages-per-pipeline-rank: needs pipeline parallelism: found pp=1, wanted 2 or more; "
         "hint: leave it out, or --pipeline-model-parallel-size 2",
     ),
     (
@@ -415,7 +415,8 @@ LAYOUTS: list[tuple[dict[str, Any], str]] = [
             "model__num_layers": 7,
             "parallel__num_layers_per_virtual_pipeline_stage": 1,
         },
-        "--num-layers-per-virtual-pipeline-stage: does not split the layers evenly: found 1 for 7 layers "
+        "--num-layers-per-virtual-pipeline-stage: does not split the layers evenly: found 1 for 7 "
+        "layers "
         "over pp=2, wanted a number of layers that pp=2 divides; "
         "hint: --num-virtual-stages-per-pipeline-rank 2 splits unevenly",
     ),
@@ -430,7 +431,7 @@ LAYOUTS: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"world": 4, "parallel__tensor_model_parallel_size": 4},
-        "layers.0.qkv.weight: 2 heads cannot be cut evenly over tp: found tp=4, wanted a divisor of 2; "
+        "layers.0.qkv.weight: 2 heads cannot be split evenly over tp: found tp=4, wanted a divisor of 2; "
         "hint: --tensor-model-parallel-size 2",
     ),
     (
@@ -440,7 +441,7 @@ LAYOUTS: list[tuple[dict[str, Any], str]] = [
             "family": "llama",
             "model__ffn_hidden_size": 65,
         },
-        "layers.0.gate_up.weight: 65 rows cannot be cut evenly over tp",
+        "layers.0.gate_up.weight: 65 rows cannot be split evenly over tp",
     ),
     (
         {
@@ -449,12 +450,12 @@ LAYOUTS: list[tuple[dict[str, Any], str]] = [
             "parallel__sequence_parallel": True,
             "batch__seq_length": 7,
         },
-        "--sequence-parallel: the tokens of a micro-batch cannot be shared evenly: found 7 tokens over tp=2, "
+        "--sequence-parallel: the tokens of a micro-batch cannot be split evenly: found 7 tokens over tp=2, "
         "wanted micro-batch size x sequence length a multiple of 2",
     ),
     (
         {"world": 2, "parallel__context_parallel_size": 2, "batch__seq_length": 10},
-        "--context-parallel-size: a sequence cannot be cut into two chunks for each rank: found 10 tokens, "
+        "--context-parallel-size: a sequence cannot be split into two chunks for each rank: found 10 tokens, "
         "cp=2, wanted a sequence length that is a multiple of 2 x 2 = 4; hint: --seq-length 8",
     ),
     (
@@ -466,7 +467,7 @@ LAYOUTS: list[tuple[dict[str, Any], str]] = [
             "batch__seq_length": 4,
         }
         | {"model__num_attention_heads": 4, "model__hidden_size": 32},
-        "--sequence-parallel: the tokens of a micro-batch cannot be shared evenly: found 2 tokens over tp=4, "
+        "--sequence-parallel: the tokens of a micro-batch cannot be split evenly: found 2 tokens over tp=4, "
         "wanted micro-batch size x sequence length / 2 a multiple of 4",
     ),
     (
@@ -489,16 +490,14 @@ def test_a_dropout_that_leaves_nothing_is_refused(
     resolve_config: ResolveConfig, flag: str, value: float
 ) -> None:
     refusal = _refusal(resolve_config, **{"train__" + flag[2:].replace("-", "_"): value})
-    assert (
-        refusal == f"{flag}: not a probability to drop with: found {value}, wanted 0 or more, and less than 1"
-    )
+    assert refusal == f"{flag}: not a dropout probability: found {value}, wanted 0 or more, and less than 1"
 
 
 def test_flags_that_differ_from_the_checkpoint_are_refused(resolve_config: ResolveConfig) -> None:
     loaded = gpt(layers=2, hidden=16, heads=2, vocab=33, max_seq_len=8)
     assert _refusal(resolve_config, loaded=loaded, model__num_attention_heads=4) == (
         "--num-attention-heads: differs from the checkpoint's: found 4, wanted 2; "
-        "hint: leave the model's flags out to take the checkpoint's model"
+        "hint: omit the model's flags to use the checkpoint's model"
     )
     assert _refusal(resolve_config, family="llama", loaded=loaded, **NO_MODEL).startswith(
         "command: trains another family: found llama, wanted gpt"
@@ -557,22 +556,22 @@ def test_flags_of_recomputation_say_one_thing(
         ),
         (
             {"recompute__recompute_method": "block"},
-            "--recompute-method: is of full recomputation: found no recomputation; "
+            "--recompute-method: applies to full recomputation only: found no recomputation; "
             "hint: --recompute-granularity full",
         ),
         (
             {"recompute__recompute_num_layers": 2, "recompute__recompute_activations": True},
-            "--recompute-num-layers: is of full recomputation: found selective; "
+            "--recompute-num-layers: applies to full recomputation only: found selective; "
             "hint: --recompute-granularity full",
         ),
         (
             {"recompute__recompute_modules": "layernorm"},
-            "--recompute-modules: is of selective recomputation: found no recomputation; "
+            "--recompute-modules: applies to selective recomputation only: found no recomputation; "
             "hint: --recompute-granularity selective",
         ),
         (
             {"recompute__recompute_modules": "layernorm moe", "recompute__recompute_activations": True},
-            "--recompute-modules: not a module that is recomputed: found moe, "
+            "--recompute-modules: not a module of selective recomputation: found moe, "
             "wanted core_attn or layernorm or mlp_act",
         ),
         (
@@ -581,7 +580,8 @@ def test_flags_of_recomputation_say_one_thing(
         ),
         (
             {"recompute__checkpoint_activations": True, "recompute__distribute_saved_activations": True},
-            "--distribute-saved-activations: what is kept cannot be shared evenly: found 8 tokens over tp=1, "
+            "--distribute-saved-activations: the saved inputs cannot be split evenly: found 8 tokens "
+            "over tp=1, "
             "wanted tp of 2 or more, and tokens of a micro-batch that are a multiple of it",
         ),
         (
@@ -591,7 +591,8 @@ def test_flags_of_recomputation_say_one_thing(
                 "parallel__sequence_parallel": True,
             }
             | {"world": 2, "parallel__tensor_model_parallel_size": 2},
-            "--distribute-saved-activations: each rank keeps its share already: found --sequence-parallel; "
+            "--distribute-saved-activations: each rank already saves only its shard: found "
+            "--sequence-parallel; "
             "hint: leave --distribute-saved-activations out",
         ),
     ],

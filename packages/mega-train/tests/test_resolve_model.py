@@ -102,7 +102,8 @@ def test_a_preset_keeps_what_is_not_said(resolve_config: ResolveConfig) -> None:
         ),
         (
             {"rope_scaling_factor": 8.0},
-            "--rope-scaling-factor: nothing is scaled: found 8.0; hint: --use-rope-scaling, or leave it out",
+            "--rope-scaling-factor: needs --use-rope-scaling: found 8.0; hint: --use-rope-scaling, "
+            "or leave it out",
         ),
         (
             {"window_size": "4,4"},

@@ -1,4 +1,4 @@
-"""A newest checkpoint that is damaged: the run goes on from the one before it, or says what is wrong."""
+"""If the newest checkpoint is damaged, the run resumes from the previous one or reports the error."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ def _flip(file: Path) -> None:
 
 
 def _edit(file: Path, **values: Any) -> None:
-    """Another content with checksums that fit it, as a writer that errs would leave it."""
+    """Change a file and its checksums, as a faulty writer would."""
     file.write_text(json.dumps(json.loads(file.read_text("utf-8")) | values), "utf-8")
     rewrite_checksums(file.parent, values.get("format", FORMAT))
 
 
 def _change_digits(file: Path, key: str) -> None:
-    """What a person does with an editor: the digits of one number, and nothing else."""
+    """Change the digits of one number, as an editor would."""
     text = file.read_text("utf-8")
     value = str(json.loads(text)[key])
     assert (before := f'"{key}": {value}') in text
@@ -83,28 +83,28 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "an empty manifest": (
         lambda f: (f / MANIFEST).write_text(""),
-        f"{MANIFEST}: is not what was written: sha256: found e3b0c442",
+        f"{MANIFEST}: differs from what was written: sha256: found e3b0c442",
     ),
     "a manifest of another model": (
         lambda f: (f / MANIFEST).write_text((f / MANIFEST).read_text().replace("1e-05", "1e-03")),
-        f"{MANIFEST}: is not what was written: sha256: found",
+        f"{MANIFEST}: differs from what was written: sha256: found",
     ),
     "a missing digest": (lambda f: (f / DIGEST).unlink(), f"{DIGEST}: missing"),
     "edited samples": (
         lambda f: _change_digits(f / TRAINER, "consumed_samples"),
-        f"{TRAINER}: is not what was written: sha256: found",
+        f"{TRAINER}: differs from what was written: sha256: found",
     ),
     "edited optimizer steps": (
         lambda f: _change_digits(f / TRAINER, "optimizer_steps"),
-        f"{TRAINER}: is not what was written: sha256: found",
+        f"{TRAINER}: differs from what was written: sha256: found",
     ),
     "a configuration that is no text": (
         lambda f: (f / "run.toml").write_bytes(b"\xff" + (f / "run.toml").read_bytes()[1:]),
-        "run.toml: is not what was written: sha256: found",
+        "run.toml: differs from what was written: sha256: found",
     ),
     "another tokenizer": (
         lambda f: (f / "tokenizer/identity.json").write_text("{}"),
-        "tokenizer/identity.json: is not what was written: bytes: found 2",
+        "tokenizer/identity.json: differs from what was written: bytes: found 2",
     ),
     "a file more in the tokenizer": (
         lambda f: (f / "tokenizer/chat_template.jinja").write_text("x"),
@@ -112,13 +112,13 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "a trainer.json that is a pipe": (
         lambda f: ((f / TRAINER).unlink(), os.mkfifo(f / TRAINER)),
-        f"{TRAINER}: is no file of a checkpoint: found a pipe",
+        f"{TRAINER}: is not a regular file: found a pipe",
     ),
     "a piece that is a link": (
         lambda f: (f / PIECE).rename(f / "x") and (f / PIECE).symlink_to(f / "x"),
-        f"{PIECE}: is no file of a checkpoint: found a link",
+        f"{PIECE}: is not a regular file: found a link",
     ),
-    "a missing folder": (shutil.rmtree, "is not a checkpoint of ours"),
+    "a missing folder": (shutil.rmtree, "is not a Mega checkpoint"),
     "a missing trainer.json": (lambda f: (f / TRAINER).unlink(), f"{TRAINER}: missing"),
     "no samples": (
         lambda f: _edit(f / TRAINER, consumed_samples="many"),
@@ -145,7 +145,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_the_checkpoint_before_a_damaged_one_is_gone_on_from_and_the_end_is_the_same(
+def test_a_run_resumes_from_the_checkpoint_before_a_damaged_one_with_the_same_result(
     corpus: Path, trained_run: Path, run: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     harm, message = DAMAGES[damage]
@@ -154,7 +154,7 @@ def test_the_checkpoint_before_a_damaged_one_is_gone_on_from_and_the_end_is_the_
     assert "from iteration 4" in out
     (warning,) = caplog.messages
     assert message in warning
-    which = "the newest sound checkpoint" if damage == "a missing folder" else "the one before it"
+    which = "the newest intact checkpoint" if damage == "a missing folder" else "the one before it"
     assert warning.endswith(f"; the run resumes from iteration 4, {which}")
     assert "hint" not in warning
     ours, theirs = (Checkpoint.open(folder) for folder in (run, trained_run))
@@ -189,7 +189,7 @@ def test_without_one_before_and_where_it_was_asked_for_the_damage_is_a_line(
         assert "iter_0000006" in line, "the newest"
 
 
-def test_what_came_after_the_newest_is_not_gone_on_from(corpus: Path, run: Path) -> None:
+def test_checkpoints_after_the_newest_are_not_resumed_from(corpus: Path, run: Path) -> None:
     (run / LATEST).write_text("4\n")
     _flip(run / "iter_0000004" / PIECE)
     assert "from iteration 2" in _gpt(corpus, "--train-iters", 6, "--load", run)

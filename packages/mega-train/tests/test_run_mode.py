@@ -1,4 +1,4 @@
-"""What a run begins with, what it passes over, and a run that only validates."""
+"""Initial state of a run, skipped parts of a checkpoint, and validation-only runs."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_a_run_that_only_validates_trains_and_saves_nothing(
 
 def test_a_run_that_only_validates_needs_something_to_validate(start_trainer: StartTrainer) -> None:
     with pytest.raises(
-        ConfigError, match=r"^--skip-train: there is nothing else to do: found --eval-iters 0"
+        ConfigError, match=r"^--skip-train: no validation and no training are requested: found --eval-iters 0"
     ):
         start_trainer(train__skip_train=True)
     run = start_trainer(train__skip_train=True, evaluation__eval_iters=1, data__split="1,0,0")
@@ -191,7 +191,7 @@ def test_the_first_line_says_whose_weights_a_run_begins_with(
     with caplog.at_level(logging.WARNING):
         assert weights in _gpt(corpus, *script).splitlines()[0]
     assert caplog.messages == [
-        f"{after} holds no checkpoint yet: the run begins with the weights of {before}"
+        f"{after} contains no checkpoint yet: the run starts with the weights of {before}"
     ]
     assert _gpt(corpus, *script).splitlines()[0].endswith("| from iteration 2"), "then its own come first"
     assert [e["iteration"] for e in read_events(after) if e["event"] == "train_start"] == [0, 2]

@@ -1,4 +1,4 @@
-"""The model in run.toml of a run that loaded it and names none: the file alone starts such a run anew."""
+"""run.toml of a run whose model came from a checkpoint: the file alone starts the same run."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_the_page_of_two_families_says_that_they_differ(runs: Path, tmp_path: Pa
     page = tmp_path / "report.html"
     _do("report", str(runs / "gpt"), "--compare-with", str(runs / "llama"), "--output", str(page))
     text = page.read_text("utf-8")
-    differ = text[text.index("Where they differ:") : text.index("<details>")]
+    differ = text[text.index("Differences:") : text.index("<details>")]
     row = differ[differ.index("model.family") :].partition("</tr>")[0]
     assert "gpt" in row
     assert "llama" in row

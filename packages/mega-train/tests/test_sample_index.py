@@ -1,4 +1,4 @@
-"""What a run reads of its corpora: Megatron's blends sample for sample, made once and kept whole."""
+"""The sample index equals Megatron's blends, and is built once and cached."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_a_part_without_a_sample_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         _recipe(_corpora(tmp_path, *words))
     assert str(caught.value) == (
-        f"--data-path: the training split of {tmp_path / 'none'} holds too few tokens for one sample: "
+        f"--data-path: the training split of {tmp_path / 'none'} contains too few tokens for one sample: "
         "found 0 tokens in 1 sequences, wanted at least 2; hint: a shorter --seq-length, another --split "
         "or more data; for validation also --eval-iters 0"
     )
@@ -230,7 +230,7 @@ def test_what_is_damaged_is_made_again(tmp_path: Path, size: int, caplog: pytest
         cut.truncate(size)
     with caplog.at_level(logging.WARNING, "mega.train"):
         assert load_or_build([tmp_path], "x", {}, _make)["numbers"].tolist() == [0, 1, 2, 3, 4]
-    assert "is damaged and is made again" in caplog.text
+    assert "is damaged and is rebuilt" in caplog.text
 
 
 def test_of_many_that_want_it_one_makes_it(tmp_path: Path) -> None:
@@ -258,7 +258,7 @@ def test_it_goes_where_it_can_be_written_and_is_found_anywhere(tmp_path: Path) -
     with pytest.raises(MegaError) as caught:
         load_or_build(folders[:1], "x", {}, _make)
     assert str(caught.value) == (
-        f"--data-cache-path: the order of samples cannot be kept: found {folders[0]}: Not a directory, "
+        f"--data-cache-path: the sample order cannot be cached: found {folders[0]}: Not a directory, "
         "wanted a folder that can be written to; hint: --data-cache-path DIR"
     )
 
@@ -323,7 +323,7 @@ def test_datasets_of_two_tokenizers_are_refused(tmp_path: Path) -> None:
     first, second = _described_corpus(tmp_path / "one"), _described_corpus(tmp_path / "other", 50)
     with pytest.raises(FormatError) as caught:
         Datasets.open(DataConfig(path=(first, second)))
-    assert str(caught.value).startswith(f"{second}: was made with another tokenizer than {first}: found ")
+    assert str(caught.value).startswith(f"{second}: has another tokenizer than {first}: found ")
     alike = Datasets.open(DataConfig(path=(_write_corpus(tmp_path / "undescribed", [9]), first)))
     assert alike.identity is not None
     assert alike.tokenizer == tmp_path / "one.tokenizer"

@@ -1,4 +1,4 @@
-"""Which sample numbers a rank reads: Megatron's, and none twice or never."""
+"""Sample numbers of a rank equal Megatron's, each exactly once."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_cyclic_order_does_not_go_on_within_a_micro_batch() -> None:
     with pytest.raises(ConfigError) as caught:
         list(CyclicSampler(40, 4, 2, 0, is_sharded=True).micro_batches(12, 1))
     assert str(caught.value) == (
-        "--dataloader-type: cyclic cannot go on in the middle of a micro-batch: found 12 samples consumed, "
+        "--dataloader-type: cyclic cannot resume in the middle of a micro-batch: found 12 samples consumed, "
         "40 in an epoch, wanted a multiple of micro-batch size x data parallel = 8 in the epoch; "
         "hint: the layout that the run began with"
     )

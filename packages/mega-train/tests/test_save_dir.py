@@ -1,4 +1,4 @@
-"""No checkpoint is written over by mistake: a run looks at its --save folder before it begins."""
+"""No checkpoint is overwritten by mistake: a run checks its --save folder first."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ TRACKERS = {
     "a word": (b"banana\n", f"{LATEST}: content: found 'banana', wanted an iteration number"),
     "not UTF-8": (b"\xff\xfe6", f"{LATEST}: content: found"),
     "many digits": (b"6" * 5000, f"{LATEST}: content: found"),
-    "a missing iteration": (b"5\n", "iter_0000005: is not a checkpoint of ours: found no manifest.json"),
-    "a later one": (b"99\n", "iter_0000099: is not a checkpoint of ours: found no manifest.json"),
+    "a missing iteration": (b"5\n", "iter_0000005: is not a Mega checkpoint: found no manifest.json"),
+    "a later one": (b"99\n", "iter_0000099: is not a Mega checkpoint: found no manifest.json"),
 }
 
 
@@ -88,7 +88,7 @@ def test_without_a_usable_tracker_the_newest_sound_checkpoint_is_taken_and_one_l
     assert "from iteration 6" in out
     (line,) = caplog.messages
     assert message in line
-    assert line.endswith("; the run resumes from iteration 6, the newest sound checkpoint")
+    assert line.endswith("; the run resumes from iteration 6, the newest intact checkpoint")
     assert "hint" not in line
     assert Checkpoint.open(run).iteration == 8
     after = _contents(run)
@@ -121,7 +121,7 @@ def test_without_tracker_and_checkpoint_a_run_begins_anew(
     run = tmp_path / "run"
     (run / ".iter_0000002.partial").mkdir(parents=True)
     _gpt(corpus, "--train-iters", 2, "--load", run, "--save", run)
-    assert caplog.messages == [f"{run} holds no checkpoint yet: the run begins anew"]
+    assert caplog.messages == [f"{run} contains no checkpoint yet: the run starts from new weights"]
     assert Checkpoint.open(run).iteration == 2
 
 
@@ -140,7 +140,7 @@ def test_a_fresh_run_does_not_write_into_a_folder_with_checkpoints(
     _gpt(corpus, "--train-iters", 2, "--save", tmp_path / "other")
     for words in begins:
         line = _gpt(corpus, "--train-iters", 8, *words, "--save", run, code=2)
-        assert "--save: holds checkpoints of another run: found iterations 2, 4, 6 in" in line
+        assert "--save: contains checkpoints of another run: found iterations 2, 4, 6 in" in line
         assert f"--load {run} --save {run} resumes from them" in line
         assert "--overwrite" in line
     assert _contents(run) == before
@@ -177,7 +177,7 @@ def test_overwrite_lets_a_fresh_run_take_the_place_of_the_checkpoints_as_it_pass
 def test_a_run_that_goes_back_does_not_write_over_later_checkpoints(corpus: Path, run: Path) -> None:
     before = _contents(run)
     line = _gpt(corpus, "--train-iters", 6, "--load", run / "iter_0000002", "--save", run, code=2)
-    assert "--save: holds checkpoints after the one loaded: found iterations 4, 6 in" in line
+    assert "--save: contains checkpoints after the one loaded: found iterations 4, 6 in" in line
     assert "wanted none after iteration 2" in line
     assert f"--load {run} " in line
     assert "--overwrite" in line
@@ -236,10 +236,10 @@ def test_folders_of_another_program_are_not_written_over(corpus: Path, tmp_path:
     for words in ((), ("--overwrite",)):
         line = _gpt(corpus, "--train-iters", 4, "--save", tmp_path / "run", *words, code=2)
         assert "iter_0000002" in line
-        assert "holds something other than a checkpoint of ours" in line
+        assert "contains something other than a Mega checkpoint" in line
     # --load would convert it, to a folder beside --save
     line = _gpt(corpus, "--train-iters", 4, "--save", tmp_path / "run", "--load", tmp_path / "run", code=2)
-    assert "--save: holds a checkpoint of another program: found a Megatron-LM checkpoint" in line
+    assert "--save: contains a checkpoint of another program: found a Megatron-LM checkpoint" in line
     assert foreign.is_dir()
 
 
@@ -249,12 +249,12 @@ def test_a_file_of_another_program_is_not_taken_for_the_record_of_a_run(corpus: 
     (save / "events.jsonl").write_text('{"mine": 1}\n')
     result = _gpt(corpus, "--train-iters", 1, "--save", save, code=2)
     assert (
-        f'{save / "events.jsonl"}:1: is not of the record of a run: wanted an object with a key "event"'
+        f'{save / "events.jsonl"}:1: is not a line of an event log: wanted an object with a key "event"'
         in result
     )
     assert _contents(save) == {}
     assert (save / "events.jsonl").read_text() == '{"mine": 1}\n'
-    with pytest.raises(FormatError, match="is not of the record of a run"):
+    with pytest.raises(FormatError, match="is not a line of an event log"):
         read_lines(save)
 
 

@@ -1,4 +1,4 @@
-"""Every schedule's tables carried out on abstract time, over thousands of shapes, and beside torch's."""
+"""Simulated pipeline schedules for thousands of shapes, and comparison with torch's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: prompts and answers as they are read, packed, and learnt."""
+"""Supervised fine-tuning: reading, packing and loss of prompts and answers."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _packs(pairs: PromptResponsePairs, **values: Any) -> PackedSftDataset:
     return PackedSftDataset(pairs, values.pop("part", (0, len(pairs))), **options | values)
 
 
-def test_a_row_says_what_stands_where_and_what_is_learnt(tmp_path: Path) -> None:
+def test_a_row_has_tokens_examples_positions_and_a_loss_mask(tmp_path: Path) -> None:
     packs = _packs(PromptResponsePairs(write(tmp_path / "sft", [([1, 2], [3]), ([], [4, 5])]), KEYS))
     row = packs[0]
     assert row.shape == (4, 12)
@@ -163,7 +163,7 @@ def test_two_datasets_that_do_not_belong_together_are_refused(tmp_path: Path) ->
     with pytest.raises(FormatError) as refused:
         PromptResponsePairs(tmp_path / "sft", KEYS)
     assert str(refused.value) == (
-        f"{tmp_path / 'sft_answer_document'}: has not an answer for each prompt: found 3 documents, "
+        f"{tmp_path / 'sft_answer_document'}: lacks an answer for some prompts: found 3 documents, "
         "wanted 5, as sft_prompt_document has; hint: mega-data preprocess --json-keys prompt answer, both "
         "at once"
     )
@@ -175,7 +175,7 @@ def test_two_datasets_that_do_not_belong_together_are_refused(tmp_path: Path) ->
             out.add([1])
             out.end_document()
     with pytest.raises(
-        FormatError, match="sft_answer_document: is tokenized otherwise than the prompts: found"
+        FormatError, match="sft_answer_document: is tokenized differently from the prompts: found"
     ):
         PromptResponsePairs(tmp_path / "sft", KEYS)
 

@@ -1,4 +1,4 @@
-"""What the replicas of a model share: which flags say it, and which pairs of them are refused."""
+"""Sharding flags, and pairs of them that are refused."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_buckets_grow_with_the_replicas_as_megatrons(resolve_config: ResolveConf
         ),
         (
             {"overlap_param_gather": True, "overlap_grad_reduce": True},
-            "--overlap-param-gather: there is nothing to gather: every rank updates all weights: wanted "
+            "--overlap-param-gather: has no effect, as every rank updates all weights: wanted "
             "a sharded optimizer; hint: --use-distributed-optimizer",
         ),
         ({"ddp_bucket_size": 0}, "--ddp-bucket-size: not a size: found 0, wanted 1 or more"),

@@ -1,4 +1,4 @@
-"""A run that is told to end saves after its step, and leaves with a code of its own."""
+"""A run that receives a signal saves after its step and exits with code 143."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which sequences are whose: Megatron's boundaries, and what holds of any."""
+"""Boundaries of training, validation and test equal Megatron's."""
 
 from __future__ import annotations
 

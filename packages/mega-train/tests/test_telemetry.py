@@ -1,4 +1,4 @@
-"""Who sees a run: a person at a terminal, TensorBoard; what is measured, and that no observer stops it."""
+"""Telemetry: console, TensorBoard, timers, and isolation of observers."""
 
 from __future__ import annotations
 
@@ -278,7 +278,7 @@ def test_an_observer_that_fails_behind_the_run_says_so_once(caplog: pytest.LogCa
     ]
 
 
-def test_a_slow_observer_holds_nobody_up_and_sees_what_there_was_room_for(
+def test_a_slow_observer_delays_nothing_and_drops_events_beyond_its_queue(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     go_on = threading.Event()
@@ -290,7 +290,7 @@ def test_a_slow_observer_holds_nobody_up_and_sees_what_there_was_room_for(
     behind.close()
     assert 4 <= len(slow.events) <= 5, "those that waited, and the one that it was busy with"
     assert slow.closed
-    assert caplog.messages == ["RecordingObserver is too slow: events are lost to it"]
+    assert caplog.messages == ["RecordingObserver is too slow: events are dropped"]
 
 
 def test_an_observer_that_never_ends_is_left_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
@@ -298,7 +298,7 @@ def test_an_observer_that_never_ends_is_left_at_the_end(caplog: pytest.LogCaptur
     behind = AsyncObserver(RecordingObserver(waits_for=never), close_timeout=0.05)
     behind.on_event(STEP)
     behind.close()
-    assert caplog.messages == ["RecordingObserver did not end in 0.05 s and is left"]
+    assert caplog.messages == ["RecordingObserver did not stop within 0.05 s and is abandoned"]
     never.set()
 
 
@@ -581,7 +581,7 @@ def test_tensorboard_has_what_the_other_flags_ask_for(tmp_path: Path) -> None:
     assert read["mem-reserved-bytes"] == [(20, 71_230_000_000)]
 
 
-def test_the_ranks_beside_the_first_tell_nobody(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ranks_other_than_0_report_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = RunConfig(
         log=LoggingConfig(tensorboard_dir=tmp_path / "t"), checkpoint=CheckpointConfig(save=tmp_path / "s")
     )

@@ -1,4 +1,4 @@
-"""A tokenizer that flags name: for Megatron's own datasets, which do not say which one made them."""
+"""Tokenizers from flags, for Megatron's datasets, which do not record their tokenizer."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def test_a_named_tokenizer_tells_the_vocabulary_and_the_end_of_documents_and_goe
 
 def test_a_tokenizer_that_did_not_make_the_data_is_refused(corpus: Path) -> None:
     line = _gpt("--data-path", corpus, "--tokenizer-type", "NullTokenizer", "--vocab-size", 31, code=2)
-    assert line.startswith("error: --tokenizer-type: is not the tokenizer that made the data: found ")
-    assert line.endswith("; hint: leave it out: the data says which\n")
+    assert line.startswith("error: --tokenizer-type: is not the tokenizer of the data: found ")
+    assert line.endswith("; hint: leave it out: the data records its tokenizer\n")
     _gpt("--data-path", corpus, "--tokenizer-type", "NullTokenizer", "--vocab-size", 32)
 
 
@@ -98,5 +98,5 @@ def test_files_without_a_type_and_two_names_are_refused() -> None:
     assert str(caught.value) == (
         "--tokenizer-name-or-path: excludes --tokenizer-model: found both, wanted one of them"
     )
-    with pytest.raises(ConfigError, match=r"^--vocab-size: not given, and a NullTokenizer is made from it"):
+    with pytest.raises(ConfigError, match=r"^--vocab-size: missing, and required by NullTokenizer"):
         open_tokenizer_from_flags(_run(tokenizer_type="NullTokenizer"))

@@ -1,4 +1,4 @@
-"""One process trains: what a batch adds up to, what resumes, what validation reads, what stops it."""
+"""Training in one process: accumulation, resuming, validation, stopping."""
 
 from __future__ import annotations
 
@@ -316,8 +316,8 @@ def test_a_token_outside_the_vocabulary_is_refused(
     plan = resolve_config(model__vocab_size=20)  # a corpus that does not say its tokenizer
     run = Trainer(plan, Mesh(), open_corpus)
     line = (
-        r"toy_text_document: holds a token outside the model's vocabulary: found (2\d|3[0-2]), "
-        r"wanted 0 to 19; hint: a corpus made with the model's tokenizer, or a larger --vocab-size"
+        r"toy_text_document: contains a token outside the model's vocabulary: found (2\d|3[0-2]), "
+        r"wanted 0 to 19; hint: a dataset made with the model's tokenizer, or a larger --vocab-size"
     )
     with pytest.raises(FormatError, match=line):
         _steps(run, 1)

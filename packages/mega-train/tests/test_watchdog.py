@@ -1,4 +1,4 @@
-"""What the watchdog says, and when. Whole runs that are killed and stopped are in tests/faults."""
+"""Messages of the watchdog. tests/faults has whole runs that are killed and stopped."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _output(rank: Rank) -> str:
 
 
 def _wait_over(axis: Axis, left: threading.Event) -> None:
-    """A function of ours, as far as `place` can see, that waits over an axis."""
+    """A function that looks like one of this project and waits over an axis."""
     assert axis.name
     assert left.wait(10)
 
@@ -120,7 +120,7 @@ def test_a_process_that_is_told_to_end_says_where_it_stood_and_no_stacks() -> No
     assert rank.codes == [EXIT_TERMINATED]
 
 
-def test_who_is_told_to_end_may_go_on_while_it_gets_on() -> None:
+def test_a_terminated_rank_may_continue_while_it_makes_progress() -> None:
     store = HashStore()
     store.set("watchdog/host 1", "node7")
     rank = Rank(store, 0, 2, hurry=0.4)
@@ -153,7 +153,7 @@ def test_without_the_meeting_place_a_rank_speaks_for_itself(monkeypatch: pytest.
     assert rank.codes == [EXIT_RANK_LOST]
 
 
-def test_of_ranks_that_cannot_go_on_the_first_says_why_and_who_loses_it_says_nothing() -> None:
+def test_only_the_first_failing_rank_reports_its_error() -> None:
     store = HashStore()
     first, second, loser = (Rank(store, rank, 3) for rank in range(3))
     with first.watchdog, second.watchdog, loser.watchdog:
@@ -203,4 +203,4 @@ def test_every_rank_has_its_stack() -> None:
 
 
 def test_a_stack_without_ours_is_code_of_others() -> None:
-    assert current_frame(sys._getframe()) == "code of others"
+    assert current_frame(sys._getframe()) == "code outside mega"

@@ -1,3 +1,3 @@
-"""Work on checkpoints without a trainer, a model or a GPU: reshard, inspect, verify, convert. numpy only."""
+"""Reshard, inspect, verify and convert checkpoints with numpy only: no trainer, no model, no GPU."""
 
 __version__ = "0.1.0"

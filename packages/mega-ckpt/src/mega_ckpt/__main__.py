@@ -1,4 +1,4 @@
-"""`python -m mega_ckpt` is `mega-ckpt`."""
+"""Run `mega-ckpt` as `python -m mega_ckpt`."""
 
 from mega_ckpt.cli import main
 

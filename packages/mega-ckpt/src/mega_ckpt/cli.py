@@ -25,7 +25,7 @@ from mega_schema.errors import escape_controls
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="mega-ckpt")
 def cli() -> None:
-    """Work on checkpoints without a trainer or a GPU."""
+    """Convert, reshard and inspect checkpoints without a trainer or a GPU."""
 
 
 @cli.command()
@@ -34,7 +34,7 @@ def cli() -> None:
     "--to",
     "want",
     required=True,
-    type=click.Choice([*NAMES]),  # one that is only read is refused with a line of its own
+    type=click.Choice([*NAMES]),  # read-only formats are listed too: they have their own error
     metavar=f"[{'|'.join(WRITTEN)}]",
     help="Format of --save.",
 )
@@ -53,7 +53,7 @@ def cli() -> None:
 @SHARD
 @click.option("--no-optim", is_flag=True, help="Drop the optimizer state.")
 @TRUE_VOCAB
-@click.option("--tokenizer", type=PATH, help="Folder of a tokenizer to use instead of that of --load.")
+@click.option("--tokenizer", type=PATH, help="Tokenizer folder to use instead of the tokenizer of --load.")
 @click.option("--no-tokenizer", is_flag=True, help="Drop the tokenizer of --load.")
 @MODEL_NAME
 @click.option(
@@ -61,7 +61,7 @@ def cli() -> None:
     "check",
     type=DEGREE,
     metavar="N",
-    help="Run the source and the result and compare their logits for N random tokens.  "
+    help="Run both checkpoints and compare their logits for N random tokens.  "
     "[default: 64 for a model below 10⁹ parameters that goes to hf, if torch is installed; else none]",
 )
 @click.option("--no-check-logits", "unchecked", is_flag=True, help="Do not compare logits.")
@@ -100,7 +100,7 @@ def convert(
 
     if have == want == "mega":
         hint = f"mega-ckpt reshard --load {load} --save {save}"
-        raise ConfigError("--to", "is what --from is", found=want, wanted="the other", hint=hint)
+        raise ConfigError("--to", "is the same as --from", found=want, wanted="another format", hint=hint)
     if no_tokenizer and tokenizer is not None:
         hint = "leave one of them out"
         raise ConfigError("--no-tokenizer", "excludes --tokenizer", found=tokenizer, hint=hint)
@@ -132,7 +132,7 @@ def convert(
         if logits:
             click.echo(f"logits: {logits}")
         if result.dropped:
-            click.echo(f"left behind: {escape_controls(', '.join(result.dropped))}", err=True)
+            click.echo(f"dropped: {escape_controls(', '.join(result.dropped))}", err=True)
     if logits and not logits.is_close:
         click.echo(f"error: {written.folder}: {logits.error_line}", err=True)
         context.exit(1)

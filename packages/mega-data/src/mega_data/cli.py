@@ -29,7 +29,7 @@ def commands() -> None:
 
 def main() -> None:
     """Run the program `mega-data`."""
-    raise_at_sigterm("the same command goes on where this one ended")
+    raise_at_sigterm("run the same command again to resume")
     run_command(commands)
 
 
@@ -69,7 +69,7 @@ def sample(
         write_documents(held_out, corpus.held_out)
         click.echo(f"{held_out}: {len(corpus.held_out):,} documents, {corpus.held_out_bytes / 1e6:.2f} MB")
     if corpus.train_bytes < size:
-        click.echo(f"note: {megabytes:g} MB were asked for; this Python has no more text", err=True)
+        click.echo(f"note: {megabytes:g} MB were requested; this Python has no more text", err=True)
 
 
 commands.add_command(preprocess)

@@ -24,7 +24,7 @@ def check_index_format(data: IndexedDataset, name: str) -> None:
     """Refuse a dataset that is not of the named index format; `auto` accepts any.
 
     Raises:
-        FormatError: the dataset is of another.
+        FormatError: the dataset has another format.
     """
     if name != "auto" and canonical_format(name) != data.index_format:
         raise FormatError(
@@ -37,7 +37,7 @@ def check_index_format(data: IndexedDataset, name: str) -> None:
 
 
 def loses_documents(data: IndexedDataset, index_format: str) -> bool:
-    """Return whether the format cannot store which sequences form a document."""
+    """Return whether the format does not store documents."""
     return index_format.startswith("fairseq") and (data.documents[1:] - data.documents[:-1] != 1).any().item()
 
 

@@ -1,4 +1,4 @@
-"""The growing files of one dataset of an unfinished run."""
+"""The files of one dataset of an unfinished run, which only grow."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class DatasetFiles:
         """Open the files, truncated to these sizes.
 
         Args:
-            counts: what the files hold, as `counts` returned it; None for new files.
+            counts: counts of the files' content, from `counts`; None for new files.
         """
         files = {
             name: open_truncated(folder / f"{number}.{name}", sizes.get(f"{number}.{name}", 0))
@@ -78,7 +78,7 @@ class DatasetFiles:
         self.tokens += len(encoded.ids)
 
     def counts(self) -> dict[str, int]:
-        """Return what the files hold."""
+        """Return the counts of the files' content."""
         return {"sequences": self.sequences, "tokens": self.tokens, "documents": self.documents}
 
     def named_files(self) -> Iterator[tuple[str, IO[bytes]]]:
@@ -87,7 +87,7 @@ class DatasetFiles:
             yield f"{self.number}.{name}", file
 
     def write_index(self, info: DatasetInfo, index_format: str) -> None:
-        """Write the index and the description, and make all files durable.
+        """Write the index and the metadata, and flush all files.
 
         Args:
             index_format: format of the index, mmap or cached.
@@ -136,6 +136,6 @@ def open_truncated(path: Path, size: int) -> IO[bytes]:
 
 
 def sync(file: IO[bytes]) -> None:
-    """Make a file durable."""
+    """Flush a file to the disk."""
     file.flush()
     os.fsync(file.fileno())

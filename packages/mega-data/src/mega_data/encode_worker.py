@@ -25,7 +25,7 @@ class EncodedBlock:
         end: position in the input after the block.
         rows, size, consumed_bytes: of the block, as in Rows and Block.
         keys: its documents under each key.
-        errors: its rows that are in no document, in order.
+        errors: the rows that could not be encoded, in order.
     """
 
     input: int
@@ -136,9 +136,9 @@ class BlockEncoder:
 
 
 def encode_texts(texts: Sequence[str], work: BlockEncoder) -> FlatIds:
-    """Encode texts as the work does; a question for the process that holds it (`ProcessPool.ask`).
+    """Encode texts with the worker's encoder; called in the process that holds it (`ProcessPool.ask`).
 
-    It is here, and not next to its caller, because that process unpickles the question and imports its module
-    while the caller waits for the answer.
+    It is defined here, and not next to its caller, because that process imports the module of the function
+    while the caller waits.
     """
     return work.encode(texts)

@@ -43,7 +43,7 @@ class TextEncoder(Protocol):
     def name(self) -> str: ...
 
     def __call__(self, texts: Sequence[str], eod: int | None = None) -> FlatIds:
-        """Return the ids of all texts end to end, and how many each has.
+        """Return the concatenated ids of all texts, and the length of each.
 
         Args:
             eod: id to append to each text that has any.
@@ -82,7 +82,7 @@ class ReferenceEncoder:
 
 
 class SentencePieceEncoder:
-    """Encode with the SentencePiece library, whose ids come as arrays."""
+    """Encode with the SentencePiece library, which returns arrays."""
 
     name = "sentencepiece"
 
@@ -106,10 +106,10 @@ class GigatokenEncoder:
     name = "gigatoken"
 
     def __init__(self, tokenizer: FastTokenizer, source: bytes) -> None:
-        """Keep the tokenizer; the library is opened by the first call, or in the process this is sent to.
+        """Store the tokenizer; the first call, or unpickling in another process, opens the library.
 
         Args:
-            source: the tokenizer.json that `from_content` builds.
+            source: text of the tokenizer.json, from `from_content`.
         """
         self.tokenizer = tokenizer
         self.source = source
@@ -140,7 +140,7 @@ class GigatokenEncoder:
         Raises:
             ImportError: the library is not installed.
             RuntimeError: the library does not support the tokenizer.
-            OSError: the system does not report the memory of a process, so nothing would bound it.
+            OSError: the system does not report the memory of a process, so the cache could not be bounded.
         """
         self._library = None  # free the old one first
         self._library = import_module("gigatoken.gigatoken_rs").load_hf_json(self.source)
@@ -179,7 +179,7 @@ def _resident_bytes() -> int:
     """Return the resident memory of this process in bytes.
 
     Raises:
-        OSError: the system does not report it, as macOS.
+        OSError: the system, such as macOS, does not report it.
     """
     pages = Path("/proc/self/statm").read_bytes().split()[1]
     return int(pages) * os.sysconf("SC_PAGE_SIZE")

@@ -13,7 +13,7 @@ ERRORS: Final = "errors"  # key of the counts in the result of a task
 
 
 class TooManyErrors(FormatError):
-    """More rows were skipped than the limit allows. Finished work stays for the next run."""
+    """More rows were skipped than the limit allows. Finished work is kept for the next run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,10 @@ class ErrorLimit:
             found, wanted = f"{count:,} of {rows:,}", f"at most {self.fraction * 100:g}%"
         else:
             return
-        what, hint = f"too many rows are wrong, the first is {first()}", "mend the rows, or raise the limit"
+        what, hint = (
+            f"too many rows are wrong, the first is {first()}",
+            "correct the rows, or raise the limit",
+        )
         raise TooManyErrors(OPTION, what, found=found, wanted=wanted, hint=hint)
 
 
@@ -111,7 +114,7 @@ class ErrorCount:
 
 
 def error_counts(count: int, first: str, rows: int) -> dict[str, Any]:
-    """Build the part of a task's result that reports the rows it skipped.
+    """Build the part of a task's result that reports skipped rows.
 
     Args:
         rows: read rows, including the skipped ones.

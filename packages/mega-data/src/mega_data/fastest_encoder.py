@@ -1,7 +1,7 @@
 """Choose the fastest library whose ids equal the tokenizer's on a sample of the run.
 
 A faster library is used only if its ids equal the tokenizer's on hard strings and on texts of the input. If
-they differ, the log says so.
+they differ, the log reports it.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ HARD_TEXTS = (
 
 
 class EncoderTrial:
-    """Where encoders are tried: in this process, or in the one where they will work."""
+    """The process in which encoders are tried: this one, or the one in which they will run."""
 
     def prepare(self, encoder: TextEncoder) -> None:
-        """Announce an encoder that is tried soon."""
+        """Prepare an encoder that will be tried soon."""
 
     def encode(self, encoder: TextEncoder, texts: Sequence[str]) -> FlatIds:
         """Encode the texts in one call."""
@@ -80,7 +80,7 @@ def find_fastest_encoder(tokenizer: Tokenizer, sample: Sequence[str]) -> TextEnc
 
 
 class EncoderSearch:
-    """Search for the fastest encoder with the tokenizer's ids; the likeliest is prepared at once."""
+    """Search for the fastest encoder with the tokenizer's ids; the most likely one is prepared at once."""
 
     def __init__(self, tokenizer: Tokenizer, trial: EncoderTrial) -> None:
         self._tokenizer = tokenizer

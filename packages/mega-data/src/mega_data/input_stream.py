@@ -1,4 +1,4 @@
-"""The inputs of `preprocess` as one stream of blocks, from the point where an earlier run stopped."""
+"""The inputs of `preprocess` as one stream of blocks, starting at the resume point of an earlier run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class InputStream:
         keys: keys of the texts.
         unit: unit of a document of plain text, see readers.streams.
         size: bytes of a block.
-        skip: damage ends its input with a row error; else it ends the run.
+        skip: damage ends the input with a row error; otherwise it ends the run.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class InputStream:
         self._rest = self._blocks()
 
     def resume_from(self, point: InputPosition) -> None:
-        """Continue from a point; call it before blocks are read, unless the point is the beginning."""
+        """Continue from a resume point; call it before blocks are read."""
         self._start = (point.input, point.position)
 
     def __iter__(self) -> Iterator[tuple[int, Block]]:
@@ -49,7 +49,7 @@ class InputStream:
         yield from self._rest
 
     def sample_texts(self) -> list[str]:
-        """Return some texts from the beginnings of some of the inputs."""
+        """Return a sample of texts from the beginnings of several inputs."""
         self._read_first()
         sample_blocks = [block for _, block in self._first_blocks]
         step = max(1, len(self._inputs) // _SAMPLE_INPUTS)

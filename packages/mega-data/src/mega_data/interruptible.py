@@ -1,4 +1,4 @@
-"""Handle Ctrl-C and SIGTERM while compiled code of a library runs, which ignores signals."""
+"""Handle Ctrl-C and SIGTERM while a library's compiled code runs, which ignores signals."""
 
 from __future__ import annotations
 

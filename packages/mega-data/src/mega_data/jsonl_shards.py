@@ -31,7 +31,7 @@ def find_shards(words: Iterable[str | Path]) -> list[Path]:
         if item.format == HUB_FORMAT:
             name = item.hub_dataset.name
             hint = f"datasets.load_dataset({name!r}, ...).save_to_disk('saved'), then --input saved"
-            raise ConfigError("--input", "tasks are files, and this is a name", found=item.path, hint=hint)
+            raise ConfigError("--input", "needs files, not a dataset name", found=item.path, hint=hint)
         if item.is_stream:
             name = "stdin" if item.is_stdin else "a pipe"
             what, hint = f"{name} is read once, and this command reads twice", "name a file"
@@ -70,7 +70,7 @@ def _json_default(value: Any) -> str:
 
 
 RowErrorHandler = Callable[[int, FormatError, bytes], object]
-"""Called with a line that is no document: its number from 1, its error and the line."""
+"""Called with a line that is not a document: its number from 1, its error and the line."""
 
 
 def fail_on_row(number: int, error: FormatError, line: bytes) -> None:
@@ -83,7 +83,7 @@ def skip_row(number: int, error: FormatError, line: bytes) -> None:
 
 
 class Quarantine:
-    """The lines of a shard that are no documents, in the format of `preprocess`'s quarantine.
+    """The lines of a shard that are not documents, in the format of `preprocess`'s quarantine.
 
     The file is created at the first such line and published when the block ends without an error.
 
@@ -135,13 +135,13 @@ def parse_document(line: bytes, path: Path, number: int, key: str, id_key: str =
     Raises:
         FormatError: the line has no such object; the message begins with file and line.
     """
-    where, hint = f"{path}:{number}", "mend or delete the line, or pass over such lines: --on-error skip"
+    where, hint = f"{path}:{number}", "correct or delete the line, or skip such lines: --on-error skip"
     try:
         values = parse_json(line)
     except orjson.JSONDecodeError as error:
         position = f"{error.msg} at column {error.colno}"
         raise FormatError(
-            where, "not JSON", found=position, wanted="one object a line, in UTF-8", hint=hint
+            where, "not JSON", found=position, wanted="one object per line, in UTF-8", hint=hint
         ) from None
     if not isinstance(values, dict):
         found, wanted = type(values).__name__, f"an object with {key!r}"
@@ -157,7 +157,7 @@ def parse_document(line: bytes, path: Path, number: int, key: str, id_key: str =
 
 
 def read_whole_lines(path: Path, on_error: RowErrorHandler) -> Iterator[bytes]:
-    """Yield the lines of a shard up to damage, which is an error of the next line."""
+    """Yield the lines of a shard up to the first damage, which is reported as an error of the next line."""
     number = 0
     try:
         for line in read_lines(path):
@@ -185,7 +185,7 @@ def read_batches(
 ) -> Iterator[tuple[list[str], list[str]]]:
     """Yield texts and ids, one per line of a shard, in lists of about `characters` characters.
 
-    A line that is blank or no document has an empty text; without an `id_key` there are no ids.
+    A blank line, or one that is not a document, has an empty text; without an `id_key` there are no ids.
     """
     texts = list[str]()
     ids = list[str]()
@@ -208,7 +208,7 @@ def read_batches(
 def _parse_or_report(
     line: bytes, path: Path, number: int, key: str, id_key: str, on_error: RowErrorHandler
 ) -> dict[str, Any] | None:
-    """Parse the object on a line; None for a blank line, and for one that is no document."""
+    """Parse the object on a line; None for a blank line, and for one that is not a document."""
     try:
         return parse_document(line, path, number, key, id_key)
     except FormatError as error:

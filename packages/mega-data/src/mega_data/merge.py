@@ -1,7 +1,7 @@
 """Merge several datasets into one, or convert one: payloads are copied to their offsets.
 
 The offset of every byte follows from the sizes of the datasets, so threads copy in any order. File systems
-that share blocks between files copy nothing. The index is computed from the lengths, as in Megatron's
+with shared blocks (reflinks) copy nothing. The index is computed from the lengths, as in Megatron's
 `merge_datasets`: documents of the second dataset follow those of the first.
 """
 
@@ -37,7 +37,7 @@ _NO_KERNEL_COPY = (errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)  #
 
 @dataclass(frozen=True, slots=True)
 class MergeResult:
-    """What was written; `differing` are the options in which the datasets differ."""
+    """The result of a merge; `differing` are the options in which the datasets differ."""
 
     index_format: str
     documents: int
@@ -59,7 +59,7 @@ def find_prefixes(folder: Path) -> list[Path]:
     for name in payloads:
         for partner in (name, name.removesuffix(".bin") + ".idx"):
             if partner not in names:
-                hint = "finish or remove its other half"
+                hint = "complete or remove its other file"
                 raise FormatError(folder / partner, "no such file", hint=hint)
     if not payloads:
         raise FormatError(folder, "no datasets", wanted="files that end in .bin and .idx")
@@ -147,7 +147,7 @@ def _check_compatible(datasets: Sequence[IndexedDataset], output_prefix: Path) -
             hint = f"mega-data convert {data.prefix} --to {first.index_format} --output-prefix ..."
             raise FormatError(
                 path,
-                "ids of one format are one higher on disk",
+                "ids have another offset on disk",
                 found=data.index_format,
                 wanted=wanted,
                 hint=hint,
@@ -202,7 +202,7 @@ def _merge_info(
 def _check_same_ids(
     data: IndexedDataset, info: DatasetInfo, first_dataset: IndexedDataset, first: DatasetInfo
 ) -> None:
-    """Refuse to mix datasets in which the same text has other ids or other sequences."""
+    """Refuse to mix datasets that encode or split the same text differently."""
     for name in SAME_IN_MERGE:
         value, wanted_value = info.options.get(name), first.options.get(name)
         if name == "sentence_model" and None in (value, wanted_value):
@@ -286,7 +286,7 @@ def _write_payload(
 
 
 def _copy_range(path: Path, start: int, target: int, target_offset: int, size: int) -> int:
-    """Copy `size` bytes between two files; opens the source here, to keep few files open."""
+    """Copy `size` bytes between two files; opens the source only for the copy, to limit open files."""
     with path.open("rb") as file:
         if _copy_bytes(file.fileno(), start, target, target_offset, size) < size:
             raise truncated_error(path, start + size)

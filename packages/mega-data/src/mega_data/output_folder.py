@@ -5,7 +5,7 @@
     OUTPUT/a.jsonl, ...        the files of a finished run
 
 A run writes below `.unfinished`. When all its tasks are finished, its files are moved into the folder. A run
-that ends at a wrong line leaves no file that looks finished. The next run reuses the finished shards.
+that ends at a wrong line leaves no partial file under a final name. The next run reuses the finished shards.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def find_checked_shards(inputs: Iterable[str], output: Path, work: Path | None) 
 def check_folder(
     output: Path, work: Path | None, inputs: Sequence[Path], read_folders: Sequence[Path] = ()
 ) -> None:
-    """Refuse an output or work folder that holds an input, or files of other programs.
+    """Refuse an output or work folder that contains an input, or files of other programs.
 
     Args:
         read_folders: folders in which the command would read its own output.
@@ -83,7 +83,7 @@ def check_folder(
 
 
 def check_file(option: str, output: Path, inputs: Sequence[Path]) -> None:
-    """Refuse a file of pages that is an input, or that `extract` did not write.
+    """Refuse an output file that is an input, or that `extract` did not write.
 
     Raises:
         ConfigError: the file is refused.
@@ -140,7 +140,7 @@ def staging_folder(output: Path) -> Path:
 
 
 def write_marker(folder: Path, command: str, files: Sequence[str] | None = None) -> None:
-    """Record in a folder which command its files are of.
+    """Record in a folder the command that wrote its files.
 
     Args:
         files: names of the files of a finished run; None keeps the list of the run before.
@@ -167,11 +167,13 @@ def check_stale(output: Path, names: Iterable[str]) -> None:
     if stale:
         hint = f"rm -r {output}, or name another folder"
         found = f"{output / stale[0]}" + (f" and {len(stale) - 1:,} more" if len(stale) > 1 else "")
-        raise ConfigError("--output", "holds files of an earlier run of other inputs", found=found, hint=hint)
+        raise ConfigError(
+            "--output", "contains files of an earlier run of other inputs", found=found, hint=hint
+        )
 
 
 def _is_work_folder(folder: Path) -> bool:
-    """Return whether a folder is a work folder, or array elements are creating its plan now."""
+    """Return whether a folder is a work folder, or array elements are creating its plan."""
     others = [path for path in folder.iterdir() if not path.name.startswith(".")]
     return not others or (folder / PLAN).is_file()
 

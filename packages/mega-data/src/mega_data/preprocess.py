@@ -1,4 +1,4 @@
-"""Encode text to indexed datasets, one per key: the bytes depend neither on the workers nor on restarts."""
+"""Encode text to indexed datasets, one per key. The bytes depend neither on the workers nor on restarts."""
 
 from __future__ import annotations
 
@@ -90,14 +90,15 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class PreprocessResult:
-    """What a run wrote.
+    """The result of a run.
 
     Attributes:
         documents: documents of each dataset.
         tokens: tokens of all datasets.
         size: bytes of text read, decompressed.
         skipped: skipped rows; they are in `quarantine`.
-        seconds, fresh: seconds of this process, and the bytes that it read itself.
+        seconds, fresh: seconds of this process, and bytes that it read itself, without those of earlier
+            processes.
         encoder: name of the encoder.
     """
 
@@ -190,7 +191,7 @@ def preprocess(
         with _resumable_output(output_prefix, files, versions, encoding, dtype) as output:
             bytes_before = output.resume_point.size
             if output.is_resumed:
-                log.warning("going on after %.1f MB that an earlier run has done", bytes_before / 1e6)
+                log.warning("resuming after %.1f MB that an earlier run encoded", bytes_before / 1e6)
                 progress(output.resume_point.consumed, output.documents)
             stream.resume_from(output.resume_point)
             work = encoding.make_work(search.find(stream.sample_texts()))
@@ -221,7 +222,7 @@ def _resumable_output(
     encoding: _EncodingPlan,
     dtype: np.dtype[Any],
 ) -> Iterator[ResumableOutput]:
-    """Open the output of a run, resumed if possible; after an input error keep what can be reused."""
+    """Open the output of a run, resumed if possible; after an input error keep the reusable part."""
     output = _open_output(output_prefix, inputs, encoding, dtype)
     try:
         yield output
@@ -233,7 +234,7 @@ def _resumable_output(
     except OSError as error:
         if error.filename is not None or error.errno is None:
             raise
-        hint = "make room there and run it again: it goes on from its last note"
+        hint = "free disk space and run the same command again: it resumes"
         raise MegaError(output.folder, "not written", found=error.strerror, hint=hint) from None
     finally:
         output.close()
@@ -262,7 +263,7 @@ class _EncodingPlan:
         return cls(tokenizer, options, added_tokens(tokenizer, include=options.special_tokens), split)
 
     def start_search(self, processes: ProcessPool) -> EncoderSearch:
-        """Begin the search for an encoder in the processes that will encode.
+        """Start the search for an encoder in the processes that will encode.
 
         Raises:
             FormatError: the tokenizer, which opens in a thread, is damaged.
@@ -335,7 +336,7 @@ def _write_blocks(
         point = output.resume_point
         first_row = 1 + (point.rows if block.input == point.input else 0)
         if block.errors and (not options.skip or block.errors[0].is_fatal):
-            hint = "mend or delete the line, or pass over such lines: --on-error skip"
+            hint = "correct or delete the line, or skip such lines: --on-error skip"
             raise block.errors[0].error(path, first_row, hint)
         output.start_input(block.input)
         for key, documents in enumerate(block.keys):
@@ -375,7 +376,7 @@ def _check_options(options: Options, tokenizer: Tokenizer) -> None:
 def _open_output(
     output_prefix: Path, inputs: Sequence[InputFile], encoding: _EncodingPlan, dtype: np.dtype[Any]
 ) -> ResumableOutput:
-    """Open the files of an unfinished run, as far as they agree with this one."""
+    """Open the files of an unfinished run, truncated to the part that this run would write."""
     options = encoding.options
     identity = [
         encoding.tokenizer.identity.to_dict(),

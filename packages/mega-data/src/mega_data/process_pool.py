@@ -82,14 +82,14 @@ class ProcessPool:
         self._stack.close()
 
     def prepare(self, work: object) -> None:
-        """Send a likely work ahead, so that it is built early. `map_in_order` reports its errors."""
+        """Send the likely work early, so that it is built in advance. `map_in_order` reports its errors."""
         if self._workers and work != self._prepared:
             self._prepared = work
             with suppress(BrokenPipeError, ConnectionResetError):
                 self._orders.send(work)
 
     def ask(self, work: Item, question: Callable[[Item], Result]) -> Result:
-        """Return `question(work)`, computed where the work is built; call it before `map_in_order`.
+        """Return `question(work)`, computed in the seed process; call it before `map_in_order`.
 
         Args:
             question: picklable. Its changes to the work are lost in another process.
@@ -142,8 +142,8 @@ class ProcessPool:
         try:
             yield
         except (EOFError, BrokenPipeError, ConnectionResetError):
-            hint = "run it again; where the system had no memory left, fewer workers need less"
-            found = f"one of {len(self._workers)}, ended from outside"
+            hint = "run it again; if the system was out of memory, use fewer workers"
+            found = f"one of {len(self._workers)}, killed"
             raise MegaError("--workers", "a worker process died", found=found, hint=hint) from None
 
     def _stop(self) -> None:

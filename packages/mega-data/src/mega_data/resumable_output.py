@@ -41,8 +41,8 @@ class ResumableOutput:
 
     Attributes:
         inputs: state of each input.
-        resume_point: how far the run has read its inputs.
-        is_resumed: whether an earlier process wrote a part.
+        resume_point: the position up to which the inputs are processed.
+        is_resumed: whether an earlier process wrote part of the files.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class ResumableOutput:
         *,
         skip: bool = False,
     ) -> None:
-        """Open the files in `folder` as far as they are valid; empty ones if they are of another run.
+        """Open the files in `folder`, truncated to their valid part; empty if they belong to another run.
 
         Args:
             run: hash of the options.
@@ -91,7 +91,7 @@ class ResumableOutput:
         return self._datasets[0].documents
 
     def start_input(self, input: int) -> None:
-        """Record where an input begins, and those before it that had no rows; once per input."""
+        """Record the start of an input, and earlier inputs without rows; once per input."""
         for number in range(self._inputs_started, input + 1):
             point = InputPosition(
                 number,
@@ -104,7 +104,7 @@ class ResumableOutput:
         self._inputs_started = max(self._inputs_started, input + 1)
 
     def add(self, key: int, encoded: EncodedDocuments) -> None:
-        """Append documents; `write_journal` records later that they are complete."""
+        """Append documents; they count after the next `write_journal`."""
         self._datasets[key].add(encoded)
 
     def quarantine(self, row: dict[str, object]) -> None:
@@ -120,13 +120,13 @@ class ResumableOutput:
         return f"{row['file']}:{row['line']}, {what}"
 
     def write_journal(self) -> None:
-        """Make everything written so far durable: a later run may resume from `resume_point`."""
+        """Flush the files and record `resume_point`, from which a later run may resume."""
         for _, file in self._named_files():
             sync(file)
         self._journal.write(self._snapshot(self.resume_point))
 
     def keep_for_resume(self, unchanged: int) -> None:
-        """After an error, keep the finished part for the next run; discard it if no run can use it.
+        """After an error, keep the finished part for the next run; discard it if it is not reusable.
 
         Args:
             unchanged: number of inputs, from the first on, that have not changed.

@@ -1,4 +1,4 @@
-"""The journal of an unfinished run: up to where its files are valid, and from where the next run resumes."""
+"""The journal of an unfinished run: the valid sizes of its files, and the resume point."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Snapshot = dict[str, Any]  # a resume point, with the counts and file sizes at i
 
 @dataclass(slots=True)
 class InputPosition:
-    """How far a run has read its inputs.
+    """The position of a run in its inputs.
 
     Attributes:
         input: number of the current input.
@@ -62,7 +62,7 @@ class RunJournal:
         temporary.replace(self.folder / JOURNAL)
 
     def last_usable(self, inputs: Sequence[InputState]) -> tuple[Snapshot, int]:
-        """Return the last snapshot of an earlier process up to which a run of these inputs writes the same.
+        """Return the last snapshot of an earlier process that is valid for these inputs.
 
         Returns:
             The snapshot, empty if there is none; the number of inputs started before it.

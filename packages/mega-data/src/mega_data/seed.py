@@ -1,6 +1,6 @@
 """The seed process of `mega_data.process_pool`: it builds the work once and forks into the workers.
 
-It is a program of its own. A `multiprocessing` process would import the caller's main module and start a
+It is a separate program. A `multiprocessing` process would import the caller's main module and start a
 resource tracker process.
 """
 
@@ -35,7 +35,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A function to apply to the work that was sent last, sent in place of work."""
+    """A function to apply to the last work received, sent in place of work."""
 
     ask: Callable[[Any], Any]
 
@@ -53,7 +53,7 @@ def main(orders: int, worker_ends: Sequence[tuple[int, int]], modules: Sequence[
     for module in modules:
         with suppress(ImportError):  # the work reports a missing module itself
             import_module(module)
-    with suppress(EOFError, BrokenPipeError):  # the parent is gone
+    with suppress(EOFError, BrokenPipeError):  # the parent has exited
         _fork_workers(Connection(orders), [(file, Connection(pipe)) for file, pipe in worker_ends])
     sys.stderr.flush()
     os._exit(0)  # at once: the parent waits, and tearing down the imports takes time
@@ -105,7 +105,7 @@ def _receive_work(orders: Connection) -> Any:
 def _answer_question(
     orders: Connection, question: Question, work: Any, error_of_work: Exception | None
 ) -> None:
-    """Answer in a forked process: libraries start threads, and a process with threads must not fork."""
+    """Compute the answer in a forked process: libraries may start threads, which this process must not."""
     if error_of_work is not None:
         orders.send(Failure(portable_error(error_of_work)))
         return
@@ -174,8 +174,8 @@ def _send_result(pipe: Connection, shelf: memoryview, result: object) -> None:
     if _array_offsets(sizes)[-1] > len(shelf):
         pipe.send((pickle.dumps(result, 5), None))
         return
-    for array, place in zip(arrays, _array_offsets(sizes), strict=False):
-        shelf[place : place + array.nbytes] = array
+    for array, offset in zip(arrays, _array_offsets(sizes), strict=False):
+        shelf[offset : offset + array.nbytes] = array
     pipe.send((head, sizes))
 
 
@@ -184,13 +184,15 @@ def receive_result(pipe: Connection, shelf: memoryview) -> Any:
     head, sizes = pipe.recv()
     if sizes is None:
         return pickle.loads(head)
-    arrays = [shelf[place : place + size] for place, size in zip(_array_offsets(sizes), sizes, strict=False)]
+    arrays = [
+        shelf[offset : offset + size] for offset, size in zip(_array_offsets(sizes), sizes, strict=False)
+    ]
     return pickle.loads(head, buffers=arrays)
 
 
 def _array_offsets(sizes: Sequence[int]) -> list[int]:
     """Return the aligned offsets of arrays of these sizes, and the end of the last."""
-    places = [0]
+    offsets = [0]
     for size in sizes:
-        places.append(places[-1] + -(-size // ALIGNMENT) * ALIGNMENT)
-    return places
+        offsets.append(offsets[-1] + -(-size // ALIGNMENT) * ALIGNMENT)
+    return offsets

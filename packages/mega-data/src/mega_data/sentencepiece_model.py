@@ -1,4 +1,4 @@
-"""Write a unigram vocabulary as a SentencePiece model file: the few protocol buffer fields that matter.
+"""Write a unigram vocabulary as a SentencePiece model file, with only the required protocol buffer fields.
 
 Field numbers are those of sentencepiece_model.proto; a field is its number and wire type as a varint, then a
 varint (type 0), four bytes (type 5), or a length and as many bytes (type 2).

@@ -1,4 +1,4 @@
-"""Split text into sentences with nltk's Punkt: a published model of the language, else one trained here.
+"""Split text into sentences with nltk's Punkt: with a published model, or one trained on the input.
 
 Punkt learns abbreviations and sentence starters from raw text, so a sample of the corpus is enough to train a
 model for any language. A published model is used if `NLTK_DATA` or nltk's default folders have
@@ -75,7 +75,7 @@ class SentenceSplitter:
 
 
 def make_splitter(language: str, sample: Iterable[str], *, keep_newlines: bool = False) -> SentenceSplitter:
-    """Build a splitter for the language with a published or newly trained model; log which.
+    """Build a splitter for the language with a published or newly trained model; log its source.
 
     Args:
         language: nltk's name of the language: english, turkish, ...

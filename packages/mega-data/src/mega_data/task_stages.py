@@ -1,4 +1,4 @@
-"""Split work into tasks: each task of a stage writes its own files, then a marker that it is finished.
+"""Split work into tasks: each task of a stage writes its own files, then a marker file.
 
 A killed run, or a run that moves to other machines, continues with the tasks that have no marker; the bytes
 are the same. An executor (mega_data.executors) runs the tasks with `run_task`.
@@ -54,7 +54,7 @@ class TaskStage:
 
 @dataclass(frozen=True, slots=True)
 class ReusableTasks:
-    """Which finished tasks of a run that a wrong line ended remain valid after inputs were corrected.
+    """The finished tasks that remain valid after a wrong line ended a run and inputs were corrected.
 
     Attributes:
         markers: folder, in the work folder, of the markers of the stage whose tasks read one input each.
@@ -73,7 +73,7 @@ def open_run_folder(folder: Path, wanted: TaskResult, reuse: ReusableTasks | Non
     """Create the folder of a run, or check that it belongs to the same inputs and options.
 
     Args:
-        reuse: the tasks to keep of a run that ended at a wrong line, if inputs differ; None keeps none.
+        reuse: the tasks to keep if inputs differ from those of a run that ended at a wrong line; None: none.
 
     Raises:
         ConfigError: the folder holds another run.
@@ -85,7 +85,9 @@ def open_run_folder(folder: Path, wanted: TaskResult, reuse: ReusableTasks | Non
         # elements of a job array start together: each may find files of the others, and any plan is valid
         temporary = folder / f".plan-{uuid4().hex}"
         if any(not differing.name.startswith(".") for differing in folder.iterdir()) and not file.exists():
-            raise ConfigError(folder, "is not empty, and no run of this command", hint="name another folder")
+            raise ConfigError(
+                folder, "is not empty, and contains no run of this command", hint="name another folder"
+            )
         write_file(temporary, text)
         temporary.replace(file)
     recorded, current = json.loads(file.read_bytes()), json.loads(text)
@@ -96,7 +98,7 @@ def open_run_folder(folder: Path, wanted: TaskResult, reuse: ReusableTasks | Non
         _keep_finished_tasks(folder, recorded, current, differing, reuse)
         write_file(file, text)
     elif differing:
-        what = f"holds a run with other {', '.join(differing)}"
+        what = f"contains a run with other {', '.join(differing)}"
         raise ConfigError(folder, what, hint=f"rm -r {folder}, or name another folder")
 
 

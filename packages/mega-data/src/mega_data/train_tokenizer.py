@@ -89,19 +89,19 @@ def _wordpiece(texts: Iterable[str], vocab_size: int, lowercase: bool) -> tokeni
     """Train WordPiece with the pairs of byte-pair encoding, as Hugging Face's trainer, but deterministically.
 
     That trainer numbers the letters inside words in the order of a hash table, and so breaks ties at random.
-    Here each of them is mapped during training to a letter of Unicode's private use planes, which the
-    normalizer keeps out of words.
+    During training each such letter is mapped to a private use character of Unicode, which the normalizer
+    removes from words.
     """
     from tokenizers import Tokenizer as Library
     from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
     normalizer = normalizers.BertNormalizer(lowercase=lowercase)
-    cut = pre_tokenizers.BertPreTokenizer()
+    pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     inside: dict[str, str] = {}  # letter inside a word -> private use letter
 
     def words() -> Iterator[str]:
         for text in texts:
-            plain_words = (word for word, _ in cut.pre_tokenize_str(normalizer.normalize_str(text)))
+            plain_words = (word for word, _ in pre_tokenizer.pre_tokenize_str(normalizer.normalize_str(text)))
             yield " ".join(
                 word[0] + "".join(inside.setdefault(c, chr(_PRIVATE + len(inside))) for c in word[1:])
                 for word in plain_words
@@ -124,7 +124,7 @@ def _wordpiece(texts: Iterable[str], vocab_size: int, lowercase: bool) -> tokeni
     library = Library(models.WordPiece(vocab, unk_token="[UNK]"))
     library.add_special_tokens(specials)
     library.normalizer = normalizer
-    library.pre_tokenizer = cut
+    library.pre_tokenizer = pre_tokenizer
     library.decoder = decoders.WordPiece(prefix="##")
     return library
 

@@ -1,4 +1,4 @@
-"""Pass errors of worker processes on to the process that started them."""
+"""Send errors of worker processes to the parent process."""
 
 from __future__ import annotations
 

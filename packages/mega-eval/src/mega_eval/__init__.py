@@ -1,3 +1,3 @@
-"""Score a language model on LAMBADA, WikiText-103 and held-out text, and compare it with n-gram baselines."""
+"""Evaluate a language model on LAMBADA, WikiText-103 and held-out text, with n-gram baselines."""
 
 __version__ = "0.1.0"

@@ -25,7 +25,7 @@ PATH = click.Path(path_type=Path)
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="mega-eval")
 def cli() -> None:
-    """Score a language model. Each command prints a table and writes a JSON result."""
+    """Evaluate a language model. Each command prints a table and writes a JSON result."""
 
 
 def common_options(task: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -69,7 +69,7 @@ def common_options(task: str) -> Callable[[Callable[..., None]], Callable[..., N
 @click.option("--data", required=True, type=PATH, help='Lines of {"text": "..."}, as lambada_test.jsonl.')
 @click.option("--strict-lambada", is_flag=True, help="Predict the last word instead of the last token.")
 def lambada(data: Path, strict_lambada: bool, **common: Any) -> None:
-    """Accuracy on the last word, or the last token, of LAMBADA passages."""
+    """Compute the accuracy on the last word, or the last token, of LAMBADA passages."""
     from mega_eval.documents import read_json_lines
     from mega_eval.tasks.lambada import evaluate
 
@@ -103,7 +103,7 @@ def lambada(data: Path, strict_lambada: bool, **common: Any) -> None:
 def wikitext103(
     data: Path, overlapping_eval: int, seq_length: int | None, detokenizer: str | None, **common: Any
 ) -> None:
-    """Perplexity and word-adjusted perplexity of WikiText-103, or of Penn Treebank."""
+    """Compute the perplexity and word-adjusted perplexity of WikiText-103, or of Penn Treebank."""
     from mega_eval.detokenize import choose_detokenizer
     from mega_eval.documents import read_text
     from mega_eval.tasks.wikitext import evaluate
@@ -136,7 +136,7 @@ def wikitext103(
     help="Prefix of the training dataset; adds n-gram baselines.",
 )
 def perplexity(data: Path, json_key: str, baseline_data: Path | None, **common: Any) -> None:
-    """Perplexity, bits per byte and last-word accuracy on your own documents."""
+    """Compute perplexity, bits per byte and last-word accuracy on your own documents."""
     from mega_eval.documents import list_data_files, list_dataset_files, read_documents, read_token_stream
     from mega_eval.tasks.perplexity import evaluate
 

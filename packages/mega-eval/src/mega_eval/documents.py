@@ -146,7 +146,7 @@ def _iter_documents(prefix: Path, identity: TokenizerIdentity) -> Iterator[Token
     data = IndexedDataset(prefix)
     if data.info is None:
         _log.warning(
-            "%s: says nothing of its tokenizer (no %s.json); only its ids are checked", prefix, prefix.name
+            "%s: does not record its tokenizer (no %s.json); only its ids are checked", prefix, prefix.name
         )
     else:
         check_same_tokenizer(data.info.tokenizer, identity, prefix)

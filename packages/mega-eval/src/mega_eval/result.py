@@ -1,4 +1,4 @@
-"""The result of an evaluation: a table on the terminal, and a JSON file that says how to reproduce it.
+"""The result of an evaluation: a table on the terminal, and a JSON file with all settings to reproduce it.
 
 The file, format 1, is one object:
 
@@ -63,7 +63,7 @@ class TaskResult:
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """The model, the input files, the options and the software that produced a result."""
+    """The checkpoint, input files, options and software versions of a result."""
 
     checkpoint: Path
     iteration: int
@@ -108,8 +108,8 @@ def check_writable(path: Path, inputs: Iterable[Path] = ()) -> None:
         inputs: files that the command reads and must not overwrite.
 
     Raises:
-        ConfigError: the folder is missing or not writable, or the path is a folder, an input, a file
-            that holds no result or a file without write permission.
+        ConfigError: the folder is missing or not writable, or the path is a folder, an input, a file that is
+            not a result, or a file without write permission.
     """
     check_local("--output", path)
     if not path.parent.is_dir():

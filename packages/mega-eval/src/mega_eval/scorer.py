@@ -38,7 +38,7 @@ class WindowScores:
 
 
 class Scorer(Protocol):
-    """A model as the tasks use it."""
+    """The interface of a model for the tasks."""
 
     @property
     def context_length(self) -> int:
@@ -57,7 +57,7 @@ class ModelScorer:
 
     Args:
         decoder: the whole model on one device.
-        where: the name of the model in an error.
+        where: name of the model for error messages.
         batch_size: windows in one forward pass. It changes speed and memory, not the result.
         progress: called with the number of windows that have targets; the function that it yields is called
             after every batch with its number of windows.

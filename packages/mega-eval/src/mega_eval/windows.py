@@ -51,7 +51,7 @@ def as_tokens(ids: Sequence[int] | npt.NDArray[Any]) -> Tokens:
 
 
 def suffix_window(context: Sequence[int], target: Sequence[int], max_length: int) -> tuple[Window, bool]:
-    """Make a window that predicts `target` from as much of the end of `context` as fits.
+    """Build a window that predicts `target` from the end of `context`, truncated to `max_length`.
 
     Args:
         max_length: tokens the model can read; the window keeps the last `max_length` + 1.

@@ -69,8 +69,8 @@ class Attention(nn.Module):
         """
         if not self.interleaved_dim:
             return x_TNH
-        rotary, rest = x_TNH.split([self.interleaved_dim, x_TNH.shape[-1] - self.interleaved_dim], -1)
-        return torch.cat((rotary.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2), rest), -1)
+        rotary, unrotated = x_TNH.split([self.interleaved_dim, x_TNH.shape[-1] - self.interleaved_dim], -1)
+        return torch.cat((rotary.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2), unrotated), -1)
 
 
 def _norm_heads(norm: nn.Module, x_TNH: Tensor) -> Tensor:

@@ -24,12 +24,13 @@ from mega_schema.spec import ModelSpec
 
 
 class AttentionBackend(Protocol):
-    """softmax(q kᵀ / √H) v over the keys that each token may see."""
+    """A function that computes softmax(q kᵀ / √H) v over the keys that each token may see."""
 
     def __call__(
         self, layer: int, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, mask: AttentionMask = PLAIN
     ) -> Tensor:
-        """
+        """Compute attention.
+
         Args:
             layer: global number of the calling layer.
             q_TNH, k_TKH, v_TKH: queries, keys and values of the same tokens; K divides N.

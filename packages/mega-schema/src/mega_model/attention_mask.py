@@ -41,7 +41,7 @@ class AttentionMask:
         return self.window is None and not self.slopes
 
     def visible(self, query_s: Tensor, key_S: Tensor) -> Tensor:
-        """Return which keys each query sees, (s, S) bool, from the positions of both."""
+        """Return the mask, (s, S) bool, of the keys that each query sees, from the positions of both."""
         distance_sS = query_s[:, None] - key_S
         near_sS = distance_sS >= 0
         return near_sS if self.window is None else near_sS & (distance_sS < self.window)

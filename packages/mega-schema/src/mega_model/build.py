@@ -31,7 +31,7 @@ def load_model(
     """Build the whole model on one device, set its weights and put it in evaluation mode.
 
     Args:
-        read: as in `fill`; a checkpoint's `model_slab`.
+        read: as in `fill_weights`; a checkpoint's `model_slab`.
     """
     rt = Runtime.single_process(spec, dtype=dtype, device=device)
     model = build_model(rt)

@@ -24,7 +24,7 @@ def token_positions(length: int, cp: Axis, *, device: torch.device | None = None
 
 
 def chunk_ends(length: int, cp: Axis) -> tuple[int, int]:
-    """Return where this rank's two chunks end in the row."""
+    """Return the end positions in the row of this rank's two chunks."""
     size = length // (2 * cp.size)
     return (cp.rank + 1) * size, (2 * cp.size - cp.rank) * size
 

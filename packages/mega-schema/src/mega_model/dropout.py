@@ -1,9 +1,9 @@
 """Dropout (Srivastava et al. 2014) decided by a hash of the element, not by a random stream of the rank.
 
 The hash covers the seed, the sample's number, the token's position in the sample, the name of the site, the
-head and the column: a counter-based generator (Salmon et al. 2011). No random state has to be kept apart
-between ranks (arXiv:2205.05198 §4), restored for recomputation or saved in a checkpoint. Every layout drops
-the same elements, and backward computes the mask again instead of storing it.
+head and the column: a counter-based generator (Salmon et al. 2011). Random state need not differ between
+ranks (arXiv:2205.05198 §4), be restored for recomputation or be saved in a checkpoint. Every layout drops the
+same elements, and backward computes the mask again instead of storing it.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from mega_model.distributed.mesh import Axis
 
 
 class DropoutFn(Protocol):
-    """Dropout of a residual branch's output or of the embedding, and its addition to the residual stream."""
+    """A function that applies dropout to the output of a residual branch or of the embedding, and adds it."""
 
     def __call__(self, site: str, x_TD: Tensor, residual_TD: Tensor | None = None) -> Tensor:
-        """
+        """Apply dropout to x and add the residual.
+
         Args:
             site: name of the layer whose output it is, such as "embed" or "layers.0.down".
             x_TD: with sequence parallelism, this rank's shard of the tokens.

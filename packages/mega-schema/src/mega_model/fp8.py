@@ -5,8 +5,8 @@ scale per tensor, computed from the tensor itself each time (current scaling: no
 state). Inputs and weights are e4m3; gradients of outputs are e5m2 with `hybrid`, e4m3 with `e4m3`. Products
 accumulate in float32; sums over ranks, and everything else, stay in bfloat16.
 
-The shards of a tensor on the ranks of tp share one scale, so a layer cut over tp multiplies the same numbers
-as in one process. With sequence parallelism tokens are gathered in FP8, half the bytes.
+The shards of a tensor on the ranks of tp share one scale, so a layer split over tp multiplies the same
+numbers as in one process. With sequence parallelism tokens are gathered in FP8, half the bytes.
 
 A GPU multiplies only factors that are contiguous along the summed dimension (cuBLASLt's TN; Hopper has no
 other), so backward transposes its factors.
@@ -42,7 +42,7 @@ class Fp8Tensor(NamedTuple):
 
 
 def unsupported_reason(device: torch.device) -> str:
-    """Return why a device cannot multiply in FP8, or "". A CPU can, more slowly than in bfloat16."""
+    """Return the reason why a device cannot multiply in FP8, or "". A CPU can, more slowly than bfloat16."""
     if device.type != "cuda":
         return ""
     major, minor = torch.cuda.get_device_capability(device)

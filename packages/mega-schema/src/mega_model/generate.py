@@ -26,7 +26,10 @@ _MIN_TOP_P = math.ulp(0.0)  # a top_p of exactly 0 would disable the filter
 
 @dataclass(frozen=True, slots=True)
 class StopCriteria:
-    """What ends a row: a token of `ids`, or the token `repeated_id` twice in a row, which the row keeps."""
+    """The conditions that end a row: a token of `ids`, or the token `repeated_id` twice in a row.
+
+    The row keeps that token.
+    """
 
     ids: frozenset[int] = frozenset()
     repeated_id: int | None = None
@@ -293,7 +296,7 @@ def _hidden_states(model: Decoder, token_BS: Tensor, cache: KVCacheAttention) ->
 
 
 def _logits(model: Decoder, x_TD: Tensor) -> Tensor:
-    """(T, V) in float32, without the padding of the vocabulary."""
+    """Compute the logits, (T, V) in float32, without the padding of the vocabulary."""
     return model.logits(x_TD)[:, : model.spec.vocab].float()
 
 

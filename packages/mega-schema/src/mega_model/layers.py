@@ -1,4 +1,4 @@
-"""Tensor-parallel layers. Each docstring is the whole theory; no layer tests `if tp > 1`."""
+"""Tensor-parallel layers. Each docstring gives the layer's equation; no layer tests `if tp > 1`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RecomputeInput = Callable[[], Tensor] | None
 
 
 class ColumnLinear(nn.Module):
-    """y = x Wᵀ + b with the rows of W and b cut over tp: whole input, a slice of the output per rank."""
+    """y = x Wᵀ + b with the rows of W and b split over tp: whole input, a slice of the output per rank."""
 
     def __init__(self, rt: Runtime, name: str, *, bias: bool) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class LMHead(nn.Module):
 
 
 class RowLinear(nn.Module):
-    """y = x Wᵀ + b with the columns of W cut over tp: every rank has a slice of the input and the whole sum.
+    """y = x Wᵀ + b with the columns of W split over tp: slices of the input, the whole sum on every rank.
 
     b is whole on every rank and added once, after the sum.
     """
@@ -101,7 +101,7 @@ class RowLinear(nn.Module):
 
 
 class VocabEmbedding(nn.Module):
-    """Embedding lookup in a table whose rows are cut over tp.
+    """Embedding lookup in a table whose rows are split over tp.
 
     A rank contributes zero for tokens of other ranks.
     """

@@ -1,4 +1,4 @@
-"""Cross-entropy over a vocabulary cut over tp, with the logits computed in chunks of tokens.
+"""Cross-entropy over a vocabulary split over tp, with the logits computed in chunks of tokens.
 
 Legend: T tokens; C of them at a time; D hidden; V this rank's columns of the vocabulary.
 """
@@ -65,9 +65,9 @@ def head_loss(
 
 def _check_targets(target_T: Tensor, vocab: int) -> None:
     if target_T.device.type == "cpu":
-        wrong = target_T[(target_T != IGNORED) & ((target_T < 0) | (target_T >= vocab))]
-        if wrong.numel():
-            raise IndexError(f"target {int(wrong[0])} in a vocabulary of {vocab}")
+        out_of_range = target_T[(target_T != IGNORED) & ((target_T < 0) | (target_T >= vocab))]
+        if out_of_range.numel():
+            raise IndexError(f"target {int(out_of_range[0])} in a vocabulary of {vocab}")
 
 
 def _local_targets(target_T: Tensor, columns: int, vocab: int, tp: Axis) -> tuple[Tensor, int]:
@@ -150,9 +150,7 @@ class _HeadLoss(torch.autograd.Function):
         grad_x, grad_VD = ctx.saved_tensors
         if ctx.grad_accumulated:
             if not math.isnan(ctx.scale) and not math.isclose(float(grad), ctx.scale, rel_tol=1e-5):
-                raise RuntimeError(
-                    f"the gradient of the loss is {float(grad)}, and was said to be {ctx.scale}"
-                )
+                raise RuntimeError(f"the gradient of the loss is {float(grad)}, expected {ctx.scale}")
             return grad_x, *[None] * 8
         grad = grad / ctx.scale
         grad_weight = None if grad_VD is None else ctx.gradients.accumulate_scaled(ctx.weight, grad_VD, grad)

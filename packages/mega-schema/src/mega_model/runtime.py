@@ -1,4 +1,4 @@
-"""What a module needs to know of the run that it is built for, as one value."""
+"""The runtime of a model: mesh, dtype, kernels and parameter table that every module is built with."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mega_schema.spec import ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """The model, this rank's part of it, and how to compute it.
+    """The model, this rank's part of it, and the settings of its computation.
 
     Attributes:
         stage: the pipeline stage that a model built with this runtime holds.

@@ -15,13 +15,13 @@ _MIN_TEMPERATURE = torch.finfo(torch.float32).tiny
 
 
 def top_k_mask(logits_BV: Tensor, k: int) -> Tensor:
-    """Return which words top-k removes: those below the k-th largest logit, so that ties with it stay."""
+    """Return the mask of words that top-k removes: those below the k-th largest logit; ties with it stay."""
     kth_B1 = logits_BV.topk(min(k, logits_BV.shape[-1]), dim=-1).values[:, -1:]
     return logits_BV < kth_B1
 
 
 def top_p_mask(logits_BV: Tensor, p: float) -> Tensor:
-    """Return which words nucleus sampling removes (arXiv:1904.09751).
+    """Return the mask of words that nucleus sampling removes (arXiv:1904.09751).
 
     Words are kept in order of probability until their sum exceeds p; the word that crosses p is kept, and the
     most probable one always is.

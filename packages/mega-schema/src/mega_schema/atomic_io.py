@@ -19,23 +19,23 @@ from mega_schema.errors import MegaError
 
 @contextlib.contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Turn an error of the disk into one line for the user.
+    """Convert a disk error to a one-line error for the user.
 
     Raises:
-        MegaError: the system refused a write, and did not name the file.
+        MegaError: the system refused a write.
     """
     try:
         yield
     except OSError as error:
         if error.filename is not None or error.errno is None:
             raise
-        hint = "make room there, or write to another disk"
+        hint = "free disk space, or write to another disk"
         raise MegaError(path, "not written", found=error.strerror, hint=hint) from None
 
 
 @contextlib.contextmanager
 def full_disk_errors(path: Path) -> Iterator[None]:
-    """Turn a full disk into one line for the user; other errors pass through.
+    """Convert a full-disk error to a one-line error for the user; other errors pass through.
 
     Raises:
         MegaError: the disk, or the user's quota, is full.
@@ -45,7 +45,7 @@ def full_disk_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno not in _FULL_DISK_ERRORS:
             raise
-        hint = "make room there, and run the same command again: it goes on where this one ended"
+        hint = "free disk space and run the same command again: it resumes"
         raise MegaError(error.filename or path, "not written", found=error.strerror, hint=hint) from None
 
 

@@ -44,7 +44,7 @@ def load_library(folder: str, flags: Sequence[str]) -> ctypes.CDLL:
             _compile([compiler, *flags], [file for file in files if file.suffix == ".cpp"], path)
         return ctypes.CDLL(str(path))
     except OSError as error:
-        raise CompileError(f"{path} cannot be had: {error}") from None
+        raise CompileError(f"{path} cannot be loaded: {error}") from None
 
 
 @cache
@@ -92,5 +92,5 @@ def _run(command: Sequence[str]) -> None:
     except subprocess.TimeoutExpired:
         raise CompileError(f"{command[0]} took more than {_TIMEOUT_SECONDS} s") from None
     if result.returncode:
-        lines = [line for line in result.stderr.splitlines() if "error" in line] or ["it said nothing"]
+        lines = [line for line in result.stderr.splitlines() if "error" in line] or ["no error message"]
         raise CompileError(f"{command[0]} failed: {lines[0][:200]}")

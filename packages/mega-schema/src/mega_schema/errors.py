@@ -29,11 +29,11 @@ def escape_controls(text: str) -> str:
 
 
 class MegaError(Exception):
-    """An error with the place that is wrong, in the user's words.
+    """An error message for the user: the wrong key or file, the value found, the value wanted, and a hint.
 
     Args:
         where: the key, flag or path that is wrong; it begins the line.
-        what: what is wrong with it, in a few words.
+        what: the problem, in a few words.
         found: the value found.
         wanted: the value expected, or a description of accepted values.
         hint: what to paste or do to fix it.

@@ -1,4 +1,4 @@
-"""Lock files and folders among processes."""
+"""Lock files and folders against other processes."""
 
 from __future__ import annotations
 
@@ -31,6 +31,6 @@ def lock_file(descriptor: int, path: Path, *, shared: bool = False, wait: bool =
     except BlockingIOError:
         raise
     except OSError as error:
-        log.info("%s cannot be locked (%s): nothing keeps a second writer out", path, error.strerror)
+        log.info("%s cannot be locked (%s): a second writer would not be detected", path, error.strerror)
         return False
     return True

@@ -46,7 +46,7 @@ def check_output(
         read_folders: folders of `--input` in which the command would also read files that it writes.
         is_ours: whether an existing file, or a non-empty folder, was written by this toolkit and may be
             replaced.
-        instead: the remedy that the hint proposes; "" proposes another path.
+        instead: the alternative that the hint proposes; "" proposes another path.
 
     Raises:
         ConfigError: the path is refused.
@@ -57,7 +57,7 @@ def check_output(
         raise ConfigError(option, what, found=path, wanted=f"a folder outside {outer}", hint=hint)
     if not path.exists():
         if path.is_symlink():
-            raise ConfigError(option, "is a link to nothing", found=path, wanted=f"a new {kind}")
+            raise ConfigError(option, "is a broken link", found=path, wanted=f"a new {kind}")
         if not (ancestor := next(parent for parent in (*path.parents, Path()) if parent.exists())).is_dir():
             raise ConfigError(option, "is below a file", found=ancestor, wanted="a folder")
         return
@@ -69,13 +69,13 @@ def check_output(
             raise ConfigError(
                 option, "is one of the inputs", found=path, hint=instead or f"name another {kind}"
             )
-        raise ConfigError(option, "holds an input", found=overwritten, hint="name another folder")
+        raise ConfigError(option, "contains an input", found=overwritten, hint="name another folder")
     if kind == "file" and not is_ours(path):
         what = "is a file that this command did not write"
         hint = f"{instead or 'name another file'}, or remove this file"
         raise ConfigError(option, what, found=path, hint=hint)
     if kind == "folder" and (names := _names(path)) and not is_ours(path):
-        what = "holds files that this command did not write"
+        what = "contains files that this command did not write"
         hint = instead or "name a new or an empty folder"
         raise ConfigError(option, what, found=f"{path} with {names}", hint=hint)
 

@@ -92,9 +92,9 @@ class Layout:
 
     def coordinates(self, rank: int) -> Coordinates:
         assert 0 <= rank < self.world
-        rest, tp = divmod(rank, self.tp)
-        rest, cp = divmod(rest, self.cp)
-        pp, dp = divmod(rest, self.dp)
+        quotient, tp = divmod(rank, self.tp)
+        quotient, cp = divmod(quotient, self.cp)
+        pp, dp = divmod(quotient, self.dp)
         return Coordinates(tp, dp, pp, cp)
 
     def rank(self, coordinates: Coordinates) -> int:
@@ -170,7 +170,7 @@ def split_layers(
 def _fixed_sizes(flag: str, wanted_layers: int, layers: int, stages: range, pp: int) -> dict[int, int]:
     """Split the layers that were requested for one position over its stages."""
     if pp == 1:
-        raise LayoutError(flag, "there is one place for all layers", wanted="a pipeline", hint="leave it out")
+        raise LayoutError(flag, "needs pipeline parallelism", wanted="a pipeline", hint="leave it out")
     if not len(stages) <= wanted_layers < layers:
         wanted = f"{len(stages)} to {layers - 1}"
         raise LayoutError(
@@ -187,9 +187,13 @@ def _too_few_layers(units: int, free: int, layers: int, pp: int, vp: int, has_fi
         return LayoutError(f"{FIRST}, {LAST}", what, found=found, wanted=f"at least {free} left")
     if vp > 1:
         found = f"{pp} x {vp} stages for {layers} layers"
-        most = layers // pp
+        max_stages = layers // pp
         return LayoutError(
-            VIRTUAL, what, found=found, wanted=f"at most {most}", hint=f"{VIRTUAL} {most}" if most else ""
+            VIRTUAL,
+            what,
+            found=found,
+            wanted=f"at most {max_stages}",
+            hint=f"{VIRTUAL} {max_stages}" if max_stages else "",
         )
     found = f"{pp} stages for {layers} layers"
     hint = f"--pipeline-model-parallel-size {layers}"

@@ -1,4 +1,4 @@
-"""The parameter table: one row per parameter with its name, shape and split, the only place that states them.
+"""The parameter table: one row per parameter, the only definition of its name, shape and split.
 
 Construction, initial values, saving, loading, resharding, weight decay, tied gradients and pipeline stages
 all read these rows; a module never states a shape.

@@ -1,4 +1,4 @@
-"""Which layers of a stage backward recomputes, and in which groups."""
+"""The activation recomputation policy: the layers of a stage that backward recomputes, and their groups."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class RecomputePolicy:
             return [(layers, False)]
         if self.method == "uniform":
             return [(layers[i : i + self.layers], True) for i in range(0, len(layers), self.layers)]
-        rest = [(layers[self.layers :], False)] if len(layers) > self.layers else []
-        return [([layer], True) for layer in layers[: self.layers]] + rest
+        not_recomputed = [(layers[self.layers :], False)] if len(layers) > self.layers else []
+        return [([layer], True) for layer in layers[: self.layers]] + not_recomputed
 
 
 KEEP_ALL = RecomputePolicy()

@@ -1,8 +1,8 @@
-"""Splits of a tensor over an axis of the mesh, as integers.
+"""Integer arithmetic of tensors split over an axis of the mesh.
 
 `Split` is the rule in a parameter's row, `Slab` is a box of the global tensor with its place in a local one,
-`overlaps` finds where two boxes meet. Loading, saving and resharding need only these three: weights move
-between layouts without building a model or gathering a tensor.
+`overlaps` finds the intersections of boxes. Loading, saving and resharding need only these three: weights
+move between layouts without building a model or gathering a tensor.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ def _head_replicas(split: Split, block: int, ranks: int) -> int:
 
 
 def overlap(a_start: Shape, a_shape: Shape, b_start: Shape, b_shape: Shape) -> Overlap | None:
-    """Return where two boxes of one global tensor meet, or None if they do not."""
+    """Return the intersection of two boxes of one global tensor, or None if it is empty."""
     start = [max(a, b) for a, b in zip(a_start, b_start, strict=True)]
     stop = [min(a + n, b + m) for a, n, b, m in zip(a_start, a_shape, b_start, b_shape, strict=True)]
     extent = tuple(e - s for s, e in zip(start, stop, strict=True))
@@ -214,7 +214,7 @@ def overlap(a_start: Shape, a_shape: Shape, b_start: Shape, b_shape: Shape) -> O
 
 
 def overlaps(want: Slab, have: Sequence[Slab]) -> Iterator[tuple[int, Overlap]]:
-    """Yield every box of `have` that meets `want`: its number, and where they meet (a is `want`)."""
+    """Yield the number of every box of `have` that intersects `want`, and the intersection (a is `want`)."""
     for number, box in enumerate(have):
         shared = overlap(want.start, want.shape, box.start, box.shape)
         if shared is not None:
@@ -229,13 +229,15 @@ def _is_divisible(units: Sequence[int], split: Split, ranks: int) -> list[bool]:
 def _split_error(name: str, units: Sequence[int], split: Split, ranks: int) -> LayoutError:
     worst = units[_is_divisible(units, split, ranks).index(False)]
     degrees = [n for n in range(1, max(units) + 1) if all(_is_divisible(units, split, n))]
-    most = degrees[-1]
-    divisors = [n for n in range(1, most + 1) if most % n == 0]
+    max_degree = degrees[-1]
+    divisors = [n for n in range(1, max_degree + 1) if max_degree % n == 0]
     return LayoutError(
         name,
-        f"{worst} {'rows' if split.unit == 1 else 'heads'} cannot be cut evenly over {split.axis}",
+        f"{worst} {'rows' if split.unit == 1 else 'heads'} cannot be split evenly over {split.axis}",
         found=f"{split.axis}={ranks}",
-        wanted=f"a divisor of {most}" if degrees == divisors else f"one of {', '.join(map(str, degrees))}",
+        wanted=f"a divisor of {max_degree}"
+        if degrees == divisors
+        else f"one of {', '.join(map(str, degrees))}",
         hint=f"--{_FLAGS.get(split.axis, split.axis)} {max(n for n in degrees if n <= ranks)}",
     )
 

@@ -1,4 +1,4 @@
-"""`ModelSpec`: the definition of a model, without how it is trained, split or run; and the presets."""
+"""`ModelSpec`: the definition of a model, independent of training, layout and hardware; and the presets."""
 
 from __future__ import annotations
 
@@ -122,8 +122,8 @@ class ModelSpec:
         if self.parallel_residual and self.post_norm_residual:
             raise ConfigError(
                 "model.parallel_residual",
-                "two branches beside each other have two normed streams",
-                found="model.post_norm_residual too",
+                "excludes model.post_norm_residual",
+                found="both",
                 wanted="one of the two",
             )
         for name in ("rope_theta", "rope_interpolation", "rope_scaling"):
@@ -188,7 +188,7 @@ def _check_kind(key: str, kind: Any, value: Any) -> None:
         if type(value) is not int or value < 1:
             raise ConfigError(key, "not a count", found=value, wanted="a whole number above 0")
     elif kind is bool and type(value) is not bool:
-        raise ConfigError(key, "not a switch", found=value, wanted="true | false")
+        raise ConfigError(key, "not a boolean", found=value, wanted="true | false")
     elif kind is float and not (
         isinstance(value, int | float) and type(value) is not bool and 0 <= value <= _LARGEST
     ):

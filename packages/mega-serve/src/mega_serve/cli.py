@@ -27,9 +27,18 @@ from mega_serve.limits import MAX_BATCH_TOKENS, MAX_BODY_BYTES
     metavar="DIR",
     help="Checkpoint directory, or run directory (its latest).",
 )
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0: all.")
 @click.option(
-    "--port", default=5000, show_default=True, type=click.IntRange(0, 65535), help="0: any free port."
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    help="Address to listen on; 0.0.0.0 listens on all interfaces.",
+)
+@click.option(
+    "--port",
+    default=5000,
+    show_default=True,
+    type=click.IntRange(0, 65535),
+    help="Port to listen on; 0 selects a free port.",
 )
 @click.option(
     "--megatron-legacy-status",
@@ -41,14 +50,14 @@ from mega_serve.limits import MAX_BATCH_TOKENS, MAX_BODY_BYTES
     default=MAX_BATCH_TOKENS,
     show_default=True,
     type=click.IntRange(min=1),
-    help="Limit of prompts (or beams) x tokens of the longest row, per request.",
+    help="Maximum prompts (or beams) x tokens of the longest row, per request.",
 )
 @click.option(
     "--max-body-bytes",
     default=MAX_BODY_BYTES,
     show_default=True,
     type=click.IntRange(min=1),
-    help="Limit of the request body.",
+    help="Maximum size of a request body, in bytes.",
 )
 @click.option("--log-prompts", is_flag=True, help='Log the prompts, except of requests with "no_log": true.')
 @click.option(
@@ -62,7 +71,7 @@ from mega_serve.limits import MAX_BATCH_TOKENS, MAX_BODY_BYTES
     default="float32",
     show_default=True,
     type=click.Choice(["float32", "bfloat16"]),
-    help="Type of the weights in memory.",
+    help="Dtype of the weights in memory.",
 )
 @click.version_option(__version__)
 def serve(

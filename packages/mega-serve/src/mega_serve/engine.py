@@ -1,4 +1,4 @@
-"""The engine behind `PUT /api`: encode the prompts, run the model, decode the generated ids."""
+"""The engine of `PUT /api`: encode the prompts, run the model, decode the generated ids."""
 
 from __future__ import annotations
 

@@ -1,3 +1,3 @@
-"""Train GPT and Llama models in tensor, sequence, pipeline and data parallel."""
+"""Train GPT and Llama models with tensor, sequence, context, pipeline and data parallelism."""
 
 __version__ = "0.1.0"

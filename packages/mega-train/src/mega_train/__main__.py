@@ -1,4 +1,4 @@
-"""`python -m mega_train` is `mega-train`."""
+"""Run `mega-train` as `python -m mega_train`."""
 
 from mega_train.cli import main
 

@@ -1,4 +1,4 @@
-"""`mega-train`: train a model, alone or under torchrun."""
+"""The command line of mega-train: train a model, in one process or under torchrun."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ABSENT_FAMILIES = frozenset({"bert", "t5", "mamba", "hybrid", "moe", "mixtral",
 
 
 class _Commands(SingleRankErrors):
-    """The commands of `mega-train`, with an error of its own for an unsupported model family."""
+    """The commands of `mega-train`; an unsupported model family is an error with a hint."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -34,7 +34,7 @@ class _Commands(SingleRankErrors):
         if name.lower() in _ABSENT_FAMILIES:
             hint = "mega-data preprocess --split-sentences makes its data" if name.lower() == "bert" else ""
             raise ConfigError(
-                name, "is no family that is trained here yet", wanted=" | ".join(get_args(Family)), hint=hint
+                name, "is not a supported model family", wanted=" | ".join(get_args(Family)), hint=hint
             )
         return super().resolve_command(ctx, args)
 
@@ -42,11 +42,11 @@ class _Commands(SingleRankErrors):
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="mega-train")
 def app() -> None:
-    """Train language models in tensor, sequence, context, pipeline and data parallel.
+    """Train language models with tensor, sequence, context, pipeline and data parallelism.
 
     \b
     One process:   mega-train gpt --preset gpt2-124m --data-path P --train-iters 100 --lr 3e-4
-    More of them:  torchrun --nproc-per-node 4 -m mega_train gpt --tensor-model-parallel-size 2 ...
+    Several processes:  torchrun --nproc-per-node 4 -m mega_train gpt --tensor-model-parallel-size 2 ...
     """
 
 
@@ -120,7 +120,7 @@ def validate(
 ) -> None:
     """Check a run without starting it, and print its derived values.
 
-    Takes the flags of training, and opens the datasets and the checkpoint they name. Exits with code 2 where
+    Takes the flags of training, and opens the datasets and the checkpoint they name. Exits with code 2 if
     training would; if only checkpoints in --save prevent the start, it prints the derived values first.
     """
     from mega_train.commands.config_diff import derived_values, resolve_for_display
@@ -142,9 +142,7 @@ def validate(
 @app.command()
 @click.argument("first_path", metavar="ONE", type=click.Path(path_type=Path))
 @click.argument("second_path", metavar="OTHER", type=click.Path(path_type=Path))
-@click.option(
-    "--world", type=click.IntRange(min=1), help="Number of processes, where no checkpoint records it."
-)
+@click.option("--world", type=click.IntRange(min=1), help="Number of processes, if no checkpoint records it.")
 @click.option(
     "--family",
     type=click.Choice(get_args(Family)),
@@ -160,7 +158,7 @@ def diff(first_path: Path, second_path: Path, world: int | None, family: Family 
     sides = [load_side(path, family, world) for path in (first_path, second_path)]
     for path, config_side in zip((first_path, second_path), sides, strict=True):
         if config_side.error:
-            click.echo(f"of {path} nothing follows: {config_side.error}", err=True)
+            click.echo(f"{path}: derived values not available: {config_side.error}", err=True)
     rows = list(diff_sides(*sides))
     for name, first, second in rows:
         click.echo(f"{name:48} {first} | {second}")
@@ -170,7 +168,7 @@ def diff(first_path: Path, second_path: Path, world: int | None, family: Family 
 @app.command(context_settings={"ignore_unknown_options": True})
 @click.argument("words", nargs=-1, metavar="[FLAG|KEY]...")
 def explain(words: tuple[str, ...]) -> None:
-    """Explain a flag or key of mega-train, or a flag of Megatron or fairseq; without one, list all keys."""
+    """Explain a flag or key of mega-train, or a flag of Megatron or fairseq; by default list all keys."""
     from mega_train.commands.explain import explain_word, list_keys
 
     for line in [line for word in words for line in explain_word(word)] if words else list_keys():

@@ -1,7 +1,7 @@
-"""A checkpoint of any format, opened: the interface between readers and writers.
+"""An open checkpoint of any format: the interface between readers and writers.
 
 A reader turns files into a `CheckpointSource`, a writer turns a `CheckpointSource` into files; neither knows
-the other. They exchange boxes of Mega's parameters as they are stored, so no value changes on the way.
+the other. They exchange boxes of Mega's parameters in the stored dtype, so no value changes.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class CheckpointSource:
 
     Attributes:
         path: the folder or file, with which messages begin.
-        spaces: namespace -> parameter -> safetensors' name of its dtype; `MODEL`, and those of `OPTIMIZER`
-            if the optimizer's state was read. A tied parameter is in none.
-        read_box: reads a box of a parameter in a namespace, as it is stored, bfloat16 as its bits.
+        spaces: namespace -> parameter -> safetensors' name of its dtype; `MODEL`, and those of `OPTIMIZER` if
+            the optimizer's state was read. Tied parameters are in no namespace.
+        read_box: reads a box of a parameter in a namespace, in the stored dtype; bfloat16 as uint16 bits.
         trainer: the content of trainer.json; {"iteration": 0, ...} if there was no training.
         run_config: the run's configuration as TOML.
-        dropped: what a Mega checkpoint cannot store, a few words each.
+        dropped: descriptions of the data that a Mega checkpoint cannot store.
         verify: verifies the values of some namespaces by checksums or replicas; raises a FormatError.
-        verified_chunks: streams a whole parameter as it is stored and verifies its checksums on the way;
+        verified_chunks: streams a whole parameter in the stored dtype and verifies its checksums;
             None for a format without checksums.
         check_metadata: validates everything but the tensor data. Enough if the data is read through
             `verified_chunks`.
@@ -78,8 +78,8 @@ class CheckpointSource:
         Raises:
             FormatError: a finite number would become infinite.
         """
-        have = self.spaces[space][name]
-        return dtypes.cast(self.read_box(space, name, slab), have, dtype, f"{self.path}: {name}")
+        stored_dtype = self.spaces[space][name]
+        return dtypes.cast(self.read_box(space, name, slab), stored_dtype, dtype, f"{self.path}: {name}")
 
     def row_chunks(self, space: str, name: str, shape: Shape, dtype: str) -> Iterator[RowChunk]:
         """Read a whole parameter in another dtype, some rows at a time.
@@ -90,13 +90,13 @@ class CheckpointSource:
         Raises:
             FormatError: a finite number would become infinite.
         """
-        have = self.spaces[space][name]
+        stored_dtype = self.spaces[space][name]
         if self.verified_chunks is None:
-            for slab in row_slabs(shape, rows_per_chunk(shape, have)):
+            for slab in row_slabs(shape, rows_per_chunk(shape, stored_dtype)):
                 yield RowChunk(slab.start[0], self.cast(space, name, slab, dtype))
             return
         for chunk in self.verified_chunks(space, name):
-            values = dtypes.cast(chunk.values, have, dtype, f"{self.path}: {name}")
+            values = dtypes.cast(chunk.values, stored_dtype, dtype, f"{self.path}: {name}")
             yield RowChunk(chunk.first, values)
 
     def assemble(self, space: str, foreign: ForeignTensor, dtype: str) -> np.ndarray:
@@ -109,20 +109,22 @@ class CheckpointSource:
         Padding is zero.
         """
         assert not foreign.transpose, foreign.name
-        rest = foreign.shape[1:]
-        ours = np.arange(foreign.shape[0])
+        row_shape = foreign.shape[1:]
+        row_numbers = np.arange(foreign.shape[0])
         if foreign.order is not None:
-            ours[np.asarray(foreign.order)] = np.arange(foreign.shape[0])
+            row_numbers[np.asarray(foreign.order)] = np.arange(foreign.shape[0])
         step = rows_per_chunk(foreign.shape, dtype)
         for first in range(0, foreign.shape[0], step):
-            rows = wanted = ours[first : first + step]
-            out = np.zeros((len(rows), *rest), DTYPES[dtype])
+            rows = wanted = row_numbers[first : first + step]
+            out = np.zeros((len(rows), *row_shape), DTYPES[dtype])
             permuted = foreign.order is not None and int(np.ptp(wanted)) < len(wanted)
             if permuted:  # contiguous rows in another order, such as Meta's queries
                 rows = np.sort(wanted)
             for row, begin, count in consecutive_ranges(rows):
                 for box in foreign.boxes:
-                    common = overlap((row, *(0,) * len(rest)), (count, *rest), box.local_start, box.shape)
+                    common = overlap(
+                        (row, *(0,) * len(row_shape)), (count, *row_shape), box.local_start, box.shape
+                    )
                     if common is not None:
                         start = tuple(a + b for a, b in zip(box.start, common.in_b, strict=True))
                         slab = Slab(start, common.shape, (begin + common.in_a[0], *common.in_a[1:]))
@@ -131,14 +133,14 @@ class CheckpointSource:
 
 
 def check_width(where: object, spec: ModelSpec, numbers: int) -> None:
-    """Refuse more attention heads than the stored tensors can hold, before row orders are built.
+    """Refuse more attention heads than the stored tensors can contain, before row orders are built.
 
     Args:
         where: the file or folder, to begin messages with.
-        numbers: how many are stored, all tensors together.
+        numbers: number of stored elements, all tensors together.
 
     Raises:
-        FormatError: one layer's Q, K and V are more than that.
+        FormatError: one layer's Q, K and V have more elements.
     """
     rows = spec.q_rows + 2 * spec.kv_rows
     if rows * spec.hidden > numbers:
@@ -162,7 +164,7 @@ def match_tensors(
         where: the folder or file, to begin messages with.
 
     Raises:
-        FormatError: a tensor is missing, unknown, of another shape, or not of floating point.
+        FormatError: a tensor is missing, unknown, of another shape, or not floating-point.
     """
     matches = []
     for foreign in expected:
@@ -178,7 +180,7 @@ def match_tensors(
     known = {foreign.name for foreign, _ in matches}
     for name in stored:
         if name not in known:
-            raise FormatError(where, "has a tensor that the model has not", found=name)
+            raise FormatError(where, "has a tensor that is not in the model", found=name)
     return matches
 
 
@@ -188,7 +190,7 @@ def gather_boxes(
     """Build the `spaces`, `read_box` and `verify` of a source from foreign tensors.
 
     Raises:
-        FormatError: a parameter is not covered, or is made of tensors of several dtypes.
+        FormatError: a parameter is not covered, or its tensors have several dtypes.
     """
     rows = {row.name: row for row in table(spec) if row.tied_to is None}
     parts: dict[str, dict[str, list[tuple[ForeignTensor, MappedTensor]]]] = {}

@@ -14,11 +14,11 @@ from mega_schema.sharding import Shape
 
 @dataclass(frozen=True, slots=True)
 class MergedRanks:
-    """The tensors of all ranks, replicas once.
+    """The tensors of all ranks; each replica is kept once.
 
     Attributes:
         tensors: each box of a parameter once, from the first rank that has it.
-        differing: two replicas that differ, and the name of the second.
+        differing: pairs of replicas that differ, with the name of the second.
     """
 
     tensors: MatchedTensors
@@ -28,10 +28,10 @@ class MergedRanks:
         """Return the tensors, if all replicas are equal.
 
         Raises:
-            FormatError: ranks differ in what all of them should have.
+            FormatError: replicas differ between ranks.
         """
         for first, second, name in self.differing:
-            hint = "these are parts of two checkpoints; take all of one"
+            hint = "these files belong to two checkpoints; use the files of one"
             raise FormatError(f"{second.file}: {name}", f"differs from {first.file.name}'s", hint=hint)
         return self.tensors
 

@@ -19,20 +19,20 @@ def check_output_dir(folder: Path, *, mark: str, what: str, force: bool, inputs:
 
     Args:
         mark: a file that every folder of the kind has.
-        what: its content, for the message.
-        inputs: folders or files that are read, and must not be in the folder that is replaced.
+        what: description of the content, for the message.
+        inputs: folders or files that are read; they must not be in the folder that is replaced.
 
     Raises:
-        ConfigError: it is taken.
+        ConfigError: the folder is refused.
     """
     check_output("--save", folder, "folder", inputs=inputs, is_ours=lambda _: True)
     if not folder.exists() or not any(folder.iterdir()):
         return
     if not force:
         hint = "add --force to replace it"
-        raise ConfigError("--save", "there is something already", found=folder, hint=hint)
+        raise ConfigError("--save", "exists already", found=folder, hint=hint)
     if not contains_file(mark)(folder):
-        message = f"holds something else than {what}: no {mark}"
+        message = f"contains something other than {what}: no {mark}"
         raise ConfigError("--save", message, found=folder, wanted="a new folder")
 
 

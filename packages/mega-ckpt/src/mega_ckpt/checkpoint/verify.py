@@ -29,7 +29,7 @@ from mega_schema.errors import FormatError
 from mega_schema.sharding import Shape, overlap
 from mega_schema.tokenizer.tokenizer import open_tokenizer_folder
 
-# where the parameters are that a namespace of Muon's has not
+# the namespace with the parameters that a namespace of Muon lacks
 _COMPLEMENTS: Mapping[str, str] = MappingProxyType(
     {
         "optim.momentum": "optim.exp_avg",
@@ -54,7 +54,7 @@ BoxT = TypeVar("BoxT", bound=_Box)
 
 @dataclass(frozen=True, slots=True)
 class VerifyResult:
-    """How much was verified: tensors, pieces and bytes."""
+    """The numbers of verified tensors, pieces and bytes."""
 
     tensors: int
     pieces: int
@@ -67,25 +67,25 @@ def verify(
     """Verify metadata and checksums.
 
     Args:
-        progress: of the bytes read.
-        spaces: the namespaces whose numbers are read; None for all.
+        progress: called with the bytes read.
+        spaces: the namespaces whose data is read; None: all.
 
     Raises:
-        FormatError: the first fault that is found, cheap ones first.
+        FormatError: the first fault; cheap checks run first.
     """
     check_metadata(checkpoint)
     spaces = {*checkpoint.tensors} if spaces is None else spaces
     verify_checksums(checkpoint, spaces, progress)
-    every = [piece for space, *_, piece in checkpoint.pieces() if space in spaces]
+    pieces = [piece for space, *_, piece in checkpoint.pieces() if space in spaces]
     tensors = sum(len(checkpoint.tensors[space]) for space in spaces)
-    return VerifyResult(tensors, len(every), sum(piece.bytes for piece in every))
+    return VerifyResult(tensors, len(pieces), sum(piece.bytes for piece in pieces))
 
 
 def check_metadata(checkpoint: Checkpoint) -> None:
     """Check everything but the tensor data.
 
     Raises:
-        FormatError: the first fault that is found.
+        FormatError: the first fault.
     """
     check_table(checkpoint)
     check_cover(checkpoint)
@@ -96,10 +96,10 @@ def check_metadata(checkpoint: Checkpoint) -> None:
 def check_table(checkpoint: Checkpoint) -> None:
     """Check that every namespace has the model's parameters, in their shapes, and no others.
 
-    A tied parameter is not on disk. An optimizer's namespace has the rows of the model's; where one keeps
-    momentum of some parameters and moments of the others, each of them is in either.
+    A tied parameter is not on disk. An optimizer's namespace has the rows of the model; with Muon, each
+    parameter has either a momentum or the two moments of Adam.
     """
-    every = {row.name: row.shape for row in table(checkpoint.spec) if row.tied_to is None}
+    shapes = {row.name: row.shape for row in table(checkpoint.spec) if row.tied_to is None}
     manifest = checkpoint.folder / MANIFEST
     if MODEL not in checkpoint.tensors:
         raise FormatError(manifest, "namespace missing", found=sorted(checkpoint.tensors), wanted=MODEL)
@@ -108,7 +108,7 @@ def check_table(checkpoint: Checkpoint) -> None:
             raise FormatError(manifest, "namespace missing", found=f"{moment} alone", wanted=partner)
     for space, entries in checkpoint.tensors.items():
         complement = checkpoint.tensors.get(_COMPLEMENTS.get(space, ""), {})
-        wanted = {name: shape for name, shape in every.items() if name not in complement}
+        wanted = {name: shape for name, shape in shapes.items() if name not in complement}
         for name, shape in wanted.items():
             if name not in entries:
                 raise FormatError(manifest, f"{space} has no tensor", wanted=name)
@@ -120,7 +120,7 @@ def check_table(checkpoint: Checkpoint) -> None:
             if space != MODEL and tensor.dtype != "F32":
                 raise FormatError(f"{manifest}: {space} {name}", "dtype", found=tensor.dtype, wanted="F32")
             if name not in wanted:
-                raise FormatError(manifest, f"{space} has a tensor that the model has not", found=name)
+                raise FormatError(manifest, f"{space} has a tensor that is not in the model", found=name)
 
 
 def check_cover(checkpoint: Checkpoint) -> None:
@@ -142,7 +142,7 @@ def find_overlap(pieces: Sequence[BoxT]) -> tuple[BoxT, BoxT] | None:
     """Return two pieces that share an element; None if there are none."""
     if len(pieces) < 2:
         return None
-    # a sweep along the dimension that is cut most often meets few candidates per piece
+    # sweep along the dimension with the most splits: few candidates per piece
     dim = max(range(len(pieces[0].start)), key=lambda d: len({piece.start[d] for piece in pieces}))
     active: list[BoxT] = []
     for piece in sorted(pieces, key=lambda piece: piece.start[dim]):
@@ -179,13 +179,13 @@ def check_headers(checkpoint: Checkpoint) -> None:
 def verify_checksums(
     checkpoint: Checkpoint, spaces: Collection[str], progress: Progress = no_progress
 ) -> None:
-    """Verify the checksum of every piece, and that narrow weights are the optimizer's, rounded.
+    """Verify the checksum of every piece, and that 16-bit weights equal the rounded main weights.
 
     All cores read, and each byte is read once.
 
     Args:
         spaces: the namespaces that are read.
-        progress: of the bytes read.
+        progress: called with the bytes read.
     """
 
     def piece(space: str, name: str, piece: TensorPiece, update: UpdateProgress) -> None:
@@ -210,7 +210,7 @@ def verify_checksums(
 
 
 def _rounded_weights(checkpoint: Checkpoint) -> list[str]:
-    """Return the weights that are narrower than the optimizer's float32 copies."""
+    """Return the 16-bit weights that have float32 main weights."""
     main = checkpoint.tensors.get(MAIN, {})
     return [
         name for name, t in checkpoint.tensors[MODEL].items() if name in main and t.dtype in ("BF16", "F16")
@@ -218,16 +218,16 @@ def _rounded_weights(checkpoint: Checkpoint) -> list[str]:
 
 
 def _check_rounded(checkpoint: Checkpoint, name: str, update: UpdateProgress) -> None:
-    """Check that a narrow weight is the optimizer's float32 one, rounded; verify both checksums."""
+    """Check that a 16-bit weight equals the rounded main weight; verify both checksums."""
     tensor = checkpoint.tensors[MODEL][name]
     rows = rows_per_chunk(tensor.shape, "F32")
-    both = (stream_rows(checkpoint, space, name, rows) for space in (MODEL, MAIN))
-    for narrow, main in zip(*both, strict=True):
+    streams = (stream_rows(checkpoint, space, name, rows) for space in (MODEL, MAIN))
+    for weights, main in zip(*streams, strict=True):
         wanted = dtypes.round_float32(main.values, tensor.dtype)
-        update(narrow.values.nbytes + main.values.nbytes)
-        if narrow.values.tobytes() == wanted.tobytes():
+        update(weights.values.nbytes + main.values.nbytes)
+        if weights.values.tobytes() == wanted.tobytes():
             continue
-        found, want = (dtypes.as_float32(values, tensor.dtype) for values in (narrow.values, wanted))
+        found, want = (dtypes.as_float32(values, tensor.dtype) for values in (weights.values, wanted))
         differs = (found != want) & ~(np.isnan(found) & np.isnan(want))
         if differs.any():
             raise FormatError(

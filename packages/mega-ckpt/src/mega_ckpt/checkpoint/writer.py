@@ -32,7 +32,7 @@ Dtypes = Mapping[str, Mapping[str, str]]  # namespace -> parameter -> safetensor
 
 @dataclass(frozen=True, slots=True)
 class NamespacePlan:
-    """A namespace to write: the namespace its values come from, and their dtypes."""
+    """A namespace to write: the source namespace of its values, and their dtypes."""
 
     space: str
     dtypes: Mapping[str, str]
@@ -43,20 +43,20 @@ def namespaces_to_write(
 ) -> dict[str, NamespacePlan]:
     """Plan which of the stored namespaces to write.
 
-    With a dtype, the weights are rounded once, from the optimizer's float32 copies if there are any. The
-    optimizer keeps float32 copies only of narrower weights.
+    With a dtype, the weights are rounded once, from the main weights if there are any. Main weights are
+    written only for 16-bit weights.
 
     Args:
-        optimizer: carry the optimizer's namespaces too.
-        dtype: of the weights, a key of `dtypes.NAMES`; None writes every namespace as it is.
+        optimizer: write the optimizer's namespaces too.
+        dtype: of the weights, a key of `dtypes.NAMES`; None keeps the dtype of every namespace.
     """
     state = [space for space in stored if space != MODEL] if optimizer else []
     if dtype is None:
         return {space: NamespacePlan(space, stored[space]) for space in (MODEL, *state)}
     precise = MAIN if MAIN in stored else MODEL
-    want = dtypes.NAMES[dtype]
-    plans = {MODEL: NamespacePlan(precise, dict.fromkeys(stored[precise], want))}
-    if state and want != "F32":
+    weights_dtype = dtypes.NAMES[dtype]
+    plans = {MODEL: NamespacePlan(precise, dict.fromkeys(stored[precise], weights_dtype))}
+    if state and weights_dtype != "F32":
         plans[MAIN] = NamespacePlan(precise, dict.fromkeys(stored[precise], "F32"))
     return plans | {space: NamespacePlan(space, stored[space]) for space in state if space != MAIN}
 
@@ -70,13 +70,13 @@ class RankShare:
 
 
 def rank_shares(spec: ModelSpec, layout: Layout, kinds: Mapping[str, str]) -> list[RankShare]:
-    """Assign to every rank of the layout the boxes that it writes.
+    """Assign the boxes to write to the ranks of a layout.
 
     Args:
-        kinds: safetensors' name of the dtype of every parameter that is written.
+        kinds: dtype of every parameter to write, by its safetensors name.
 
     Raises:
-        LayoutError: the model cannot be cut this way.
+        LayoutError: the model cannot be split this way.
     """
     rows = [row for row in table(spec) if row.tied_to is None and row.name in kinds]
     shares = []
@@ -84,12 +84,12 @@ def rank_shares(spec: ModelSpec, layout: Layout, kinds: Mapping[str, str]) -> li
         stages = [layout.stage(pp, spec.layers, chunk) for chunk in range(layout.vp)]
         stage_rows = [row for stage in stages for row in rows if row.is_on(stage)]
         for tp in range(layout.tp):
-            cut = [
+            boxes_by_param = [
                 boxes_to_write(row.name, row.shape, row.saved_boxes(tp, layout.tp), kinds[row.name])
                 for row in stage_rows
             ]
             rank = layout.rank(Coordinates(tp, 0, pp))
-            shares.append(RankShare(rank, tuple(box for group in cut for box in group)))
+            shares.append(RankShare(rank, tuple(box for group in boxes_by_param for box in group)))
     return shares
 
 
@@ -97,14 +97,14 @@ def check_run_folder(run: Path, iteration: int, *, force: bool) -> None:
     """Refuse a run with other checkpoints; with `force`, replace the same iteration.
 
     Raises:
-        ConfigError: it has, or it is a checkpoint itself, or no folder.
+        ConfigError: the run has other checkpoints, is a checkpoint itself, or is not a folder.
     """
     check_output("--save", run, "folder", is_ours=lambda _: True)
     if (run / MANIFEST).exists():
         hint = f"--save {run.parent}"
         raise ConfigError("--save", "is a checkpoint", found=run, wanted="the folder of a run", hint=hint)
-    if (others := [i for i in iterations(run) if i != iteration]) and not force:
-        raise other_checkpoints_error(iteration_folder(run, others[-1]))
+    if (other_iterations := [i for i in iterations(run) if i != iteration]) and not force:
+        raise other_checkpoints_error(iteration_folder(run, other_iterations[-1]))
     existing = [f for f in (iteration_folder(run, iteration), replaced_folder(run, iteration)) if f.exists()]
     if existing and not force:
         raise ConfigError(
@@ -112,7 +112,7 @@ def check_run_folder(run: Path, iteration: int, *, force: bool) -> None:
         )
     for folder in existing:
         if not (folder / MANIFEST).exists():
-            message = f"holds something else than a checkpoint of ours: no {MANIFEST}"
+            message = f"contains something other than a Mega checkpoint: no {MANIFEST}"
             raise ConfigError("--save", message, found=folder, wanted="another folder")
 
 
@@ -122,11 +122,11 @@ def saving_checkpoint(run: Path, iteration: int) -> Iterator[CheckpointWriter]:
     is_new = not run.exists()
     save = CheckpointWriter(run, iteration)
     run.mkdir(parents=True, exist_ok=True)
-    with lock_run_folder(run):  # before `begin`, which removes what others left half-written
+    with lock_run_folder(run):  # before `begin`, which removes half-written files of others
         try:
             save.begin()
             yield save
-        except BaseException:  # an interruption too must leave nothing behind
+        except BaseException:  # also after an interruption
             shutil.rmtree(save.folder, ignore_errors=True)
             if is_new:
                 with contextlib.suppress(OSError):
@@ -140,40 +140,40 @@ def write_shares(
     read_rows: ReadRows,
     progress: Progress = no_progress,
 ) -> int:
-    """Write the boxes of all ranks on all cores; a few row chunks are in memory.
+    """Write the boxes of all ranks on all cores, with a few row chunks in memory.
 
     Args:
         read_rows: reads the rows of a tensor in the dtype of its boxes; called by several threads.
-        progress: of the bytes written.
+        progress: called with the bytes written.
 
     Returns:
         the bytes of all boxes.
 
     Raises:
-        MegaError: the disk is full, or would not write for another reason.
+        MegaError: the disk is full, or refused the write for another reason.
     """
     files = [_RankFileWriter(save.folder, space, share) for space, group in spaces.items() for share in group]
     size = sum(file.bytes for file in files)
-    places: dict[tuple[str, str], list[tuple[_RankFileWriter, int]]] = {}
+    targets: dict[tuple[str, str], list[tuple[_RankFileWriter, int]]] = {}
     for file in files:
         for number, box in enumerate(file.boxes):
-            places.setdefault((file.space, box.name), []).append((file, number))
+            targets.setdefault((file.space, box.name), []).append((file, number))
 
     def tensor(key: tuple[str, str], update: UpdateProgress) -> None:
         for chunk in read_rows(*key):
-            for file, number in places[key]:
+            for file, number in targets[key]:
                 update(file.put(number, chunk))
 
     with disk_errors(save.folder), contextlib.ExitStack() as open_files:
         for file in files:
             open_files.callback(file.close)
         with progress(size) as update:
-            parallel_map(list(places), tensor, update)
+            parallel_map(list(targets), tensor, update)
     return size
 
 
 class _RankFileWriter:
-    """The file of one rank, open from its first values to its last: a layout may have thousands."""
+    """The file of one rank, open only while its values are written: a layout may have thousands of files."""
 
     def __init__(self, folder: Path, space: str, share: RankShare) -> None:
         self.space = space

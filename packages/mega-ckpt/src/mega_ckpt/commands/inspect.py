@@ -46,7 +46,7 @@ def inspect(
     model: str | None,
     as_json: bool,
 ) -> None:
-    """Print the content of the checkpoint FOLDER (of a run's folder: its latest).
+    """Print the content of the checkpoint FOLDER (for a run's folder, its latest checkpoint).
 
     Tensors of other formats are listed under Mega's names.
     """
@@ -91,10 +91,10 @@ def verify(folder: Path, accepts: bool, as_json: bool) -> None:
 
     accepted = accept_edits(folder) if accepts else []
     checkpoint = Checkpoint.open(folder)
-    sound = check(checkpoint, partial(progress_bar, "reading"))
-    counts = f"{sound.tensors:,} tensors, {sound.pieces:,} pieces, {sound.bytes:,} bytes"
+    result = check(checkpoint, partial(progress_bar, "reading"))
+    counts = f"{result.tensors:,} tensors, {result.pieces:,} pieces, {result.bytes:,} bytes"
     if as_json:
-        report = {"folder": str(checkpoint.folder), "sound": True, **asdict(sound)}
+        report = {"folder": str(checkpoint.folder), "sound": True, **asdict(result)}
         click.echo(json.dumps(report | {"accepted": accepted} if accepts else report))
     else:
         if accepts:
@@ -188,35 +188,40 @@ def _summary_lines(summary: dict[str, Any]) -> list[str]:
     else:
         written = " ".join(f"{axis}={degree}" for axis, degree in summary["written_by"].items())
         lines.insert(-1, f"written by  {written}")
-    for space, has in summary["namespaces"].items():
-        cut = f", {has['pieces']:,} pieces, {has['files']:,} files" if "pieces" in has else ""
-        size = f"{has['bytes']:>15,} bytes"
-        kinds = ",".join(has["dtypes"])
-        lines.append(f"{space:<16} {size}  {kinds}  {has['tensors']:,} tensors{cut}")
-    lines += [f"without a place in ours: {what}" for what in summary.get("left", ())]
+    for space, entry in summary["namespaces"].items():
+        counts = f", {entry['pieces']:,} pieces, {entry['files']:,} files" if "pieces" in entry else ""
+        size = f"{entry['bytes']:>15,} bytes"
+        kinds = ",".join(entry["dtypes"])
+        lines.append(f"{space:<16} {size}  {kinds}  {entry['tensors']:,} tensors{counts}")
+    lines += [f"not supported by Mega: {what}" for what in summary.get("left", ())]
     for space, entries in summary.get("tensors", {}).items():
-        for name, has in entries.items():
-            lines.append(f"{space}  {name}  {has['dtype']}  {_shape(has['shape'])}")
-            lines += [f"    {_box(piece)}  {piece['file']}" for piece in has.get("pieces", ())]
+        for name, entry in entries.items():
+            lines.append(f"{space}  {name}  {entry['dtype']}  {_shape(entry['shape'])}")
+            lines += [f"    {_box(piece)}  {piece['file']}" for piece in entry.get("pieces", ())]
     for space, entries in summary.get("stats", {}).items():
-        lines += [f"{space}  {name}  {_stats(has)}" for name, has in entries.items()]
+        lines += [f"{space}  {name}  {_stats(entry)}" for name, entry in entries.items()]
     return lines
 
 
-def _stats(has: dict[str, Any]) -> str:
-    bad = "".join(f"  {has[key]:,} {word}" for key, word in (("nan", "NaN"), ("inf", "infinite")) if has[key])
-    if has["mean"] is None:
-        return f"no finite number{bad}"
-    line = f"norm {has['norm']:.4g}  mean {has['mean']:.3g}  min {has['min']:.4g}  max {has['max']:.4g}{bad}"
-    counts = {int(exponent): count for exponent, count in has["magnitudes"].items()}
+def _stats(stats: dict[str, Any]) -> str:
+    non_finite = "".join(
+        f"  {stats[key]:,} {word}" for key, word in (("nan", "NaN"), ("inf", "infinite")) if stats[key]
+    )
+    if stats["mean"] is None:
+        return f"no finite number{non_finite}"
+    line = (
+        f"norm {stats['norm']:.4g}  mean {stats['mean']:.3g}  min {stats['min']:.4g}  max {stats['max']:.4g}"
+    )
+    line += non_finite
+    counts = {int(exponent): count for exponent, count in stats["magnitudes"].items()}
     if not counts:
         return f"{line}  all 0"
     first = min(counts)
     last = max(counts)
-    most = max(counts.values())
+    max_count = max(counts.values())
     first = max(first, last - _WIDEST + 1)
     bars = [counts.get(exponent, 0) for exponent in range(first, last + 1)]
-    shape = "".join(_BARS[(len(_BARS) - 1) * count // most] if count else " " for count in bars)
+    shape = "".join(_BARS[(len(_BARS) - 1) * count // max_count] if count else " " for count in bars)
     return f"{line}  2^{first} {shape} 2^{last + 1}"
 
 

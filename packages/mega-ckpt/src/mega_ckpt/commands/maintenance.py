@@ -25,7 +25,7 @@ def prune(run: Path, keep_last: int | None, keep_every: int | None, dry_run: boo
     from mega_schema.errors import ConfigError
 
     if keep_last is None and keep_every is None:
-        raise ConfigError("--keep-last", "says what to keep, or --keep-every does", hint="--keep-last 3")
+        raise ConfigError("--keep-last", "missing, and so is --keep-every", hint="--keep-last 3")
     result = remove(run, last=keep_last or 1, every=keep_every, dry_run=dry_run)
     if as_json:
         report = {

@@ -93,7 +93,7 @@ def average(
     from mega_schema.errors import ConfigError
 
     if weights is not None and ema is not None:
-        raise ConfigError("--ema", "says weights as --weights does", hint="leave one of them out")
+        raise ConfigError("--ema", "excludes --weights", hint="leave one of them out")
     parts = [1.0] * len(folders) if ema is None else ema_weights(len(folders), ema)
     if weights is not None:
         try:

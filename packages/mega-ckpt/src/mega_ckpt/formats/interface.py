@@ -16,11 +16,11 @@ KEEP = "keep"
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """User input for files that do not describe everything.
+    """Options of a reader, for files that do not describe everything.
 
     Attributes:
-        vocab: the true vocabulary, of a format that stores a padded one (--true-vocab-size).
-        tokenizer: folder of a tokenizer, in the place of what the files have (--tokenizer).
+        vocab: the true vocabulary size, for a format that stores a padded one (--true-vocab-size).
+        tokenizer: folder of a tokenizer, instead of that of the files (--tokenizer).
         model: the model spec, for files without one (--model).
         no_tokenizer: do not read the tokenizer (--no-tokenizer).
     """
@@ -34,7 +34,7 @@ class ReadOptions:
         """Return the entry of `CheckpointSource.dropped` for a tokenizer that is not read.
 
         Args:
-            has: the files that are read have one.
+            has: whether the files contain a tokenizer.
         """
         if has and self.no_tokenizer:
             return ("the tokenizer",)
@@ -43,15 +43,15 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """How files are written.
+    """Options of a writer.
 
     Attributes:
         dtype: of the weights: "keep", or a key of `dtypes.NAMES`.
-        layout: tp, pp and vp of a format that is cut.
-        optimizer: carry the optimizer's state where the format has a place for it.
-        force: replace what is there.
-        shard: most bytes of one file, of a format that has several.
-        progress: of the bytes written.
+        layout: tp, pp and vp, for a format of one file per rank.
+        optimizer: write the optimizer's state if the format supports it.
+        force: replace existing output.
+        shard: maximum bytes of one file, for a format with several files.
+        progress: called with the bytes written.
     """
 
     dtype: str = KEEP
@@ -64,7 +64,7 @@ class WriteOptions:
 
 @dataclass(frozen=True, slots=True)
 class WriteResult:
-    """What was written: folder, parameters (a tied one once), tensor bytes, and whether a tokenizer."""
+    """The result of a write: folder, parameter count (tied ones once), tensor bytes, tokenizer or not."""
 
     folder: Path
     parameters: int
@@ -83,11 +83,12 @@ class Format:
     Attributes:
         read: opens a folder or file; checks everything that needs no tensor data.
         check_target: refuses, before values are read, a model that the format does not support, an invalid
-            layout and an output that exists: ConfigError or LayoutError. None for a read-only format.
+            layout or an existing output: ConfigError or LayoutError. None for a read-only format.
         write: called after `check_target`.
         stores: what the format stores beside weights: "optimizer", "schedule", "configuration". Whether it
             stored a tokenizer is in `WriteResult`, as that depends on the tokenizer.
-        streams_rows: `write` reads values only by `CheckpointSource.row_chunks`, which verifies checksums.
+        streams_rows: whether `write` reads values only by `CheckpointSource.row_chunks`, which verifies
+            checksums.
     """
 
     read: Callable[[Path, ReadOptions], CheckpointSource]

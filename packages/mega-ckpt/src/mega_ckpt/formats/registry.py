@@ -1,4 +1,4 @@
-"""The formats by name, each loaded when it is used: --help needs the names and no numpy."""
+"""The formats by name. Each is imported when it is used: --help needs the names but not numpy."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ if TYPE_CHECKING:
     from mega_ckpt.checkpoint.checkpoint_source import CheckpointSource
     from mega_ckpt.formats.interface import Format, ReadOptions, WriteOptions, WriteResult
 
-# name on the command line -> module of this folder, which has a FORMAT, and what it is
+# name on the command line -> module of this folder with a FORMAT, and description
 NAMES: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
-        "mega": ("mega.format", "a checkpoint of ours, or a run's folder"),
+        "mega": ("mega.format", "a checkpoint of Mega, or a run's folder"),
         "hf": ("huggingface.format", "a Hugging Face folder"),
         "meta": ("meta.format", "Meta's folder of a Llama: params.json, consolidated.00.pth"),
         "fairseq": ("fairseq.format", "fairseq's megatron_11b: model-model_part-0.pt, dict.txt"),
         "bigscience": (
             "bigscience.format",
-            "a step of Megatron-DeepSpeed's, or a run's folder: BLOOM as it was trained",
+            "a step of Megatron-DeepSpeed, or a run's folder: BLOOM's training format",
         ),
-        "llama2c": ("llama2c.format", "a model's .bin of llama2.c"),
-        "megatron": ("megatron.format", "a classic checkpoint of Megatron-LM's, or a run's folder"),
-        "megatron-core": ("megatron.core", "the same, in the names of Megatron's core class"),
+        "llama2c": ("llama2c.format", "a .bin model file of llama2.c"),
+        "megatron": ("megatron.format", "a classic checkpoint of Megatron-LM, or a run's folder"),
+        "megatron-core": ("megatron.core", "the same, with the tensor names of Megatron's core class"),
         "torch_dist": (
             "torch_dist.format",
-            "a folder of Megatron core's, written by torch.distributed.checkpoint",
+            "a Megatron core folder, written by torch.distributed.checkpoint",
         ),
     }
 )
 READ_ONLY = frozenset({"fairseq", "bigscience", "llama2c"})
 WRITTEN = tuple(name for name in NAMES if name not in READ_ONLY)
-_CHECK_THE_PATH = frozenset({"mega", "fairseq"})  # their own reader has more to say of a path that is missing
+_CHECK_THE_PATH = frozenset({"mega", "fairseq"})  # their readers have better errors for a missing path
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
@@ -55,7 +55,7 @@ def read_source(name: str, path: Path, reading: ReadOptions) -> CheckpointSource
     """Open the checkpoint at `path` in the named format.
 
     Raises:
-        FormatError: there is none, or its reader refuses it.
+        FormatError: there is no checkpoint, or the reader refuses it.
     """
     if name not in _CHECK_THE_PATH and not path.exists():
         raise _missing_path_error(path)
@@ -79,11 +79,11 @@ def writer_of(
     """Return `check_target` and `write` of a format.
 
     Raises:
-        ConfigError: it is read only.
+        ConfigError: the format is read-only.
     """
     entry = format_of(name)
     if entry.write is None or entry.check_target is None:
-        raise ConfigError("--to", "is a format that is only read", found=name, wanted=" | ".join(WRITTEN))
+        raise ConfigError("--to", "is a read-only format", found=name, wanted=" | ".join(WRITTEN))
     return entry.check_target, entry.write
 
 
@@ -101,4 +101,4 @@ def require_format(path: Path, flag: str) -> str:
         return name
     if not path.exists():
         raise _missing_path_error(path)
-    raise ConfigError(flag, f"has to be said, for {path} does not tell", wanted=" | ".join(NAMES))
+    raise ConfigError(flag, f"missing, and the format of {path} cannot be detected", wanted=" | ".join(NAMES))

@@ -13,7 +13,7 @@ from mega_schema.spec import PRESETS, ModelSpec, gpt, llama
 from mega_schema.tokenizer.identity import IDENTITY
 from mega_schema.tokenizer.tokenizer import Tokenizer, open_tokenizer, open_tokenizer_folder
 
-NO_TOKENIZER: Final = "mega-ckpt convert --no-tokenizer leaves it behind"
+NO_TOKENIZER: Final = "mega-ckpt convert --no-tokenizer drops it"
 """The hint for a tokenizer that does not fit the model in the same folder."""
 
 _MAKERS: Mapping[str, Callable[..., ModelSpec]] = MappingProxyType({"gpt": gpt, "llama": llama})
@@ -23,14 +23,14 @@ def parse_model(word: str) -> ModelSpec:
     """Return a preset, or the model of a JSON file with fields of `ModelSpec`; "family" gives the defaults.
 
     Raises:
-        ConfigError: there is no such model or file, or its fields are of no model.
+        ConfigError: there is no such preset or file, or its fields do not define a model.
     """
     if word in PRESETS:
         return PRESETS[word]
     path = Path(word)
     if not path.is_file():
         names = " | ".join(PRESETS)
-        raise ConfigError("--model", "is no file and no model's name", found=word, wanted=names)
+        raise ConfigError("--model", "is neither a file nor a preset", found=word, wanted=names)
     try:
         fields = json.loads(path.read_bytes())
         return _MAKERS[fields.pop("family")](**fields)
@@ -45,7 +45,7 @@ def load_tokenizer(folder: Path, spec: ModelSpec) -> Tokenizer:
 
     Raises:
         ConfigError: there is no such folder.
-        FormatError: there is none, it is damaged, or it has ids that the model has not.
+        FormatError: there is none, it is damaged, or it has ids outside the model's vocabulary.
     """
     if not folder.exists():
         wanted = "a folder with tokenizer.json, or PREFIX.tokenizer of a dataset"
@@ -58,17 +58,19 @@ def load_tokenizer(folder: Path, spec: ModelSpec) -> Tokenizer:
 
 
 def check_fits(tokenizer: Tokenizer, spec: ModelSpec, where: object, *, hint: str = "") -> Tokenizer:
-    """Return the tokenizer, if its ids fit the model's vocabulary.
+    """Check that the tokenizer's ids fit the model's vocabulary, and return the tokenizer.
 
     Args:
         where: its file or folder, to begin messages with.
-        hint: of the message.
+        hint: hint of the message.
 
     Raises:
-        FormatError: the model has not all of them.
+        FormatError: an id is outside the model's vocabulary.
     """
     size = tokenizer.identity.vocab_size
     if size > spec.vocab:
         wanted = f"at most the model's {spec.vocab}"
-        raise FormatError(where, "has ids that the model has not", found=size, wanted=wanted, hint=hint)
+        raise FormatError(
+            where, "has ids outside the model's vocabulary", found=size, wanted=wanted, hint=hint
+        )
     return tokenizer

@@ -19,11 +19,11 @@ from mega_schema.sharding import Shape, Slab
 
 @dataclass(frozen=True, slots=True)
 class TensorAlias:
-    """One foreign tensor and the part of a parameter that it stores.
+    """A foreign tensor and the part of a parameter that it stores.
 
     Attributes:
-        foreign, ours: the name there and the parameter's name.
-        block: number of the block of the row's `Split` that the foreign tensor is; None when it is the
+        foreign, ours: the foreign name and the parameter's name.
+        block: number of the block of the row's `Split` that the foreign tensor contains; None: the
             whole parameter.
         transpose: the foreign tensor is stored transposed.
         order: the parameter's rows are foreign[order]; None if the order is the same. Applied after the
@@ -49,7 +49,7 @@ class TensorAlias:
         return Slab(tuple(start), tuple(shape), tuple(start))
 
     def unsharded_tensor(self, row: Param) -> ForeignTensor:
-        """Return the foreign tensor of a program without tensor parallelism."""
+        """Return the foreign tensor as stored without tensor parallelism."""
         box = self.slab(row)
         shape = box.shape[::-1] if self.transpose else box.shape
         boxes = (Slab(box.start, box.shape, (0,) * len(box.shape)),)
@@ -81,11 +81,11 @@ class TensorAlias:
 
 @dataclass(frozen=True, slots=True)
 class ForeignTensor:
-    """One tensor as a foreign file stores it, and the boxes of a parameter that fill it.
+    """A tensor as a foreign file stores it, and the boxes of a parameter that fill it.
 
     Attributes:
-        name: its key there.
-        shape: its shape there.
+        name: key in the foreign file.
+        shape: shape in the foreign file.
         boxes: boxes of the parameter; `at` is where each begins in the tensor in the parameter's arrangement.
             Rows that no box fills are padding.
         transpose, order: as in `TensorAlias`.
@@ -127,7 +127,7 @@ class ForeignTensor:
         return index if self.order is None else (np.asarray(self.order[index[0]]), *index[1:])
 
 
-_PART_BYTES = 1 << 26  # bytes of a parameter that are on their way at once
+_PART_BYTES = 1 << 26  # bytes of a parameter that are copied at once
 
 
 def split_rows(box: Slab, width: int) -> Iterator[Slab]:
@@ -139,14 +139,14 @@ def split_rows(box: Slab, width: int) -> Iterator[Slab]:
     if not box.shape:
         yield box
         return
-    rows, *rest = box.shape
-    step = max(1, _PART_BYTES // max(1, width * math.prod(rest)))
+    rows, *row_shape = box.shape
+    step = max(1, _PART_BYTES // max(1, width * math.prod(row_shape)))
     for first in range(0, rows, step):
         start, local_start = (
             (box.start[0] + first, *box.start[1:]),
             (box.local_start[0] + first, *box.local_start[1:]),
         )
-        yield Slab(start, (min(step, rows - first), *rest), local_start)
+        yield Slab(start, (min(step, rows - first), *row_shape), local_start)
 
 
 def consecutive_ranges(numbers: np.ndarray) -> Iterator[tuple[int, int, int]]:
@@ -158,7 +158,7 @@ def consecutive_ranges(numbers: np.ndarray) -> Iterator[tuple[int, int, int]]:
         position += part.size
 
 
-_TRANSPOSED_ROWS = 64  # of a transposed array that are read at once: a line of the cache holds some of each
+_TRANSPOSED_ROWS = 64  # rows of a transposed array read at once: a cache line has elements of several
 
 
 def copy_values(out: np.ndarray, part: np.ndarray) -> None:

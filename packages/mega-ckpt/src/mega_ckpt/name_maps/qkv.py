@@ -6,10 +6,10 @@ from mega_schema.spec import ModelSpec
 
 
 def qkv_order(spec: ModelSpec) -> tuple[int, ...]:
-    """Rows of a fused weight of Megatron's that make ours: its groups taken apart into all Q, all K, all V.
+    """Return the row order that converts Megatron's fused QKV weight, by group, to all Q, all K, all V.
 
-    A group there is its query heads, one key head and one value head (checkpoint version 2.0 on); with as
-    many groups as heads that is q, k, v per head.
+    A group has its query heads, one key head and one value head (since checkpoint version 2.0); with as many
+    groups as heads, the order is q, k, v per head.
     """
     width = spec.head_dim
     queries = spec.heads // spec.kv_heads

@@ -1,1 +1,1 @@
-"""The work behind each command: convert, reshard, average, diff, inspect, prune."""
+"""The operations of the commands: convert, reshard, average, diff, inspect, prune."""

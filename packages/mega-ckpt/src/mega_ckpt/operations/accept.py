@@ -1,4 +1,4 @@
-"""Accept edited side files of a checkpoint: write their checksums anew."""
+"""Accept edited side files of a checkpoint: rewrite their checksums."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def accept_edits(path: Path) -> list[str]:
     """Rewrite the checksums of a checkpoint's side files and of its manifest.
 
     Args:
-        path: a checkpoint's folder, or a run's, whose latest is meant.
+        path: a checkpoint's folder, or a run's folder for its latest checkpoint.
 
     Returns:
-        the files whose checksums changed; none where all are those that were written.
+        the files whose checksums changed; none if no file was edited.
 
     Raises:
-        MegaError: the checkpoint would not be a sound one. Nothing is changed then.
+        MegaError: the checkpoint would not be valid. Then nothing is changed.
     """
     folder = path if (path / MANIFEST).is_file() else latest_checkpoint(path)
     before = read_regular(folder / MANIFEST)

@@ -21,7 +21,7 @@ from mega_schema.parallel_layout import WHOLE
 def ema_weights(count: int, decay: float) -> list[float]:
     """Return the weight of each of `count` checkpoints in an exponential moving average, oldest first.
 
-    Each new one has the weight 1 - decay, and all before it together the rest.
+    Each checkpoint has the weight 1 - decay, and all earlier ones together have the weight `decay`.
 
     Raises:
         ConfigError: the decay is not between 0 and 1.
@@ -39,18 +39,19 @@ def average(
     force: bool = False,
     progress: Progress = no_progress,
 ) -> Path:
-    """Write the weighted mean of the sources' weights, summed in float64, as a checkpoint without optimizer.
+    """Write the weighted mean of the sources' weights as a checkpoint without optimizer state.
 
-    It takes the weights that a source has most precisely, and rounds once, to the dtype of the first's. Its
-    iteration, trainer.json, configuration and tokenizer are those of the source with the highest iteration.
+    The mean is summed in float64 from each source's most precise weights and rounded once, to the dtype of
+    the first source. Iteration, trainer.json, configuration and tokenizer are those of the source with the
+    highest iteration.
 
     Args:
-        weights: one for each source, 0 or more; they are divided by their sum.
+        weights: one number for each source, 0 or more; they are divided by their sum.
         force: replace a checkpoint of this iteration.
-        progress: of the bytes written.
+        progress: called with the bytes written.
 
     Raises:
-        ConfigError: the models differ, weights are no weights, `run` is a source's, or something is there.
+        ConfigError: the models differ, a weight is negative, or `run` is a source or has checkpoints.
         FormatError: a source is damaged.
     """
     first = sources[0]
@@ -64,7 +65,7 @@ def average(
     for source in sources:
         _check_model(first, source)
         if run.resolve() in (source.folder.resolve(), source.folder.resolve().parent):
-            raise ConfigError("--save", "is where a source is", found=run, wanted="another folder")
+            raise ConfigError("--save", "is the folder of a source", found=run, wanted="another folder")
     check_run_folder(run, newest.iteration, force=force)
     for source in sources:
         check_metadata(source)
@@ -75,9 +76,9 @@ def average(
     def read_rows(_: str, name: str) -> Iterator[RowChunk]:
         shape = first.tensors[MODEL][name].shape
         rows = rows_per_chunk(shape, "F64")
-        every = [stream_rows(s, space, name, rows) for s, space in zip(sources, spaces, strict=True)]
+        streams = [stream_rows(s, space, name, rows) for s, space in zip(sources, spaces, strict=True)]
         stored = [s.tensors[space][name].dtype for s, space in zip(sources, spaces, strict=True)]
-        for chunks in zip(*every, strict=True):
+        for chunks in zip(*streams, strict=True):
             mean = np.zeros(chunks[0].values.shape)
             for chunk, dtype, part in zip(chunks, stored, parts, strict=True):
                 with np.errstate(invalid="ignore"):  # infinities of two signs have no mean: a NaN

@@ -1,14 +1,12 @@
 """Compare the logits of two checkpoints for the same tokens, in float32 on a CPU.
 
-The one module here that runs a model, so torch is imported in its functions alone. A Hugging Face folder is
-run by `transformers` where that is installed, all else by the reference forward (`mega_model`). One model is
-in memory at a time, whole.
+Only this module runs a model, so torch is imported inside its functions. `transformers` runs Hugging Face
+folders if it is installed; `mega_model` runs all others. One whole model is in memory at a time.
 
-transformers gets no file of the folder: a key of a config.json can name code to download, and
-`local_files_only` does not cover it. It gets a config made from the spec, and the tensors by the names that
-the files have.
+transformers does not open files of the folder: a key of config.json can name code to download, and
+`local_files_only` does not prevent that. It receives a config built from the spec, and the tensors by name.
 
-What was read is rounded as what was written is, so that nothing but the order of sums makes a difference.
+The source's weights are rounded to the dtype of the written ones, so that only the order of sums differs.
 """
 
 from __future__ import annotations
@@ -40,12 +38,12 @@ from mega_schema.sharding import Slab
 if TYPE_CHECKING:
     import torch
 
-TOKENS = 64  # of a check that nobody asked for
+TOKENS = 64  # of the default check
 _SMALL_MODEL = 1_000_000_000  # parameters
 _TRANSFORMERS, _REFERENCE = "transformers", "the reference forward"
-# of the largest logit: what the order of float32 sums makes of the same weights
+# relative to the largest logit: effect of the order of float32 sums
 _TOLERANCE = 1e-4
-# what transformers raises about a model that it cannot make
+# exceptions of transformers for a model that it cannot build
 _TRANSFORMERS_ERRORS = (
     ArithmeticError,
     AttributeError,
@@ -72,10 +70,10 @@ class LogitsDifference:
     """The difference between the logits of two checkpoints.
 
     Attributes:
-        tokens: how many were asked.
-        absolute, relative: the largest difference, and of the largest logit.
-        tolerance: the relative one that the order of sums explains.
-        by: what ran the one that was read, and the one that was written.
+        tokens: number of tokens.
+        absolute, relative: the largest difference, and its fraction of the largest logit.
+        tolerance: the relative difference that the order of sums explains.
+        by: the programs that ran the source and the result.
     """
 
     tokens: int
@@ -86,13 +84,13 @@ class LogitsDifference:
 
     @property
     def is_close(self) -> bool:
-        return self.relative <= self.tolerance  # of a NaN too this is false
+        return self.relative <= self.tolerance  # also false for NaN
 
     @property
     def error_line(self) -> str:
-        """The error message for logits that differ, in one line."""
+        """The one-line error message for logits that differ."""
         return (
-            f"logits are not those of what was read: found {self.relative:.1e} of the largest, "
+            f"logits differ from the source's: found {self.relative:.1e} of the largest, "
             f"wanted at most {self.tolerance:.0e}; hint: keep the source, and report which model it is"
         )
 
@@ -105,7 +103,7 @@ class LogitsDifference:
 
 
 def tokens_to_check(tokens: int | None, want: str, source: CheckpointSource) -> int:
-    """Return how many tokens to check with; 0 for no check.
+    """Return the number of tokens to check with; 0 for no check.
 
     Args:
         tokens: from --check-logits; None: check a small model that goes to Hugging Face.
@@ -127,7 +125,7 @@ def compare_logits(read: LoadedSide, written: LoadedSide, tokens: int) -> Logits
     """Compare the logits of both sides for the same random tokens.
 
     Raises:
-        FormatError: the two have not one vocabulary.
+        FormatError: the vocabulary sizes differ.
     """
     vocab, max_seq_len = read.source.spec.vocab, read.source.spec.max_seq_len
     if written.source.spec.vocab != vocab:
@@ -147,11 +145,11 @@ def compare_logits(read: LoadedSide, written: LoadedSide, tokens: int) -> Logits
 
 
 def _choose_runner(side: LoadedSide) -> str:
-    """Choose transformers for a Hugging Face folder, where it is installed and has the class."""
+    """Choose transformers for a Hugging Face folder, if it is installed and has the class."""
     if side.format != "hf" or importlib.util.find_spec("transformers") is None:
         return _REFERENCE
     architecture = config_json.class_of(side.source.spec, side.path).architecture
-    try:  # a release that is too old has no such class, and one without its own parts does not import it
+    try:  # old releases lack the class, and missing dependencies prevent its import
         return _TRANSFORMERS if hasattr(importlib.import_module("transformers"), architecture) else _REFERENCE
     except (ImportError, RuntimeError):
         return _REFERENCE
@@ -168,7 +166,7 @@ def _run_reference(side: LoadedSide, stored: Mapping[str, str], token_BS: np.nda
 
     def read(name: str, slab: Slab) -> np.ndarray:
         rounded = source.cast(MODEL, name, slab, stored[name])
-        return np.array(dtypes.cast(rounded, stored[name], "F32", name))  # torch wants one it may write to
+        return np.array(dtypes.cast(rounded, stored[name], "F32", name))  # torch requires a writable array
 
     rows, length = token_BS.shape
     model = build_model(Runtime.single_process(source.spec))
@@ -185,7 +183,7 @@ def _run_transformers(side: LoadedSide, stored: Mapping[str, str], token_BS: np.
     """Run transformers' class of the model on the folder's tensors, each rounded to its stored dtype.
 
     Raises:
-        FormatError: transformers does not make the model, or does not know one of its tensors.
+        FormatError: transformers does not build the model, or does not know one of its tensors.
     """
     import torch
 
@@ -215,8 +213,8 @@ def _run_transformers(side: LoadedSide, stored: Mapping[str, str], token_BS: np.
             found=f"{type(error).__name__} {error}",
             hint="--no-check-logits, or another release of transformers",
         ) from error
-    if unread := sorted({*report["unexpected_keys"], *report["missing_keys"]}):
-        raise FormatError(side.path, "transformers reads other tensors", found=", ".join(unread))
+    if mismatches := sorted({*report["unexpected_keys"], *report["missing_keys"]}):
+        raise FormatError(side.path, "transformers reads other tensors", found=", ".join(mismatches))
     numbers: np.ndarray = logits.flatten(0, 1).numpy()
     return numbers
 

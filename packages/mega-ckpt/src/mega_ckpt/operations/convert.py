@@ -26,9 +26,9 @@ class ConvertResult:
     """The result of a conversion.
 
     Attributes:
-        dropped: what was not written, a few words each.
-        seconds: of reading and writing, without the check of the logits.
-        logits: how far what was written is from what was read, where that was checked.
+        dropped: descriptions of the data that was not written.
+        seconds: duration of reading and writing, without the comparison of logits.
+        logits: difference of the logits, if they were compared.
     """
 
     written: WriteResult
@@ -47,18 +47,17 @@ def convert(
     target: WriteOptions | None = None,
     check: int | None = 0,
 ) -> ConvertResult:
-    """Read `load` as the format `have`, write `save` as `want`; names of `registry.NAMES`.
+    """Read `load` in the format `have`, write `save` in the format `want`; both of `registry.NAMES`.
 
     Args:
-        check: tokens whose logits are compared, both sides run; 0: none; None: see `tokens_to_check`.
+        check: number of tokens whose logits are compared; 0: none; None: see `tokens_to_check`.
 
     Raises:
-        ConfigError: the format that is wanted is read only, has not what the model has, or something is
-            there already.
-        FormatError: what is read is damaged or is not of that format.
+        ConfigError: the format `want` is read-only or does not support the model, or the output exists.
+        FormatError: the source is damaged or not of the format `have`.
     """
     if load.resolve() == save.resolve():
-        raise ConfigError("--save", "is where --load is", found=save, wanted="another folder")
+        raise ConfigError("--save", "is the same folder as --load", found=save, wanted="another folder")
     start = time.monotonic()
     check_target, write = writer_of(want)
     target = target or WriteOptions()
@@ -90,7 +89,7 @@ def _namespaces_to_read(source: CheckpointSource, want: str, target: WriteOption
 
 
 def _with_main_weights(source: CheckpointSource) -> CheckpointSource:
-    """Use the optimizer's float32 weights as the model's if there are any, to round from."""
+    """Replace the model's weights by the main weights, if there are any, to round from."""
     if MAIN not in source.spaces:
         return source
     spaces = {**source.spaces, MODEL: source.spaces[MAIN]}
@@ -110,7 +109,7 @@ def _with_main_weights(source: CheckpointSource) -> CheckpointSource:
 def dropped_items(
     source: CheckpointSource, want: str, target: WriteOptions, written: WriteResult
 ) -> tuple[str, ...]:
-    """Return what the target format cannot store or the options exclude."""
+    """Return descriptions of the data that the target format cannot store or the options exclude."""
     holds = format_of(want).stores
     dropped = list(source.dropped)
     if any(space != MODEL for space in source.spaces) and not ("optimizer" in holds and target.optimizer):

@@ -24,11 +24,11 @@ class TensorDifference:
     """One tensor that differs.
 
     Attributes:
-        what: "missing", "shape", "dtype" or "values"; where several hold, the first.
-        a, b: what either has, or None where it has no such tensor.
-        differing, elements: numbers that differ, and all of them; 0 where they were not compared.
-        absolute, relative: the largest |a - b|, and its largest share in the larger of |a| and |b|, over the
-            numbers that are finite in both.
+        what: "missing", "shape", "dtype" or "values"; the first that applies.
+        a, b: shape or dtype on each side; None if it has no such tensor.
+        differing, elements: number of elements that differ, and of all; 0 if they were not compared.
+        absolute, relative: the largest |a - b|, and the largest |a - b| / max(|a|, |b|), over elements that
+            are finite in both.
     """
 
     space: str
@@ -47,9 +47,9 @@ class DiffResult:
     """The result of comparing two checkpoints.
 
     Attributes:
-        tensors: that both have, with one shape.
-        differences: in the order of the model's parameters.
-        only_a, only_b: namespaces that one of them has, which are not compared.
+        tensors: number of tensors that both have, with equal shapes.
+        differences: the tensors that differ, in the order of the model's parameters.
+        only_a, only_b: namespaces of only one checkpoint, which are not compared.
     """
 
     tensors: int
@@ -78,15 +78,15 @@ def diff_checkpoints(
     """Compare every tensor of two checkpoints as numbers: NaN is equal to NaN, -0 to 0.
 
     Args:
-        optimizer: compare its namespaces too, where both have them.
-        progress: of the bytes of `a` that were read.
+        optimizer: also compare optimizer namespaces that both have.
+        progress: called with the bytes read of `a`.
 
     Raises:
-        FormatError: one of them is damaged.
+        FormatError: a checkpoint is damaged.
     """
     shapes_a, shapes_b = _shapes(a.spec), _shapes(b.spec)
     differences: list[TensorDifference] = []
-    both: list[tuple[str, str, Shape]] = []
+    shared: list[tuple[str, str, Shape]] = []
     spaces = [space for space in a.spaces if space in b.spaces and (optimizer or space == MODEL)]
     for space in spaces:
         for name in dict.fromkeys([*a.spaces[space], *b.spaces[space]]):
@@ -100,7 +100,7 @@ def diff_checkpoints(
                     TensorDifference(space, name, "shape", _shape_text(shape), _shape_text(other_shape))
                 )
             else:
-                both.append((space, name, shape))
+                shared.append((space, name, shape))
 
     for source in (a, b):
         source.verify(spaces)
@@ -110,12 +110,12 @@ def diff_checkpoints(
         if difference is not None:
             differences.append(difference)
 
-    sizes = (math.prod(shape) * DTYPES[a.spaces[space][name]].itemsize for space, name, shape in both)
+    sizes = (math.prod(shape) * DTYPES[a.spaces[space][name]].itemsize for space, name, shape in shared)
     with progress(sum(sizes)) as update:
-        parallel_map(both, tensor, update)
+        parallel_map(shared, tensor, update)
     order = {key: number for number, key in enumerate(_tensor_order(a, b, spaces))}
     return DiffResult(
-        len(both),
+        len(shared),
         tuple(sorted(differences, key=lambda entry: order[entry.space, entry.name])),
         tuple(space for space in a.spaces if space not in b.spaces),
         tuple(space for space in b.spaces if space not in a.spaces),

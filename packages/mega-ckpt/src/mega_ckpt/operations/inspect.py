@@ -1,4 +1,4 @@
-"""Summarize a checkpoint: a Mega one from its manifest alone, others through their reader."""
+"""Summarize a checkpoint: a Mega checkpoint from its manifest alone, others with their reader."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def summarize_checkpoint(checkpoint: Checkpoint, *, tensors: bool = False) -> di
         tensors: include the shape, dtype and pieces of every tensor.
 
     Raises:
-        FormatError: the tokenizer's folder is not whole.
+        FormatError: the tokenizer's folder is incomplete.
     """
     folder = checkpoint.folder / TOKENIZER
     summary: dict[str, Any] = {
@@ -45,7 +45,7 @@ def summarize_source(source: CheckpointSource, format_name: str, *, tensors: boo
     """Summarize a checkpoint of another format under Mega's names, without files and pieces.
 
     Args:
-        form: name of the format.
+        format_name: name of the format.
         tensors: include the shape and dtype of every tensor.
     """
     rows = {row.name: row for row in table(source.spec)}

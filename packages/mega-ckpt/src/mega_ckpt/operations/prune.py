@@ -14,7 +14,7 @@ from mega_schema.checkpoint.tracker import latest_checkpoint, latest_iteration
 
 @dataclass(frozen=True, slots=True)
 class PruneResult:
-    """Iterations removed and remaining, ascending, and the bytes that were freed."""
+    """The iterations removed and remaining, ascending, and the bytes freed."""
 
     removed: list[int]
     remaining: list[int]
@@ -22,18 +22,18 @@ class PruneResult:
 
 
 def prune(run: Path, *, last: int, every: int | None = None, dry_run: bool = False) -> PruneResult:
-    """Remove checkpoints older than the newest that the rule does not keep.
+    """Remove the checkpoints older than the newest that the rule does not keep.
 
     Args:
-        last: how many of the newest stay; 1 or more.
-        every: those whose iteration this divides stay too.
+        last: number of newest checkpoints to keep; 1 or more.
+        every: also keep iterations that are multiples of this.
         dry_run: remove nothing.
 
     Raises:
-        FormatError: the newest is not there or not whole: an older one may be needed then.
-        ConfigError: a run or another mega-ckpt writes there now.
+        FormatError: the newest checkpoint is missing or incomplete: an older one may be needed.
+        ConfigError: another process writes to the run's folder.
     """
-    latest_iteration(run)  # is there at all, before it is locked
+    latest_iteration(run)  # check that it exists before it is locked
     with contextlib.nullcontext() if dry_run else lock_run_folder(run, named_by="RUN"):
         return _prune_locked(run, last, every, dry_run=dry_run)
 

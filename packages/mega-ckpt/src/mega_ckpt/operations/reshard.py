@@ -1,4 +1,4 @@
-"""Rewrite a checkpoint for another layout: integer ranges, no model, no GPU."""
+"""Rewrite a checkpoint for another layout, without a model or a GPU."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ def reshard(
     force: bool = False,
     progress: Progress = no_progress,
 ) -> Path:
-    """Write the checkpoint into `run` with the files of `layout`; trainer state and tokenizer stay.
+    """Write the checkpoint into `run` with the files of `layout`; trainer state and tokenizer are copied.
 
-    A few megabytes of a tensor are in memory at a time, on every core. What is read is checked on the way: a
-    copy of damaged bytes would carry checksums that call them sound.
+    Every core has a few megabytes of a tensor in memory. Checksums are verified while reading: a copy of
+    damaged bytes would get valid checksums.
 
     Args:
-        layout: tp, pp and vp of the pieces; the optimizer's state is not cut over dp.
+        layout: tp, pp and vp of the pieces; the optimizer's state is not split over dp.
         optimizer, dtype: as for `writer.namespaces_to_write`.
         force: replace a checkpoint of this iteration.
-        progress: of the bytes written.
+        progress: called with the bytes written.
 
     Returns:
         the new checkpoint's folder.
 
     Raises:
-        LayoutError: the model cannot be cut this way.
-        ConfigError: `run` is where the source is, or has this iteration already.
+        LayoutError: the model cannot be split this way.
+        ConfigError: `run` is the source, or has this iteration already.
         FormatError: the source is damaged, or a weight is too large for the dtype.
     """
     check_table(source)
@@ -56,20 +56,20 @@ def reshard(
         space: {name: t.dtype for name, t in tensors.items()} for space, tensors in source.tensors.items()
     }
     made_from = namespaces_to_write(stored, optimizer=optimizer, dtype=dtype)
-    # a layout that cannot be is refused before anything is written
+    # refuse an impossible layout before writing
     spaces = {space: rank_shares(source.spec, layout, plan.dtypes) for space, plan in made_from.items()}
     if run.resolve() in (source.folder.resolve(), source.folder.resolve().parent):
-        raise ConfigError("--save", "is where --load is", found=run, wanted="another folder")
+        raise ConfigError("--save", "is the same folder as --load", found=run, wanted="another folder")
     check_run_folder(run, source.iteration, force=force)
     check_metadata(source)
 
     def read_rows(space: str, name: str) -> Iterator[RowChunk]:
         origin = made_from[space].space
-        want = made_from[space].dtypes[name]
-        have = stored[origin][name]
+        target_dtype = made_from[space].dtypes[name]
+        stored_dtype = stored[origin][name]
         where = f"{source.folder}: {origin} {name}"
         for chunk in stream_rows(source, origin, name):
-            yield RowChunk(chunk.first, dtypes.cast(chunk.values, have, want, where))
+            yield RowChunk(chunk.first, dtypes.cast(chunk.values, stored_dtype, target_dtype, where))
 
     tokenizer = source.folder / TOKENIZER
     with saving_checkpoint(run, source.iteration) as save:

@@ -1,4 +1,4 @@
-"""Statistics of tensors in one pass: norm, range, NaNs, magnitudes. A few rows are in memory."""
+"""Statistics of tensors in one pass with a few rows in memory: norm, range, NaNs, magnitudes."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from mega_schema.checkpoint.reader import Checkpoint
 
 @dataclass(slots=True)
 class Stats:
-    """Statistics of the finite numbers of a tensor, and counts of the others.
+    """Statistics of the finite elements of a tensor, and counts of the others.
 
     Attributes:
-        minimum, maximum: infinite if there are no finite numbers.
-        squares: their sum of squares.
-        magnitudes: exponent -> how many numbers have a magnitude from 2**exponent up to twice that.
+        minimum, maximum: infinite if no element is finite.
+        squares: sum of squares of the finite elements.
+        magnitudes: exponent -> number of elements with a magnitude in [2**exponent, 2**(exponent + 1)).
     """
 
     elements: int = 0
@@ -43,7 +43,7 @@ class Stats:
         return self.elements - self.nan - self.inf
 
     def update(self, values: np.ndarray) -> None:
-        """Add numbers, float64."""
+        """Add values, float64."""
         self.elements += values.size
         nan, inf = int(np.count_nonzero(np.isnan(values))), int(np.count_nonzero(np.isinf(values)))
         self.nan, self.inf = self.nan + nan, self.inf + inf
@@ -62,7 +62,7 @@ class Stats:
             self.magnitudes[int(exponent)] = self.magnitudes.get(int(exponent), 0) + int(count)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a JSON object; null where an empty or wholly non-finite tensor has no value."""
+        """Return a JSON object; null for values that a tensor without finite elements does not have."""
         has_values = self.finite > 0
         return {
             "elements": self.elements,
@@ -78,7 +78,7 @@ class Stats:
 
 
 def compute_stats(chunks: Iterator[RowChunk], dtype: str, update: UpdateProgress) -> Stats:
-    """Compute the statistics of a tensor, given as it is stored."""
+    """Compute the statistics of a tensor from row chunks in the stored dtype."""
     stats = Stats()
     for chunk in chunks:
         stats.update(as_float64(chunk.values, dtype))
@@ -106,10 +106,10 @@ def checkpoint_stats(
 def source_stats(
     source: CheckpointSource, progress: Progress = no_progress
 ) -> dict[str, dict[str, dict[str, Any]]]:
-    """Do the same for a checkpoint of any format; its checksums are verified before.
+    """Compute the statistics of a checkpoint of any format; its checksums are verified first.
 
     Raises:
-        FormatError: it is damaged.
+        FormatError: the checkpoint is damaged.
     """
     shapes = {row.name: row.shape for row in table(source.spec)}
     kinds = source.spaces

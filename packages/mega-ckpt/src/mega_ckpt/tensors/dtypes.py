@@ -1,4 +1,4 @@
-"""Cast floating-point numbers between widths; bfloat16 is its bits, since numpy has no such type."""
+"""Cast floating-point numbers; bfloat16 is stored as uint16 bits, since numpy has no such type."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def cast(stored: np.ndarray, have: str, want: str, where: object) -> np.ndarray:
     """Cast numbers to another dtype, rounded to nearest, ties to even.
 
     Args:
-        stored: values as stored in a file of dtype `have`, bfloat16 as its bits.
+        stored: values in the dtype `have`; bfloat16 as uint16 bits.
         have, want: two of FLOATS; if equal, `stored` is returned unchanged.
         where: names the tensor in the message.
 
@@ -49,7 +49,7 @@ def round_float32(number: np.ndarray, want: str) -> np.ndarray:
 
 
 def as_float32(stored: np.ndarray, have: str) -> np.ndarray:
-    """Convert stored values of one of FLOATS to float32, which represents all of them."""
+    """Convert stored values of one of FLOATS to float32, which is exact."""
     if have == "BF16":
         return (stored.astype(np.uint32) << 16).view(np.float32)
     return stored.astype(np.float32, copy=False)
@@ -61,9 +61,10 @@ def as_float64(stored: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def _to_bfloat16(number: np.ndarray) -> np.ndarray:
-    """Round to the upper half of a float32; a NaN stays one whatever its lower half was."""
+    """Round float32 to bfloat16 bits; NaN stays NaN."""
     bits = np.ascontiguousarray(number).view(np.uint32)
-    half = bits >> 16  # one array for all steps: in a virtual machine new memory costs more than the sums
+    # one array for all steps: in a virtual machine new memory costs more than the arithmetic
+    half = bits >> 16
     half &= 1
     half += 0x7FFF
     half += bits

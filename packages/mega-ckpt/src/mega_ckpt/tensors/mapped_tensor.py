@@ -1,4 +1,4 @@
-"""One tensor of a file, mapped into memory."""
+"""A tensor of a file, mapped into memory."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from mega_schema.checkpoint.reader import DTYPES
 from mega_schema.errors import FormatError
 from mega_schema.sharding import Shape
 
-# bytes per number of every dtype that files use; the unusual ones are of buffers
+# bytes per element of every dtype in files; unusual ones occur in buffers
 DTYPE_BYTES: Mapping[str, int] = MappingProxyType(
     dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2"), 1)
     | dict.fromkeys(("U16", "I16", "F16", "BF16"), 2)
     | dict.fromkeys(("U32", "I32", "F32"), 4)
     | dict.fromkeys(("U64", "I64", "F64"), 8)
 )
-_BLOCK = 1 << 22  # bytes that are in memory at once
+_BLOCK = 1 << 22  # bytes in memory at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,8 @@ class MappedTensor:
 
     Attributes:
         dtype: safetensors' name for it.
-        offset: of its first number, in bytes from the beginning of the file.
-        strides: strides in numbers, one per dimension; None for C order.
+        offset: offset in bytes of its first element in the file.
+        strides: strides in elements, one per dimension; None for C order.
         storage: the tensor's storage in a file of `torch.save`.
     """
 
@@ -48,11 +48,11 @@ class MappedTensor:
 
     @property
     def bytes(self) -> int:
-        """The bytes of its numbers, each counted once."""
+        """The bytes of the tensor's distinct elements."""
         return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
 
     def values(self) -> np.ndarray:
-        """Map the tensor as it is stored, bfloat16 as its bits; for a dtype of DTYPES."""
+        """Map the tensor in its stored dtype, one of DTYPES; bfloat16 as uint16 bits."""
         kind = DTYPES[self.dtype]
         if self.bytes == 0:  # nothing to map
             return np.empty(self.shape, kind)
@@ -68,7 +68,7 @@ def verify_checksums(tensors: Iterable[MappedTensor]) -> None:
     """Verify the checksums of the storages of tensors, on all cores.
 
     Raises:
-        FormatError: the bytes are not those that were written.
+        FormatError: a checksum does not match.
     """
     storages = {(t.file, t.storage) for t in tensors if t.storage is not None and t.storage.crc}
     parallel_map(sorted(storages, key=lambda job: (job[0], job[1].begin)), _verify_checksum, lambda _: None)
@@ -92,7 +92,7 @@ def tensors_equal(first: MappedTensor, second: MappedTensor) -> bool:
     """Return whether two tensors are bitwise equal; reads a few megabytes of each at once."""
     if (first.dtype, first.shape) != (second.dtype, second.shape):
         return False
-    if first == second or first.dtype not in FLOATS:  # no weights, and refused as such
+    if first == second or first.dtype not in FLOATS:  # not weights: refused later
         return True
     a, b = (np.atleast_1d(tensor.values()) for tensor in (first, second))
     bits = f"u{a.itemsize}"

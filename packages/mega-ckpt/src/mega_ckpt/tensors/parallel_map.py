@@ -9,12 +9,12 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager
 from typing import TypeVar, cast
 
-_MAX_THREADS = 8  # more of them take memory, and a disk gives no more
+_MAX_THREADS = 8  # more threads need memory and do not read faster
 _END = object()
 Job = TypeVar("Job")
 Value = TypeVar("Value")
-UpdateProgress = Callable[[int], object]  # what is called with the bytes done since its last call
-Progress = Callable[[int], AbstractContextManager[UpdateProgress]]  # and with how many there are going to be
+UpdateProgress = Callable[[int], object]  # called with the bytes done since the last call
+Progress = Callable[[int], AbstractContextManager[UpdateProgress]]  # also called with the total bytes
 
 
 @contextmanager
@@ -26,14 +26,15 @@ def no_progress(_: int) -> Iterator[UpdateProgress]:
 def parallel_map(
     jobs: Sequence[Job], work: Callable[[Job, UpdateProgress], object], update: UpdateProgress
 ) -> None:
-    """Do all jobs in threads, in their order. If one fails, the others stop.
+    """Run all jobs in threads, started in order. If one fails, the others stop.
 
     Args:
-        work: does a job, and calls what it is given with the bytes done, often: there the others end.
+        work: does a job; it must often call its second argument with the bytes done, which also stops it
+            after a failure.
         update: called with the bytes done, by one thread at a time.
 
     Raises:
-        Exception: of the first job that failed.
+        Exception: the exception of the first job that failed.
     """
     stop = threading.Event()
     lock = threading.Lock()
@@ -61,10 +62,10 @@ def parallel_map(
 
 
 def prefetch(values: Iterator[Value]) -> Generator[Value, None, None]:
-    """Yield the same values; a thread computes the next one while the caller uses the last.
+    """Yield the values of an iterable; a thread computes the next value while the caller uses the last one.
 
     Raises:
-        Exception: that making a value raised, in its place.
+        Exception: raised by the iterable, in place of the value.
     """
     with ThreadPoolExecutor(1) as pool:
         upcoming = pool.submit(next, values, _END)

@@ -1,7 +1,7 @@
-"""Stream a tensor in chunks of rows, first to last, whatever pieces store it.
+"""Stream a tensor in chunks of rows, first to last, from any pieces.
 
-The rows of a piece are contiguous in its file, so every piece is read once, from its first byte to its last,
-and its checksum is computed on the way. Files are read, not mapped: one chunk is in memory.
+The rows of a piece are contiguous in its file, so every piece is read once, sequentially, and its checksum is
+verified at the end. Files are read, not mapped: one chunk is in memory.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from mega_schema.checkpoint.side_files import OTHER_ITERATION
 from mega_schema.errors import CorruptFileError, FormatError
 from mega_schema.sharding import Shape, Slab
 
-CHUNK_BYTES = 1 << 22  # bytes; a row that is longer is a chunk of its own
+CHUNK_BYTES = 1 << 22  # bytes of a chunk; a longer row is a chunk by itself
 
 
 @dataclass(frozen=True, slots=True)
 class RowChunk:
-    """Consecutive rows of a tensor as they are stored, bfloat16 as its bits.
+    """Consecutive rows of a tensor in the stored dtype; bfloat16 as uint16 bits.
 
     Attributes:
-        first: number of the first of them.
-        values: (rows, *shape[1:]); they hold until the next chunk is read.
+        first: number of the first row.
+        values: (rows, *shape[1:]); valid until the next chunk is requested.
     """
 
     first: int
     values: np.ndarray
 
 
-ReadRows = Callable[[str, str], Iterator[RowChunk]]  # of a tensor, by its namespace and name
+ReadRows = Callable[[str, str], Iterator[RowChunk]]  # reads a tensor's rows, given namespace and name
 
 
 def rows_per_chunk(shape: Shape, dtype: str) -> int:
-    """Return how many rows of a tensor one chunk has."""
+    """Return the number of rows in a chunk of a tensor."""
     return max(1, CHUNK_BYTES // max(1, math.prod(shape[1:]) * DTYPES[dtype].itemsize))
 
 
@@ -51,13 +51,13 @@ def row_slabs(shape: Shape, rows: int) -> Iterator[Slab]:
 
 
 def stream_rows(checkpoint: Checkpoint, space: str, name: str, rows: int | None = None) -> Iterator[RowChunk]:
-    """Stream the rows of a tensor whose pieces are known to cover it (`verify.check_cover`).
+    """Stream the rows of a tensor whose pieces cover it (checked by `verify.check_cover`).
 
     Args:
-        rows: of each chunk but the last; None for as many as make CHUNK_BYTES.
+        rows: number of rows in each chunk but the last; None: the rows of about CHUNK_BYTES.
 
     Raises:
-        FormatError: a piece is not what was written.
+        FormatError: a checksum does not match.
     """
     tensor = checkpoint.tensors[space][name]
     step = min(tensor.shape[0], rows or rows_per_chunk(tensor.shape, tensor.dtype))
@@ -70,7 +70,7 @@ def stream_rows(checkpoint: Checkpoint, space: str, name: str, rows: int | None 
             active, reading = reading, []
             for reader in active:
                 _read_rows(reader, out, first, past, reading)
-            # one that ends in this chunk is closed before the next is opened: there may be thousands
+            # a piece that ends in this chunk is closed before the next is opened: there may be thousands
             while waiting and waiting[-1].start[0] < past:
                 _read_rows(PieceReader(checkpoint, space, name, waiting.pop()), out, first, past, reading)
             yield RowChunk(first, out[: past - first])
@@ -94,7 +94,7 @@ class PieceReader:
         """Read the next bytes, as many as `into` holds.
 
         Raises:
-            FormatError: the file ends before.
+            FormatError: the file ends early.
         """
         filled = 0
         while filled < len(into):
@@ -112,7 +112,7 @@ class PieceReader:
         """Close the file and verify the checksum, after all bytes were read.
 
         Raises:
-            FormatError: it has not the checksum that it was written with.
+            FormatError: the checksum does not match.
         """
         self.close()
         assert self._offset == self.piece.offset + self.piece.bytes, (
@@ -139,21 +139,21 @@ def _read_rows(
 ) -> None:
     """Read a piece's rows from `first` up to `past`; append the reader to `unfinished` if more follow."""
     piece = reader.piece
-    unfinished.append(reader)  # or it would stay open if the disk fails now
+    unfinished.append(reader)  # otherwise it would stay open if the read fails
     end = piece.start[0] + piece.shape[0]
     rows = slice(max(first, piece.start[0]) - first, min(past, end) - first)
-    place = out[(rows, *(slice(s, s + n) for s, n in zip(piece.start[1:], piece.shape[1:], strict=True)))]
-    if place.flags.c_contiguous:
-        reader.read_into(as_bytes(place))
+    target = out[(rows, *(slice(s, s + n) for s, n in zip(piece.start[1:], piece.shape[1:], strict=True)))]
+    if target.flags.c_contiguous:
+        reader.read_into(as_bytes(target))
     else:
-        values = np.empty(place.shape, out.dtype)
+        values = np.empty(target.shape, out.dtype)
         reader.read_into(as_bytes(values))
-        place[...] = values
+        target[...] = values
     if end <= past:
         unfinished.pop()
         reader.finish()
 
 
 def as_bytes(values: np.ndarray) -> memoryview:
-    """Return the bytes of an array in C order, without a copy if it is in that order."""
+    """Return the bytes of an array in C order, without a copy if it is already in C order."""
     return np.ascontiguousarray(values).reshape(-1).view(np.uint8).data

@@ -1,7 +1,6 @@
 """Read safetensors files (`mega_schema.checkpoint.safetensors_header`) without copying, and build headers.
 
-The `safetensors` package has no numpy type for bfloat16; here it is the 16 bits it is (`DTYPES`), so moving a
-tensor cannot change it.
+The `safetensors` package has no numpy type for bfloat16; here it is uint16 (`DTYPES`), so copying is exact.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from mega_schema.errors import FormatError
 from mega_schema.sharding import Shape
 
 _MOST_DIMS = 64
-_LONGEST = 100_000_000  # bytes of a header; the `safetensors` package refuses more
+_LONGEST = 100_000_000  # maximum bytes of a header, as in the `safetensors` package
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +34,7 @@ def read_header(path: Path) -> SafetensorsHeader:
     """Read the header of a file and check it against the file's size.
 
     Raises:
-        FormatError: it is not a whole safetensors file.
+        FormatError: it is not a complete safetensors file.
     """
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -65,7 +64,7 @@ def read_header(path: Path) -> SafetensorsHeader:
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Build the header's object and refuse duplicate keys, of which readers would use different ones."""
+    """Build the header's object; refuse duplicate keys, which readers resolve differently."""
     entries = dict(pairs)
     if len(entries) < len(pairs):
         seen = set[str]()
@@ -107,7 +106,7 @@ def build_header(tensors: Sequence[TensorHeader], metadata: Mapping[str, str]) -
     """Return the first bytes of a file, and the offset of each tensor in it.
 
     Args:
-        metadata: of the whole file; `transformers` asks for {"format": "pt"}.
+        metadata: metadata of the file; `transformers` requires {"format": "pt"}.
     """
     entries = ((tensor.name, tensor.dtype, tensor.shape, tensor.bytes) for tensor in tensors)
     header, offsets = safetensors_header.build_header(entries, metadata)

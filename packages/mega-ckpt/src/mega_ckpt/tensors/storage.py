@@ -1,4 +1,4 @@
-"""Byte ranges of files: where the numbers of tensors are stored."""
+"""Byte ranges of files in which tensors are stored."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Storage(Span):
     """The byte range of a torch storage.
 
     Attributes:
-        crc: of the bytes; 0 where torch made none.
+        crc: CRC-32 of the bytes; 0 if torch wrote none.
     """
 
     key: str

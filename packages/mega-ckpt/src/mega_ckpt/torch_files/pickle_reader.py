@@ -4,9 +4,9 @@
         opened = unpickler.open(path)
     opened.entry("model.language_model.encoder.layers.0.mlp.dense_h_to_4h.weight").values()
 
-The pickle is read by a process without files or network (`sandbox.sandbox_process`), which answers with its
-content. The numbers stay in the file: a tensor is a `MappedTensor`, mapped at its offset. Tensors that share
-a storage overlap, as they did in memory.
+A process without access to files or network (`sandbox.sandbox_process`) reads the pickle and returns its
+content. Tensor data stays in the file: a tensor is a `MappedTensor`, mapped at its offset. Tensors that
+shared a storage overlap.
 
     in the file                                  in the tree
     dict, OrderedDict, defaultdict, Counter      dict
@@ -14,7 +14,7 @@ a storage overlap, as they did in memory.
     tensor, parameter, storage                   MappedTensor
     array or number of numpy                     numpy's array, or Python's number
     member of an enum                            EnumMember
-    object of a class that is on the list        Record
+    object of an allowed class        Record
     torch.float32, list and the like             GlobalName, a text
 """
 
@@ -52,16 +52,16 @@ _BOOT = (
     "from mega_ckpt.torch_files.sandbox.sandbox_process import main; main()"
 )
 _SOURCE_FOLDER = str(Path(__file__).resolve().parents[2])
-_REPLY_TIMEOUT = 2 * sandbox_process.SECONDS  # for the next word of the other process
+_REPLY_TIMEOUT = 2 * sandbox_process.SECONDS  # seconds to wait for the sandbox process
 _MAX_ANSWER = 2 * sandbox_process.LONGEST  # bytes; JSON encodes some characters in six
 _MAX_DIMS = 64
-_MAX_COMPOSED, _MAX_COMPOSED_WIDTH = 1024, 64  # keys of one dict, and values in one key
-_MAX_SECONDS = 60  # of CPU time, to build the values of one file
-_VALUES_PER_CLOCK_CHECK = 1 << 14  # values made between two looks at the clock
+_MAX_COMPOSED, _MAX_COMPOSED_WIDTH = 1024, 64  # maximum composed keys of one dict, and values in one key
+_MAX_SECONDS = 60  # seconds of CPU time to build the values of one file
+_VALUES_PER_CLOCK_CHECK = 1 << 14  # values built between two checks of the clock
 _INT64 = range(-(1 << 63), 1 << 64)
 _BROKEN = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError)
 _NUMPY_CODE = re.compile(r"[<>][biufcSU][1-9]\d*")
-_HINT = "where you trust the file: torch.load it, and torch.save its tensors, dicts, lists and numbers alone"
+_HINT = "if you trust the file: torch.load it, and torch.save only its tensors, dicts, lists and numbers"
 
 
 def open_file(path: Path, begin: int = 0, length: int | None = None) -> PickleFile:
@@ -84,7 +84,7 @@ class Unpickler:
                 stderr=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 cwd="/",
-                env=keep,  # nothing of this process's environment
+                env=keep,  # without the rest of the environment
             )
 
     def __enter__(self) -> Self:
@@ -103,7 +103,7 @@ class Unpickler:
             begin, length: byte range of a file within another.
 
         Raises:
-            FormatError: the file is missing, damaged, too large to read, or asks for what is not allowed.
+            FormatError: the file is missing, damaged, too large, or names a global that is not allowed.
         """
         if not path.is_file():
             raise FormatError(path, "no such file")
@@ -128,7 +128,7 @@ class Unpickler:
             archive = zip_reader.read_archive(path, file, whole)
             blocks = zip_reader.read_pickle_blocks(path, file, archive)
             answer = self._ask(path, blocks, archive.pickle.bytes)
-            for _ in blocks:  # behind the last of them they are checked
+            for _ in blocks:  # after the last block the checksum is verified
                 pass
             return _TreeBuilder(path, answer["storages"], archive.storages).value(answer["values"][0])
         if zip_reader.is_legacy(head):
@@ -136,7 +136,7 @@ class Unpickler:
             storages = _legacy_storages(path, file, whole, answer)
             return _TreeBuilder(path, answer["storages"], storages).value(answer["values"][3])
         if zip_reader.is_tar(head):
-            raise FormatError(path, "is of torch before 0.2", hint=zip_reader.RESAVE_HINT)
+            raise FormatError(path, "was written by torch before 0.2", hint=zip_reader.RESAVE_HINT)
         if not head.startswith(b"\x80"):
             raise FormatError(path, "is not a file of torch.save", found=f"{head[:4]!r} at its beginning")
         answer = self._ask(path, read_blocks(file, whole), whole.bytes)
@@ -166,7 +166,9 @@ class Unpickler:
                     path, "the process that reads pickles ended", found="no answer", wanted=limits
                 ) from error
         if "broken" in answer:
-            raise FormatError(path, "is not a whole pickle", found=_printable(answer["broken"]), hint=DAMAGED)
+            raise FormatError(
+                path, "is not a complete pickle", found=_printable(answer["broken"]), hint=DAMAGED
+            )
         if "refused" in answer:
             raise FormatError(path, answer["refused"], found=_printable(answer["found"]), hint=_HINT)
         return dict(answer)
@@ -175,7 +177,7 @@ class Unpickler:
 def _legacy_storages(
     path: Path, file: BinaryIO, whole: Span, answer: Mapping[str, Any]
 ) -> dict[str, Storage]:
-    """Locate the storages behind the pickles, in a file from before torch 1.6."""
+    """Locate the storages after the pickles, in a file written before torch 1.6."""
     magic, _, system, _, keys = answer["values"]
     order = dict(zip(system[1::2], system[2::2], strict=True)).get("little_endian")
     if magic != ["int", f"{MAGIC:x}"] or order is not True or keys[0] != "list":
@@ -197,7 +199,7 @@ def _legacy_storages(
 
 
 class _TreeBuilder:
-    """Builds values from the other process's answer, which is not trusted."""
+    """Builds values from the sandbox process's answer, which is not trusted."""
 
     def __init__(self, path: Path, storages: Mapping[str, Any], spans: Mapping[str, Storage]) -> None:
         self._path = path
@@ -276,7 +278,7 @@ class _TreeBuilder:
         return known[type_]
 
     def _tensor(self, key: str, type_: Any, first: int, shape: list[Any], strides: list[Any]) -> MappedTensor:
-        if isinstance(type_, list):  # its own, not its storage's
+        if isinstance(type_, list):  # the tensor's dtype, not the storage's
             dtype = self._dtype(allowlist.DTYPES, type_[1])
         else:
             dtype = self._dtype(allowlist.STORAGES, type_)
@@ -288,7 +290,7 @@ class _TreeBuilder:
         dims = list(zip(counts, steps, strict=True))
         numbers = math.prod(counts)
         last = first + sum((n - 1) * step for n, step in dims)
-        # a tensor that names a number twice may name it any number of times
+        # a tensor with overlapping elements may be arbitrarily large
         if numbers and (last >= span.bytes // width or numbers > span.bytes // width):
             raise FormatError(
                 f"{self._path}: storage {key}",
@@ -334,7 +336,8 @@ def _build_record(kind: str, args: tuple[Any, ...], state: Any) -> Record | Enum
         return EnumMember(kind, args[0], known.get(args[0], ""))
     if state is None or isinstance(state, dict):
         return Record(kind, args, state or {})
-    if isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], dict):  # of a class with slots
+    # the state of a class with slots
+    if isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], dict):
         return Record(kind, args, {**(state[0] or {}), **state[1]})
     return Record(kind, args, {"state": state})
 

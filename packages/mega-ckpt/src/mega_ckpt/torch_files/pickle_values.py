@@ -10,7 +10,7 @@ from typing import Any
 from mega_ckpt.tensors.mapped_tensor import MappedTensor
 from mega_schema.errors import FormatError
 
-_NAMES = 1 << 27  # characters of all tensors' names
+_NAMES = 1 << 27  # maximum characters of all tensor names
 
 
 class GlobalName(str):
@@ -34,8 +34,8 @@ class Record:
 
     Attributes:
         kind: its class, with the module.
-        args: what it was made with.
-        fields: its attributes; "state" alone where its class has a way of its own to say them.
+        args: arguments of its constructor.
+        fields: its attributes; only "state" if its class has a custom pickle state.
     """
 
     kind: str
@@ -65,13 +65,13 @@ class PickleFile:
         """Return every tensor under its dotted name.
 
         Raises:
-            FormatError: they are too long, all together.
+            FormatError: the names are too long in total.
         """
         tensors = dict[str, MappedTensor]()
         characters = 0
         for keys, tensor in _tensors(self.tree, ()):
             characters += sum(map(len, keys))
-            if characters > _NAMES:  # a long key over many tensors is in the name of each
+            if characters > _NAMES:  # a long key is part of the names of all tensors below it
                 wanted = f"at most {_NAMES:,} characters"
                 raise FormatError(self.file, "names of tensors are too long", wanted=wanted)
             tensors[".".join(keys)] = tensor

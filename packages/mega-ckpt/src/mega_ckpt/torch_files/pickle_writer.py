@@ -1,7 +1,7 @@
-"""Write a tree of plain values as a pickle of protocol 2, which torch and every Python since 2.3 read.
+"""Write a tree of plain values as a pickle of protocol 2, which torch and all Pythons since 2.3 read.
 
-It may contain what `pickle_reader` finds in a file: plain Python values, `Record`, `EnumMember`,
-`GlobalName`, numpy arrays, and a `TensorHeader` in the place of a tensor.
+It may contain the types that `pickle_reader` returns: plain Python values, `Record`, `EnumMember`,
+`GlobalName`, numpy arrays, and a `TensorHeader` for each tensor.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ def dumps(tree: Any, key: Callable[[TensorHeader], str]) -> bytes:
     """Return the pickle of a tree.
 
     Args:
-        key: of the storage of a tensor's numbers; the same one for tensors that share it.
+        key: returns the storage key of a tensor; tensors with one key share a storage.
 
     Raises:
-        TypeError: there is something in the tree that is not in the list above.
+        TypeError: the tree contains another type.
     """
     return b"\x80\x02" + _Pickler(key).code(tree) + b"."
 

@@ -1,14 +1,14 @@
 """Locate the pickle and the storages in a file of `torch.save`, old or new.
 
-Since torch 1.6 the file is a zip whose members are stored as they are:
+Since torch 1.6 the file is a zip with uncompressed members:
 
-    NAME/data.pkl       the pickle, in which a tensor names its storage by key
-    NAME/data/KEY       the numbers of a storage, little endian
+    NAME/data.pkl       the pickle, in which a tensor refers to its storage by key
+    NAME/data/KEY       the data of a storage, little endian
     NAME/byteorder      "little" or "big", since torch 2.1
-    NAME/version        of the form, in decimal
+    NAME/version        version of the format, in decimal
 
 Older files are five pickles and the storages, one after another: a magic number, 1001, a dict
-with "little_endian", the pickle itself, the keys; then, per key, a u64 count of numbers, and the numbers.
+with "little_endian", the pickle itself, the keys; then, per key, a u64 element count and the data.
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ from mega_ckpt.tensors.storage import DAMAGED, Span, Storage, read_blocks
 from mega_schema.errors import FormatError
 
 MAGIC = 0x1950A86A20F9469CFC6C
-_LATEST = 10  # version of the zip's form that torch 2 still reads
-RESAVE_HINT = "torch.save(torch.load(file), new) with the torch that wrote it, or a later one, writes it anew"
-_LONGEST = 1 << 26  # bytes of a zip's directory, some hundred thousand members
+_LATEST = 10  # newest version of the zip format
+RESAVE_HINT = (
+    "torch.save(torch.load(file), new) with the torch that wrote it, or a later one, writes a current file"
+)
+_LONGEST = 1 << 26  # maximum bytes of a zip directory: some hundred thousand members
 _ZIP_ERRORS = (
     EOFError,
     zipfile.BadZipFile,
@@ -45,7 +47,7 @@ class Archive:
     """A file of torch 1.6 or later.
 
     Attributes:
-        crc: of the pickle; 0 if torch was configured to write none.
+        crc: CRC-32 of the pickle; 0 if torch wrote none.
         storages: by key.
     """
 
@@ -109,13 +111,13 @@ def read_archive(path: Path, file: BinaryIO, whole: Span) -> Archive:
     """Read the zip directory in a byte range of a file.
 
     Raises:
-        FormatError: it is not a whole zip as torch writes it.
+        FormatError: it is not a complete zip file of torch.
     """
     try:
         with zipfile.ZipFile(io.BufferedReader(FileSlice(file, whole))) as archive:
             return _archive(path, file, whole, archive)
     except _ZIP_ERRORS as error:
-        raise FormatError(path, "is not a whole zip", found=error, hint=DAMAGED) from error
+        raise FormatError(path, "is not a complete zip", found=error, hint=DAMAGED) from error
 
 
 def _archive(path: Path, file: BinaryIO, whole: Span, archive: zipfile.ZipFile) -> Archive:
@@ -125,7 +127,10 @@ def _archive(path: Path, file: BinaryIO, whole: Span, archive: zipfile.ZipFile) 
     pickles = [name for name in members if name.count("/") == 1 and name.endswith("/data.pkl")]
     if len(pickles) != 1:
         raise FormatError(
-            path, "is a zip of something else", found=f"{len(pickles)} members NAME/data.pkl", wanted="one"
+            path,
+            "is a zip without a pickle of torch",
+            found=f"{len(pickles)} members NAME/data.pkl",
+            wanted="one",
         )
     root = pickles[0].removesuffix("data.pkl")
     if f"{root}constants.pkl" in members:
@@ -158,7 +163,7 @@ def _archive(path: Path, file: BinaryIO, whole: Span, archive: zipfile.ZipFile) 
 
 
 def _read_word(file: BinaryIO, whole: Span, info: zipfile.ZipInfo | None, otherwise: bytes) -> bytes:
-    """Read a member that is one word."""
+    """Read a member that consists of one word."""
     if info is None:
         return otherwise
     span = _member_span(file, whole, info)
@@ -167,7 +172,7 @@ def _read_word(file: BinaryIO, whole: Span, info: zipfile.ZipInfo | None, otherw
 
 
 def _member_span(file: BinaryIO, whole: Span, info: zipfile.ZipInfo) -> Span:
-    """Return the byte range of a member, behind a header whose length the directory does not give."""
+    """Return the byte range of a member's data, after a local header of variable length."""
     form = struct.Struct("<4s22xHH")
     if info.header_offset < 0:
         raise zipfile.BadZipFile(f"{info.orig_filename} at byte {info.header_offset}")
@@ -188,7 +193,7 @@ def read_pickle_blocks(path: Path, file: BinaryIO, archive: Archive) -> Iterator
     """Yield the bytes of a zip's pickle and verify its checksum.
 
     Raises:
-        FormatError: after the last of them, if they are not those that were written.
+        FormatError: after the last block, if the checksum does not match.
     """
     crc = 0
     for block in read_blocks(file, archive.pickle):

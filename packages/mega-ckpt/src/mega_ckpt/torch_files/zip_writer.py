@@ -1,6 +1,6 @@
 """Write files of `torch.save` without torch, one tensor at a time: the zip of `zip_reader`.
 
-`torch.load` opens them, and maps them where it is asked to: numbers begin at multiples of 64 bytes.
+`torch.load` can also map the files: data begins at multiples of 64 bytes.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from mega_schema.checkpoint.reader import DTYPES
 
 _ROOT = "archive"
 _ALIGNMENT = 64  # bytes
-_PADDING = 0x4246  # name of the extra field that fills up to it; torch's own is called so
+_PADDING = 0x4246  # id of the extra field used as padding, as in torch
 _HEADER = 30  # bytes before a member's name
-_LARGE = 20  # bytes of the extra field that has sizes beyond four bytes
-_SLICE = 1 << 18  # bytes that are in the processor's cache between their checksum and the disk
-_FIXED_DATE = (1980, 1, 1, 0, 0, 0)  # the same values make the same file
+_LARGE = 20  # bytes of the zip64 extra field
+_SLICE = 1 << 18  # bytes checksummed at a time, so that they are still in the CPU's cache when written
+_FIXED_DATE = (1980, 1, 1, 0, 0, 0)  # constant: equal values give equal files
 
 
 def write(
@@ -40,13 +40,13 @@ def write(
     """Write a file and flush it to the disk.
 
     Args:
-        tree: what `torch.load` will return; see `pickle_writer`. Where it has the same header twice, the
-            tensors share their numbers.
-        values: called once per tensor; its numbers as they are stored, in one or more parts, in C order.
+        tree: the value that `torch.load` will return; see `pickle_writer`. Tensors with the same header
+            object share a storage.
+        values: called once per tensor; yields its data in C order, in one or more parts.
         update: called with the bytes of each part.
 
     Raises:
-        TypeError: the tree has something in it that is not written.
+        TypeError: the tree contains an unsupported type.
     """
     keys: dict[TensorHeader, str] = {}
     text = dumps(tree, lambda tensor: keys.setdefault(tensor, str(len(keys))))
@@ -80,7 +80,7 @@ def _parts(tensor: TensorHeader, parts: Iterable[np.ndarray]) -> Iterator[memory
 
 
 def _parts_of_tensor(size: int, parts: Iterator[memoryview], update: UpdateProgress) -> Iterator[memoryview]:
-    """Yield the parts of one tensor from the parts of all."""
+    """Yield the parts of one tensor from the parts of all tensors."""
     while size:
         part = next(parts)
         yield part

@@ -2,7 +2,7 @@
 
 A task's text yields its 13-grams of words, or the whole text if it has 8 to 12 words. An n-gram in a document
 is cut out together with about 200 characters on each side, up to the end of a sentence. N-grams that occur 10
-times or more in the corpus are common phrases and are kept, so the corpus is counted before it is cut.
+times or more in the corpus are common phrases and are kept, so n-grams are counted in the corpus first.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ class Decontaminate:
             if pieces == [row.text]:
                 return [row]
             if len(pieces) > self.pieces:
-                return f"falls into more than {self.pieces} pieces"
+                return f"splits into more than {self.pieces} pieces"
             if not pieces:
-                return "nothing left beside task text"
+                return "nothing left besides task text"
             old_prefix = f"{row.values['split_id']}-" if "split_id" in row.values else ""
             prefix = f"{old_prefix}{name}-{row.shard:05d}-{row.line:010d}"
             return [
@@ -80,7 +80,7 @@ class Decontaminate:
         return work
 
     def count(self, texts: Iterable[str]) -> dict[str, int]:
-        """Count how often each n-gram of the tasks is in the texts; omit those that are in none."""
+        """Count the occurrences of each n-gram of the tasks in the texts; omit those without one."""
         ngrams = self._task_ngrams()
         counts = Counter[str]()
         for text in texts:
@@ -158,12 +158,12 @@ class NgramSet:
         return smaller
 
     def might_contain(self, text: str) -> bool:
-        """Return False if the text certainly has no n-gram of the set."""
+        """Return False if the text certainly contains no n-gram of the set."""
         words = _split_words(text)
         return len(words) >= self.longest and bool(self._table[self._word_indices(words)].any())
 
     def find_hits(self, text: str) -> NgramHits:
-        """Find where n-grams begin in a text."""
+        """Find the positions of n-grams in a text."""
         words = _split_words(text)
         return NgramHits(self, text, words, np.flatnonzero(self._table[self._word_indices(words)]).tolist())
 

@@ -31,7 +31,7 @@ _ASCII_PUNCTUATION = str.maketrans(
 
 
 def might_change(text: str) -> bool:
-    """Return False if ftfy certainly leaves the text unchanged. Far cheaper than ftfy."""
+    """Return False if ftfy certainly does not change the text. Much faster than ftfy."""
     if _FTFY_CHARACTERS.search(text):
         return True
     if text.isascii():

@@ -1,8 +1,8 @@
 """Run a list of cleaning steps over the shards of a corpus.
 
 Steps that need one document run one after the other in one pass over a shard. A step that needs the whole
-corpus (duplicates, spans, the counts before decontamination) ends a pass. The next pass reads the files of
-that pass.
+corpus (duplicates, spans, counting for decontamination) ends a pass. The next pass reads the files of that
+pass.
 
     WORK/00-pass/…  WORK/01-duplicates/…  WORK/02-pass/…  ->  OUTPUT/SHARD, OUTPUT/dropped/…, OUTPUT/report.*
 """
@@ -51,7 +51,7 @@ class CleaningPass:
 
     Attributes:
         dropped: folder of the dropped documents, with the reason under "dropped"; None does not write them.
-        quarantine: folder of the lines that are no documents; None ends the run at the first.
+        quarantine: folder for lines that are not documents; None: the first such line ends the run.
         id_key: key of the id that each document must have; "" requires none.
     """
 
@@ -143,7 +143,7 @@ def _dropped_recorder(dropped: IO[bytes] | None) -> RecordDropped:
 def _apply_steps(
     row: Row, functions: Sequence[RowFunction], stats: Sequence[StepStats], record: RecordDropped
 ) -> Iterator[Row]:
-    """Yield the documents that the steps make of one document."""
+    """Apply the steps to one document and yield the resulting documents."""
     if not functions:
         yield row
         return
@@ -168,7 +168,7 @@ class Cleaning:
 
     Attributes:
         keep_dropped: write dropped documents to `output`/dropped.
-        skip: write the lines that are no documents to `output`/quarantine; else the first ends the run.
+        skip: write lines that are not documents to `output`/quarantine; otherwise the first one ends the run.
         id_key: key of the id of each document; "" for none.
         memory: bytes for sorting, in steps that compare all documents.
     """
@@ -193,7 +193,9 @@ class Cleaning:
             raise ConfigError("--step", "no step", hint="--step fix-text --step duplicates")
         for named_step in self.steps:
             if isinstance(named_step.step, SentenceDedupStep) and not named_step.step.sentences:
-                raise ConfigError("step spans: sentences", "none in a span", found=0, wanted="1 or more")
+                raise ConfigError(
+                    "step spans: sentences", "not a number of sentences", found=0, wanted="1 or more"
+                )
             if not _is_whole_corpus([named_step]):
                 named_step.step.start()  # fails early if a library or file is missing
         steps = [[named_step.name, asdict(named_step.step)] for named_step in self.steps]
@@ -240,7 +242,7 @@ class Cleaning:
         return CleaningPass(work, inputs, output, tuple(group), self.key, *options)
 
     def count_skipped(self) -> int:
-        """Count the lines of all shards that are no documents."""
+        """Count the lines of all shards that are not documents."""
         passes = self.passes()
         return sum(
             int(shard["skipped"])

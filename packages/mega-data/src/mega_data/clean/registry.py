@@ -136,7 +136,7 @@ def _convert_value(value: Any, target_type: Any, where: str) -> Any:
         ):
             return number
         wanted = "a whole number" if target_type is int else "a number"
-        raise ConfigError(where, "not of its kind", found=repr(value), wanted=f"{wanted}, not negative")
+        raise ConfigError(where, "wrong value", found=repr(value), wanted=f"{wanted}, not negative")
     if target_type is str and isinstance(value, str):
         return value
     if target_type == tuple[str, ...]:
@@ -144,4 +144,4 @@ def _convert_value(value: Any, target_type: Any, where: str) -> Any:
         if isinstance(values, Sequence) and all(isinstance(item, str) for item in values):
             return tuple(values)
     wanted = "a text" if target_type is str else "a list of texts"
-    raise ConfigError(where, "not of its kind", found=repr(value), wanted=wanted)
+    raise ConfigError(where, "wrong value", found=repr(value), wanted=wanted)

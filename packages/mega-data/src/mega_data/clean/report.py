@@ -1,4 +1,4 @@
-"""Render the counts of a cleaning as one HTML page that loads nothing else."""
+"""Render the counts of a cleaning run as one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def render_report(title: str, steps: Sequence[Mapping[str, Any]], skipped: int =
 
     Args:
         steps: the result of `Cleaning.report`.
-        skipped: lines that are no documents.
+        skipped: number of lines that are not documents.
     """
     body = [_overview(steps)]
     if skipped:
-        body.append(f"<p>{skipped:,} lines are no documents and lie in quarantine/.</p>")
+        body.append(f"<p>{skipped:,} lines are not documents; see quarantine/.</p>")
     for number, step in enumerate(steps, 1):
         body.append(f"<h2>{number}. {escape(step['step'])}</h2>")
         body.append(_reasons(step))
@@ -42,7 +42,7 @@ def _overview(steps: Sequence[Mapping[str, Any]]) -> str:
             f"<td class=n>{step['bytes_in'] / 1e6:,.2f}</td>"
             f"<td class=n>{step['bytes_out'] / 1e6:,.2f}</td><td class=n>{step['changed']:,}</td></tr>"
         )
-    note = "<p>MB are of text, for duplicates of whole lines.</p>"
+    note = "<p>MB count text; for duplicates, whole lines.</p>"
     return _table(head, rows) + note
 
 

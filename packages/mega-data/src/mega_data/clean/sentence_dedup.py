@@ -2,10 +2,10 @@
 
 "To deduplicate the data set, we discarded all but one of any three-sentence span occurring more than once in
 the data set" (arXiv:1910.10683, section 2.2). The first occurrence is kept, in the order of shard names,
-lines and sentences. Its sentences are kept even if another span that contains them is cut.
+lines and sentences. Its sentences are kept even if another span that contains them is removed.
 
     spans    a task per shard    text -> the hash and place of each span, in sorted runs
-    repeats  a task per range    equal hashes of all shards -> which are kept and which are cut, by shard
+    repeats  a task per range    equal hashes of all shards -> which spans are kept and removed, by shard
     cut      a task per shard    documents without the cut sentences
 """
 
@@ -48,7 +48,7 @@ _MULTIPLIER, _MIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)
 
 @dataclass(frozen=True, slots=True)
 class SentenceDedupStep:
-    """Cut all but one of each span of sentences that the corpus has more than once.
+    """Remove all but one occurrence of each span of sentences that is repeated in the corpus.
 
     Spans are compared by a 64-bit hash that ignores case and white space.
 
@@ -68,7 +68,7 @@ class SentenceDedup:
     Attributes:
         memory: bytes for sorting spans; `cut` needs 8 more for each repeated span of a shard.
         dropped: folder of the dropped documents, with the reason under "dropped"; None does not write them.
-        quarantine: folder of the lines that are no documents; None ends the run at the first.
+        quarantine: folder for lines that are not documents; None: the first such line ends the run.
         id_key: key of the id that each document must have; "" requires none.
     """
 
@@ -101,7 +101,7 @@ class SentenceDedup:
         return {"read": file_bytes(self.inputs[shard]), "documents": documents}
 
     def repeats(self, part: int) -> TaskResult:
-        """Write which spans of a key range are repeated: a chunk for each part that fits in memory.
+        """Write the repeated spans of a key range: a chunk for each part that fits in memory.
 
         A chunk has the u64 offsets of each shard's marks, the end of the marks, then the marks.
         """
@@ -209,7 +209,7 @@ def span_keys(pieces: Sequence[str], count: int) -> Numbers:
 
 
 def repeated_spans(shard_runs: Sequence[Sequence[tuple[Numbers, Numbers]]]) -> list[Numbers]:
-    """Return the marks of repeated spans by shard: place times two, plus one if the span is cut.
+    """Return the marks of repeated spans by shard: place times two, plus one if the span is removed.
 
     Args:
         shard_runs: keys and places of each shard; the places of one key ascend.

@@ -1,4 +1,4 @@
-"""Count what a pass over documents does: in and out, reasons, languages, lengths, examples."""
+"""Statistics of a pass over documents: documents in and out, reasons, languages, lengths, examples."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def error_limit(on_error: str, text: str | None) -> ErrorLimit:
     """Parse the limit that the flags name.
 
     Raises:
-        ConfigError: the text is no limit, or wrong rows end the run anyway.
+        ConfigError: the text is not a limit, or --on-error is not skip.
     """
     from mega_data.error_limit import OPTION, ErrorLimit
     from mega_schema.errors import ConfigError
@@ -52,7 +52,7 @@ def error_limit(on_error: str, text: str | None) -> ErrorLimit:
         return ErrorLimit()
     if on_error != "skip":
         hint = f"--on-error skip {OPTION} {text}"
-        raise ConfigError(OPTION, "says nothing without --on-error skip", hint=hint)
+        raise ConfigError(OPTION, "has no effect without --on-error skip", hint=hint)
     return ErrorLimit.parse(text)
 
 
@@ -66,7 +66,7 @@ def document_options(command: Command) -> Command:
             "--id-key", default="", show_default=False, help="Key of a document's id, written to dropped/."
         ),
         click.option(
-            "--on-error", type=ON_ERROR, default="fail", help="What to do with a line that is no document."
+            "--on-error", type=ON_ERROR, default="fail", help="What to do with a line that is not a document."
         ),
         max_errors_option("wrong lines"),
     )
@@ -90,13 +90,13 @@ def exit_if_nothing_left(written: int, read: int) -> None:
 
 def warn_replaced(prefix: Path) -> None:
     """Print that a dataset exists already and that this run replaces it."""
-    click.echo(f"note: {prefix}: a dataset is there already; it is replaced when this run ends", err=True)
+    click.echo(f"note: {prefix}: this dataset exists; it is replaced when this run ends", err=True)
 
 
 def warn_skipped(count: int, folder: Path) -> None:
     """Print how many lines are in the quarantine, if there are any."""
     if count:
-        click.echo(f"note: {count:,} lines were passed over, see {folder}", err=True)
+        click.echo(f"note: {count:,} lines were skipped, see {folder}", err=True)
 
 
 @contextmanager
@@ -129,7 +129,7 @@ def is_whole_run(executor: str, only: str | None) -> bool:
 
 
 def check_has_stage(executor: str, only: str | None, stages: Iterable[str]) -> None:
-    """Refuse an element of a job array without a stage, before it creates the folder of the run.
+    """Refuse an element of a job array without --stage, before it creates the folder of the run.
 
     Raises:
         ConfigError: the element has no stage; it cannot know when the others are finished.
@@ -219,12 +219,13 @@ def run_stages(
 class TaskProgress:
     """Progress of a stage: finished tasks, time left, and amounts and rate if the bytes are known.
 
-    A log has a line for each task. If a stage has more than MAX_LINES tasks, or their bytes are unknown, a
-    log has a line every ten seconds, and the last.
+    A log gets a line for each task; or, for more than MAX_LINES tasks or unknown bytes, a line every ten
+    seconds and a last one.
     """
 
     def __init__(self, label: str, stage: TaskStage, tasks: Sequence[int], bar: ProgressBar) -> None:
-        """
+        """Start the display of a stage.
+
         Args:
             tasks: the tasks that earlier processes have not finished.
             bar: counts bytes, or tasks if the bytes are unknown.

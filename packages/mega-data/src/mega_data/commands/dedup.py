@@ -86,7 +86,7 @@ def dedup(
     if jaccard is not None:
         if preset_options.unit == "text":
             raise ConfigError(
-                "--jaccard", "says nothing of equal texts", hint="leave it out with --preset exact"
+                "--jaccard", "has no effect on exact duplicates", hint="leave it out with --preset exact"
             )
         preset_options = replace(preset_options, jaccard=jaccard)
     staging = staging_folder(output)
@@ -125,7 +125,7 @@ def _finish(shards: Sequence[TaskResult], output: Path) -> None:
     """Print how many documents were kept.
 
     Raises:
-        SystemExit: nothing was: exit code 1.
+        SystemExit: no document was kept: exit code 1.
     """
     from mega_data.readers.inputs import QUARANTINE
 

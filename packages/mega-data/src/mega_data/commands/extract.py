@@ -43,7 +43,7 @@ from mega_schema.app.output_option import OUTPUT_ANY, OUTPUT_FOLDER
     "--on-error",
     type=ON_ERROR,
     default="fail",
-    help="At damaged input: fail, or skip and count the damage.",
+    help="On damaged input: fail, or skip and count the damage.",
 )
 @max_errors_option("damaged ranges", share="of all pages and ranges")
 @click.option("--keep-dropped", is_flag=True, help="Write skipped pages with the reason to OUTPUT.dropped.")

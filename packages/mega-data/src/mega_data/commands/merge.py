@@ -57,7 +57,7 @@ def merge(
 
     if bool(datasets) == bool(folder):
         found = "both" if datasets else "neither"
-        raise ConfigError("--datasets, --input", "one of the two names what is merged", found=found)
+        raise ConfigError("--datasets, --input", "exactly one is required", found=found)
     # each dataset stays open while it is merged; the default limit of open files is a few hundred
     _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
@@ -83,4 +83,7 @@ def merge(
         f"{result.sequences:,} sequences, {result.tokens:,} tokens, {rate:.0f} MB/s"
     )
     if result.differing:
-        click.echo(f"note: not made alike: {', '.join(result.differing)} (see each PREFIX.json)", err=True)
+        click.echo(
+            f"note: made with different options: {', '.join(result.differing)} (see each PREFIX.json)",
+            err=True,
+        )

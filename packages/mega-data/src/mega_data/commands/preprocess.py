@@ -33,7 +33,7 @@ _BYTE_PAIR_TYPES = ("GPT2BPETokenizer", "HuggingFaceTokenizer", "PretrainedFromH
 
 
 def _modules_to_import(tokenizer_type: str) -> tuple[str, ...]:
-    """Return the modules that the workers' process imports while the tokenizer opens."""
+    """Return the modules that the seed process imports while the tokenizer opens."""
     return (
         (*_WORKER_MODULES, "gigatoken.gigatoken_rs")
         if tokenizer_type in _BYTE_PAIR_TYPES

@@ -48,4 +48,4 @@ def train_tokenizer(
     save(tokenizer, output)
     click.echo(f"{output}: {describe(tokenizer)}")
     if tokenizer.identity.vocab_size < vocab_size:
-        click.echo(f"note: {vocab_size:,} were asked for; the text has no more pairs to merge", err=True)
+        click.echo(f"note: {vocab_size:,} were requested; the text has no more pairs to merge", err=True)

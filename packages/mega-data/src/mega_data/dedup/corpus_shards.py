@@ -19,7 +19,7 @@ class CorpusShards:
         inputs: shards in the order of `jsonl_shards.find_shards`.
         key: key of the text.
         id_key: key of the id; "" for documents without one.
-        quarantine: folder of the lines that are no documents; None ends the run at the first.
+        quarantine: folder for lines that are not documents; None: the first such line ends the run.
     """
 
     inputs: tuple[Path, ...]
@@ -31,7 +31,7 @@ class CorpusShards:
         return file_bytes(self.inputs[shard])
 
     def open_quarantine(self, shard: int) -> Quarantine:
-        """Open the file of a shard's lines that are no documents."""
+        """Open the file for a shard's lines that are not documents."""
         source = self.inputs[shard]
         assert self.quarantine is not None
         return Quarantine(self.quarantine / output_name(source), source)

@@ -62,16 +62,16 @@ class SetReader:
         small, large = sorted((len(set_a), len(set_b)))
         if not small or small < threshold * large:  # the sizes bound the similarity
             return False
-        both = np.concatenate([set_a, set_b])
-        both.sort()
-        shared = int(np.count_nonzero(both[1:] == both[:-1]))
-        return shared >= threshold * (len(both) - shared)
+        union = np.concatenate([set_a, set_b])
+        union.sort()
+        shared = int(np.count_nonzero(union[1:] == union[:-1]))
+        return shared >= threshold * (len(union) - shared)
 
     def _set(self, document: int) -> NDArray[np.uint32]:
         shard = bisect_right(self.firsts, document) - 1
         sets, offsets = self._shards[shard]
-        place = document - self.firsts[shard]
-        return sets[int(offsets[place]) : int(offsets[place + 1])]
+        index = document - self.firsts[shard]
+        return sets[int(offsets[index]) : int(offsets[index + 1])]
 
 
 def _map_sets(folder: Path, shard: int) -> MappedSets:

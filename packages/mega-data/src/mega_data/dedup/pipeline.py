@@ -3,7 +3,7 @@
     keys     a task per shard    text -> band keys, one per line and band
     pairs    a task per band     equal keys -> pairs of documents
     sets     a task per shard    shingle sets of the documents that have a pair, if pairs are checked
-    groups   one task            pairs, checked -> the root of each document, its group's smallest
+    groups   one task            pairs, checked -> the root (smallest document) of each document's group
     filter   a task per shard    lines whose document is its own root, byte for byte
 
 A document's number is its place: shards sorted by name, then lines. So the kept documents depend neither on
@@ -36,7 +36,7 @@ class Deduplication:
         memory: bytes for sorting pairs.
         dropped: folder of the dropped documents, each with the document that it duplicates; None does not
             write them.
-        quarantine: folder of the lines that are no documents; None ends the run at the first.
+        quarantine: folder for lines that are not documents; None: the first such line ends the run.
         id_key: key of the id by which `dropped` names documents; "" names them by file and line.
     """
 

@@ -12,7 +12,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """How documents are cut into shingles, compared and grouped.
+    """The parameters of shingling, comparison and grouping of documents.
 
     Attributes:
         unit: unit of a shingle; "text" is the whole text, compared by a 128-bit hash.

@@ -1,4 +1,4 @@
-"""The stages of a deduplication; the `run` of each is the work of one task."""
+"""The stages of a deduplication; the `run` method of each does one task."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class BandKeys:
 
 @dataclass(frozen=True, slots=True)
 class BandPairs:
-    """Writes a band's pairs and which documents are in one; the first band writes shard offsets too.
+    """Writes a band's pairs and the set of documents in pairs; the first band also writes shard offsets.
 
     Attributes:
         memory: bytes for sorting pairs.
@@ -161,8 +161,8 @@ class DuplicateGroups:
         shard = np.searchsorted(firsts, block, "right") - 1
         for number in np.unique(shard):
             in_shard = shard == number
-            places = block[in_shard] - np.uint64(firsts[number])
-            halves[in_shard] = read_entries(self.files.keys(int(number)), 1, self.files.columns, places)
+            indices = block[in_shard] - np.uint64(firsts[number])
+            halves[in_shard] = read_entries(self.files.keys(int(number)), 1, self.files.columns, indices)
         equal: NDArray[np.uint64] = block[halves[:, 0] == halves[:, 1]]
         return equal
 
@@ -213,10 +213,10 @@ class DocumentFilter:
 
     def _document_name(self, document: int, firsts: list[int]) -> str:
         """Return a document's id, or its file and line."""
-        shard, place = locate(document, firsts)
+        shard, index = locate(document, firsts)
         if self.corpus.id_key:
-            return read_id(self.files.ids, shard, place)
-        return f"{self.corpus.inputs[shard].name}:{place + 1}"
+            return read_id(self.files.ids, shard, index)
+        return f"{self.corpus.inputs[shard].name}:{index + 1}"
 
 
 @contextmanager

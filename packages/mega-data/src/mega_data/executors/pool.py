@@ -1,7 +1,7 @@
 """Worker processes for the tasks of stages: each receives the run once, then task numbers.
 
-`concurrent.futures` sends the work with every task, which takes most of the time of a run with many inputs,
-and waits for running tasks when it is interrupted. This pool terminates processes that are no longer needed.
+`concurrent.futures` sends the work with every task, which dominates the time of a run with many inputs, and
+waits for running tasks when it is interrupted. This pool terminates processes that are no longer needed.
 """
 
 from __future__ import annotations
@@ -103,9 +103,9 @@ class TaskPool:
         cause = f"{stage.name}, exit code {code}"
         if code is not None and code < 0:
             cause = f"{stage.name}, by {signal.Signals(-code).name}"
-        hint = "the same command goes on where this one ended"
+        hint = "run the same command again to resume"
         if code == -signal.SIGKILL:
-            hint += "; where the system had no memory left, fewer workers need less"
+            hint += "; if the system was out of memory, use fewer workers"
         raise MegaError("--workers", "a process was killed", found=cause, hint=hint)
 
 
@@ -115,7 +115,7 @@ def _serve(stages: Sequence[TaskStage], folder: Path, pipe: Connection) -> None:
     signal.signal(signal.SIGTERM, _exit_on_sigterm)  # so that temporary files are removed
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     _exit_with_parent()
-    with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone
+    with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent has exited
         while True:
             number, task = pipe.recv()
             try:

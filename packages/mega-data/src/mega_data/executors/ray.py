@@ -1,7 +1,7 @@
 """Run tasks on a Ray cluster: the one that RAY_ADDRESS names, or a local one.
 
-The workers must see the inputs, the output and the work folder under the same paths, as Slurm's nodes must,
-and have the libraries that the command needs. The code of mega_data is sent with the run.
+As with Slurm, all nodes must see the inputs, the output and the work folder under the same paths, and have
+the libraries that the command needs. The code of mega_data is sent with the run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from mega_schema.app.install_hint import install_hint
 from mega_schema.errors import ConfigError, MegaError
 
 _CONNECT_SECONDS = 10.0  # to wait for a cluster to answer
-_HINT = "the same command goes on where this one ended"
+_HINT = "run the same command again to resume"
 
 
 def run(

@@ -1,4 +1,4 @@
-"""Run tasks on a Slurm job array: element i of n has every n-th task of a stage from i on.
+"""Run tasks on a Slurm job array: element i of n runs every n-th task of a stage, starting with task i.
 
 The output of a task does not depend on the element, so an array may be resubmitted with another n: finished
 tasks stay finished.
@@ -21,24 +21,24 @@ def array_element(environment: Mapping[str, str]) -> tuple[int, int]:
     """Return this process's index in its array, from 0, and the size of the array.
 
     Raises:
-        ConfigError: the process is in no array, or the array's numbers have gaps.
+        ConfigError: the process is not in an array, or the array indices have gaps.
     """
     values = {name: environment.get(name, "") for name in (_ID, _FIRST, _STEP, _COUNT)}
     values[_STEP] = values[_STEP] or "1"
     for name, value in values.items():
         if not value.isdecimal():
-            what = "is no number" if value else "is not set: this is no element of a job array"
+            what = "is not a number" if value else "is not set: not an element of a job array"
             raise ConfigError(name, what, hint=f"{_ARRAY} infra/slurm/data.sbatch ...")
     number, first, step, count = (int(value) for value in values.values())
     index, remainder = divmod(number - first, max(1, step))
     if remainder or not 0 <= index < count:
         what = f"element {number} of {count}: the numbers have gaps"
-        raise ConfigError(_ID, what, hint=f"{_ARRAY}; what is done is not done again")
+        raise ConfigError(_ID, what, hint=f"{_ARRAY}; finished tasks are not repeated")
     return index, count
 
 
 def refuse_whole_run(stages: Iterable[str]) -> NoReturn:
-    """Refuse an array element without a stage.
+    """Refuse an array element without --stage.
 
     Raises:
         ConfigError: always; it names the stages.

@@ -113,7 +113,7 @@ def _is_splittable(path: Path, file_format: str) -> bool:
 def read_pages(
     part: FileRange, file_format: str, *, full_page: bool = False
 ) -> Iterator[Page | SkippedPage | DamagedRange]:
-    """Read the pages of a file, or those that begin in a range of it.
+    """Read the pages of a file, or those that begin in a byte range of it.
 
     Args:
         file_format: one of FORMATS, or `auto`.

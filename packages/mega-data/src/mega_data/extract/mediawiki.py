@@ -2,7 +2,7 @@
 
 Each `<page>` element is parsed by itself. So a dump can be split anywhere, each part has the pages that begin
 in it, and a damaged page affects no other. One page is in memory at a time. Articles are the pages of
-namespace 0 that are no redirects.
+namespace 0 that are not redirects.
 """
 
 from __future__ import annotations
@@ -124,14 +124,14 @@ def is_splittable(path: Path) -> bool:
 def read_dump(
     path: Path, start: int = 0, end: int | None = None
 ) -> Iterator[Page | SkippedPage | DamagedRange]:
-    """Read the articles of a dump in order, what is skipped with its reason, and damaged ranges.
+    """Yield the articles of a dump in order, skipped pages with the reason, and damaged ranges.
 
     Args:
         start, end: byte range of the file in which pages begin; of a compressed file, in which their blocks
             begin.
 
     Raises:
-        FormatError: the file is no dump.
+        FormatError: the file is not a MediaWiki dump.
     """
     header = _read_header(path)
     wikitext = Wikitext(header.hidden)
@@ -159,7 +159,7 @@ def _read_header(path: Path) -> _DumpHeader:
     encoding = "utf-8" if is_utf16 or declared is None else declared[1].decode()
     before = head.partition(b"<page>")[0]
     if b"<mediawiki" not in before:
-        raise FormatError(path, "not a dump of MediaWiki's", wanted="<mediawiki> ... in XML")
+        raise FormatError(path, "not a MediaWiki dump", wanted="<mediawiki> ... in XML")
     try:
         element = _ElementParser(encoding, 0)
         element.feed(before)
@@ -187,7 +187,7 @@ def _to_utf8(path: Path, parts: Iterator[TextPiece | DamagedRange]) -> Iterator[
 def _parse_pages(
     path: Path, pieces: Iterator[TextPiece | DamagedRange], encoding: str, start: int, end: int | None
 ) -> Iterator[_PageParser | DamagedRange]:
-    """Parse the pages that begin in text at bytes before `end`; pass on the damaged ranges there."""
+    """Parse the pages that begin before byte `end`; yield the damaged ranges too."""
     size = path.stat().st_size
     is_plain = not detect_compression(path)
     buffer = b""

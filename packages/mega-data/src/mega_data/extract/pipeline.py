@@ -53,7 +53,7 @@ def is_one_file(output: Path) -> bool:
 
 
 def dropped_path(output: Path) -> Path:
-    """Return the path of the dropped pages: not in the output, whose readers read all of it."""
+    """Return the path of the dropped pages: outside the output folder, of which readers read all files."""
     if is_one_file(output):
         return output.with_suffix(".dropped.jsonl")
     return output.with_name(f"{output.name}.dropped")
@@ -165,7 +165,7 @@ class Extraction:
     def _report_damage(self, damage: DamagedRange, path: Path, *, is_logged: bool) -> None:
         what = f"{damage.reason} at byte {damage.start:,}"
         if not self.skip:
-            hint = "copy the file again, or leave out what is lost: --on-error skip"
+            hint = "copy the file again, or skip the damaged parts: --on-error skip"
             raise FormatError(path, what, found=damage.why, hint=hint)
         if is_logged:
             log.warning("%s: %s to %s: %s", path, what, f"{damage.end:,}", damage.why)
@@ -197,7 +197,7 @@ class Extraction:
         return base if self.one_file else base / f"{strip_extension(self.parts[task].path)}.jsonl"
 
     def _task_path(self, task: int, base: Path) -> Path:
-        """Return where a task writes what goes to `base`, the output or the dropped pages."""
+        """Return the path that a task writes for `base`, the output or the dropped pages."""
         if self._is_partial(task):
             return self.work / ("parts" if base == self.output else "dropped") / f"{task:05d}.jsonl"
         return self._final_path(task, base)

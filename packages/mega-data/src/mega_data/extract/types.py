@@ -23,10 +23,10 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class SkippedPage:
-    """A part of the source that is no document.
+    """A part of the source that is not a document.
 
     Attributes:
-        reason: one of a few reasons, by which it is counted.
+        reason: category under which it is counted.
     """
 
     reason: str

@@ -54,12 +54,12 @@ def read_warc(
                     position = start + record.stream_pos
                     reason = ""
                     has_records = True
-                    place = stream.file_offset(position) if stream else position
+                    offset = stream.file_offset(position) if stream else position
                     if lost is not None:
-                        yield DamagedRange(lost[0], place, lost[1])
+                        yield DamagedRange(lost[0], offset, lost[1])
                     lost = None
                     length = int(record.headers.get("Content-Length") or 0)
-                    yield _make_page(record, html, plain, full_page, place)
+                    yield _make_page(record, html, plain, full_page, offset)
             except (OSError, EOFError, ValueError) as error:
                 reason = str(error)
             if stream and stream.gap:
@@ -80,13 +80,13 @@ def read_warc(
 
 
 def _record_end(file: IO[bytes], position: int, length: int) -> int:
-    """Return where a record ends, given its first byte and its content length."""
+    """Return the end offset of a record, given its first byte and its content length."""
     position = file.seek(position)
     return position + max(0, file.read(_BLOCK).find(_BLANK)) + length + 2 * len(_BLANK)
 
 
 def _next_record(file: IO[bytes], position: int) -> int:
-    """Find where a record may begin, from a byte of the text on; -1 for nowhere."""
+    """Find the next possible start of a record, from a byte of the text on; -1 if there is none."""
     position = file.seek(position)
     buffer = file.read(len(_WARC))
     if buffer == _WARC:

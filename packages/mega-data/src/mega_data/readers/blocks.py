@@ -29,7 +29,7 @@ class RowError:
     Attributes:
         row: number of the row in its block, from 0.
         raw: the row itself.
-        is_fatal: the file could not be read: there is no row to skip, the run ends.
+        is_fatal: the file could not be read: there is no row to skip, and the run ends.
     """
 
     row: int
@@ -39,7 +39,7 @@ class RowError:
     raw: str = ""
     is_fatal: bool = False
 
-    def error(self, path: Path, first: int, hint: str = "mend or delete the line") -> FormatError:
+    def error(self, path: Path, first: int, hint: str = "correct or delete the line") -> FormatError:
         """Convert to an exception; `first` is the number in the file of the block's first row."""
         where = f"{path}:{first + self.row}"
         return FormatError(where, self.what, found=self.found, wanted=self.wanted, hint=hint)
@@ -52,7 +52,7 @@ class RowError:
 
 @dataclass(slots=True)
 class Rows:
-    """The rows of a block that hold texts, and the wrong ones.
+    """The rows of a block that contain texts, and the wrong rows.
 
     Attributes:
         count: number of rows, including blank ones.
@@ -101,7 +101,7 @@ class JsonLines:
             try:
                 data = self._read()
             except OSError as error:
-                reason, wanted = error.strerror or type(error).__name__, "bytes that can be read"
+                reason, wanted = error.strerror or type(error).__name__, "a readable file"
                 return Rows(errors=[RowError(0, "not readable", reason, wanted, is_fatal=True)])
         rows = Rows(0, len(data))
         view = memoryview(data)
@@ -218,7 +218,7 @@ class DamagedBlock:
     consumed_bytes: int = 0
 
     def rows(self, keys: Sequence[str]) -> Rows:
-        wanted = "a whole file; the rest of it is left out"
+        wanted = "a complete file; the rest of it is skipped"
         return Rows(errors=[RowError(0, self.what, self.found, wanted)])
 
 
@@ -252,7 +252,7 @@ def _parse_texts(
             return None
         # its line number is always 1
         return _line_error(
-            number, "not JSON", f"{error.msg} at column {error.colno}", "one object a line, in UTF-8", line
+            number, "not JSON", f"{error.msg} at column {error.colno}", "one object per line, in UTF-8", line
         )
     if not isinstance(values, dict):
         wanted = f"an object with {_quote_keys(keys)}"

@@ -1,9 +1,9 @@
 """Read bz2 block by block.
 
-A block begins with a 48-bit mark at any bit of the file and can be decompressed alone. So a file can be read
-from any offset, whether it has one stream or, like Wikipedia's multistream dumps, many, and reading continues
-at the next whole block after damage. The mark may also occur in the data of a block: a mark counts only if
-the block decompresses with a valid checksum.
+A block begins with a 48-bit magic number at any bit offset and can be decompressed independently. So a file
+can be read from any offset, whether it has one stream or, like Wikipedia's multistream dumps, many, and
+reading continues at the next whole block after damage. The mark may also occur in the data of a block: a mark
+counts only if the block decompresses with a valid checksum.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _ANY_MARK = re.compile(b"|".join(map(re.escape, _MIDDLES)))
 def read_bzip2(path: Path, start: int = 0) -> Iterator[TextPiece | DamagedRange]:
     """Read the text of every whole block that begins at byte `start` or later, and the damaged ranges.
 
-    Damage before the first block is reported only if `start` is 0; else the reader of the part before reports
-    it.
+    Damage before the first block is reported only if `start` is 0; otherwise the reader of the previous part
+    reports it.
     """
     with path.open("rb") as file:
         size = file.seek(0, 2)
@@ -81,9 +81,9 @@ def _find_marks(file: IO[bytes], bit: int) -> Iterator[tuple[int, int]]:
             mark, shift = _MIDDLES[match[0]]
             first = match.start() - 1
             around = buffer[match.start() - 1 : match.end() + 1]
-            place = 8 * (base + first) + shift
-            if len(around) == 7 and place >= bit and _bits_to_int(around, shift, _BITS) == mark:
-                yield place, mark
+            bit_offset = 8 * (base + first) + shift
+            if len(around) == 7 and bit_offset >= bit and _bits_to_int(around, shift, _BITS) == mark:
+                yield bit_offset, mark
         if not chunk:
             return
         base, bit = base + max(0, len(buffer) - 6), max(bit, 8 * (base + max(0, len(buffer) - 6)))

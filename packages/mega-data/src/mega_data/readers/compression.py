@@ -1,7 +1,7 @@
-"""Compressed files: their text as one stream, or piece by piece with each piece's place in the file.
+"""Read compressed files, as one stream or in pieces with the offset of each piece in the file.
 
 `open_decompressed` raises at damage. `read_pieces` yields a DamagedRange and continues at the next readable
-place: the next byte of a plain file, block of bz2, member of gz, frame or stream of the others.
+unit: the next byte of a plain file, block of bz2, member of gz, frame or stream of the others.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class DamagedRange:
     Attributes:
         start, end: bytes of the file on disk.
         why: message of the reader.
-        reason: one of a few reasons, by which it is counted.
+        reason: category under which it is counted.
     """
 
     start: int
@@ -185,7 +185,7 @@ def read_pieces(path: Path, start: int = 0, edge: int | None = None) -> Iterator
 
     Args:
         start: not 0 only for SPLITTABLE files.
-        edge: byte of a plain file at which a piece must begin.
+        edge: byte of a plain file at which a new piece must begin.
 
     Raises:
         ConfigError: a library that the compression needs is not installed.
@@ -266,11 +266,11 @@ def _read_frames(
                 compressed = unused
                 frame = None if frame.eof else frame
         if frame is not None:
-            yield DamagedRange(frame_start, position, "the file ends within what began here")
+            yield DamagedRange(frame_start, position, "the file ends within the frame that begins here")
 
 
 def _find_magic(file: IO[bytes], magic: bytes, position: int) -> int:
-    """Find where a frame may begin, from a byte on; the end of the file if none does."""
+    """Find the next possible start of a frame, from a byte on; the end of the file if there is none."""
     file.seek(position)
     buffer = b""
     while chunk := file.read(_CHUNK):

@@ -5,7 +5,7 @@
     a glob              the matches, sorted by path; `**` crosses linked folders; a matched folder as above
 
 A linked folder that leads back to a folder already read, and a file with two names, are read once and logged.
-A link to nothing is an error: its file system is not mounted, or its file was moved.
+A broken link is an error: its file system is not mounted, or its file was moved.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class FileResolver:
 
     Args:
         is_readable: whether a file of a folder is an input; a file that a word or a glob names always is.
-        wanted: what the words may name, for the error of one that names nothing.
+        wanted: description of valid words, for the error message.
     """
 
     def __init__(self, is_readable: Callable[[Path], bool], wanted: str) -> None:
@@ -53,8 +53,8 @@ class FileResolver:
         """Return the files that a word names and no earlier word named.
 
         Raises:
-            ConfigError: it names nothing, a link leads to nothing, or a folder holds several splits of a
-                Hugging Face dataset.
+            ConfigError: it names no file, a link is broken, or a folder contains several splits of a Hugging
+                Face dataset.
         """
         paths = _resolve_word(word, self._is_readable)
         if not paths:
@@ -174,7 +174,7 @@ class _Tree:
 
 
 def _walk(folder: Path) -> _Tree:
-    """Collect all files below a folder except hidden ones and outputs of ours without documents."""
+    """Collect all files below a folder except hidden ones and mega-data's outputs without documents."""
     tree = _Tree()
     pending = [folder]
     while pending:
@@ -200,7 +200,7 @@ def _list_folder(folder: Path, tree: _Tree) -> list[Path]:
         splits = sorted(name for name in names if (folder / name / "state.json").exists())
         hint = f"--input {folder / (splits[0] if splits else 'train')}"
         found = f"{folder}: {', '.join(splits) or 'dataset_dict.json'}"
-        raise ConfigError("--input", "holds several splits of a dataset", found=found, hint=hint)
+        raise ConfigError("--input", "contains several splits of a dataset", found=found, hint=hint)
     if "state.json" in names and (arrow := sorted(folder.glob("*.arrow"))):
         tree.files += arrow
         tree.saved_files |= set(arrow)
@@ -227,7 +227,7 @@ def _is_work_folder(path: Path) -> bool:
 
 
 def _is_own_output(path: Path, names: frozenset[str]) -> bool:
-    """Return whether a file is part of a dataset or tokenizer of ours, given the names in its folder."""
+    """Return whether a file is part of a dataset or tokenizer of mega-data, given the names in its folder."""
     if path.suffix in (".bin", ".idx", ".json") and {f"{path.stem}.bin", f"{path.stem}.idx"} <= names:
         return True
     if path.name in TOKENIZER_FILES and "identity.json" in names:
@@ -247,12 +247,14 @@ def _is_quarantine(path: Path) -> bool:
 def _refuse_dangling(path: Path) -> None:
     if path.is_symlink() and not path.exists():
         hint = f"is its file system mounted? else: rm {path}"
-        raise ConfigError("--input", "a link to nothing", found=f"{path} -> {path.readlink()}", hint=hint)
+        raise ConfigError("--input", "a broken link", found=f"{path} -> {path.readlink()}", hint=hint)
 
 
 def _log_skipped(folder: Path, tree: _Tree, unread: Sequence[Path]) -> None:
     if tree.not_kept:
-        log.warning("%s: read without %s: what was not kept", folder, " and ".join(sorted(tree.not_kept)))
+        log.warning(
+            "%s: read without %s: documents that were not kept", folder, " and ".join(sorted(tree.not_kept))
+        )
     if tree.own_outputs:
         log.warning("%s: read without outputs of mega-data: %s", folder, _format_paths(tree.own_outputs))
     if tree.repeated_folders:
@@ -264,7 +266,7 @@ def _log_skipped(folder: Path, tree: _Tree, unread: Sequence[Path]) -> None:
     if unread:
         endings = Counter(path.suffix or "no ending" for path in unread)
         counts = ", ".join(f"{count} {ending}" for ending, count in endings.most_common(_MAX_SHOWN))
-        log.warning("%s: %s of other formats not read: %s", folder, _format_count(len(unread)), counts)
+        log.warning("%s: skipped %s of other formats: %s", folder, _format_count(len(unread)), counts)
 
 
 def _format_count(count: int) -> str:

@@ -59,7 +59,7 @@ class HubDataset:
         return cls(word, name, **values)
 
     def state(self) -> str:
-        """Return what identifies the rows: the files of a folder, the commit on the hub.
+        """Return the identity of the rows: the files of a folder, or the commit on the hub.
 
         Raises:
             ConfigError: there is no such dataset, or the hub cannot be reached.
@@ -91,7 +91,7 @@ class HubDataset:
             for table in rows.select_columns(list(keys)).with_format("arrow").iter(1000):
                 yield from table.to_batches()
         except Exception as error:  # errors of many protocols without a common base class
-            hint = "the same command goes on where this one ended"
+            hint = "run the same command again to resume"
             raise MegaError(self.word, "not read to its end", found=_error_line(error), hint=hint) from None
 
     def _builder(self) -> Any:

@@ -77,14 +77,14 @@ class InputFile:
         return 0 if self.is_stream or self.format == HUB_FORMAT else self.path.stat().st_size
 
     def state(self) -> list[str | int]:
-        """Return what identifies the content: path, size and mtime of a file."""
+        """Return the identity of the content: path, size and mtime of a file."""
         if self.format == HUB_FORMAT:
             return [str(self.path), self.hub_dataset.state()]
         stat = self.path.stat()
         return [str(self.path.resolve()), stat.st_size, stat.st_mtime_ns, self.format]
 
     def version(self) -> FileVersion:
-        """Return size, inode and mtime of a file; () if it is gone, a stream or a name."""
+        """Return size, inode and mtime of a file; () if it is missing, a stream or a hub dataset."""
         return () if self.is_stream or self.format == HUB_FORMAT else file_version(self.path)
 
     def check_version(self, before: FileVersion) -> None:
@@ -104,7 +104,7 @@ def expand_inputs(words: Sequence[str], file_format: str | None = None) -> list[
         file_format: format of all files; None uses the extension of each name, else JSON lines.
 
     Raises:
-        ConfigError: a word names nothing, or a file of an unsupported format; see `readers.file_tree`.
+        ConfigError: a word names no file, or one of an unsupported format; see `readers.file_tree`.
     """
     wanted = "a file, a glob, a folder with .jsonl, .json, .txt or .parquet files, or - for stdin"
     files = FileResolver(lambda path: _extension(path) in _FORMAT_OF, wanted)

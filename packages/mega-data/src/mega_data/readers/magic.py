@@ -58,14 +58,14 @@ def detect_compression(path: Path) -> str:
 
 
 def check_format(path: Path, file_format: str, head: bytes) -> None:
-    """Refuse a file whose first bytes show a format that is not read here, or not under this name.
+    """Refuse a file whose first bytes are of an unsupported format, or do not match its name.
 
     Args:
         file_format: format to read it as: jsonl, text or table.
         head: its first HEAD_BYTES bytes, decompressed.
 
     Raises:
-        ConfigError: the file is of another format; the hint says how to convert it.
+        ConfigError: the file is of another format; the hint has a command to convert it.
     """
     if file_format == "table":
         return
@@ -82,7 +82,7 @@ def check_format(path: Path, file_format: str, head: bytes) -> None:
 
 def _check_json_lines(path: Path, head: bytes) -> None:
     text = head.removeprefix(BOM).lstrip()
-    line, _, rest = text.partition(b"\n")
+    line, _, tail = text.partition(b"\n")
     wanted = _describe_format("jsonl")
     if path.suffix in (".csv", ".tsv") and not text.startswith(b"{"):
         hint = f"datasets.load_dataset('csv', data_files={str(path)!r})['train'].to_json('a.jsonl')"
@@ -90,7 +90,7 @@ def _check_json_lines(path: Path, head: bytes) -> None:
     if text[:1] == b"[" and text[1:].lstrip()[:1] == b"{":
         hint = f"jq -c '.[]' {path} > {path.stem}.jsonl"
         raise ConfigError(path, "is one JSON array", wanted=wanted, hint=hint)
-    if line.strip() == b"{" and rest.lstrip()[:1] == b'"':
+    if line.strip() == b"{" and tail.lstrip()[:1] == b'"':
         hint = f"jq -c . {path} > {path.stem}.jsonl"
         raise ConfigError(path, "is JSON over several lines", wanted=wanted, hint=hint)
     if line[:1] == b"<":

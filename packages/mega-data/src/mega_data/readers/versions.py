@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mega_schema.errors import FormatError
 
-FileVersion = tuple[int, ...]  # size, inode and mtime of a file; () if it is gone
+FileVersion = tuple[int, ...]  # size, inode and mtime of a file; () if it is missing
 
 
 def file_version(path: Path) -> FileVersion:
@@ -33,7 +33,7 @@ def check_version(path: Path, before: FileVersion) -> None:
 
 @contextmanager
 def check_unchanged(path: Path) -> Iterator[None]:
-    """Check that a file does not change while it is read, however the reading ends.
+    """Check that a file does not change while the block reads it, even if the block fails.
 
     Raises:
         FormatError: another process wrote, replaced or removed it meanwhile.
@@ -48,8 +48,8 @@ def check_unchanged(path: Path) -> Iterator[None]:
 
 
 def changed_error(path: Path, before: int, now: int | None) -> FormatError:
-    """Build the error for a file that had `before` bytes and has `now`, None if it is gone."""
+    """Build the error for a file that had `before` bytes and now has `now`; None: it is missing."""
     found = "no such file" if now is None else f"{now:,} bytes"
-    hint = "let whoever writes it end, then give the command again"
+    hint = "wait until the other process has finished, then run the command again"
     wanted = f"the {before:,} bytes it had, untouched"
     return FormatError(path, "changed while it was read", found=found, wanted=wanted, hint=hint)

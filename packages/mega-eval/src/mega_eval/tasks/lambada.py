@@ -20,7 +20,7 @@ MAX_EXPONENT = 700.0  # nats; exp of more overflows a float64
 
 
 def split_last_word(text: str) -> tuple[str, str]:
-    """Split a text into the stripped text before its last word, and that word, by the strict rule.
+    """Split a text into the stripped text before its last word, and the last word.
 
     White space delimits words; white space after the last one is dropped.
     """
@@ -36,7 +36,7 @@ def build_windows(
     """Build a window for every passage.
 
     Args:
-        lines: for every passage its place in the file, which an error names, and its text.
+        lines: for every passage its location for error messages, and its text.
         strict: the target is the last word, encoded with one space before it; otherwise the last token of the
             text, whichever word it belongs to.
         max_length: tokens the model can read; a longer passage loses its beginning.

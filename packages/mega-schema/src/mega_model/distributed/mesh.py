@@ -70,7 +70,7 @@ class Axis:
     def enter(self, x: Tensor) -> AsyncTensor:
         """Start to enter a tensor-parallel region (Megatron's f): gather tokens with sequence parallelism.
 
-        Without it, the identity. Carries no gradient; `mega_model.tensor_parallel_ops` does.
+        Without it, the identity. Not differentiable; `mega_model.tensor_parallel_ops` has autograd functions.
         """
         if self.group is None or not self.sequence:
             return AsyncTensor(x)
@@ -80,7 +80,7 @@ class Axis:
     def leave(self, x: Tensor) -> AsyncTensor:
         """Start to leave a tensor-parallel region (Megatron's g): all-reduce, or reduce-scatter tokens.
 
-        `x` may be overwritten by the sum. Carries no gradient.
+        `x` may be overwritten by the sum. Not differentiable.
         """
         if self.group is None:
             return AsyncTensor(x)
@@ -95,19 +95,19 @@ class Axis:
         return x.chunk(self.size)[self.rank] if self.sequence and self.group is not None else x
 
     def reduce(self, x: Tensor, op: Reduction = "sum") -> Tensor:
-        """Reduce `x` over the ranks in place, and wait. Carries no gradient."""
+        """Reduce `x` over the ranks in place, and wait. Not differentiable."""
         if self.group is not None:
             dist.all_reduce(x, _OPS[op], group=self.group)
         return x
 
     def all_reduce(self, x: Tensor) -> AsyncTensor:
-        """Start to sum `x` over the ranks, in place. This and the two below carry no gradient."""
+        """Start to sum `x` over the ranks, in place. This and the next two are not differentiable."""
         return AsyncTensor(
             x, None if self.group is None else dist.all_reduce(x, group=self.group, async_op=True)
         )
 
     def reduce_scatter(self, shard: Tensor, whole: Tensor) -> AsyncTensor:
-        """Start to sum `whole` over the ranks; this rank's part goes to `shard`, maybe a view of `whole`."""
+        """Start to sum `whole` over the ranks; this rank's shard goes to `shard`, maybe a view of `whole`."""
         return AsyncTensor(shard, _scatter(shard, whole, group=self.group, async_op=True), whole)
 
     def all_gather(self, whole: Tensor, shard: Tensor) -> AsyncTensor:
@@ -131,7 +131,7 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """The number of processes, and which one this is."""
+    """The number of processes, and the rank of this one."""
 
     size: int = 1
     rank: int = 0
@@ -151,7 +151,9 @@ def _from_env(name: str, default: int) -> int:
     text = os.environ.get(name, str(default))
     if not text.isdecimal():
         hint = f"unset {name}, or start with torchrun"
-        raise ConfigError(name, "not a number", found=repr(text), wanted="what torchrun sets", hint=hint)
+        raise ConfigError(
+            name, "not a number", found=repr(text), wanted="an integer set by torchrun", hint=hint
+        )
     return int(text)
 
 
@@ -190,7 +192,7 @@ class Mesh:
         init_method: str = "env://",
         timeout_minutes: float = 10,
     ) -> Mesh:
-        """Meet the other processes and form the axes; one process alone starts nothing.
+        """Create the process groups of the axes with all other processes; a single process creates none.
 
         Args:
             device: "cpu" (gloo) or "cuda" (NCCL).

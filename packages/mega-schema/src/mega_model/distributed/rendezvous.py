@@ -23,7 +23,7 @@ _START_SKEW = timedelta(minutes=1)  # processes start at different times, howeve
 
 
 def rendezvous(init_method: str, rank: int, size: int, timeout: timedelta) -> Store:
-    """Meet the other ranks, and return an empty store that they share.
+    """Join the other ranks and return an empty store that they share.
 
     Args:
         init_method: torch.distributed's init_method.
@@ -61,10 +61,10 @@ def agree_on_roster(store: Store, rank: int, size: int, timeout: timedelta) -> S
         time.sleep(poll_seconds)
     raise LayoutError(
         f"rank {rank}",
-        "the ranks of this run did not all come",
+        "not all ranks joined the rendezvous",
         found=f"{len([r for r in range(size) if _read(store, f'name {r}')])} in {timeout}",
         wanted=f"{size} processes",
-        hint="look at the log of the host that is missing; --distributed-timeout-minutes waits longer",
+        hint="read the log of the missing host; --distributed-timeout-minutes waits longer",
     )
 
 

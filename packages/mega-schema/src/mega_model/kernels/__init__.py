@@ -1,4 +1,4 @@
-"""Kernels: faster versions of what a model computes, and the reference that each is checked against."""
+"""Kernels: faster versions of the model's functions, each checked against a reference."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ class _Attention(torch.autograd.Function):
     def forward(
         ctx: Any, q_BNsH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, causal: bool, dtype: torch.dtype
     ) -> Tensor:
-        """`dtype` is the dtype of the products' factors."""
+        """Compute attention; `dtype` is the dtype of the products' factors."""
         ctx.save_for_backward(q_BNsH, k_BKSH, v_BKSH)
         ctx.causal = causal
         ctx.dtype = dtype

@@ -47,12 +47,12 @@ class KernelChoice:
 
     @property
     def summary(self) -> str:
-        """The sources, most fields first: "triton, reference (attention, linear, add_product)"."""
+        """The sources, that of most fields first: "triton, reference (attention, linear, add_product)"."""
         fields_by_source: dict[str, list[str]] = {}
         for field, source in self.sources.items():
             fields_by_source.setdefault(source, []).append(field)
-        first, *rest = sorted(fields_by_source, key=lambda name: -len(fields_by_source[name]))
-        return ", ".join([first, *(f"{name} ({', '.join(fields_by_source[name])})" for name in rest)])
+        first, *others = sorted(fields_by_source, key=lambda name: -len(fields_by_source[name]))
+        return ", ".join([first, *(f"{name} ({', '.join(fields_by_source[name])})" for name in others)])
 
 
 def installed_version(name: str) -> str | None:
@@ -71,7 +71,7 @@ def choose_kernels(name: KernelsName, device: torch.device, *, backend: str = "i
 
     On a GPU, `auto` takes our Triton kernels, and flash-attn if it is installed. On a CPU it takes the
     reference with blockwise attention and, with a C++ compiler, the kernels of `cpp`. The name of a package
-    takes its kernels, and ours for the rest.
+    selects its kernels, and ours for all other functions.
 
     Args:
         backend: torch.compile's.
@@ -80,9 +80,9 @@ def choose_kernels(name: KernelsName, device: torch.device, *, backend: str = "i
         ConfigError: the requested package is not installed, or does not run on this device.
     """
     if name == "reference":
-        return _reference_choice("asked for")
+        return _reference_choice("requested")
     if name == "compile":
-        return _override(_reference_choice("not compiled"), name, _compile(backend), "asked for")
+        return _override(_reference_choice("not compiled"), name, _compile(backend), "requested")
     if name != "auto":
         _check_available(name, device)
     if device.type == "cpu" and not _is_interpreting():
@@ -94,16 +94,16 @@ def choose_kernels(name: KernelsName, device: torch.device, *, backend: str = "i
 
         triton_kernels = {field.name: getattr(TRITON, field.name) for field in fields(Kernels)}
         choice = _override(
-            _reference_choice(""), "triton", triton_kernels, "asked for" if name == "triton" else "installed"
+            _reference_choice(""), "triton", triton_kernels, "requested" if name == "triton" else "installed"
         )
     torch_kernels: third_party.KernelOverrides = {
         name: getattr(REFERENCE, name) for name in ("attention", "linear", "add_product")
     }
-    choice = _override(choice, "reference", torch_kernels, "torch's own: cuBLAS, cuDNN, flash or what it has")
+    choice = _override(choice, "reference", torch_kernels, "torch's own: cuBLAS, cuDNN, flash attention")
     package = "flash-attn" if name == "auto" else name
     if package in _THIRD_PARTY and installed_version(package) is not None:
         choice = _override(
-            choice, package, _THIRD_PARTY[package](), "installed" if name == "auto" else "asked for"
+            choice, package, _THIRD_PARTY[package](), "installed" if name == "auto" else "requested"
         )
     return choice
 
@@ -114,7 +114,7 @@ def _reference_choice(reason: str) -> KernelChoice:
 
 
 def _cpu_choice() -> KernelChoice:
-    choice = _reference_choice("what a CPU computes")
+    choice = _reference_choice("the CPU kernels")
     if not has_native(torch.bfloat16):
         overrides = {"attention": cpu_attention.attention_in_float32}
         return _override(choice, "blocked", overrides, "in float32: this CPU has no products of bfloat16")

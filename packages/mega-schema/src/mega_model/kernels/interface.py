@@ -16,13 +16,14 @@ Visible = Tensor | Literal["before"] | None
 
 
 class CrossEntropy(Protocol):
-    """log Σ exp(z) - z[target] of every token, over a vocabulary cut over tp."""
+    """A function that computes log Σ exp(z) - z[target] of every token, over a vocabulary split over tp."""
 
     def __call__(self, logits_CV: Tensor, target_C: Tensor, tp: Axis, scale: float | None) -> Tensor:
-        """
+        """Compute the loss of every token, and with `scale` the gradient of the logits.
+
         Args:
             logits_CV: this rank's columns without padding; a rank may have none. Overwritten: with `scale`
-                times the gradient of the summed losses, or with anything if scale is None.
+                times the gradient of the summed losses, or with unspecified values if scale is None.
             target_C: as this rank's columns; -1 for another rank's, IGNORED for an ignored token.
 
         Returns:
@@ -31,10 +32,11 @@ class CrossEntropy(Protocol):
 
 
 class DropoutAdd(Protocol):
-    """Dropout of x, and the addition to a residual: `mega_model.dropout.dropout_add`."""
+    """A function that applies dropout to x and adds a residual: `mega_model.dropout.dropout_add`."""
 
     def __call__(self, x: Tensor, residual: Tensor | None, key: Tensor, probability: float) -> Tensor:
-        """
+        """Apply dropout to x and add the residual.
+
         Args:
             x, residual: (..., D) of one shape; without a residual nothing is added.
             key: int64, one per row of x.
@@ -42,17 +44,18 @@ class DropoutAdd(Protocol):
 
 
 class Linear(Protocol):
-    """A linear layer's output, or with the transposed weight the gradient of its input: `products.linear`."""
+    """A function that computes a linear layer, or with Wᵀ its input gradient: `products.linear`."""
 
     def __call__(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
         """Compute x Wᵀ + b, (T, O), in the dtype of x."""
 
 
 class AddProduct(Protocol):
-    """Adds the gradient of a weight, a product, to a float32 sum: `products.add_product`."""
+    """A function that adds a weight gradient to a float32 sum: `products.add_product`."""
 
     def __call__(self, main_OI: Tensor, grad_TO: Tensor, x_TI: Tensor, *, first: bool, rounded: bool) -> None:
-        """
+        """Add gradᵀ x to `main_OI`.
+
         Args:
             main_OI: float32; gradᵀ x is added to it, or with `first` overwrites it.
             grad_TO, x_TI: of one dtype.
@@ -64,8 +67,8 @@ class AddProduct(Protocol):
 class Kernels:
     """One version of each function; `reference` defines all of them.
 
-    Shapes and contracts are documented in `reference`. An argument marked there as given up may be
-    overwritten.
+    Shapes and contracts are documented in `reference`. An argument marked there as "may be overwritten" must
+    not be used after the call.
     """
 
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]

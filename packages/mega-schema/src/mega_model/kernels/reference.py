@@ -64,8 +64,8 @@ def apply_rotary(x_TNH: Tensor, cos_TR: Tensor, sin_TR: Tensor) -> Tensor:
     """
     pairs = cos_TR.shape[-1]
     cos, sin = cos_TR[:, None].to(x_TNH.dtype), sin_TR[:, None].to(x_TNH.dtype)
-    a, b, rest = x_TNH.split([pairs, pairs, x_TNH.shape[-1] - 2 * pairs], -1)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), -1)
+    a, b, unrotated = x_TNH.split([pairs, pairs, x_TNH.shape[-1] - 2 * pairs], -1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin, unrotated), -1)
 
 
 def apply_rotary_packed(
@@ -74,7 +74,7 @@ def apply_rotary_packed(
     """Apply rotary positions to the queries and keys of a fused projection, and split off its values.
 
     Args:
-        qkv_TW: given up.
+        qkv_TW: may be overwritten.
         widths: of Q, K and V in it, in this order.
         head: width of a head.
 

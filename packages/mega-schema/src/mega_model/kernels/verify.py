@@ -120,7 +120,7 @@ def _numbers(shape: torch.Size | tuple[int, ...], seed: int) -> Tensor:
 def _case(
     name: str, device: torch.device, dtype: torch.dtype
 ) -> tuple[Callable[[Kernels], Callable[..., Any]], list[Tensor]]:
-    """Return how to call a kernel of a record, and its inputs."""
+    """Return a function that calls a kernel of a record, and its inputs."""
 
     def random_tensors(*shapes: tuple[int, ...]) -> list[Tensor]:
         return [_numbers(shape, i).to(device, dtype) for i, shape in enumerate(shapes)]

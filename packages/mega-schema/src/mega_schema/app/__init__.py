@@ -1,1 +1,1 @@
-"""What the command-line programs share: configuration, exit codes, hints, the frame of an HTML page."""
+"""Code that the command-line programs share: configuration, exit codes, hints, HTML page layout."""

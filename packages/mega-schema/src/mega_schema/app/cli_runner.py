@@ -1,7 +1,7 @@
-"""Run a command: a user's mistake becomes one line and exit code 2.
+"""Run a command and report a user's mistake as one line and exit code 2.
 
-A traceback on the terminal means a bug of ours. Exit codes: 0 done, 1 different (of a command that compares),
-2 a mistake that the line explains, 130 interrupted, 143 terminated.
+A traceback on the terminal means a bug in this toolkit. Exit codes: 0 done, 1 different (of a command that
+compares), 2 a mistake that the line explains, 130 interrupted, 143 terminated.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def raise_at_sigterm(words: str) -> None:
 def run_command(command: click.Command, argv: Sequence[str] | None = None) -> NoReturn:
     """Run `command` and exit the process.
 
-    A command that has more to say about where it was interrupted raises `KeyboardInterrupt(words)`.
+    To print more about an interruption, a command raises `KeyboardInterrupt(words)`.
 
     Args:
         argv: the words after the program's name; None takes them from the process.
@@ -81,7 +81,7 @@ def run_command(command: click.Command, argv: Sequence[str] | None = None) -> No
 
 
 def _format_click_error(error: click.ClickException) -> str:
-    """Format click's message as one line that begins with the flag, as all of ours do."""
+    """Format click's message as one line that begins with the flag, like all messages of this toolkit."""
     text = error.format_message()
     match error:
         case click.NoSuchOption(option_name=flag, possibilities=near):

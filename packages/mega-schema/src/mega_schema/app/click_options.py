@@ -14,7 +14,7 @@ class NonEmptyPath(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value == "":
-            self.fail("is empty: wanted a path; hint: is a variable of the shell not set?", param, ctx)
+            self.fail("is empty: wanted a path; hint: is a shell variable unset?", param, ctx)
         return super().convert(value, param, ctx)
 
 

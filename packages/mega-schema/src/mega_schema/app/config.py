@@ -13,7 +13,7 @@ A setting has one name: its key is its flag with underscores, here `batch.micro_
 
 `add_flags(Run)` decorates a click command with every flag; `load_config` merges the sources, later ones over
 earlier: defaults, file, flags, --set. Only types and names are checked here; the code that resolves the
-configuration checks once whether its values agree.
+configuration checks that its values agree.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class ConfigKey:
 
     @property
     def declared(self) -> str:
-        """The flag as click needs it, with the one that turns it off."""
+        """The flag as click's parameter declaration, with the flag that turns it off."""
         return str(self.field.metadata["flag"])
 
     @property
@@ -116,10 +116,12 @@ def add_flags(cls: type[Any]) -> Callable[[Command], Command]:
             "sets",
             multiple=True,
             metavar="SECTION.KEY=VALUE",
-            help="One value, over file and flags; none takes an optional one out.",
+            help="Set one value, with priority over file and flags; none unsets an optional one.",
         )(command)
         return click.option(
-            "--config", type=click.Path(path_type=Path, dir_okay=False), help="A TOML file of sections."
+            "--config",
+            type=click.Path(path_type=Path, dir_okay=False),
+            help="TOML file with a table for each section.",
         )(command)
 
     return decorate
@@ -218,7 +220,7 @@ def _find_key(keys: Mapping[str, ConfigKey], dotted: str, where: str) -> ConfigK
 
 
 def _closest_key(keys: Mapping[str, ConfigKey], dotted: str) -> str:
-    """Return a hint with the key that was probably meant, if there is one.
+    """Return a hint with the most likely key, if there is one.
 
     It is that flag's key in any section; or one of the section that the word abbreviates (`parallel.tp`), is
     part of, or resembles.
@@ -243,9 +245,9 @@ def _is_abbreviation(word: str, name: str) -> bool:
 def _strip_none(kind: Any) -> Any:
     """Return an optional type without its None."""
     if get_origin(kind) in (Union, UnionType):
-        rest = [k for k in get_args(kind) if k is not NoneType]
-        assert len(rest) == 1, kind
-        return rest[0]
+        kinds = [k for k in get_args(kind) if k is not NoneType]
+        assert len(kinds) == 1, kind
+        return kinds[0]
     return kind
 
 

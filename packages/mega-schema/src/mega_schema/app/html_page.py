@@ -1,4 +1,4 @@
-"""The frame of an HTML report: one self-contained file with its own style, light or dark."""
+"""Layout of an HTML report: one self-contained file with its own style, light or dark."""
 
 from __future__ import annotations
 

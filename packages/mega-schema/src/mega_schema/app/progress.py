@@ -27,7 +27,7 @@ _NO_BAR_TERMINALS = ("dumb", "unknown")  # values of TERM: no cursor movement
 
 
 class ProgressBar:
-    """The amount that is done, shown with the rate and the time left.
+    """A progress display: the amount done, the rate and the time left.
 
     The rate counts from the first call on. The amount of that call is not part of it: an earlier run may have
     done it.
@@ -43,7 +43,8 @@ class ProgressBar:
         interval: float = SECONDS_PER_LINE,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """
+        """Start a display at zero.
+
         Args:
             total: the amount to do; None if it is unknown.
             unit: what is counted, in the plural. None: only the time left is shown.
@@ -155,9 +156,9 @@ def start_live(live: Live) -> None:
 
 def format_duration(seconds: float) -> str:
     """Format a duration as minutes:seconds, or hours:minutes:seconds."""
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, remainder = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+    return f"{hours}:{minutes:02d}:{remainder:02d}" if hours else f"{minutes}:{remainder:02d}"
 
 
 def _format_time_left(seconds: float) -> str:

@@ -40,12 +40,12 @@ _BLOCKED_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, sign
 def describe_failure(state: int) -> str:
     """Describe a writer's state that is a failure."""
     if state > _KILLED:
-        return f"the process that writes was ended by {signal.Signals(state - _KILLED).name}"
-    return "the process that writes ended with an error" if state == _KILLED else os.strerror(state)
+        return f"the writer process was killed by {signal.Signals(state - _KILLED).name}"
+    return "the writer process ended with an error" if state == _KILLED else os.strerror(state)
 
 
 class WriterHandle(Protocol):
-    """A running order.
+    """A write order that is being carried out.
 
     Attributes:
         bytes: written so far.
@@ -56,13 +56,13 @@ class WriterHandle(Protocol):
     note: str
 
     def state(self) -> int | None:
-        """Return None while it is busy with its last command, 0 when that is done, else a failure."""
+        """Return None while the writer is busy with its last command, then 0 or a failure code."""
 
     def send(self, command: str) -> None:
         """Send COMMIT or DISCARD to the writer whose order has the commit."""
 
     def close(self) -> None:
-        """Release the writer."""
+        """Release the writer's resources."""
 
 
 class SharedBuffer:
@@ -110,8 +110,8 @@ class SharedBuffer:
 class SubprocessWriter:
     """A process that carries out the order in a shared buffer (a `WriterHandle`).
 
-    It blocks the signals that a terminal or a scheduler sends to all processes of a run: it ends when it is
-    done, or when the run has ended.
+    It blocks the signals that a terminal or a scheduler sends to all processes of a run, and exits when it is
+    done or when the run has ended.
     """
 
     def __init__(self, memory: SharedBuffer) -> None:
@@ -177,7 +177,8 @@ class InProcessWriter:
     """An order carried out in steps by the calls of `state` (a `WriterHandle`), without staging."""
 
     def __init__(self, order: WriteOrder, payload: Callable[[str, int], memoryview]) -> None:
-        """
+        """Prepare to write an order.
+
         Args:
             payload: returns the bytes of a namespace's box, by its number; called for one box after another.
         """

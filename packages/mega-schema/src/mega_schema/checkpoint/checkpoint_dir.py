@@ -1,4 +1,4 @@
-"""A run's folder: names of its files, and how a checkpoint is committed to it and removed.
+"""Layout of a run's folder: file names, and commit and removal of checkpoints.
 
 docs/formats/checkpoint.md is the specification. Uses Python's standard library only: the process that writes
 in the background imports it. Functions that write may raise OSError; callers that face a user wrap them in
@@ -74,10 +74,10 @@ def iteration_folders(run: Path) -> dict[int, Path]:
 
 
 def is_foreign(folder: Path) -> bool:
-    """Whether a checkpoint's folder holds files and none of ours; Megatron uses the same folder names."""
-    ours = (folder / MANIFEST, folder / TRAINER)
+    """Whether a checkpoint's folder has files but no Mega file; Megatron uses the same folder names."""
+    mega_files = (folder / MANIFEST, folder / TRAINER)
     return (
-        not any(path.exists() for path in ours)
+        not any(path.exists() for path in mega_files)
         and next(folder.glob(_PIECE_PATTERN), None) is None
         and next(folder.iterdir(), None) is not None
     )
@@ -86,7 +86,7 @@ def is_foreign(folder: Path) -> bool:
 def iterations(run: Path) -> list[int]:
     """Return the iterations of a run's checkpoints, ascending.
 
-    Folders without a manifest of ours do not count.
+    Folders without a Mega manifest do not count.
     """
     names = (_ITERATION.fullmatch(path.parent.name) for path in run.glob(f"iter_*/{MANIFEST}"))
     return sorted(int(name[1]) for name in names if name)
@@ -211,7 +211,7 @@ def discard(run: Path, iteration: int) -> None:
 
 
 def to_prune(run: Path, newest: int, *, last: int, every: int | None) -> list[int]:
-    """Return the iterations before `newest` that are not to be kept.
+    """Return the iterations before `newest` to remove.
 
     Args:
         last: keep this many of the newest, `newest` included; 1 or more.

@@ -1,8 +1,7 @@
-"""Read small files beside another program's weights, from an untrusted author: check links and sizes first.
+"""Read small files of another program's checkpoint, which is untrusted: check links and sizes first.
 
-Their content is copied into our output, and people publish that: a link out of the folder would publish a
-file of theirs. Weight files are not checked here: they are read only as numbers of a known shape, and are
-often links.
+Their content is copied into our output, which users publish: a link out of the folder would publish a private
+file. Weight files are not checked here: they are read only as numbers of a known shape, and are often links.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ def check_foreign(path: Path, max_bytes: int) -> None:
     # the Hub's cache: snapshots/REVISION/file -> ../../blobs/SHA
     blobs = folder.parent.parent / "blobs" if folder.parent.name == "snapshots" else folder
     if not (real.is_relative_to(folder) or real.parent == blobs):
-        hint = f"cp --remove-destination {real} {path}, where its text may be copied and published"
+        hint = f"cp --remove-destination {real} {path}, if its text may be copied and published"
         raise FormatError(path, "is a link out of its folder", found=real, wanted="a file", hint=hint)
     if path.is_file() and (size := path.stat().st_size) > max_bytes:
         raise FormatError(path, "size in bytes", found=size, wanted=f"at most {max_bytes}")
 
 
 def read_foreign(path: Path, max_bytes: int) -> bytes:
-    """Return the bytes of such a file.
+    """Return the bytes of a file that `check_foreign` accepts.
 
     Raises:
         FormatError: `check_foreign` refuses it, or it is not a regular file: reading a pipe would never end.

@@ -2,7 +2,7 @@
 
     RUN/latest_checkpointed_iteration.txt     "10"
     RUN/iter_0000010/manifest.json            format number, model, every tensor and the place of its pieces
-                     trainer.json             iteration, consumed samples, schedule: what a resumed run needs
+                     trainer.json             iteration, consumed samples, schedule: the state of the run
                      tokenizer/               the tokenizer's files
                      run.toml                 the run's configuration
                      model-00000.safetensors  one file per writing rank and namespace
@@ -298,7 +298,7 @@ def _tensor(entry: Mapping[str, Any]) -> TensorEntry:
 def _piece(entry: Mapping[str, Any], whole: Shape) -> TensorPiece:
     start, shape = _counts(entry["start"]), _counts(entry["shape"])
     ends = [s + n for s, n in zip(start, shape, strict=True)]
-    if any(end > most for end, most in zip(ends, whole, strict=True)) or 0 in shape:
+    if any(end > dim_size for end, dim_size in zip(ends, whole, strict=True)) or 0 in shape:
         raise ValueError(f"a piece {shape} at {start} of a tensor {whole}")
     offset, size, crc32 = _counts([entry["offset"], entry["bytes"], entry["crc32"]])
     return TensorPiece(str(entry["file"]), offset, size, start, shape, crc32)
@@ -306,7 +306,7 @@ def _piece(entry: Mapping[str, Any], whole: Shape) -> TensorPiece:
 
 def _counts(values: Sequence[Any]) -> Shape:
     if any(type(value) is not int or value < 0 for value in values):
-        raise ValueError(f"{values} where whole numbers are wanted")
+        raise ValueError(f"{values} instead of whole numbers")
     return tuple(values)
 
 

@@ -1,4 +1,4 @@
-"""A lock on a run's folder: only one process at a time, trainer or converter, writes checkpoints."""
+"""Lock a run's folder: only one process at a time, trainer or converter, writes checkpoints."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def piece_key(name: str, whole: Sequence[int], start: Sequence[int], shape: Sequ
 
 
 class ShardFileWriter:
-    """A rank's file of a namespace while it is written; every box has its offset from the start.
+    """A writer of one rank's file of a namespace; the offset of every box is known before writing starts.
 
     Boxes may be written in any order and by several threads, each box by one of them and from start to end.
 
@@ -60,6 +60,11 @@ class ShardFileWriter:
     """
 
     def __init__(self, folder: Path, namespace: str, rank: int, boxes: Sequence[BoxRecord]) -> None:
+        """Create the file and compute the offset of every box.
+
+        Args:
+            boxes: for each its name, whole (the tensor's shape), dtype, start, shape and bytes.
+        """
         stem = f"{namespace}-{rank:05d}"
         self.name = f"{stem}.safetensors"
         self._namespace = namespace
@@ -89,7 +94,7 @@ class ShardFileWriter:
         self._written[number] += len(values)
 
     def flush(self) -> None:
-        """Flush to the disk what was written so far."""
+        """Flush all bytes written so far to the disk."""
         os.fsync(self._file.fileno())
 
     def finish(self) -> None:

@@ -54,7 +54,7 @@ def check_side_files(folder: Path, recorded: Mapping[str, Mapping[str, Any]]) ->
             word = "bytes" if actual["bytes"] != wanted.get("bytes") else "sha256"
             raise CorruptFileError(
                 folder / name,
-                f"is not what was written: {word}",
+                f"differs from what was written: {word}",
                 found=actual[word],
                 wanted=wanted.get(word),
                 hint=_accept_hint(folder),
@@ -82,7 +82,7 @@ def check_manifest(folder: Path, content: bytes) -> bool:
     if recorded != digest_line(content).encode():
         raise CorruptFileError(
             folder / MANIFEST,
-            "is not what was written: sha256",
+            "differs from what was written: sha256",
             found=hashlib.sha256(content).hexdigest(),
             wanted=recorded[:64].decode("ascii", "replace"),
             hint=_accept_hint(folder),
@@ -150,7 +150,7 @@ def check_regular(path: Path, mode: int) -> None:
     kinds = {stat.S_IFLNK: "a link", stat.S_IFIFO: "a pipe", stat.S_IFDIR: "a folder"}
     kind = kinds.get(stat.S_IFMT(mode), "a special file")
     hint = "cp -rL FOLDER NEW copies files in the place of links" if kind == "a link" else ""
-    raise CorruptFileError(path, "is no file of a checkpoint", found=kind, wanted="a regular file", hint=hint)
+    raise CorruptFileError(path, "is not a regular file", found=kind, wanted="a regular file", hint=hint)
 
 
 def _list_side_files(folder: Path) -> Iterator[str]:

@@ -27,8 +27,8 @@ def latest_iteration(run: Path) -> int:
     under a temporary one: that tracker counts.
 
     Raises:
-        FormatError: the run holds no checkpoint, or the tracker file does not hold an iteration. The hint has
-            the remedy.
+        FormatError: the run holds no checkpoint, or the tracker file does not hold an iteration. The hint
+            gives a command that repairs it.
     """
     tracker = run / LATEST
     if tracker.is_file():
@@ -43,9 +43,9 @@ def latest_iteration(run: Path) -> int:
         raise FormatError(run, what, found=FORMAT_TITLES[format_name], wanted=_WANTED, hint=_remedy(run))
     partial = sorted(run.glob(".iter_*.partial"))
     what = f"half-written {partial[-1].name}" if partial else "no checkpoint"
-    hint = "wait for the run's first save, or start it again" if partial else _hint_run_below(run)
+    hint = "wait for the run's first save, or restart it" if partial else _hint_run_below(run)
     raise FormatError(
-        run, "holds no finished checkpoint", found=what, wanted=f"{LATEST} or {MANIFEST}", hint=hint
+        run, "contains no finished checkpoint", found=what, wanted=f"{LATEST} or {MANIFEST}", hint=hint
     )
 
 
@@ -59,13 +59,13 @@ def _missing_folder_error(run: Path) -> FormatError:
 
 
 def _remedy(run: Path) -> str:
-    """Return the hint that repairs a run's tracker, or converts another program's checkpoint."""
+    """Return a hint to repair a run's tracker, or to convert another program's checkpoint."""
     if format_name := _foreign_format(run):
         return conversion_command(run, format_name)
     if not (saved := iterations(run)):
         return f"name another folder: {run} has no checkpoint"
     folder = iteration_folder(run, saved[-1])
-    return f"echo {saved[-1]} > {run / LATEST}, once mega-ckpt verify {folder} says sound"
+    return f"echo {saved[-1]} > {run / LATEST}, once mega-ckpt verify {folder} reports it as sound"
 
 
 def _foreign_format(run: Path) -> str | None:
@@ -74,9 +74,11 @@ def _foreign_format(run: Path) -> str | None:
 
 
 def _hint_run_below(folder: Path) -> str:
-    """Return the hint that names a run's folder inside this one."""
+    """Return a hint that names a run's folder inside this folder."""
     below = min(folder.glob(f"*/{LATEST}"), default=None)
-    return f"name a run's folder, as {below.parent}" if below else "name a folder that a run has saved to"
+    return (
+        f"name a run's folder, such as {below.parent}" if below else "name a folder that a run has saved to"
+    )
 
 
 def _pending_iteration(run: Path) -> int:
@@ -117,7 +119,7 @@ def latest_checkpoint(run: Path) -> Path:
     if not (folder / MANIFEST).is_file():
         raise CorruptFileError(
             folder,
-            "is not a checkpoint of ours",
+            "is not a Mega checkpoint",
             found=f"no {MANIFEST}",
             wanted=f"the checkpoint {LATEST} names",
             hint=_remedy(run),

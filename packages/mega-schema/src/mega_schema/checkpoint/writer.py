@@ -40,7 +40,7 @@ class CheckpointWriter:
         self.folder = partial_folder(run, iteration)
 
     def begin(self) -> None:
-        """Create the folder, and remove what an earlier save left unfinished."""
+        """Create the folder, and remove the files of an earlier unfinished save."""
         checkpoint_dir.begin(self.run, self.iteration)
 
     def write(self, namespace: str, rank: int, boxes: Sequence[BoxToWrite], values: BoxValues) -> None:

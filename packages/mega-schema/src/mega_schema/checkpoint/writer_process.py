@@ -27,7 +27,7 @@ NOTE = "note"
 DONE = "done"
 FAILED = "failed"
 _NICE = 5  # the training processes have priority
-# between two progress reports: the pipe must not fill up during a long step, when nobody reads it
+# between two progress reports: the pipe must not fill up during a long step, when it is not read
 _REPORT_SECONDS = 1.0
 
 

@@ -83,8 +83,7 @@ def _remove_leftovers(prefix: Path) -> None:
 def atomic_folder(folder: Path, is_ours: Callable[[Path], bool]) -> Iterator[Path]:
     """Yield a new folder to write into, and rename it to `folder` if the block succeeds; else remove it.
 
-    What a killed process left of such a folder is removed first, and a folder that it had moved aside is
-    restored.
+    Temporary files of a killed process are removed first, and a folder that it had moved aside is restored.
 
     Args:
         is_ours: whether an existing, non-empty folder may be removed with its content.

@@ -67,9 +67,11 @@ def read(path: Path) -> DatasetIndex:
     common = HEADER.size + 8 * (2 * (sequences + 1) + sizes)
     fairseq = size == common
     boundaries = 0 if fairseq or len(head) < HEADER.size + 8 else DOCUMENTS.unpack(head[HEADER.size :])[0]
-    if not fairseq and size != (want := common + 8 + 8 * boundaries):
+    if not fairseq and size != (expected_size := common + 8 + 8 * boundaries):
         counts = f"{sequences} sequences and {boundaries - 1} documents"
-        raise FormatError(path, "size in bytes", found=size, wanted=f"{want} for {counts}", hint=CUT_OFF)
+        raise FormatError(
+            path, "size in bytes", found=size, wanted=f"{expected_size} for {counts}", hint=CUT_OFF
+        )
     dtype = dtype_of(path, code, FAIRSEQ_CODES if fairseq else CODES)
     if dtype.kind not in "iu" or width != dtype.itemsize:
         wanted = f"{dtype.itemsize} of {dtype.name}" if dtype.kind in "iu" else "whole numbers"

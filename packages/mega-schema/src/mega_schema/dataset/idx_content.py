@@ -46,7 +46,7 @@ class DatasetIndex:
         documents: (D,) int64, sequence at which each document begins; the last entry is N. fairseq's formats
             have no documents: each sequence is one.
         modes: (N,) int8 of a multimodal dataset, else None.
-        shift: how much higher each id is on disk than its value.
+        shift: offset added to each id on disk: 1 in fairseq-cached, else 0.
     """
 
     index_format: str

@@ -94,17 +94,17 @@ def _view(raw: NDArray[np.uint8], dtype: str, count: int, offset: int) -> NDArra
 
 
 def _check_size(path: Path, size: int, sequences: int, boundaries: int, multimodal: bool) -> None:
-    plain = HEADER.size + 12 * sequences + 8 * boundaries
-    want = plain + (sequences if multimodal else 0)
-    if size == want:
+    text_size = HEADER.size + 12 * sequences + 8 * boundaries
+    expected_size = text_size + (sequences if multimodal else 0)
+    if size == expected_size:
         return
     counts = f"{sequences} sequences and {boundaries - 1} documents"
     hint = CUT_OFF
-    if size == plain + sequences:
+    if size == text_size + sequences:
         hint = "its size is that of a multimodal dataset: open it as one"
-    elif multimodal and size == plain:
+    elif multimodal and size == text_size:
         hint = "it has no modes: open it as a dataset of text"
-    raise FormatError(path, "size in bytes", found=size, wanted=f"{want} for {counts}", hint=hint)
+    raise FormatError(path, "size in bytes", found=size, wanted=f"{expected_size} for {counts}", hint=hint)
 
 
 def write(file: IO[bytes], index_format: str, contents: IndexStreams) -> None:

@@ -117,7 +117,7 @@ class IndexedDataset:
         index_path, payload_path = sibling(prefix, ".idx"), sibling(prefix, ".bin")
         if not index_path.is_file():
             has_suffix = prefix.suffix in (".idx", ".bin")
-            hint = f"give the prefix alone: {prefix.with_suffix('')}" if has_suffix else ""
+            hint = f"give only the prefix: {prefix.with_suffix('')}" if has_suffix else ""
             raise FormatError(index_path, "no such file", hint=hint)
         if not payload_path.is_file():
             wanted = f"the tokens that {index_path.name} describes"
@@ -165,8 +165,8 @@ class IndexedDataset:
         length = whole - offset if length is None else length
         if not 0 <= offset <= offset + length <= whole:
             raise IndexError(f"tokens {offset} to {offset + length} of sequence {i}, which has {whole}")
-        first, rest = divmod(pointer, self.dtype.itemsize)
-        if rest or not 0 <= first <= first + whole <= self.tokens:
+        first, remainder = divmod(pointer, self.dtype.itemsize)
+        if remainder or not 0 <= first <= first + whole <= self.tokens:
             path = sibling(self.prefix, ".idx")
             wanted = f"multiples of {self.dtype.itemsize} up to {self._payload.nbytes}"
             raise FormatError(path, f"pointer of sequence {i}", found=pointer, wanted=wanted, hint=CUT_OFF)
@@ -201,7 +201,7 @@ class IndexedDataset:
         if len(self):
             end = int(self.pointers[-1]) + int(self.lengths[-1]) * self.dtype.itemsize
         if (size := payload_path.stat().st_size) != end or end % self.dtype.itemsize:
-            wanted = f"{end}, where the last sequence of {index_path.name} ends"
+            wanted = f"{end}, the end of the last sequence of {index_path.name}"
             hint = "both files must come from one run; copy or preprocess them again"
             raise FormatError(payload_path, "size in bytes", found=size, wanted=wanted, hint=hint)
         return end // self.dtype.itemsize

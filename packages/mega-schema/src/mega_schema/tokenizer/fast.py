@@ -39,9 +39,9 @@ class FastTokenizer:
         """Create a tokenizer that may still be opening.
 
         Args:
-            source: text of the tokenizer.json, or a function that writes it when it is first needed.
-            library: the opened source, or its opening; None opens it when it is first needed: a process may
-                hold this value and encode with another library.
+            source: text of the tokenizer.json, or a function that produces it on first use.
+            library: the opened source, or its pending opening; None opens it on first use: a process may hold
+                this value and encode with another library.
             content: the parsed source, if known, for the first call of `content`.
         """
         self.identity = identity
@@ -193,7 +193,8 @@ class LibraryOpening:
     """
 
     def __init__(self, text: str, where: object, source: Callable[[], str] | None = None) -> None:
-        """
+        """Start to open the tokenizer on a thread.
+
         Args:
             source: another text of the same content, whose lines and columns errors refer to.
         """

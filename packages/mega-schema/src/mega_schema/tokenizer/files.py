@@ -70,7 +70,7 @@ def bert(path: Path, text: str, *, lower_case: bool, extra_ids: int) -> dict[str
         duplicate = next(word for word in words if word in seen or seen.add(word))  # type: ignore[func-returns-value]
         hint = hint_of_content(path, text, "BertWordPiece")
         wanted = "each word on one line"
-        raise FormatError(path, "a word is there twice", found=repr(duplicate), wanted=wanted, hint=hint)
+        raise FormatError(path, "duplicate word", found=repr(duplicate), wanted=wanted, hint=hint)
     if missing := [word for word in BERT_SPECIAL if word not in vocab]:
         hint = hint_of_content(path, text, "BertWordPiece")
         wanted = "BERT's vocab.txt, with " + " ".join(BERT_SPECIAL)
@@ -148,10 +148,10 @@ def byte_level(ranks: dict[bytes, int], first: int) -> tuple[dict[str, int], lis
         return "".join(letters[byte] for byte in token)
 
     merges = [
-        [spell(token[:cut]), spell(token[cut:])]
+        [spell(token[:split]), spell(token[split:])]
         for token in ranks
-        for cut in sorted(range(1, len(token)), key=lambda cut: _cut_rank(ranks, token, cut))
-        if token[:cut] in ranks and token[cut:] in ranks
+        for split in sorted(range(1, len(token)), key=lambda split: _cut_rank(ranks, token, split))
+        if token[:split] in ranks and token[split:] in ranks
     ]
     return {spell(token): first + rank for token, rank in ranks.items()}, merges
 
@@ -195,9 +195,9 @@ def byte_alphabet() -> dict[str, int]:
     return {chr(byte): byte for byte in printing} | {chr(256 + i): byte for i, byte in enumerate(hidden)}
 
 
-def _cut_rank(ranks: dict[bytes, int], token: bytes, cut: int) -> tuple[int, int]:
+def _cut_rank(ranks: dict[bytes, int], token: bytes, split: int) -> tuple[int, int]:
     last = len(ranks)
-    return ranks.get(token[:cut], last), ranks.get(token[cut:], last)
+    return ranks.get(token[:split], last), ranks.get(token[split:], last)
 
 
 def _ranks(path: Path, words: Any, count: int) -> dict[bytes, int]:

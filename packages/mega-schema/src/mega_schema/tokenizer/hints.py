@@ -12,7 +12,7 @@ _NONE_FOUND = "take the files that the model was trained with"
 
 
 def hint_of_content(path: Path, text: str, asked: str = "") -> str:
-    """Return a hint of what a vocabulary is, by the flags that take it.
+    """Return a hint with the flags that take this vocabulary file.
 
     Args:
         asked: the requested tokenizer type, which the content is not.

@@ -28,14 +28,14 @@ ALIASES = MappingProxyType({"PretrainedFromHF": "HuggingFaceTokenizer"})
 
 @dataclass(frozen=True, slots=True)
 class TokenizerIdentity:
-    """What a dataset or a checkpoint stores about its tokenizer.
+    """The identity of a tokenizer, as stored in datasets and checkpoints.
 
     Attributes:
         type: Megatron's name for it, one of TYPES.
         vocab_size: one past the highest id, special tokens included, padding not.
         eod, bos, pad: ids of the special tokens; None if there is none.
-        sha256: of the content that decides the ids (vocabulary, merges, normalisation, pre-tokenisation), so
-            that two files that encode alike but are written differently have one hash.
+        sha256: of the content that determines the ids (vocabulary, merges, normalisation, pre-tokenisation),
+            so that two files that encode alike but are written differently have one hash.
     """
 
     type: str
@@ -93,7 +93,7 @@ def check_same_tokenizer(dataset: TokenizerIdentity, model: TokenizerIdentity, w
             "tokenizer of the dataset is not the model's",
             found=_describe(dataset),
             wanted=_describe(model),
-            hint="preprocess the text again with the tokenizer folder that lies beside the model",
+            hint="preprocess the text again with the checkpoint's tokenizer folder",
         )
 
 
@@ -107,7 +107,7 @@ def _describe(identity: TokenizerIdentity) -> str:
 
 
 def content_sha256(content: Mapping[str, Any]) -> str:
-    """Return the hash of what decides ids in a tokenizer.json.
+    """Return the hash of the content of a tokenizer.json that determines ids.
 
     It is independent of the library's version and defaults.
     """

@@ -137,7 +137,7 @@ def open_model(path: Path, type: str, *, extra_ids: int = 0) -> SentencePiece:
 
 
 def content_sha256(model: bytes) -> str:
-    """Return the hash of what decides the ids: the model's file."""
+    """Return the hash of the content that determines the ids: the model's file."""
     return hashlib.sha256(model).hexdigest()
 
 
@@ -160,9 +160,9 @@ def _open_library(model: bytes, where: object) -> Any:
 
 def _special(library: Any, type: str, extra_ids: int) -> dict[str, int]:
     """Return special tokens and their ids; missing ones follow the model's last piece."""
-    own = {str(library.id_to_piece(i)): i for i in range(len(library)) if library.is_control(i)}
+    control_tokens = {str(library.id_to_piece(i)): i for i in range(len(library)) if library.is_control(i)}
     if type != "SentencePieceTokenizer":
-        return own
+        return control_tokens
     ids = (library.pad_id(), library.bos_id(), library.eos_id())
     default_names = ("<PAD>", "<BOS>", "<EOS>")
     names = [
@@ -176,7 +176,7 @@ def _special(library: Any, type: str, extra_ids: int) -> dict[str, int]:
         if name not in special:
             special[name] = piece_id if is_known else next_id
             next_id += not is_known
-    return own | special
+    return control_tokens | special
 
 
 def _first_extra_id(library: Any, type: str) -> int:

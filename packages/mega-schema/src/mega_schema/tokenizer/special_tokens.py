@@ -26,7 +26,7 @@ class SpecialTokens:
 
 
 def post_processor_tokens(tokenizer: Tokenizer) -> SpecialTokens:
-    """What the post-processor of a HuggingFaceTokenizer adds to a text, as BOS; none of another tokenizer.
+    """Return the ids (such as BOS) that the post-processor of a HuggingFaceTokenizer adds; else none.
 
     Raises:
         FormatError: it adds ids inside the text.
@@ -41,10 +41,11 @@ def post_processor_tokens(tokenizer: Tokenizer) -> SpecialTokens:
 
 
 def added_tokens(tokenizer: Tokenizer, *, include: bool = True) -> SpecialTokens:
-    """What Megatron's tokenizer of this type adds to each text.
+    """Return the ids that Megatron's tokenizer of this type adds to each text.
 
     Args:
-        include: what the post-processor of a HuggingFaceTokenizer adds. A Llama2Tokenizer always adds bos.
+        include: include the ids of a HuggingFaceTokenizer's post-processor. A Llama2Tokenizer always adds
+            bos.
     """
     if tokenizer.identity.type == "Llama2Tokenizer" and tokenizer.identity.bos is not None:
         return SpecialTokens((tokenizer.identity.bos,))
@@ -52,9 +53,9 @@ def added_tokens(tokenizer: Tokenizer, *, include: bool = True) -> SpecialTokens
 
 
 def with_special_text(tokenizer: FastTokenizer) -> FastTokenizer:
-    """The tokenizer that finds special tokens in text: `<|endoftext|>` becomes its id.
+    """Return a tokenizer that recognises special tokens in text: `<|endoftext|>` becomes its id.
 
-    Its identity is that of `tokenizer`, which it is not to be saved as.
+    It has the identity of `tokenizer`, and must not be saved.
     """
     content = json.loads(tokenizer.source)
     for token in content.get("added_tokens", []):

@@ -112,8 +112,8 @@ def open_tokenizer(
     """Open the tokenizer that Megatron's flags of the same names describe.
 
     Args:
-        type: "HuggingFaceTokenizer" (bs says "PretrainedFromHF"), "TikTokenizer" and the three names of
-            SentencePiece take `model`; "GPT2BPETokenizer" takes `vocab_file` and `merge_file`;
+        type: "HuggingFaceTokenizer" (BigScience's fork: "PretrainedFromHF"), "TikTokenizer" and the three
+            names of SentencePiece take `model`; "GPT2BPETokenizer" takes `vocab_file` and `merge_file`;
             "BertWordPieceLowerCase" and "BertWordPieceCase" take `vocab_file`; "NullTokenizer" takes
             `vocab_size` and has one id more, its eod.
         model: a tokenizer.json, or a folder that holds one: Hugging Face's, whose tokenizer_config.json names
@@ -189,8 +189,8 @@ def open_tokenizer_folder(folder: Path) -> Tokenizer:
         size = content_vocab_size(content)
         tokenizer = FastTokenizer(source, identity, library, tokenizer_files.read_companions(folder))
     if sha256 != identity.sha256:
-        what = f"{CONTENT} is not the one {IDENTITY} was made from"
-        hint = "copy the whole folder again from where it was saved"
+        what = f"{CONTENT} does not match {IDENTITY}"
+        hint = "copy the whole folder again"
         raise FormatError(folder, what, found=f"sha256 {sha256}", wanted=identity.sha256, hint=hint)
     if size != identity.vocab_size:
         raise FormatError(path, "vocab_size", found=identity.vocab_size, wanted=f"{size} as in {CONTENT}")
@@ -199,7 +199,7 @@ def open_tokenizer_folder(folder: Path) -> Tokenizer:
 
 def _require(value: T | None, flag: str, type: str) -> T:
     if value is None:
-        raise ConfigError(flag, f"not given, and a {type} is made from it", hint=f"add {flag} ...")
+        raise ConfigError(flag, f"missing, and required by {type}", hint=f"add {flag} ...")
     return value
 
 
@@ -208,7 +208,9 @@ def _open_hugging_face(model: Path, *, wait: bool) -> Tokenizer:
         tokenizer = open_tokenizer_folder(model)
         if isinstance(tokenizer, NullTokenizer):
             hint = f"--tokenizer-type NullTokenizer --vocab-size {tokenizer.identity.vocab_size - 1}"
-            raise ConfigError("--tokenizer-model", "the folder holds a NullTokenizer", found=model, hint=hint)
+            raise ConfigError(
+                "--tokenizer-model", "the folder contains a NullTokenizer", found=model, hint=hint
+            )
         return tokenizer
     if not model.exists() and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", str(model)):
         hint = f"of Hugging Face's hub? hf download {model} --include '*token*' --local-dir tokenizer"
@@ -266,7 +268,7 @@ def _open_content(
     *,
     wait: bool,
 ) -> Tokenizer:
-    """Open a tokenizer.json of ours, whose eod, bos and pad have these names.
+    """Open the content of a tokenizer.json, whose eod, bos and pad have these names.
 
     Args:
         merges: the content's merges as lines, if available.

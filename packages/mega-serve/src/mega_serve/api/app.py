@@ -33,11 +33,11 @@ _CLIENT_CLOSED_REQUEST = 499  # nginx's status; the client never sees it, the lo
 
 
 class ClientDisconnected(Exception):
-    """The client closed the connection, or the server stops: the response is no longer needed."""
+    """The client closed the connection, or the server is stopping: no response is needed."""
 
 
 class Engine(Protocol):
-    """The generator behind the application, which calls it from one thread at a time."""
+    """The interface of a text generator. The application calls it from one thread at a time."""
 
     def generate(self, request: GenerationRequest, should_abort: Callable[[], bool]) -> dict[str, object]:
         """Return the JSON object of the response.
@@ -46,7 +46,7 @@ class Engine(Protocol):
             should_abort: checked between two tokens; generation stops once it returns true.
 
         Raises:
-            RequestError: the model cannot do what the request asks for.
+            RequestError: the model does not support the request.
             ClientDisconnected: `should_abort` returned true.
         """
 
@@ -57,8 +57,8 @@ def create_app(
     """Create the application around an engine that has loaded its model.
 
     Args:
-        legacy: answer a bad request as Megatron's server does, mostly with status 200 and a bare JSON string.
-            Otherwise: status 400 and an object with `message` and an OpenAI style `error`.
+        legacy: answer a bad request like Megatron's server, mostly with status 200 and a bare JSON string.
+            Otherwise: status 400 and an object with `message` and an OpenAI-style `error`.
         max_body_bytes: a longer body is refused.
         log_prompts: write prompts to the log, except for requests with "no_log": true.
     """
@@ -77,7 +77,7 @@ def create_app(
 
     @app.get("/api")
     async def get_api() -> None:
-        raise HTTPException(404, "PUT a request to /api; there is nothing to GET")
+        raise HTTPException(404, "/api accepts PUT only")
 
     @app.put("/api")
     async def put_api(http_request: Request) -> Response:
@@ -108,12 +108,12 @@ def create_app(
 
     @app.exception_handler(ClientDisconnected)
     async def handle_disconnect(_: Request, error: ClientDisconnected) -> Response:
-        logger.info("PUT /api %d: the client left", _CLIENT_CLOSED_REQUEST)
+        logger.info("PUT /api %d: the client disconnected", _CLIENT_CLOSED_REQUEST)
         return Response(status_code=_CLIENT_CLOSED_REQUEST)
 
     @app.exception_handler(Exception)
     async def handle_exception(_: Request, error: Exception) -> Response:
-        return _error_response(500, "the server failed; its log says where", type="server_error")
+        return _error_response(500, "internal server error; see the server's log", type="server_error")
 
     return app
 

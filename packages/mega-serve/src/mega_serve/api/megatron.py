@@ -219,7 +219,7 @@ def _parse_prompts(fields: _FieldReader) -> tuple[str, ...]:
     if any("\ud800" <= char <= "\udfff" for prompt in prompts if not prompt.isascii() for char in prompt):
         # JSON can express a lone surrogate, which no encoding can
         raise BadRequest(
-            "prompts", "prompts has half of a surrogate pair, which is no text", legacy_status=400
+            "prompts", "prompts has half of a surrogate pair, which is not text", legacy_status=400
         )
     return tuple(prompts)
 

@@ -1,1 +1,1 @@
-"""Checkpoints of a run: what they hold, when they are written, and how a run resumes."""
+"""Checkpoints of a run: content, asynchronous saves, and resuming."""

@@ -34,8 +34,8 @@ class CheckpointSaver:
     Attributes:
         saved_at: the iteration of the newest checkpoint in --save, as far as this run knows.
         heartbeat: changes while any rank writes a checkpoint; the watchdog reads it as progress.
-        finished: finished saves, which the train loop reports and removes.
-        last_error: why the newest finished save failed; empty where it succeeded.
+        finished: finished saves that the train loop has not reported yet.
+        last_error: the reason why the newest finished save failed; empty if it succeeded.
     """
 
     def __init__(
@@ -46,7 +46,8 @@ class CheckpointSaver:
         superseded: Collection[int] = (),
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """
+        """Build the saver of a run's checkpoints.
+
         Args:
             superseded: iterations in --save whose checkpoints the first save supersedes.
         """
@@ -70,7 +71,7 @@ class CheckpointSaver:
 
     @property
     def resume_hint(self) -> str:
-        """How to resume the run, for a message."""
+        """The flags that resume the run, or the reason why nothing was saved, for a message."""
         if self.saved_at is not None:
             return f"resume with --load {self._config.save} (iteration {self.saved_at})"
         if self._config.interval is not None:
@@ -79,7 +80,7 @@ class CheckpointSaver:
         return f"nothing was saved: {flags} saves every N iterations"
 
     def begin(self, iteration: int, shards: Sequence[ShardToWrite], commit: CommitContents) -> None:
-        """Start to save the current values. A save that is still running is waited for.
+        """Start to save the current values. Waits for the previous save if it is still running.
 
         Args:
             shards: the shards that this rank writes.
@@ -177,6 +178,6 @@ class CheckpointSaver:
 
 
 def _describe_error(mesh: Mesh, max_state: int, own_state: int) -> str:
-    """Describe a failed save, and one rank that it failed on; every rank must call it."""
+    """Describe a failed save and name one rank on which it failed; every rank must call it."""
     rank = mesh.all_reduce_max(mesh.rank if own_state == max_state else -1)
     return describe_failure(max_state) + (f", on rank {rank}" if mesh.layout.world > 1 else "")

@@ -69,7 +69,7 @@ class Change:
         return self.key in _DATA_KEYS and not self.is_moved
 
     def __str__(self) -> str:
-        moved = ", which holds the same data" if self.is_moved else ""
+        moved = ", which contains the same data" if self.is_moved else ""
         return f"{self.key}: {_format_value(self.old)} -> {_format_value(self.new)}{moved}"
 
 
@@ -78,11 +78,11 @@ def find_changes(
 ) -> list[Change]:
     """Find the settings of a resumed run that changed since its checkpoint was written.
 
-    Nothing is compared where weights alone are loaded, where nothing is trained, and where the checkpoint has
-    no run.toml or one of another version.
+    Nothing is compared if only weights are loaded, if nothing is trained, or if the checkpoint has no
+    run.toml or one of another version.
 
     Args:
-        identities: computes those of the run's datasets; called where the paths changed.
+        identities: computes the digests of the run's datasets; called only if the paths changed.
 
     Raises:
         ConfigError: the run would read other data than the one it resumes, without --override-data.
@@ -119,12 +119,12 @@ def find_changes(
     if data_changes and not run.checkpoint.override_data:
         raise ConfigError(
             data_changes[0].flag,
-            "the run would read other data than the run it resumes",
+            "the run would read different data from the run it resumes",
             found=" ".join(_option_text(change, change.new) for change in data_changes),
             wanted=" ".join(_option_text(change, change.old) for change in data_changes)
             + f", as {file} says",
             hint="--override-data reads these from here on"
-            + ("" if datasets else "; give it too where the same data was moved"),
+            + ("" if datasets else "; also use it if the same data was moved"),
         )
     return changes
 
@@ -182,7 +182,7 @@ def _is_same_word(old: Any, new: Any) -> bool:
 
 
 def _option_text(change: Change, value: Any) -> str:
-    """Format an option as on the command line; --set of a switch, whose flag has only one of its values."""
+    """Format an option as on the command line; a boolean as --set, because its flag has one direction."""
     if isinstance(value, bool):
         return f"--set {change.key}={str(value).lower()}"
     return f"{change.flag} {_format_value(value)}"

@@ -1,7 +1,7 @@
 """Load a checkpoint of another program: `mega-ckpt` converts it in a subprocess before the run.
 
-The converted copy is SAVE.converted, next to --save. It holds a fingerprint of the source: the next start
-uses it again, and converts again if the source has changed. The copy gets its name only when it is complete.
+The converted copy is SAVE.converted, next to --save. It contains a fingerprint of the source: the next start
+reuses the copy, or converts again if the source has changed. The copy gets its name only when it is complete.
 Rank 0 converts; the other ranks wait for the copy.
 """
 
@@ -71,7 +71,7 @@ class Conversion:
 
 
 def find_conversion(run: RunConfig) -> Conversion | None:
-    """Find the conversion that the run needs; None where it loads a Mega checkpoint or none.
+    """Find the conversion that the run needs; None if it loads a Mega checkpoint or no checkpoint.
 
     Raises:
         ConfigError: there is no folder for the copy, --save is the source, or the format is not known.
@@ -90,7 +90,7 @@ def find_conversion(run: RunConfig) -> Conversion | None:
     if is_same_folder(source, save.save):
         raise ConfigError(
             "--save",
-            "holds a checkpoint of another program",
+            "contains a checkpoint of another program",
             found=f"{FORMAT_TITLES[format_name]}, {source}",
             wanted="a folder of its own for the run",
             hint=f"--save {source}-mega",
@@ -100,7 +100,7 @@ def find_conversion(run: RunConfig) -> Conversion | None:
             flag,
             f"is {FORMAT_TITLES[format_name]}, and its converted copy needs a folder",
             found=source,
-            wanted="--save, beside which it is put",
+            wanted="--save; the copy is written next to it",
             hint=f"--save RUN, or {_convert_command(source, format_name, _EXAMPLE_COPY)}",
         )
     folder = save.save.resolve()
@@ -120,7 +120,7 @@ def find_conversion(run: RunConfig) -> Conversion | None:
 def convert_foreign_load(run: RunConfig, world: World) -> RunConfig:
     """Replace a --load or --pretrained-checkpoint of another program by its converted copy.
 
-    A copy without the optimizer's state of the run is taken as --finetune takes one: weights alone.
+    Of a copy without the optimizer state that the run needs, only the weights are loaded, as with --finetune.
 
     Raises:
         ConfigError: as `find_conversion`, or mega-ckpt is not installed.
@@ -133,13 +133,13 @@ def convert_foreign_load(run: RunConfig, world: World) -> RunConfig:
         _wait_for_copy(conversion, 60 * run.parallel.timeout_minutes)
     elif conversion.is_done:
         what = f"{conversion.source} is {FORMAT_TITLES[conversion.format_name]}"
-        log.warning("%s: its converted copy %s is used again", what, conversion.copy)
+        log.warning("%s: reusing its converted copy %s", what, conversion.copy)
     else:
         _convert(conversion, run)
     converted = load_copy(run, conversion)
     if conversion.flag == "--load" and world.rank == 0 and not run.checkpoint.finetune:
         finetune = converted.checkpoint.finetune
-        what = "its weights alone" if finetune else "its weights and its optimizer's state"
+        what = "only its weights" if finetune else "its weights and its optimizer's state"
         log.warning("%s: the run begins with %s", conversion.copy, what)
     return converted
 
@@ -178,7 +178,7 @@ def find_foreign_format(path: Path) -> str | None:
 
 
 def _check_is_folder(source: Path, flag: str) -> None:
-    """Refuse a file, and a folder of weights whose format cannot be detected."""
+    """Refuse a file, or a folder of weights of an unknown format."""
     if source.is_file():
         format_name = detect_format(source.parent)
         hint = (
@@ -192,7 +192,7 @@ def _check_is_folder(source: Path, flag: str) -> None:
         if weights:
             raise ConfigError(
                 flag,
-                "is a folder of weights whose format its files do not tell",
+                "contains weights of an unknown format",
                 found=weights[0],
                 wanted="a checkpoint of Mega, or of Hugging Face with its config.json",
                 hint=_convert_command(source, "FORMAT", _EXAMPLE_COPY),
@@ -282,7 +282,7 @@ def _wait_for_copy(conversion: Conversion, timeout: float) -> None:
     """Wait until rank 0 has written the copy.
 
     Raises:
-        MegaError: the first rank has given no sign of life for `patience` seconds.
+        MegaError: rank 0 has shown no progress for `timeout` seconds.
     """
     last_seen = time.monotonic()
     last_beat = 0
@@ -335,7 +335,7 @@ def _is_copy(copy: Path, fingerprint: str) -> bool:
 
 
 def _read_fingerprint(copy: Path) -> str | None:
-    """Read the fingerprint of the source of a copy; None where the folder is no copy."""
+    """Read the fingerprint of the source of a copy; None if the folder is not a copy."""
     try:
         return str(json.loads((copy / RECORD).read_text("utf-8"))["fingerprint"])
     except (OSError, ValueError, KeyError, TypeError):

@@ -33,9 +33,9 @@ class PendingSave:
     Attributes:
         command: sent to the writers once all are done: COMMIT or DISCARD; empty before.
         has_progressed: whether the writer had written more at the last `poll` than at the one before.
-        start_errno: errno of a save that could not start.
-        wait_seconds: of waiting for the save before.
-        blocked_seconds: until the next step could begin.
+        start_errno: errno if the save could not start, else 0.
+        wait_seconds: seconds spent waiting for the previous save.
+        blocked_seconds: seconds until the next step could begin.
     """
 
     def __init__(self, run: Path, iteration: int, rank: int) -> None:
@@ -81,7 +81,7 @@ class PendingSave:
         return BUSY + self.has_progressed if state is None else state
 
     def send(self, command: str) -> None:
-        """Let rank 0 commit or discard what all ranks wrote; the other ranks are done."""
+        """Let rank 0 commit or discard the files of all ranks; the other ranks are done."""
         self.command = command
         if self._writer is not None and self._rank == 0:
             self._writer.send(command)

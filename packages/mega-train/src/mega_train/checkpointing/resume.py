@@ -27,20 +27,20 @@ from mega_train.optim.loss_scaler import DynamicLossScaler
 from mega_train.resolve.run_mode import loads_optimizer
 from mega_train.schedules.lr import ParamSchedules
 
-_FINETUNE_HINT = "--finetune begins anew with its weights"
+_FINETUNE_HINT = "--finetune starts a new run from its weights"
 
 log = logging.getLogger("mega.train")
 
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """What a run starts from.
+    """The checkpoint and configuration that a run starts from.
 
     Attributes:
-        run: the configuration, with load and finetune set where --pretrained-checkpoint applies.
+        run: the configuration, with load and finetune set if --pretrained-checkpoint applies.
         schedules: the checkpoint's learning-rate and weight-decay schedules.
         superseded: iterations in --save whose checkpoints the run supersedes.
-        refusal: why the run may not write into --save.
+        refusal: the reason why the run must not write into --save.
     """
 
     run: RunConfig
@@ -57,18 +57,18 @@ def find_checkpoint(run: RunConfig, world: World, before_iteration: int | None =
         before_iteration: take a checkpoint of the run's folder older than this iteration.
 
     Raises:
-        FormatError: there is no intact one.
+        FormatError: there is no intact checkpoint.
     """
     load = run.checkpoint.load
     save = run.checkpoint.save
     pretrained = run.checkpoint.pretrained
     if load is not None and is_same_folder(load, save) and _is_empty(load):
         if run.checkpoint.exit_on_missing:
-            flag, hint = "--exit-on-missing-checkpoint", "leave it out to begin anew"
-            raise FormatError(load, f"holds no checkpoint, and {flag} is given", hint=hint)
+            flag, hint = "--exit-on-missing-checkpoint", "leave it out to start a new run"
+            raise FormatError(load, f"contains no checkpoint, and {flag} is given", hint=hint)
         if world.rank == 0:
-            begins = "anew" if pretrained is None else f"with the weights of {pretrained}"
-            log.warning("%s holds no checkpoint yet: the run begins %s", load, begins)
+            begins = "from new weights" if pretrained is None else f"with the weights of {pretrained}"
+            log.warning("%s contains no checkpoint yet: the run starts %s", load, begins)
         load = None
     if load is None and pretrained is not None:
         load = pretrained
@@ -88,7 +88,7 @@ def find_checkpoint(run: RunConfig, world: World, before_iteration: int | None =
             continue
         superseded, refusal = _find_superseded(run, checkpoint, candidates.newest)
         if world.rank == 0 and candidates.tracker_error is not None and before_iteration is None:
-            _warn_damage(candidates.tracker_error, checkpoint.iteration, "the newest sound checkpoint")
+            _warn_damage(candidates.tracker_error, checkpoint.iteration, "the newest intact checkpoint")
         elif world.rank == 0 and first_damage is not None:
             _warn_damage(first_damage, checkpoint.iteration)
         if candidates.newest == checkpoint.iteration or run.checkpoint.overwrite:
@@ -109,7 +109,7 @@ def agree_on_checkpoint(
         open_older: opens the checkpoint before an iteration.
 
     Raises:
-        CorruptFileError: there is none; on every rank alike.
+        CorruptFileError: there is none; all ranks raise it.
     """
     first_damage: CorruptFileError | None = None
     while True:
@@ -150,8 +150,8 @@ class _Candidates:
 
     Attributes:
         folders: their folders, the newest first.
-        newest: the iteration up to which checkpoints are tried; None where --load is one checkpoint.
-        tracker_error: why the tracker does not name the newest.
+        newest: the iteration up to which checkpoints are tried; None if --load is a single checkpoint.
+        tracker_error: the reason why the tracker does not name the newest.
     """
 
     folders: list[Path]
@@ -287,9 +287,9 @@ def _check_optimizer(checkpoint: Checkpoint, optimizer: OptimizerName) -> None:
         writer = next((name for name, spaces in STATE_NAMESPACES.items() if spaces == namespaces), None)
         raise FormatError(
             checkpoint.folder,
-            f"holds the state of --optimizer {writer}"
+            f"contains the state of --optimizer {writer}"
             if writer
-            else "holds no optimizer state to resume with",
+            else "contains no optimizer state to resume with",
             found=", ".join(sorted(namespaces) or checkpoint.tensors),
             wanted=", ".join(sorted(required)),
             hint=f"--optimizer {writer}, or {_FINETUNE_HINT}" if writer else _FINETUNE_HINT,

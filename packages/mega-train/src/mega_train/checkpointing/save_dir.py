@@ -41,7 +41,7 @@ def find_superseded(run: RunConfig, checkpoint: Checkpoint | None, newest: int |
     Raises:
         ConfigError: --save holds checkpoints that may be sound and --overwrite is not given, or folders of
             another program under the names of checkpoints.
-        FormatError: --save holds a file of another program under the name of the run's record.
+        FormatError: --save holds another program's file with the name of the event log.
     """
     save = run.checkpoint
     if save.save is None or is_eval_only(run):
@@ -54,7 +54,7 @@ def find_superseded(run: RunConfig, checkpoint: Checkpoint | None, newest: int |
     later = {iteration: path for iteration, path in iteration_folders(save.save).items() if iteration > after}
     for folder in later.values():
         if is_foreign(folder):
-            what = "holds something other than a checkpoint of ours"
+            what = "contains something other than a Mega checkpoint"
             raise ConfigError("--save", what, found=folder, wanted="a folder of its own for the run")
     damaged = range(after + 1, (newest or 0) + 1) if resumes else ()
     if not save.overwrite and (sound := [iteration for iteration in later if iteration not in damaged]):
@@ -78,7 +78,7 @@ def _refusal_error(save: CheckpointConfig, later: list[int], loaded: int | None)
         owner = "a run that began with the same --load" if _has_same_start(save, later[-1]) else "another run"
         return ConfigError(
             "--save",
-            f"holds checkpoints of {owner}",
+            f"contains checkpoints of {owner}",
             found=description,
             wanted="a folder without checkpoints",
             hint=f"--load {save.save} --save {save.save} resumes from them, {alternatives}",
@@ -89,7 +89,7 @@ def _refusal_error(save: CheckpointConfig, later: list[int], loaded: int | None)
         resumes = f"echo {later[-1]} > {save.save}/{LATEST} resumes from the newest"
     return ConfigError(
         "--save",
-        "holds checkpoints after the one loaded",
+        "contains checkpoints after the one loaded",
         found=description,
         wanted=f"none after iteration {loaded}",
         hint=f"{resumes}, {alternatives}",

@@ -53,7 +53,7 @@ class ShardToWrite:
 def shards_to_write(
     mesh: Mesh, rt: Runtime, sharding: ShardedWeights, optimizer: Optimizer
 ) -> list[ShardToWrite]:
-    """List the shards that this rank writes, and no other rank; grouped by namespace."""
+    """List the shards that only this rank writes, grouped by namespace."""
     main_shards = [
         ("optim.main", part, main)
         for part, main in zip(sharding.shard_ranges, sharding.main_params, strict=True)
@@ -97,7 +97,7 @@ def trainer_state(
 def commit_contents(
     run: RunConfig, spec: ModelSpec, layout: Layout, trainer: Mapping[str, Any], tokenizer: Path | None
 ) -> CommitContents:
-    """Return what the commit of a checkpoint writes and keeps.
+    """Return the part of a write order that describes the commit.
 
     Args:
         trainer: the content of trainer.json.
@@ -115,7 +115,7 @@ def commit_contents(
 
 
 def namespace_boxes(shards: Iterable[ShardToWrite]) -> dict[str, list[BoxRecord]]:
-    """Return the shards' boxes as a write order has them, by namespace."""
+    """Return the shards' boxes in the form of a write order (`mega_schema.checkpoint.writer_process`)."""
     return {
         namespace: [shard.box.to_record() for shard in group]
         for namespace, group in groupby(shards, lambda shard: shard.namespace)
@@ -146,7 +146,7 @@ def shard_bytes(shards: Iterable[ShardToWrite]) -> Callable[[str, int], memoryvi
 def load_weights(sharding: ShardedWeights, read_box: ReadWeightBox, rt: Runtime) -> None:
     """Set every weight of this rank from boxes of the global tensors; padding becomes zero.
 
-    A tied parameter asks for the one it is tied to.
+    A tied parameter reads the tensor it is tied to.
     """
     for shard, main_param in zip(sharding.shard_ranges, sharding.main_params, strict=True):
         _load_shard(shard, main_param, read_box, rt)
@@ -159,7 +159,7 @@ def best_weights_namespace(checkpoint: Checkpoint) -> str:
 
 
 def weight_reader(checkpoint: Checkpoint) -> ReadWeightBox:
-    """Return a reader of the checkpoint's weights: the float32 main weights where it has them."""
+    """Return a reader of the checkpoint's weights: the float32 main weights if it has them."""
     namespace = best_weights_namespace(checkpoint)
     return lambda name, slab: checkpoint.read(namespace, name, slab)
 

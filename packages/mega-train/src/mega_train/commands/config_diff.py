@@ -32,11 +32,11 @@ from mega_train.resolve.run_mode import is_eval_only
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """The resolved configuration of a run, and how it would start.
+    """The resolved configuration of a run, and the state it would start from.
 
     Attributes:
-        start: what it starts from, as text.
-        refusal: why it may not write into --save.
+        start: the state it starts from, as text.
+        refusal: the reason why it must not write into --save.
     """
 
     config: ResolvedConfig
@@ -45,12 +45,12 @@ class Validation:
 
 
 def resolve_for_display(run: RunConfig, world: int) -> Validation:
-    """Resolve the run for a number of processes; open its datasets and checkpoint where it names any.
+    """Resolve the run for a number of processes; open its datasets and checkpoint if it names any.
 
     The family is the configuration's, the preset's, the checkpoint's, or gpt. Nothing is converted.
 
     Raises:
-        MegaError: it could not begin.
+        MegaError: the run could not start.
     """
     conversion = find_conversion(run)
     unconverted_spec = None
@@ -87,7 +87,7 @@ def resolve_for_display(run: RunConfig, world: int) -> Validation:
 
 def _describe_start(run: RunConfig, checkpoint: Checkpoint | None, superseded: Collection[int]) -> str:
     if checkpoint is None:
-        start = "anew"
+        start = "from new weights"
     elif run.checkpoint.finetune or is_eval_only(run):
         start = f"with the weights of {checkpoint.folder}"
     else:
@@ -124,7 +124,7 @@ def derived_values(config: ResolvedConfig) -> dict[str, object]:
     }
 
 
-# fields of ModelConfig that describe what another one says, and that of a bias that a model may also lack
+# fields of ModelConfig that repeat another field, and that of an optional bias
 _OTHER_MODEL_KEYS = frozenset({"preset", "padded_vocab", "swiglu", "glu", "bias_gelu_fusion", "qkv_bias"})
 # fields of ModelSpec that no key describes; only presets and converted models have them
 _FIELDS_WITHOUT_KEY = (
@@ -181,7 +181,7 @@ class ConfigSide:
 
     Attributes:
         values: every configured value by section.key.
-        derived: the derived values; empty where the run could not start, and `error` says why.
+        derived: the derived values; empty if the run could not start; then `error` has the reason.
     """
 
     values: dict[str, object]
@@ -196,7 +196,7 @@ def load_side(path: Path, family: Family | None, world: int | None) -> ConfigSid
         world: processes, where no checkpoint records their number.
 
     Raises:
-        MegaError: it is none of these.
+        MegaError: the path is none of these.
     """
     spec: ModelSpec | None = None
     file = path
@@ -205,7 +205,7 @@ def load_side(path: Path, family: Family | None, world: int | None) -> ConfigSid
         spec = checkpoint.spec
         file = checkpoint.folder / RUN_CONFIG
         if not file.is_file():
-            raise ConfigError(path, "holds no configuration", wanted=RUN_CONFIG)
+            raise ConfigError(path, "contains no configuration", wanted=RUN_CONFIG)
         world = world or math.prod(checkpoint.written_by.get(axis, 1) for axis in ("tp", "pp", "cp", "dp"))
     run = load_config(RunConfig, file, {})
     values = {key.dotted: key.value_in(run) for key in config_keys(RunConfig)}
@@ -239,7 +239,7 @@ _MODEL_DEFAULTS: Mapping[str, object] = MappingProxyType(
 def diff_sides(first_side: ConfigSide, second_side: ConfigSide) -> Iterator[tuple[str, Any, Any]]:
     """Yield the name and both values of every difference: configured values first, then derived ones.
 
-    Different keys can describe one model. A key that one side leaves out is compared by the derived values.
+    Different keys can describe one model. A key that one side does not set is compared by the derived values.
     """
     both_follow = bool(first_side.derived and second_side.derived)
     shown = set[str]()

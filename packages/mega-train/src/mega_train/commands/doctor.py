@@ -72,8 +72,8 @@ def collect_report(kernels: KernelsName, device: DeviceName) -> dict[str, Any]:
 def c_compiler() -> str | None:
     """Find the C compiler that Triton uses: $CC, else gcc, else clang (triton/runtime/build.py).
 
-    Triton compiles the launcher of each kernel with it when a run on a GPU starts. Returns None where there
-    is none.
+    Triton compiles the launcher of each kernel with it when a run on a GPU starts. Returns None if there is
+    none.
     """
     from_environment = os.environ.get("CC")
     return (
@@ -88,7 +88,7 @@ def _describe_compiler(path: str | None) -> str:
         return path
     from_environment = os.environ.get("CC")
     unset = "neither gcc nor clang is on PATH and CC is unset"
-    cause = unset if from_environment is None else f"CC={from_environment} is no program"
+    cause = unset if from_environment is None else f"CC={from_environment} is not a program"
     return f"none: {cause}; Triton's kernels on a GPU need one; hint: apt-get install gcc libc6-dev"
 
 
@@ -122,7 +122,7 @@ def format_report(report: dict[str, Any]) -> str:
         note = f" ({_UNUSED_PACKAGES[name]})" if name in _UNUSED_PACKAGES else ""
         lines.append(f"{name:20} {entry or 'not installed'}{note}")
     lines.append(f"{'C compiler':20} {_describe_compiler(report['c_compiler'])}")
-    lines += ["", f"on {report['device']} a run takes:"]
+    lines += ["", f"kernels of a run on {report['device']}:"]
     tests: dict[str, list[dict[str, Any]]] = {}
     for result in report["tests"]:
         tests.setdefault(result["kernel"], []).append(result)
@@ -132,5 +132,9 @@ def format_report(report: dict[str, Any]) -> str:
             "ok" if name in tests else "-"
         )
         lines.append(f"  {name:16} {entry['whose']:12} {state:6} {entry['why']}")
-    verdict = "every kernel is its definition" if report["healthy"] else "not every kernel is its definition"
+    verdict = (
+        "every kernel matches its reference"
+        if report["healthy"]
+        else "not every kernel matches its reference"
+    )
     return "\n".join([*lines, "", f"{verdict}; {report['seconds']:.1f} s"])

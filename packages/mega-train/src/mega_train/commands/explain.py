@@ -38,7 +38,7 @@ def explain_word(word: str) -> Iterator[str]:
     known += flag_table().names
     close = get_close_matches(word, known, 1, SIMILAR) or get_close_matches(flag, known, 1, SIMILAR)
     hint = f"did you mean {close[0]}?" if close else ""
-    raise ConfigError(word, "is no key and no flag", hint=hint)
+    raise ConfigError(word, "is neither a key nor a flag", hint=hint)
 
 
 def list_keys() -> Iterator[str]:

@@ -42,7 +42,7 @@ TITLES: Mapping[str, str] = MappingProxyType(
         "train": "duration, seed, precision, dropout, kernels, device",
         "optimizer": "optimizer, learning rate and weight decay schedules",
         "data": "datasets, blends, splits, masks",
-        "tokenizer": "the tokenizer of datasets that do not name theirs",
+        "tokenizer": "the tokenizer of datasets that do not record theirs",
         "evaluation": "validation during training",
         "checkpoint": "saving, loading, fine-tuning",
         "log": "logging, TensorBoard, Weights & Biases, Prometheus",
@@ -73,27 +73,29 @@ class GroupedHelp(MegatronCompatibleCommand):
         """Write the everyday options and a line for each section, or with --help-all every option."""
         sections = {key.name: key.section for key in config_keys(RunConfig)}
         options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
-        own = [
+        command_options = [
             option
             for option in options
             if option.name not in sections and _flag_of(option) not in _COMMON_FLAGS
         ]
         common = [option for option in options if _flag_of(option) in _COMMON_FLAGS]
         if ctx.meta.get(_HELP_ALL):
-            _write_group(formatter, "Options of this command", _records(ctx, own))
+            _write_group(formatter, "Options of this command", _records(ctx, command_options))
             _write_group(formatter, "Configuration and help", _records(ctx, common))
             for section, title in TITLES.items():
                 members = [option for option in options if sections.get(option.name or "") == section]
                 _write_group(formatter, f"[{section}] {title}", _records(ctx, members))
             return
         _write_group(
-            formatter, "Options of this command", [_shorten(record) for record in _records(ctx, own)]
+            formatter,
+            "Options of this command",
+            [_shorten(record) for record in _records(ctx, command_options)],
         )
         by_flag = {_flag_of(option): option for option in options}
         everyday = _records(ctx, [by_flag[flag] for flag in EVERYDAY])
         _write_group(formatter, "Everyday options", [_shorten(record) for record in everyday])
-        rest = [option for option in common if _flag_of(option) not in EVERYDAY]
-        _write_group(formatter, "Other options", _records(ctx, rest))
+        other_options = [option for option in common if _flag_of(option) not in EVERYDAY]
+        _write_group(formatter, "Other options", _records(ctx, other_options))
         counts = Counter(sections.values())
         _write_group(
             formatter,

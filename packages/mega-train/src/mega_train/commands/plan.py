@@ -60,17 +60,17 @@ def search_layouts(run: RunConfig, family: Family | None, world: int | None, har
 
 def model_ranks(run: RunConfig) -> int:
     """Return the ranks of one replica of the model."""
-    cut = run.parallel
-    return max(1, cut.tp) * max(1, cut.pp) * max(1, cut.cp)
+    parallel = run.parallel
+    return max(1, parallel.tp) * max(1, parallel.pp) * max(1, parallel.cp)
 
 
 def build_workload(run: RunConfig, family: Family | None, world: int | None) -> Workload:
-    """Build the workload of this run on `world` ranks; on the ranks of one replica where None.
+    """Build the workload of this run on `world` ranks; None: on the ranks of one replica.
 
     Reads no dataset; with --load the model is the checkpoint's.
 
     Raises:
-        MegaError: the run could not begin, for the reasons it would be refused for.
+        MegaError: the run could not start; the same errors as in training.
     """
     loaded_spec = Checkpoint.open(run.checkpoint.load).spec if run.checkpoint.load is not None else None
     if family is None:
@@ -110,7 +110,7 @@ def search_template(run: RunConfig, family: Family | None) -> Workload:
     """Build the workload whose layout is searched: the run's model and batch on one rank.
 
     Raises:
-        ConfigError: the batch size is not given, so nothing is fixed in the search.
+        ConfigError: the global batch size is not given.
     """
     if run.batch.global_samples is None:
         raise ConfigError(
@@ -137,7 +137,7 @@ def choose_precision(run: RunConfig, spec: ModelSpec) -> Precision:
 
 
 def choose_implementation(run: RunConfig) -> Implementation:
-    """Choose what the run's flags change in our implementation."""
+    """Choose the implementation that the run's flags select."""
     return Implementation(
         attention=_attention(run),
         eager=run.train.kernels == "reference",

@@ -36,7 +36,7 @@ class MegatronCompatibleCommand(MultiValueCommand):
                 [MEGATRON_DEFAULTS],
                 is_flag=True,
                 expose_value=False,
-                help="Use Megatron's defaults where ours differ: dropout 0.1, saves in the foreground.",
+                help="Use Megatron's defaults where they differ: dropout 0.1, saves in the foreground.",
             )
         )
 
@@ -44,7 +44,7 @@ class MegatronCompatibleCommand(MultiValueCommand):
         """Translate the arguments, then parse them as click does.
 
         Raises:
-            ConfigError: a flag cannot be read, or two disagree; the message says what to do.
+            ConfigError: a flag is not supported, or two disagree; the message has a hint.
             RefusedRunError: there are several.
         """
         options = {name: option for option in self.get_params(ctx) for name in _names(option)}
@@ -55,7 +55,7 @@ class MegatronCompatibleCommand(MultiValueCommand):
         return super().parse_args(ctx, translation.words)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Report skipped flags and a differing default, then invoke as click does."""
+        """Report ignored flags and differing defaults, then invoke as click does."""
         translation: Translation = ctx.meta[_TRANSLATION]
         if current_rank() == 0:
             if translation.left_out:
@@ -110,4 +110,4 @@ def _raise_refused(refused: Sequence[MegaError], wrong: Sequence[MegaError]) -> 
     if len(errors) == 1 and refused:
         raise errors[0]
     if len(errors) > 1:
-        raise RefusedRunError.combine(errors, "command line", "things cannot be read")
+        raise RefusedRunError.combine(errors, "command line", "arguments are refused")

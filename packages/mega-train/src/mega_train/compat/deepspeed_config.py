@@ -58,12 +58,12 @@ _IGNORED_KEYS = (
 
 @dataclass(slots=True)
 class DeepSpeedFlags:
-    """A command line with the flags that a DeepSpeed configuration stands for.
+    """A command line with the flags that are equivalent to a DeepSpeed configuration.
 
     Attributes:
         words: the command line, in the flags of `mega-train`.
-        left_out: flags that the configuration decides, and why.
-        refused: an error for every key that is not read or that disagrees with a flag.
+        left_out: flags that the configuration overrides, and the reason.
+        refused: an error for every unsupported key, or key that disagrees with a flag.
     """
 
     words: list[str]
@@ -78,7 +78,7 @@ def read_deepspeed_config(file: Path, words: Sequence[str]) -> DeepSpeedFlags:
         words: the command line, every flag in its own spelling.
 
     Raises:
-        ConfigError: the file is not one.
+        ConfigError: the file is not a DeepSpeed configuration.
     """
     flags = DeepSpeedFlags(list(words))
     values = _curriculum_values(file, dict(_flatten(_read_json(file))))
@@ -110,14 +110,14 @@ def _add_flag(flags: DeepSpeedFlags, file: Path, key: str, value: Any, fp16: boo
     if key == "fp16.initial_scale_power" and isinstance(value, int):
         flag, value = "--initial-loss-scale", 2.0**value
     elif key not in _FLAGS:
-        raise ConfigError(where, "is not read", wanted=", ".join(_known_sections()), hint="say it by flags")
+        raise ConfigError(where, "is not read", wanted=", ".join(_known_sections()), hint="use flags instead")
     else:
         flag = _FLAGS[key]
     if flag == "--loss-scale" and value == 0:  # DeepSpeed's value for a dynamic scale
         if flag in (word.partition("=")[0] for word in flags.words) and fp16:
             # under DeepSpeed its own scaler runs, and Megatron's flag has no effect
             flags.words = _remove_flag(flag, flags.words)
-            flags.left_out[flag] = f"{key} 0 of DeepSpeed's configuration is a scale that moves"
+            flags.left_out[flag] = f"{key} 0 in a DeepSpeed configuration selects dynamic loss scaling"
         return
     if flag.startswith(("--loss", "--initial-loss", "--hyst", "--min-loss")) and not fp16:
         return
@@ -140,7 +140,7 @@ def _curriculum_values(file: Path, values: dict[str, Any]) -> dict[str, Any]:
     """Drop the values of a disabled curriculum, and those that name the kind of an enabled one.
 
     Raises:
-        ConfigError: it is one that we do not have.
+        ConfigError: it is not supported.
     """
     prefix = "curriculum_learning."
     if values.get(f"{prefix}enabled"):
@@ -165,7 +165,7 @@ def _flag_words(where: str, flag: str, value: Any, words: Sequence[str]) -> list
     if not values:
         return [flag, f"{value:g}" if value != int(value) else str(int(value))]
     for text in values:
-        number = _parse_number(text)  # click reports what is no number
+        number = _parse_number(text)  # click reports values that are not numbers
         if number is not None and number != value:
             raise ConfigError(
                 where, f"disagrees with {flag}", found=value, wanted=f"{number:g}, or no {flag}"

@@ -1,7 +1,7 @@
 """Translate the command line of another program's launch script into that of `mega-train`.
 
-Another spelling is replaced, a flag that changes no result is left out, and a DeepSpeed configuration becomes
-flags. What cannot be read is collected, so that one start reports all of it.
+Other spellings are replaced, flags that change no result are ignored, and a DeepSpeed configuration becomes
+flags. Errors are collected, so that one start reports all of them.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class Translation:
     """A translated command line.
 
     Attributes:
-        left_out: flags that change no result, and why.
-        refused: an error for every flag that cannot be read.
-        is_foreign: whether a word was one of another program's.
+        left_out: flags that change no result, and the reason.
+        refused: an error for every unsupported flag.
+        is_foreign: whether any flag belongs to another program.
     """
 
     words: list[str] = field(default_factory=list)
@@ -57,7 +57,7 @@ def translate_flags(args: Sequence[str], known_flags: Collection[str]) -> Transl
 
 
 def refusal_of(flag: str, table: FlagTable) -> ConfigError | None:
-    """Build the error of an unsupported flag; None where the table does not have the flag."""
+    """Build the error of an unsupported flag; None if the table does not contain it."""
     refusal = find_flag(table.refused, flag)
     return None if refusal is None else ConfigError(flag, refusal.why, hint=refusal.instead)
 
@@ -71,7 +71,7 @@ def format_skipped(left_out: dict[str, str]) -> str:
 
 
 def suggest_flag(flag: str, known_flags: Collection[str], table: FlagTable) -> str:
-    """Suggest the flag that was meant; empty where none is similar enough."""
+    """Suggest the most similar flag; empty if none is similar enough."""
     prefixed = [name for name in known_flags if name.startswith(flag)]  # argparse takes a unique beginning
     candidates = sorted({*known_flags, *table.names})
     close = prefixed if len(prefixed) == 1 else get_close_matches(flag, candidates, 1, SIMILAR)
@@ -168,7 +168,7 @@ class _Translator:
             self.translation.refused.append(
                 ConfigError(
                     MEGATRON_DEFAULTS,
-                    "would replace what the file says",
+                    "would override the file",
                     found="--config",
                     wanted="a command line without it",
                     hint="--hidden-dropout 0.1 --attention-dropout 0.1",
@@ -212,7 +212,7 @@ class _Translator:
             return values[value]
         if flag in self.known_flags:
             return flag, value
-        raise ConfigError(flag, "means nothing here", found=value, wanted=" | ".join(values))
+        raise ConfigError(flag, "not a known value", found=value, wanted=" | ".join(values))
 
     def _value(self, flag: str, value: str | None) -> str:
         if value is not None:
@@ -228,7 +228,7 @@ class _Translator:
             word = self.remaining.pop(0)
         if word is not None and word.lower() in ("false", "0"):
             hint = f"leave {flag} out"
-            raise ConfigError(flag, "is a switch, and on with any word", found=word, hint=hint)
+            raise ConfigError(flag, "is a switch, and any value enables it", found=word, hint=hint)
         if value is not None:
             self.translation.words[-1] = flag
 

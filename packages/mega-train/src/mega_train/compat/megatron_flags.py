@@ -1,9 +1,9 @@
-"""Read `megatron_flags.toml`: flags of other programs' launch scripts, and what `mega-train` does with each.
+"""Read `megatron_flags.toml`: the translation of other programs' flags to those of `mega-train`.
 
 It covers Megatron-LM from its first release to its tree of 2026, BigScience's and DeepSpeed's forks, and
-fairseq's for megatron_11b; of data preparation, serving and evaluation only flags that a training script may
-hold. A name that ends with a hyphen matches every flag with that prefix. A flag that `mega-train` gains
-leaves the file, which a test checks.
+fairseq's for megatron_11b; of data preparation, serving and evaluation only flags that may occur in training
+scripts. A name that ends with a hyphen matches every flag with that prefix. A flag that `mega-train` has must
+not be in the file, which a test checks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FILE = Path(__file__).with_suffix(".toml")
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a flag is refused, and its replacement; empty where there is none."""
+    """The reason why a flag is refused, and its replacement; empty if there is none."""
 
     why: str
     instead: str
@@ -33,11 +33,11 @@ class FlagTable:
     """The flags of other programs.
 
     Attributes:
-        left_out: flags that change no result here, and why.
+        left_out: flags that change no result in `mega-train`, and the reason.
         refused: flags of unsupported features.
-        read_as: the words that take a flag's place, before its value where it has one.
-        values: of a flag, the words that a value means; none where it is so in any case.
-        in_context: flags that are read with others of the same command line in view, and how.
+        read_as: the replacement of a flag; its value, if any, follows.
+        values: by flag and value, the replacement; empty if `mega-train` always behaves so.
+        in_context: flags whose translation depends on other flags of the command line.
     """
 
     left_out: Mapping[str, str]

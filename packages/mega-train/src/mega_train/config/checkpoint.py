@@ -1,4 +1,4 @@
-"""Options of checkpoints: where they are saved and loaded, how often, and which are kept."""
+"""Options of checkpoints: folders to save and load, intervals, and retention."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ class CheckpointConfig:
     pretrained: Path | None = option(
         "--pretrained-checkpoint",
         None,
-        "checkpoint to start from, as with --load --finetune, while --load holds no checkpoint yet",
+        "checkpoint to start from, as with --load --finetune, while --load contains no checkpoint yet",
     )
     exit_on_missing: bool = option(
         "--exit-on-missing-checkpoint",
         False,
-        "fail if --load holds no checkpoint, even if --save is the same folder",
+        "fail if --load contains no checkpoint, even if --save is the same folder",
     )
     load_optim: bool = option(
         "--no-load-optim",
@@ -68,5 +68,6 @@ class CheckpointConfig:
     load_rng: bool = option(
         "--no-load-rng",
         True,
-        "accepted without effect: checkpoints hold no random state; dropout depends only on seed and sample",
+        "accepted without effect: checkpoints contain no random state; dropout depends only on seed "
+        "and sample",
     )

@@ -77,7 +77,7 @@ class DataConfig:
         "--renormalize-blend-weights", False, "weigh datasets by the samples built of each"
     )
     cache: Path | None = option(
-        "--data-cache-path", None, "cache folder of the sample order; beside the data if not given"
+        "--data-cache-path", None, "cache folder of the sample order; next to the data if not given"
     )
     order: Literal["single", "cyclic", "external"] = option(
         "--dataloader-type",

@@ -75,8 +75,8 @@ class ParallelConfig:
     zero_stage: int | None = option(
         "--zero-stage",
         None,
-        "what is sharded over the replicas: 0 nothing, 1 optimizer state, 2 also gradients, 3 also weights "
-        "(FSDP2); 0 if not given",
+        "ZeRO stage, which shards over the replicas: 0 nothing, 1 optimizer state, 2 also gradients, "
+        "3 also weights (FSDP2); 0 if not given",
     )
     overlap_reduce: bool = option(
         "--overlap-grad-reduce", False, "reduce gradients over the replicas during the backward pass"

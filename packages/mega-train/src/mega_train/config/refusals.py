@@ -36,7 +36,7 @@ class Refusals:
     """Collector of configuration errors, in the order found; only the first of each flag.
 
     Attributes:
-        unknown: flags whose values an earlier error hides: errors about them are dropped.
+        unknown: flags without a known value because of an earlier error: errors about them are dropped.
     """
 
     def __init__(self) -> None:
@@ -53,20 +53,21 @@ class Refusals:
 
     def extend(self, errors: Iterable[MegaError]) -> bool:
         """Collect all errors, including one that the iterable raises. Returns whether there were none."""
-        sound = True
+        is_valid = True
         try:
             for error in errors:
-                sound = False
+                is_valid = False
                 self._add(error)
         except MegaError as error:
-            sound = False
+            is_valid = False
             self._add(error)
-        return sound
+        return is_valid
 
     def raise_any(self) -> None:
-        """
+        """Raise the collected errors, if any.
+
         Raises:
-            MegaError: the error that was kept; of several, one that holds them all.
+            MegaError: the error, or a RefusedRunError of several.
         """
         if len(self.errors) == 1:
             raise self.errors[0]
@@ -80,12 +81,12 @@ class Refusals:
 
 
 def parts(error: MegaError) -> tuple[MegaError, ...]:
-    """Return the errors that a combined error holds; of any other, itself."""
+    """Return the parts of a combined error; for any other error, the error itself."""
     return error.errors if isinstance(error, RefusedRunError) else (error,)
 
 
 def show_table(errors: Sequence[MegaError]) -> None:
-    """Print a table of errors to stderr: the flag, why, and what replaces it."""
+    """Print a table of errors to stderr: flag, reason and replacement."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

@@ -188,7 +188,7 @@ class OptimizerConfig:
         "--weight-decay", 0.01, "decoupled decay of matrices; norms and biases have none"
     )
     start_weight_decay: float | None = option(
-        "--start-weight-decay", None, "weight decay at the start, where --weight-decay-incr-style changes it"
+        "--start-weight-decay", None, "weight decay at the start, if --weight-decay-incr-style changes it"
     )
     end_weight_decay: float | None = option("--end-weight-decay", None, "weight decay at the end of training")
     weight_decay_style: IncreaseStyle = option(

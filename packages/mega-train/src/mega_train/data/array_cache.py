@@ -1,11 +1,11 @@
 """Cache of numpy arrays on disk, keyed by a hash of the values they are computed from; mapped by every rank.
 
     FOLDER/NAME-KEY/ARRAY.npy     the arrays
-    FOLDER/NAME-KEY/made-of.json  the values that KEY is the hash of, for people
-    FOLDER/.lock                  held by the one process of a machine that makes something here
+    FOLDER/NAME-KEY/made-of.json  the values whose hash is KEY, for people
+    FOLDER/.lock                  locked by the process of a machine that builds an entry
 
-A folder has its name once it is whole and on the disk. The key covers every value that the arrays follow
-from, so what is found under it is what would be made.
+A folder gets its name once it is complete and flushed. The key covers all values that determine the arrays,
+so a cached entry equals a new one.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ log = logging.getLogger("mega.train")
 def load_or_build(
     folders: Sequence[Path], name: str, values: Mapping[str, object], build: Callable[[Path], None]
 ) -> Arrays:
-    """Load the cached arrays of `values`, as read-only memory maps; build them where no folder has them.
+    """Load the cached arrays of `values`, as read-only memory maps; build them if no folder has them.
 
     Args:
         folders: searched in this order. New arrays go to the first that is writable.
@@ -96,14 +96,14 @@ def _load_first(folders: Sequence[Path], entry: str) -> Arrays | None:
         try:
             return _load_arrays(folder / entry)
         except (ValueError, EOFError) as error:
-            log.warning("%s is damaged and is made again: %s", folder / entry, error)
+            log.warning("%s is damaged and is rebuilt: %s", folder / entry, error)
             with contextlib.suppress(OSError):
                 shutil.rmtree(folder / entry)
     return None
 
 
 def _load_arrays(folder: Path) -> Arrays:
-    """Raises ValueError or EOFError where a file is not whole."""
+    """Load the arrays of a folder; ValueError or EOFError if a file is incomplete."""
     files = sorted(folder.glob("*.npy"))
     if not files:
         raise ValueError("no arrays")
@@ -153,7 +153,7 @@ def _first_writable(folders: Sequence[Path]) -> Path:
             reasons.append(str(error.strerror))
     raise MegaError(
         "--data-cache-path",
-        "the order of samples cannot be kept",
+        "the sample order cannot be cached",
         found=f"{folders[0]}: {reasons[0]}",
         wanted="a folder that can be written to",
         hint="--data-cache-path DIR",

@@ -1,4 +1,4 @@
-"""Parse the datasets of each split, in any of the forms of Megatron's scripts.
+"""Parse the datasets of each split from the flags of Megatron's scripts.
 
 --data-path P                               one dataset, divided in three by --split
 --data-path 0.3 A 0.7 B                     a blend of two by weight, each divided in three
@@ -69,7 +69,7 @@ class SplitSource:
         flag: the flag that names them.
         weights: of the parts; None weighs them by their size.
         separate_below: fraction of the last epoch that must be needed for it to be shuffled with the others.
-        blend_rule: whether the blend holds all samples that are built of its parts.
+        blend_rule: whether the blend uses all samples that are built of its parts.
     """
 
     name: str
@@ -115,9 +115,7 @@ def parse_data_spec(data: DataConfig) -> DataSpec:
     }
     flags = [flag for flag, used in flag_used.items() if used]
     if len(flags) > 1:
-        raise ConfigError(
-            flags[1], "excludes " + flags[0], found="both", wanted="one way to say what is read"
-        )
+        raise ConfigError(flags[1], "excludes " + flags[0], found="both", wanted="only one of them")
     if not flags:
         raise ConfigError(
             "--data-path", "missing", wanted="prefix of an indexed dataset", hint="--data-path P"
@@ -125,7 +123,7 @@ def parse_data_spec(data: DataConfig) -> DataSpec:
     if data.split is not None and not by_split:
         raise ConfigError(
             "--split",
-            f"cuts the datasets of --data-path, and {flags[0]} says already what is for what",
+            f"splits the datasets of --data-path, but {flags[0]} already defines the splits",
             found=repr(data.split),
             hint="leave --split out",
         )
@@ -171,7 +169,7 @@ def _whole_datasets(use: int, words: Sequence[str], rule: BlendRule) -> SplitSou
 
 def _require_training(training: SplitSource | None, flag: str) -> SplitSource:
     if training is None:
-        raise ConfigError(flag, "missing", wanted="what to train on", hint=f"{flag} P")
+        raise ConfigError(flag, "missing", wanted="training data", hint=f"{flag} P")
     return training
 
 
@@ -200,15 +198,13 @@ def _per_split_words(data: DataConfig) -> tuple[Sequence[str], Sequence[str], Se
 
 
 def _parse_blend(flag: str, words: Sequence[str]) -> tuple[list[Path], tuple[float, ...] | None]:
-    """Parse prefixes, with their weights where every other word is a number.
+    """Parse prefixes, with weights if every other word is a number.
 
     As in Megatron core, an odd number of words, or a word in a weight's place that is no number, means
     prefixes only. A number without a dataset of that name is then an error.
     """
     if any(not word.strip() for word in words):
-        raise ConfigError(
-            flag, "has an empty word", wanted="a prefix", hint="is a variable of the shell not set?"
-        )
+        raise ConfigError(flag, "has an empty word", wanted="a prefix", hint="is a shell variable unset?")
     numbers = [_parse_number(word) for word in words]
     if len(words) > 1 and len(words) % 2 == 0 and None not in numbers[::2]:
         weights = [number for number in numbers[::2] if number is not None]
@@ -223,12 +219,12 @@ def _parse_blend(flag: str, words: Sequence[str]) -> tuple[list[Path], tuple[flo
 
 
 def _raise_unpaired(flag: str, words: Sequence[str], numbers: Sequence[float | None]) -> NoReturn:
-    """Raise an error that names where weights and prefixes stop alternating."""
+    """Raise an error at the position where weights and prefixes stop alternating."""
     position = next((i for i, number in enumerate(numbers) if (number is None) == (i % 2 == 0)), len(words))
     context = f"after {' '.join(words[max(0, position - 2) : position])}" if position else "first"
     raise ConfigError(
         flag,
-        "weights and prefixes do not take turns",
+        "weights and prefixes do not alternate",
         found=f"{repr(words[position]) if position < len(words) else 'nothing'} {context}",
         wanted="a prefix" if position % 2 else "a weight",
         hint=f"{flag} 0.3 A 0.7 B",
@@ -240,7 +236,7 @@ def _parse_groups(groups: Sequence[Sequence[str]]) -> DataSpec:
     if len(groups[0]) != 1:
         raise ConfigError(
             flags[0],
-            "one group is trained on",
+            "only one training group is allowed",
             found=f"{len(groups[0])} groups",
             wanted="'NAME: WEIGHT START:END PREFIX, ...'",
             hint="quotes around the group",
@@ -255,9 +251,9 @@ def _parse_groups(groups: Sequence[Sequence[str]]) -> DataSpec:
 
 def _parse_group(flag: str, text: str) -> SplitSource:
     """Parse BigScience's "NAME: WEIGHT START:END PREFIX, WEIGHT START:END PREFIX"."""
-    name, colon, rest = text.partition(":")
+    name, colon, datasets_text = text.partition(":")
     ranges, weights = [], []
-    for part in rest.split(","):
+    for part in datasets_text.split(","):
         words = part.split()
         weight = _parse_number(words[0]) if len(words) == 3 else None
         ends = [_parse_number(end) for end in words[1].split(":")] if len(words) == 3 else []
@@ -271,7 +267,9 @@ def _parse_group(flag: str, text: str) -> SplitSource:
             )
         begin, end = (number for number in ends if number is not None)
         if not 0 <= begin < end <= 1:
-            raise ConfigError(flag, "not a range", found=words[1], wanted="two shares of 1, the less first")
+            raise ConfigError(
+                flag, "not a range", found=words[1], wanted="two fractions from 0 to 1, the smaller first"
+            )
         ranges.append(DatasetRange(Path(words[2]), FractionRange(begin, end)))
         weights.append(weight)
     # a single dataset gets no surplus of 0.5 %

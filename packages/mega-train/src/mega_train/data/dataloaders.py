@@ -37,7 +37,7 @@ class SampleReader(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, i: int) -> np.ndarray:
-        """(length + 1,) tokens, or (4, length + 1) of `data.sft`."""
+        """Return sample `i`: (length + 1,) tokens, or (4, length + 1) with `data.sft`."""
 
     def dataset_prefix(self, i: int) -> Path:
         """Return the prefix of the dataset of sample `i`."""
@@ -70,8 +70,8 @@ def build_data_splits(
         datasets: the datasets of the run, or a single open one.
 
     Raises:
-        ConfigError: a part holds too few tokens for one sample.
-        MegaError: the order cannot be kept anywhere.
+        ConfigError: a part contains too few tokens for one sample.
+        MegaError: the sample order cannot be cached in any folder.
     """
     if isinstance(datasets, PromptResponsePairs):
         return _build_sft_splits(config, datasets, tell=mesh.rank == 0)
@@ -94,7 +94,7 @@ def build_data_splits(
         return spec_of_index.open_dataset(arrays, copy=not config.options.mmap)
 
     if mesh.rank:
-        mesh.barrier()  # rank 0 builds what is missing
+        mesh.barrier()  # rank 0 builds missing indices
     splits = DataSplits(
         open_reader("training", training),
         {name: open_reader("validation", spec_of_index) for name, spec_of_index in validation.items()},
@@ -136,7 +136,7 @@ def build_sampler(data: DataConfig, micro_batch_size: int, dp: Axis, reader: Sam
     """Build the sampler of this rank.
 
     Raises:
-        ConfigError: a cyclic order has too few of them.
+        ConfigError: a cyclic order has too few samples.
     """
     sizes = (len(reader), micro_batch_size, dp.size, dp.rank)
     return (

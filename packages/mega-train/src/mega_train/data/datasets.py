@@ -1,4 +1,4 @@
-"""Open the datasets of a run, in threads where there are many."""
+"""Open the datasets of a run, in several threads."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Datasets:
         """Build Megatron's mock data, divided by --split.
 
         Args:
-            vocab, eod: ids of the tokenizer, and the one that ends a document.
+            vocab, eod: vocabulary size of the tokenizer, and its end-of-document id.
 
         Raises:
             ConfigError: `data` also names a dataset.
@@ -63,13 +63,13 @@ class Datasets:
 
     @property
     def identity(self) -> TokenizerIdentity | None:
-        """The tokenizer that all datasets share, where one records it."""
+        """The identity of the tokenizer that all datasets share; None if no dataset records it."""
         identities = self._identities()
         return identities[0][1] if identities else None
 
     @property
     def tokenizer(self) -> Path | None:
-        """The folder of the tokenizer's files beside a dataset; None where there is none."""
+        """The folder of the tokenizer's files next to a dataset; None if there is none."""
         folders = (sibling(prefix, ".tokenizer") for prefix in self.by_prefix)
         return next((folder for folder in folders if folder.is_dir()), None)
 
@@ -81,7 +81,7 @@ class Datasets:
             try:
                 check_same_tokenizer(identity, identities[0][1], prefix)
             except FormatError as error:
-                what = f"was made with another tokenizer than {identities[0][0]}"
+                what = f"has another tokenizer than {identities[0][0]}"
                 hint = "leave one out, or preprocess its text again with the other's tokenizer"
                 raise FormatError(prefix, what, found=error.found, wanted=error.wanted, hint=hint) from None
 

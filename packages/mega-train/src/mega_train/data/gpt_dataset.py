@@ -1,4 +1,4 @@
-"""Samples of one length from the stream of a dataset's documents, in exactly Megatron's order.
+"""Samples of constant length from the stream of a dataset's documents, in exactly Megatron's order.
 
 The documents are repeated for as many epochs as the run needs and shuffled into one stream; sample r is the
 tokens from r · length on (one more than `length`, so that inputs and targets are both that long); samples are
@@ -70,12 +70,12 @@ def plan_epochs(
     keep_partial: bool = False,
     separate_below: float = SEPARATE_BELOW,
 ) -> EpochPlan | None:
-    """Plan as many passes over `tokens` tokens as `samples` need; None where they hold no sample.
+    """Plan as many passes over `tokens` tokens as `samples` need; None if they do not fill a sample.
 
     Args:
         samples: how many are wanted; None means one epoch's.
-        keep_partial: keep a last sample that is short (validation, when asked for).
-        separate_below: how much of the last epoch must be needed for it to be shuffled with the others.
+        keep_partial: keep a last sample that is short (for validation).
+        separate_below: fraction of the last epoch that must be needed for it to be shuffled with the others.
     """
     per_epoch = (tokens - extra) // length
     if tokens <= extra or (per_epoch < 1 and samples is None and not keep_partial):
@@ -93,7 +93,7 @@ def not_enough_tokens_error(found: str, wanted: int, flag: str, split_name: str)
     """Build the error of a split without a sample."""
     return ConfigError(
         flag,
-        f"{split_name} holds too few tokens for one sample",
+        f"{split_name} contains too few tokens for one sample",
         found=found,
         wanted=f"at least {wanted}",
         hint="a shorter --seq-length, another --split or more data; for validation also --eval-iters 0",
@@ -136,7 +136,7 @@ def _shuffle(numbers: np.ndarray, rng: np.random.RandomState) -> np.ndarray:
 def _sample_starts(
     lengths: np.ndarray, document: np.ndarray, length: int, count: int, extra: int
 ) -> np.ndarray:
-    """Compute (document, token) where each sample begins, a row for each.
+    """Compute the (document, token) at which each sample begins, one row per sample.
 
     Megatron walks document by document. The same rows follow from where each document of the stream ends:
     sample r begins in the document that holds token r · length of the stream (with `extra` 0, just behind the
@@ -162,7 +162,8 @@ class GPTDataset:
     def __init__(
         self, dataset: IndexedDataset, index: SampleIndex, *, extra: int = 1, copy: bool = False
     ) -> None:
-        """
+        """Read samples of a dataset in the order of an index.
+
         Args:
             copy: read the dataset's file instead of mapping it.
         """
@@ -175,7 +176,7 @@ class GPTDataset:
         return len(self.index)
 
     def __getitem__(self, i: int) -> np.ndarray:
-        """Tokens of the i-th sample to be read: (length + extra,) int64; fewer in a kept partial one."""
+        """Return the tokens of the i-th sample: (length + extra,) int64; fewer in a partial last sample."""
         row = int(self.index.shuffle[i])
         (first, begin), (last, end) = self.index.sample[row : row + 2].tolist()
         document = self.index.document[first : last + 1].tolist()

@@ -61,9 +61,9 @@ class MicroBatchLoader:
             outside = (token_BS1 < 0) | (token_BS1 >= self.vocab)
             raise FormatError(
                 reader.dataset_prefix(numbers[int(outside.any(axis=1).argmax())]),
-                "holds a token outside the model's vocabulary",
+                "contains a token outside the model's vocabulary",
                 found=min(smallest, 0) or largest,
                 wanted=f"0 to {self.vocab - 1}",
-                hint="a corpus made with the model's tokenizer, or a larger --vocab-size",
+                hint="a dataset made with the model's tokenizer, or a larger --vocab-size",
             )
         return batch

@@ -27,7 +27,8 @@ class MockDataset(IndexedDataset):
     """
 
     def __init__(self, vocab: int, eod: int) -> None:
-        """
+        """Compute the lengths of the documents.
+
         Args:
             vocab: ids of the tokenizer.
             eod: the id that ends a document.
@@ -56,7 +57,7 @@ class MockDataset(IndexedDataset):
         return MockDataset, (self.vocab, self.eod)
 
     def read(self, i: int, offset: int = 0, length: int | None = None, *, copy: bool = False) -> NDArray[Any]:
-        """Read `length` tokens of document `i` from `offset`; to its end where None."""
+        """Read `length` tokens of document `i` from `offset`; None: to its end."""
         document_length = int(self.lengths[i])
         length = document_length - offset if length is None else length
         if not 0 <= offset <= offset + length <= document_length:

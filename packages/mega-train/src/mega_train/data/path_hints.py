@@ -1,4 +1,4 @@
-"""Suggest a --data-path where the given one does not exist."""
+"""Suggest a --data-path if the given one does not exist."""
 
 from __future__ import annotations
 
@@ -26,5 +26,5 @@ def open_dataset(prefix: Path) -> IndexedDataset:
 
 
 def suggest(prefix: Path) -> str:
-    """Suggest a prefix near one that has no index; empty where nothing is near."""
+    """Suggest a prefix similar to one that has no index; empty if nothing is similar."""
     return path_hints.suggest_dataset(prefix, "--data-path")

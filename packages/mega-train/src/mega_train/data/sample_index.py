@@ -1,9 +1,9 @@
 """Sample index of a split: the samples of its parts, their order, and the part of each sample.
 
-    document.npy  sample.npy  shuffle.npy    a SampleIndex of each part, one behind the other
+    document.npy  sample.npy  shuffle.npy    a SampleIndex of each part, one after the other
     corpus.npy    number.npy                 of a blend: the part of each sample, and which of its samples
 
-It is made once, by one rank, and mapped by all (`kept`).
+One rank builds it once (`array_cache`); all ranks map it.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class DatasetSlice:
 
 @dataclass(frozen=True, slots=True)
 class BlendWeights:
-    """How the slices of a blend are mixed.
+    """The weights of the slices of a blend.
 
     Attributes:
         weights: of each slice.
@@ -206,7 +206,7 @@ class BlendedDataset:
         return len(self.parts[0]) if self.order is None else len(self.order[0])
 
     def __getitem__(self, i: int) -> np.ndarray:
-        """Tokens of sample `i`, (length + extra,) int64."""
+        """Return the tokens of sample `i`, (length + extra,) int64."""
         part, number = self._locate(i)
         return self.parts[part][number]
 

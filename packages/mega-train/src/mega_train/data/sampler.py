@@ -1,5 +1,6 @@
-"""Sample numbers of each rank, as a function of the consumed samples, so that a resumed run reads the same
-samples on any layout.
+"""Sample numbers of each rank, as a function of the number of consumed samples.
+
+A resumed run therefore reads the same samples on any layout.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class CyclicSampler:
     """
 
     def __init__(self, total: int, micro: int, dp: int, rank: int, *, is_sharded: bool) -> None:
-        """
+        """Compute the samples of an epoch.
+
         Raises:
             ConfigError: there are fewer samples than one micro-batch of all ranks takes.
         """
@@ -74,7 +76,7 @@ class CyclicSampler:
             if position % self.step_samples:
                 raise ConfigError(
                     "--dataloader-type",
-                    "cyclic cannot go on in the middle of a micro-batch",
+                    "cyclic cannot resume in the middle of a micro-batch",
                     found=f"{consumed} samples consumed, {self.epoch_samples} in an epoch",
                     wanted="a multiple of micro-batch size x data parallel = "
                     f"{self.step_samples} in the epoch",

@@ -35,7 +35,7 @@ class PromptResponsePairs:
         """Open `PREFIX_KEY_document` of both keys.
 
         Raises:
-            FormatError: a dataset is not there or damaged, or they do not belong together.
+            FormatError: a dataset is missing or damaged, or the two do not belong together.
         """
         self.prompts, self.answers = (IndexedDataset(sibling(prefix, f"_{key}_document")) for key in keys)
         self.prefix = self.prompts.prefix
@@ -43,7 +43,7 @@ class PromptResponsePairs:
         if counts[0] != counts[1]:
             raise FormatError(
                 self.answers.prefix,
-                "has not an answer for each prompt",
+                "lacks an answer for some prompts",
                 found=f"{counts[1]} documents",
                 wanted=f"{counts[0]}, as {self.prefix.name} has",
                 hint=f"mega-data preprocess --json-keys {keys[0]} {keys[1]}, both at once",
@@ -54,7 +54,10 @@ class PromptResponsePairs:
             if identities[0].sha256 != identities[1].sha256:
                 found, wanted = (f"{identity.type}, sha256 {identity.sha256[:12]}" for identity in identities)
                 raise FormatError(
-                    self.answers.prefix, "is tokenized otherwise than the prompts", found=found, wanted=wanted
+                    self.answers.prefix,
+                    "is tokenized differently from the prompts",
+                    found=found,
+                    wanted=wanted,
                 )
 
     @classmethod
@@ -62,7 +65,7 @@ class PromptResponsePairs:
         """Open the pair that a run's flags name.
 
         Raises:
-            ConfigError: they name none, or more than one.
+            ConfigError: the flags name no pair, or several.
             FormatError: a dataset is missing or damaged, or the two do not belong together.
         """
         if data.has_dataset_per_split or data.path_file is not None or len(data.path) != 1:
@@ -78,12 +81,12 @@ class PromptResponsePairs:
 
     @property
     def identity(self) -> TokenizerIdentity | None:
-        """The tokenizer of both, where they record it."""
+        """The identity of the tokenizer of both; None if they do not record it."""
         return None if self.info is None else self.info.tokenizer
 
     @property
     def tokenizer(self) -> Path | None:
-        """The folder of the tokenizer's files beside the prompts; None where there is none."""
+        """The folder of the tokenizer's files next to the prompts; None if there is none."""
         folder = sibling(self.prefix, ".tokenizer")
         return folder if folder.is_dir() else None
 
@@ -99,7 +102,7 @@ class PromptResponsePairs:
 
     @cached_property
     def lengths(self) -> tuple[Ints, Ints]:
-        """(N,) tokens of every prompt, and of every answer with its end-of-document token."""
+        """Lengths (N,) in tokens of every prompt, and of every answer with its end-of-document token."""
         prompt = _document_lengths(self.prompts) - self._has_eod(self.prompts)
         return prompt, _document_lengths(self.answers) - self._has_eod(self.answers) - self._has_bos + 1
 
@@ -118,7 +121,7 @@ class PromptResponsePairs:
 
     @cached_property
     def _has_bos(self) -> Ints:
-        """(N,) 1 where an answer begins with the begin-of-text token although a prompt precedes it."""
+        """Return (N,) 1 where an answer begins with the begin-of-text token although a prompt precedes it."""
         assert self.info is not None
         bos = self.info.tokenizer.bos
         part = self.answers
@@ -149,7 +152,8 @@ class PackedSftDataset:
         seed: int,
         name: str,
     ) -> None:
-        """
+        """Pack the examples into rows.
+
         Args:
             example_range: first and last-plus-one example to read.
             rows: minimum number of rows.
@@ -195,9 +199,9 @@ class PackedSftDataset:
         return self.pairs.prefix
 
     def __getitem__(self, i: int) -> Ints:
-        """(4, length + 1): token, example, position and whether it is learnt, of every place of the i-th row.
+        """Return row `i`, (4, length + 1): tokens, example numbers, positions and loss mask.
 
-        A token is learnt if it is an answer's and has one before it in its example.
+        The loss mask is 1 for answer tokens that are not the first of their example.
         """
         row = np.zeros((4, self.length + 1), np.int64)
         row[TOKEN] = self.pairs.eod

@@ -52,7 +52,7 @@ def split_ranges(split: str, sequences: int, rule: SplitRule = "mcore") -> tuple
         for fraction in fractions:
             bounds.append(bounds[-1] + round(fraction / total * sequences))
         excess = bounds[-1] - sequences
-        # Megatron goes below zero where the first share is 0, and would read the last sequence as number -1
+        # Megatron's boundary is negative if the first share is 0: it would read the last sequence as -1
         bounds = [0] + [max(0, bound - excess) for bound in bounds[1:]]
     else:
         cumulative = 0.0

@@ -1,4 +1,4 @@
-"""What the data splits of a run are built from."""
+"""The options from which the data splits of a run are built."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mega_train.config import DataConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSplitsConfig:
-    """What the data splits of a run are built from.
+    """The options from which the data splits of a run are built.
 
     Attributes:
         options: the data options of the run.

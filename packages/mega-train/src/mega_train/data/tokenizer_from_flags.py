@@ -23,8 +23,8 @@ def open_tokenizer_from_flags(run: RunConfig) -> tuple[RunConfig, Tokenizer | No
     does not count its end-of-document token.
 
     Raises:
-        ConfigError: the type is unknown, or what it is made of is not given.
-        FormatError: a file is missing or is no tokenizer.
+        ConfigError: the type is unknown, or a file that it requires is not given.
+        FormatError: a file is missing or is not a tokenizer.
     """
     config = run.tokenizer
     if config == TokenizerConfig():
@@ -77,10 +77,10 @@ def check_tokenizer_flag(flag_identity: TokenizerIdentity, data_identity: Tokeni
     except FormatError as error:
         raise ConfigError(
             "--tokenizer-type",
-            "is not the tokenizer that made the data",
+            "is not the tokenizer of the data",
             found=error.wanted,
             wanted=error.found,
-            hint="leave it out: the data says which",
+            hint="leave it out: the data records its tokenizer",
         ) from None
 
 

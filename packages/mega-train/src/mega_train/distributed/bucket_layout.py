@@ -17,11 +17,10 @@ ALIGNMENT = 64  # elements; a GPU reads weights aligned to 128 bytes at full spe
 
 @dataclass(frozen=True, slots=True)
 class ShardingConfig:
-    """How the replicas of the model share its state.
+    """The sharding of the model's state over its replicas.
 
     Attributes:
-        stage: of ZeRO, what is sharded over the replicas: 0 nothing, 1 moments and main weights, 2 also
-            gradients, 3 also weights.
+        stage: ZeRO stage: 0 shards nothing, 1 moments and main weights, 2 also gradients, 3 also weights.
         bucket_elements: elements after which a bucket of gradients is closed.
         overlap_reduce: whether gradients are reduced while the backward pass runs.
         overlap_gather: whether weights are gathered while the next forward pass runs.
@@ -51,7 +50,8 @@ class Bucket:
 @dataclass(frozen=True, slots=True)
 class ShardRange:
     """The range of a parameter's flattened local tensor whose gradient, main weight and moments a rank owns.
-    Empty where other replicas own all of it.
+
+    Empty if other replicas own all of it.
     """
 
     row: Param

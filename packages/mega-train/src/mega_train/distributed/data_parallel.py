@@ -98,14 +98,16 @@ class BucketedParams:
 
 
 class WeightBuckets:
-    """Weights as views of buckets; main weights as views of this replica's shards (a
-    `grad_sync.ShardedWeights`).
+    """Weights as views of buckets; main weights as views of this replica's shards.
+
+    A `grad_sync.ShardedWeights`.
     """
 
     def __init__(
         self, bucketed: BucketedParams, models: Sequence[Decoder] = (), *, overlap: bool = False
     ) -> None:
-        """
+        """Move the weights of a rank into buckets.
+
         Args:
             bucketed: the values of its parameters move into flat buffers.
             overlap: whether weights are gathered while the next forward pass runs; units of `models` then
@@ -167,14 +169,16 @@ class WeightBuckets:
 
 
 class GradientBuckets:
-    """Gradients as views of buckets, and the reduced gradients of this replica's shards (a
-    `grad_sync.ShardedGradients`).
+    """Gradients as views of buckets, and this replica's shards of the reduced gradients.
+
+    A `grad_sync.ShardedGradients`.
     """
 
     def __init__(
         self, bucketed: BucketedParams, weight_gradients: WeightGradients, config: ShardingConfig
     ) -> None:
-        """
+        """Allocate the gradient buckets of a rank.
+
         Args:
             weight_gradients: accumulates the layers' weight gradients, from now on in the buckets.
         """
@@ -268,7 +272,7 @@ class GradientBuckets:
             return
         flat = self._buffer(bucket)
         self._local_sums.append(flat.sum())
-        sent_flat = flat.to(self._dtype)  # itself where it is float32 already
+        sent_flat = flat.to(self._dtype)  # no copy if it is float32
         if self._stage == 0:
             self._pending.append((bucket, self._replicas.all_reduce(sent_flat)))
         elif self._stage == 1:
@@ -326,9 +330,7 @@ def build_buckets(
 
 
 def ordered_params(models: Sequence[Decoder], rt: Runtime) -> list[tuple[Param, nn.Parameter]]:
-    """List this rank's parameters, each with its row of the parameter table, in the order of the forward
-    pass.
-    """
+    """List this rank's parameters with their rows of the table, in the order of the forward pass."""
     order = {name: position for position, name in enumerate(rt.table)}
     pairs = (pair for model in models for pair in parameters(model, rt))
     return sorted(pairs, key=lambda pair: order[pair[0].name])

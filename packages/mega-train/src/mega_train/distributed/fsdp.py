@@ -1,4 +1,4 @@
-"""ZeRO stage 3 by torch's FSDP2: weights are sharded too, and gathered by block (arXiv:1910.02054 §5.3).
+"""ZeRO stage 3 by torch's FSDP2: weights are sharded too, and gathered per block (arXiv:1910.02054 §5.3).
 
 FSDP2 shards every parameter along its first dimension, gathers a block's weights for its forward and backward
 pass, frees them afterwards, and reduce-scatters the gradients as each block's backward pass ends. Its float32
@@ -26,8 +26,7 @@ from mega_train.distributed.data_parallel import ordered_params
 
 
 class Fsdp2:
-    """The weights and gradients of one rank in stage 3 (a `grad_sync.ShardedWeights`, and a
-    `grad_sync.ShardedGradients`).
+    """The weights and gradients of one rank in stage 3, a `ShardedWeights` and a `ShardedGradients`.
 
     Attributes:
         models: the stages of this rank. Their weights are not initialised: fill `main_params`.
@@ -36,7 +35,8 @@ class Fsdp2:
     is_sharded = True
 
     def __init__(self, rt: Runtime, mesh: Mesh, reduce_dtype: torch.dtype = torch.float32) -> None:
-        """
+        """Build and shard the models of a rank.
+
         Args:
             rt: its dtype is the dtype of the computation.
             reduce_dtype: dtype of the gradient reduction over the replicas.

@@ -75,7 +75,8 @@ class GradientSync:
     def __init__(
         self, weights: ShardedWeights, gradients: ShardedGradients, mesh: Mesh, table: Collection[Param]
     ) -> None:
-        """
+        """Synchronise the gradients of a rank.
+
         Args:
             table: every parameter of the model, in the order of the forward pass.
         """
@@ -106,8 +107,10 @@ class GradientSync:
         self._sync_tied_embeddings()
 
     def _sum_partial_grads(self) -> None:
-        """Sum over tp the gradients to which each rank contributes a part: of its own heads and, with
-        sequence parallelism outside the tensor-parallel regions, of its own tokens.
+        """Sum over tp the gradients to which each rank contributes a part.
+
+        They are those of its own heads and, with sequence parallelism outside the tensor-parallel regions, of
+        its own tokens.
         """
         partial = [
             gradient

@@ -1,4 +1,4 @@
-"""Deterministic mode: arithmetic that gives the same bits every time."""
+"""Deterministic mode: bitwise reproducible arithmetic."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def check_nccl_algorithm(environment: Mapping[str, str]) -> None:
     if algorithm not in _DETERMINISTIC_ALGORITHMS:
         raise ConfigError(
             "--deterministic-mode",
-            "NCCL may choose how it adds up",
+            "NCCL's order of summation is not fixed",
             found="no NCCL_ALGO" if algorithm is None else f"NCCL_ALGO={algorithm}",
             wanted=" | ".join(_DETERMINISTIC_ALGORITHMS),
             hint="NCCL_ALGO=Ring before torchrun",

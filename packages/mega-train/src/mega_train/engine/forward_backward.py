@@ -24,7 +24,7 @@ class ForwardBackward:
     """Forward and backward passes of batches through this rank's pipeline stages.
 
     Attributes:
-        heartbeat: number of actions done, in validations too: shows progress within a long step.
+        heartbeat: number of completed actions, including validations; the watchdog reads it as progress.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class ForwardBackward:
         """Compute the mean loss of `count` samples over all ranks; in training also the gradients.
 
         Args:
-            first_sample: the first of them, as a number of samples that all ranks read before.
+            first_sample: number of the first sample: the samples that all ranks have read before.
             seq_length: tokens of a sample.
         """
         config = self._config

@@ -25,8 +25,8 @@ from mega_train.resolve import ResolvedConfig
 class ForwardStep:
     """The micro-batches of one optimizer step, or of one validation batch (an `executor.PipelineWork`).
 
-    A micro-batch's loss is the mean over its tokens that count. The step's loss is the mean over its
-    micro-batches (Megatron's default) or over all its tokens that count. With context parallelism a rank
+    A micro-batch's loss is the mean over its tokens with a loss. The step's loss is the mean over its
+    micro-batches (Megatron's default) or over all its tokens with a loss. With context parallelism a rank
     computes the losses of its own tokens of every sample, times cp: then the mean over all replicas is that
     of the batch, for losses and gradients alike.
     """
@@ -40,12 +40,13 @@ class ForwardStep:
         loss_scale: float,
         sample_numbers: Sequence[Sequence[int]] | None,
     ) -> None:
-        """
+        """Prepare the micro-batches of a step.
+
         Args:
             models: this rank's stages, by chunk.
             batches: per micro-batch (samples, length + 1) token ids, or (samples, 4, length + 1) of
                 `data.sft`; the same on every rank of cp.
-            loss_scale: multiplies the loss, and with it the gradients.
+            loss_scale: factor of the loss, and so of the gradients.
             sample_numbers: per micro-batch, the seeds of its dropout; None disables dropout, as in a
                 validation.
         """
@@ -106,8 +107,9 @@ class ForwardStep:
         )
 
     def _count_loss_tokens(self) -> Tensor:
-        """Count the tokens of all replicas that have a loss, divided by dp: the mean over replicas undoes
-        that.
+        """Count the tokens of all replicas that have a loss, divided by dp.
+
+        The mean over the replicas cancels that division.
         """
         counts = [(self._split_micro_batch(micro)[1] != IGNORED).sum() for micro in range(len(self.batches))]
         return self.mesh.dp.reduce(torch.stack(counts).sum()).clamp(min=1) / self.mesh.dp.size
@@ -133,12 +135,11 @@ class ForwardStep:
 def split_batch(
     batch: Tensor, data_config: DataConfig, eod: int | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Split a batch into tokens, targets and positions, (B, S) each, and documents where attention is limited
-    to them.
+    """Split a batch into tokens, targets, positions and, for limited attention, documents; (B, S) each.
 
     Args:
         batch: (B, S + 1) token ids, or (B, 4, S + 1) of `data.sft`.
-        eod: the token that ends a document, where `data_config` needs it.
+        eod: the end-of-document token, if `data_config` needs it.
     """
     if batch.ndim == 3:
         target_BS = batch[:, TOKEN, 1:].masked_fill(batch[:, LEARNT, 1:] == 0, IGNORED)

@@ -42,10 +42,10 @@ class OptimizerStep:
         self.extra: dict[str, float] = {}
 
     def run(self, mean_loss: Tensor, lr: float, state: TrainState) -> tuple[float, float]:
-        """Update the weights, unless loss or gradient are not finite on any rank.
+        """Update the weights, unless the loss or the gradient is not finite on some rank.
 
         Returns:
-            the loss, and the gradient's norm before clipping; that of a skipped update is not finite.
+            the loss, and the gradient norm before clipping; the norm of a skipped update is not finite.
 
         Raises:
             NonFiniteLossError: loss or gradient are not finite, and no float16 loss scale explains it.

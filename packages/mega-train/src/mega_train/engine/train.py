@@ -69,7 +69,7 @@ class PreparedRun:
         prepare_older: prepares the run with a checkpoint older than an iteration.
         superseded: iterations in --save whose checkpoints the run supersedes.
         changes: settings that differ from those that the checkpoint recorded.
-        refusal: why the run may not write into --save, where that is not an error.
+        refusal: the reason why the run must not write into --save, if that is not an error.
     """
 
     config: ResolvedConfig
@@ -97,7 +97,7 @@ def prepare(
         family: of the model; None takes the checkpoint's, or gpt.
         before_iteration: take a checkpoint older than this iteration.
         unconverted_spec: the model of a checkpoint that is converted before the run.
-        may_write: whether the run writes into --save, so that a reason against it is an error.
+        may_write: whether the run writes into --save; if not, a reason against it is not an error.
 
     Raises:
         MegaError: the run cannot start. Nothing was written and no process group was joined.
@@ -154,7 +154,7 @@ def prepare(
 
 
 def _check_machine(config: ResolvedConfig, world: World) -> None:
-    """Check that this machine has what the run needs.
+    """Check that this machine has the GPUs and kernels that the run needs.
 
     Raises:
         ConfigError: there are too few GPUs, or a kernel is not available.
@@ -172,10 +172,10 @@ def _check_machine(config: ResolvedConfig, world: World) -> None:
     if config.run.train.fp8 and (missing_feature := unsupported_reason(torch.device(config.device))):
         raise ConfigError(
             "--fp8-format",
-            "no products in FP8 here",
+            "this device does not support FP8 matrix products",
             found=missing_feature,
             wanted="compute capability 8.9 or more (Ada, Hopper and after)",
-            hint="--bf16 alone",
+            hint="--bf16 without --fp8-format",
         )
     # fails before the rendezvous if a kernel is not available
     choose_kernels(config.run.train.kernels, torch.device(config.device))
@@ -187,11 +187,11 @@ def _open_datasets(
     """Open the datasets of the run.
 
     Args:
-        flag_tokenizer: the tokenizer that flags name.
+        flag_tokenizer: the tokenizer of the flags.
         loaded_spec: the model of the checkpoint.
 
     Raises:
-        MegaError: it cannot be opened, or no vocabulary is known for mock data.
+        MegaError: a dataset cannot be opened, or mock data has no vocabulary size.
     """
     if not run.data.mock:
         return PromptResponsePairs.open(run.data) if run.data.sft else Datasets.open(run.data)
@@ -315,7 +315,7 @@ def _build_watchdog(trainer: Trainer) -> AbstractContextManager[Watchdog | None]
 
 @contextmanager
 def _report_early_exit(trainer: Trainer, watchdog: Watchdog | None) -> Iterator[None]:
-    """Report from one rank why a run ends early: an interruption, an error, or a lost rank."""
+    """Report from one rank the reason of an early exit: an interruption, an error, or a lost rank."""
     try:
         yield
     except KeyboardInterrupt:
@@ -335,8 +335,8 @@ def _report_early_exit(trainer: Trainer, watchdog: Watchdog | None) -> Iterator[
 def tune_malloc() -> None:
     """Make malloc reuse freed memory in the next step. Only on Linux with glibc.
 
-    By default glibc maps blocks of a few megabytes, and unmaps them, each time: a step's logits are then
-    pages that the kernel zeroes first and that the host of a virtual machine may have to allocate.
+    By default glibc maps and unmaps blocks of a few megabytes each time: the kernel must zero the pages of a
+    step's logits again, and the host of a virtual machine may have to allocate them.
     bench/cpu_optimizations.py measures the difference. With it torch's huge pages (THP_MEM_ALLOC_ENABLE) save
     nothing, and glibc reuses aligned blocks badly (docs/log.md).
     """
@@ -369,7 +369,7 @@ def start_event(trainer: Trainer) -> TrainStart:
 
 
 def kernels_summary(run: RunConfig, kernel_choice: KernelChoice, device: torch.device) -> str:
-    """Describe the kernels of a run, its AdamW where it is not torch's, and FP8 where it is used."""
+    """Describe the kernels of a run, its AdamW if it is not torch's, and FP8 if it is used."""
     adamw_source = choose_adamw(run.train.kernels, device).source
     adamw_note = (
         f", {adamw_source} (adamw)" if adamw_source != "torch" and run.optimizer.name != "sgd" else ""

@@ -20,7 +20,7 @@ _LONG_WAIT = 1.0  # seconds of waiting for the previous checkpoint that are repo
 
 
 class TrainLoop:
-    """The steps of a run, and logging, validation and checkpoints between them."""
+    """The training loop: optimizer steps, with logging, validation and checkpoints between them."""
 
     def __init__(
         self,
@@ -30,7 +30,8 @@ class TrainLoop:
         exit_conditions: ExitConditions | None = None,
         wall_clock: Clock = time.time,
     ) -> None:
-        """
+        """Build the loop of a trainer.
+
         Args:
             observers: receive the events; empty on ranks other than the first.
             clock: seconds from any origin.
@@ -98,7 +99,7 @@ class TrainLoop:
             saver.finish()
         self._report_saves()
         if saver.last_error:
-            hint = f"make room there; {saver.resume_hint}"
+            hint = f"free disk space; {saver.resume_hint}"
             what = f"no checkpoint of iteration {iteration}, the last"
             raise MegaError(run, what, found=saver.last_error, hint=hint)
 

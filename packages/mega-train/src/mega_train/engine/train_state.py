@@ -1,4 +1,4 @@
-"""Progress of a run, and what follows from it for the next step."""
+"""The progress of a run, and the values of the next step derived from it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from mega_train.resolve import ResolvedConfig
 
 
 class TrainState:
-    """Progress of a run, and what follows from it for the next step.
+    """The progress of a run, and the values of the next step derived from it.
 
     Attributes:
         iteration: optimizer steps done.
@@ -47,7 +47,7 @@ class TrainState:
 
     @property
     def decoupled_lr(self) -> float | None:
-        """The learning rate of embedding and output, where it differs."""
+        """The learning rate of embedding and output, if it differs."""
         schedule = self._config.schedules.decoupled_lr
         return None if schedule is None else schedule.lr_at(self.scheduled_samples)
 
@@ -91,7 +91,7 @@ class TrainState:
         """Load the progress from a checkpoint.
 
         Args:
-            restarts_schedules: whether the schedules start here.
+            restarts_schedules: start the schedules at the current iteration.
         """
         saved = checkpoint.trainer
         self.iteration = checkpoint.iteration

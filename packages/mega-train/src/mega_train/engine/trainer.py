@@ -39,16 +39,16 @@ class Trainer:
     Attributes:
         models: its pipeline stages, in the order of the forward pass; several with an interleaved pipeline.
         params: their parameters.
-        sharding: their weights, as the replicas share them.
+        sharding: the parameters' weights, sharded over the replicas.
         state: the progress of the run.
-        loader: loads its micro-batches.
-        forward_backward: runs them through the stages.
+        loader: loads this rank's micro-batches.
+        forward_backward: runs micro-batches through the stages.
         optimizer_step: updates the weights by their gradients.
-        valid, test: samples to evaluate, by the name of their group; empty where nothing is evaluated.
+        valid, test: samples to evaluate, by the name of their group; empty if nothing is evaluated.
         timers: seconds of each phase.
         loaded_from: the checkpoint it started from.
         saver: writes its checkpoints.
-        kernel_choice: the kernels, and why they were chosen.
+        kernel_choice: the kernels, and the reason of each choice.
     """
 
     def __init__(
@@ -61,7 +61,8 @@ class Trainer:
         tokenizer: Path | None = None,
         superseded: Collection[int] = (),
     ) -> None:
-        """
+        """Build the model, optimizer and data of a rank, and load the checkpoint.
+
         Args:
             checkpoint: what to resume from; None starts from new weights.
             tokenizer: folder of the tokenizer that is copied into every checkpoint.
@@ -115,7 +116,7 @@ class Trainer:
         )
 
     def _load(self, checkpoint: Checkpoint) -> None:
-        """Load progress, optimizer and loss scale of a checkpoint, as far as the run takes them."""
+        """Load progress, optimizer state and loss scale of a checkpoint, as the run's options select."""
         with_optimizer = loads_optimizer(self.config.run)
         self.state.load(checkpoint, restarts_schedules=not with_optimizer)
         if with_optimizer:
@@ -123,7 +124,7 @@ class Trainer:
             self.loss_scaler.load_state_dict(checkpoint.trainer.get("loss_scale", {}))
 
     def step(self, lr: float) -> tuple[float, float]:
-        """Do one optimizer step. If loss or gradient are not finite on any rank, every rank skips the update.
+        """Do one optimizer step. If loss or gradient is not finite on some rank, all ranks skip the update.
 
         Returns:
             the loss in nats per token, and the gradient's norm before clipping; the same on every rank. The
@@ -162,7 +163,7 @@ class Trainer:
 
     @cached_property
     def _identities(self) -> dict[str, str]:
-        """A digest of each dataset; not computed at the start, because it reads the datasets."""
+        """A digest of each dataset, computed on first use, because it reads the datasets."""
         return dict(compute_identities(self.config.run.data, self._datasets))
 
 

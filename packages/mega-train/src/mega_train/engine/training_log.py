@@ -15,11 +15,11 @@ from mega_train.telemetry.timers import reduce_timers
 
 
 class TrainingLog:
-    """The steps since the last log line.
+    """The steps since the last log line, to be summarised in the next one.
 
     Attributes:
-        steps: their ends. Their seconds exclude validations and checkpoints, which are not the model's
-            throughput.
+        steps: end events of the steps. Their seconds exclude validations and checkpoints, which are not the
+            model's throughput.
     """
 
     def __init__(self, trainer: Trainer, clock: Callable[[], float], wall_clock: Callable[[], float]) -> None:
@@ -31,7 +31,7 @@ class TrainingLog:
         self.steps: list[StepEnd] = []
 
     def pop_log_line(self) -> LogLine:
-        """Return the log line of the steps, and begin the next one. Every rank must call it."""
+        """Return the log line of the steps, and reset the means. Every rank must call it."""
         trainer = self._trainer
         config = trainer.config
         log = config.run.log
@@ -71,7 +71,7 @@ class TrainingLog:
 
 
 def _peak_flops(trainer: Trainer) -> float | None:
-    """Return --peak-tflops, or the device's peak FLOP/s in the model's dtype, where it is known."""
+    """Return --peak-tflops, or the device's peak FLOP/s in the model's dtype, if known."""
     device = trainer.mesh.device
     peak_tflops = trainer.config.run.log.peak_tflops
     if peak_tflops is not None:

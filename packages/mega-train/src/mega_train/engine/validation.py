@@ -29,7 +29,7 @@ class Validator:
         """Whether to validate after this step.
 
         Args:
-            reason: why the run exits after it.
+            reason: the reason to exit after this step, if any.
         """
         if reason is not None and reason.is_urgent:
             return False
@@ -45,14 +45,14 @@ class Validator:
         """Evaluate all splits of a run that does not train.
 
         Raises:
-            ConfigError: there are none.
+            ConfigError: the splits have no samples.
         """
         trainer = self._trainer
         data = self._trainer.config.run.data
         if not trainer.valid and not trainer.test:
             if data.has_dataset_per_split:
                 raise ConfigError(
-                    "--valid-data-path", "missing", wanted="what to validate on", hint="--valid-data-path P"
+                    "--valid-data-path", "missing", wanted="validation data", hint="--valid-data-path P"
                 )
             raise ConfigError(
                 "--split",

@@ -24,7 +24,7 @@ _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
 
 class RankLostError(MegaError):
-    """Another rank is gone or does not reply."""
+    """Another rank has exited or does not reply."""
 
 
 class SingleRankErrors(click.Group):
@@ -61,7 +61,7 @@ def current_rank() -> int:
 
 
 def write_error_file(line: str) -> None:
-    """Write the line where torchrun looks for the cause."""
+    """Write the line to the error file that torchrun reads."""
     if file := os.environ.get(_ERROR_FILE):
         record = {"message": line, "extraInfo": {"timestamp": str(int(time.time()))}}
         Path(file).write_text(json.dumps({"message": record}), "utf-8")

@@ -13,13 +13,13 @@ from mega_train.resolve import ResolvedConfig
 
 @dataclass(frozen=True, slots=True)
 class ExitReason:
-    """Why a run exits.
+    """The reason why a run exits.
 
     Attributes:
         name: its name in the event log.
         code: the exit code of every rank.
         message: the reason, for the user.
-        is_urgent: the machine may be taken away: save, and do nothing else before.
+        is_urgent: the machine may be preempted: save first.
     """
 
     name: str
@@ -32,7 +32,7 @@ LAST_ITERATION = ExitReason("last iteration")
 EVAL_ONLY = ExitReason("only validated")
 INTERVAL = ExitReason("exit interval", message="--exit-interval divides it")
 DURATION = ExitReason("exit duration", message="--exit-duration-in-mins is over")
-KILL_SWITCH = ExitReason("kill switch", message="the file of --kill-switch-path is there")
+KILL_SWITCH = ExitReason("kill switch", message="the file of --kill-switch-path exists")
 SIGTERM = ExitReason("signal", 128 + signal.SIGTERM, "received SIGTERM", is_urgent=True)
 SIGUSR1 = replace(SIGTERM, message="received SIGUSR1")
 # in ascending priority: ranks all-reduce the maximum of their indices, so that the last one that any rank
@@ -47,8 +47,8 @@ def _no_signal() -> None:
 class ExitConditions:
     """Checks after every step whether all ranks exit.
 
-    A clock, a file and a signal may be seen by one rank and not by another. So where one of them is used, the
-    ranks compare by an all-reduce of the maximum of one integer each, a few bytes a step.
+    Ranks may differ in a clock, a file or a signal. If a run uses one of them, the ranks all-reduce the
+    maximum of one integer after each step.
     """
 
     def __init__(
@@ -60,7 +60,8 @@ class ExitConditions:
         start_time: float | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """
+        """Build the conditions from the configuration.
+
         Args:
             received_signal: returns SIGTERM or SIGUSR1 once this process has received it.
             start_time: start of the run on `clock`; now, if not given.

@@ -1,4 +1,4 @@
-"""Report a hang or a lost rank: one error line that says who is missing, and the stacks of all ranks."""
+"""Report a hang or a lost rank: one error line that names the missing ranks, and the stacks of all ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ class HangReporter:
     """Writes the error lines of a rank's watchdog."""
 
     def __init__(self, rank: int, progress_and_hint: Callable[[], tuple[str, str]], out: TextIO) -> None:
-        """
+        """Report to a stream.
+
         Args:
             progress_and_hint: the progress of the run and how to resume it, for the error line.
         """
@@ -26,7 +27,7 @@ class HangReporter:
         """Write the error line, and the stacks of the statuses.
 
         Args:
-            diagnosis: who is missing and where the others are; empty where nothing is to be diagnosed.
+            diagnosis: the missing ranks and the functions of the others; may be empty.
         """
         progress, hint = self._progress_and_hint()
         where = f"rank {self._rank}, {progress}"
@@ -46,7 +47,7 @@ class HangReporter:
 
 
 def diagnose(statuses: Sequence[RankStatus], hosts: Mapping[int, str]) -> str:
-    """Describe who does not reply and where the others are, the smallest group first."""
+    """Describe the ranks that do not reply, and the functions of the others, smallest group first."""
     answered = {status.rank for status in statuses}
     parts = [f"rank {rank} ({host}) does not answer" for rank, host in hosts.items() if rank not in answered]
     by_frame: dict[str, list[RankStatus]] = {}

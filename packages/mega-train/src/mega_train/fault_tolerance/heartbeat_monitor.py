@@ -12,13 +12,14 @@ class HeartbeatMonitor:
 
     Attributes:
         idle: seconds without progress at the last `update`.
-        signal_name: of the first signal that arrived; empty before.
+        signal_name: name of the first signal received; empty before.
         sigterm_grace: seconds without progress that count as a hang after a signal; 0 ends the process at
             once. Otherwise a signal handler handles the signals.
     """
 
     def __init__(self, heartbeat: Callable[[], Hashable], *, limit: float, sigterm_grace: float = 0) -> None:
-        """
+        """Monitor a heartbeat.
+
         Args:
             heartbeat: a value that changes whenever the rank makes progress.
             limit: seconds without progress that count as a hang.

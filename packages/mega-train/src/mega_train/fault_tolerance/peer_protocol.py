@@ -30,8 +30,9 @@ T = TypeVar("T")
 
 
 class PeerProtocol:
-    """One rank's end of the protocol. A call to a store that is cut off may never return, so none is awaited
-    without a timeout.
+    """One rank's end of the protocol.
+
+    A call to an unreachable store may never return, so every call has a timeout.
 
     Attributes:
         was_called: set once any rank has called.
@@ -40,11 +41,12 @@ class PeerProtocol:
     def __init__(
         self, store: Store, rank: int, world: int, *, reply_timeout: float = 5.0, tick: float = 0.5
     ) -> None:
-        """
+        """Prepare the protocol of a rank; `start` starts it.
+
         Args:
             store: of the rendezvous; the protocol opens its own connections.
             reply_timeout: seconds that the other ranks have to reply.
-            tick: seconds between two looks for a call.
+            tick: seconds between two polls for a call.
         """
         # separate connections: a call to a store that is cut off may never return
         self._listener_store, self._store = (
@@ -67,7 +69,7 @@ class PeerProtocol:
         self._listener.start()
 
     def stop(self) -> None:
-        """Stop to listen."""
+        """Stop listening."""
         self._stopped.set()
 
     def is_first_error(self) -> bool:

@@ -1,4 +1,4 @@
-"""Collect the status of a rank: where it is, for how long, and the Python stacks of its threads."""
+"""Collect the status of a rank: its current function, idle time, and the Python stacks of its threads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class RankStatus:
     """The status of a rank.
 
     Attributes:
-        frame: its innermost function of this project, and the axis it communicates over.
+        frame: the innermost function of this project on the stack, and the axis it communicates over.
         idle: seconds without progress.
         stacks: of its threads, as text.
     """
@@ -40,7 +40,7 @@ def collect_status(rank: int, idle: float, collective_error: Exception | None = 
     """Collect the status of this process.
 
     Args:
-        collective_error: of a collective that failed in the main thread, which waits for its end since; the
+        collective_error: the error of a collective that failed in the main thread, which now waits; the
             status then has the stack of the collective.
     """
     frames = sys._current_frames()
@@ -63,4 +63,4 @@ def current_frame(frame: FrameType | None) -> str:
             axis_text = f" over {axes[0]}" if axes else ""
             return f"{frame.f_code.co_qualname}{axis_text} ({module.rpartition('.')[2]}.py:{frame.f_lineno})"
         frame = frame.f_back
-    return "code of others"
+    return "code outside mega"

@@ -3,9 +3,9 @@
 A collective that one rank never enters blocks all others silently. So every rank has a watchdog thread. When
 the rank makes no progress for too long (`heartbeat_monitor`), when a collective fails because its peer is
 gone, or when the process gets a signal and makes no progress, the thread calls the other ranks through the
-store of the rendezvous (`peer_protocol`). Each writes its status there (`rank_status`). The first to call
-waits a few seconds for them, reports in one line who is missing and where the others are, prints the stacks
-(`hang_reporter`), and all ranks exit.
+store of the rendezvous (`peer_protocol`). Each writes its status there (`rank_status`). The first caller
+waits a few seconds for them, reports in one line the missing ranks and the functions of the others, prints
+the stacks (`hang_reporter`), and all ranks exit.
 
 The main thread may be inside a call that never returns, so nothing here needs it: signals arrive through a
 file descriptor, and the process ends with `os._exit`.
@@ -48,7 +48,8 @@ class Watchdog:
         tick: float = 0.5,
         exit: Callable[[int], None] = os._exit,
     ) -> None:
-        """
+        """Build the watchdog of a rank; entering the context starts it.
+
         Args:
             tick: seconds between two checks.
             exit: ends the process.
@@ -95,9 +96,9 @@ class Watchdog:
             threading.Event().wait()
 
     def on_error(self, error: MegaError) -> NoReturn:
-        """Handle an error with which the run cannot continue. The first rank that has it reports it.
+        """Handle an error with which the run cannot continue. The first rank with the error reports it.
 
-        The others exit silently, and so do ranks that lose this rank by it.
+        The others exit silently, including ranks that lose this rank because of it.
         """
         if self._peers.is_first_error():
             self._reporter.report_error(error)
@@ -134,7 +135,7 @@ class Watchdog:
         return "", 0
 
     def _report_hang(self, reason: str, code: int) -> None:
-        """Publish this rank's status; the first to call collects those of the others and reports."""
+        """Publish this rank's status; the first caller collects those of the others and reports."""
         own_status = collect_status(self._peers.rank, self._monitor.idle, self._peer_error)
         try:
             replies = self._peers.gather_statuses(own_status)

@@ -20,7 +20,7 @@ class AdamWGroup:
     """Parameters that are updated with the same learning rate and weight decay.
 
     Attributes:
-        indices: of the parameters, among those of the optimizer.
+        indices: indices of the parameters in the optimizer's list.
         decays: whether weight decay applies.
         is_embedding_or_output: whether they are the embedding or the output, which can have their own
             learning rate.

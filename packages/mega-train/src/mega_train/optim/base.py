@@ -27,7 +27,7 @@ STATE_NAMESPACES: Mapping[OptimizerName, frozenset[str]] = MappingProxyType(
 
 
 class Optimizer(Protocol):
-    """Interface of an optimizer."""
+    """The interface of an optimizer."""
 
     @property
     def steps(self) -> int:
@@ -39,11 +39,11 @@ class Optimizer(Protocol):
         """Update the main weights by the gradients of their ranges.
 
         Args:
-            decoupled_lr: the learning rate of embedding and output, where it differs.
+            decoupled_lr: the learning rate of embedding and output, if it differs.
         """
 
     def state_shards(self) -> Iterator[tuple[str, ShardRange, Tensor]]:
         """Iterate over the state without the main weights: namespace, range, and its values, flat."""
 
     def load_state(self, load_shard: LoadShard, *, steps: int) -> None:
-        """Load the state after `steps` updates: `load_shard` fills every part of it."""
+        """Load the state after `steps` updates; `load_shard` fills each shard."""

@@ -27,7 +27,7 @@ _TOLERANCE = 16.0  # in rounding errors of the largest weight, over all steps of
 
 @dataclass(frozen=True, slots=True)
 class AdamWChoice:
-    """The implementation of AdamW, and why it was chosen."""
+    """The implementation of AdamW, and the reason of the choice."""
 
     optimizer_class: type[AdamW]
     source: str
@@ -35,12 +35,12 @@ class AdamWChoice:
 
 
 def choose_adamw(kernels: KernelsName, device: torch.device) -> AdamWChoice:
-    """Choose the AdamW of --kernels: apex's where it is named and available, otherwise torch's."""
+    """Choose the AdamW of --kernels: apex's if it is named and available, otherwise torch's."""
     if kernels != "apex" or device.type != "cuda":
         return AdamWChoice(AdamW, "torch", "torch's fused one")
     if find_spec("amp_C") is None:
         return AdamWChoice(AdamW, "torch", "apex was built without its CUDA extensions")
-    return AdamWChoice(ApexAdamW, "apex", "asked for")
+    return AdamWChoice(ApexAdamW, "apex", "requested")
 
 
 def build_optimizer(run: RunConfig, sharding: ShardedWeights, mesh: Mesh) -> Optimizer:

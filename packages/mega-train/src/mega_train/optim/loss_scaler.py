@@ -27,10 +27,10 @@ class DynamicLossScaler:
     until `growth_interval` steps without one double it.
 
     Attributes:
-        value: the scale; 1 where none is needed.
+        value: the scale; 1 if none is needed.
         growth_interval: steps without an overflow after which the scale doubles; 0 for a constant scale.
         growth_tracker: steps since the last overflow or growth.
-        hysteresis_tracker: overflows still tolerated; it continues to fall below zero.
+        hysteresis_tracker: overflows still tolerated; it may become negative, as in Megatron.
     """
 
     value: float = 1.0
@@ -99,7 +99,7 @@ class DynamicLossScaler:
         return number and all(type(count) is int for count in counts)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load the state, where both scales are dynamic."""
+        """Load the state, if both scales are dynamic."""
         if self.growth_interval and state:
             self.value = float(state["value"])
             self.growth_tracker = int(state["growth_tracker"])

@@ -1,11 +1,10 @@
-"""Muon: matrices move by their orthogonalised momentum, other weights by AdamW (Jordan 2024,
-arXiv:2502.16982).
+"""Muon (Jordan 2024, arXiv:2502.16982): orthogonalised momentum for matrices, AdamW for other weights.
 
-A step needs a layer's whole matrices, and a rank owns ranges of shards of them. So they are gathered before
+A step needs a layer's whole matrices, and a rank owns ranges of their shards. So matrices are gathered before
 the Newton-Schulz iteration and scattered after it: over tp by a sum, over the replicas that share the
 optimizer's state by one collective each way, in which every replica works on another matrix. Queries, keys
 and values are separate matrices, and so are gate and up, which are fused only for speed. The layout changes
-nothing but the order of sums.
+only the order of sums.
 """
 
 from __future__ import annotations
@@ -49,9 +48,9 @@ class MatrixShard:
     """This rank's shard of one matrix of a parameter, such as its queries.
 
     Attributes:
-        index: of the range of the parameter that this rank owns.
-        owned: the elements that this rank contributes; over tp and the replicas every element once.
-        stored: the elements that it stores, as other ranks may too.
+        index: index of the range in the list given to `matrix_shards`.
+        owned: the elements that this rank contributes; every element has one owner over tp and the replicas.
+        stored: the elements that this rank stores; other ranks may store them too.
     """
 
     shape: tuple[int, int]
@@ -103,19 +102,19 @@ def matrix_shards(shard_ranges: Sequence[ShardRange], tp: Axis) -> Iterator[Matr
 def _within_rows(fragments: Sequence[FlatFragment], begin: int, end: int) -> Iterator[FlatFragment]:
     """Select the fragments in a block of rows, with rows counted from its first; no box spans two blocks."""
     for fragment in fragments:
-        first_row, *rest = fragment.slab.start
+        first_row, *column_start = fragment.slab.start
         if begin <= first_row < end:
             yield replace(
                 fragment,
-                slab=Slab((first_row - begin, *rest), fragment.slab.shape, fragment.slab.local_start),
+                slab=Slab((first_row - begin, *column_start), fragment.slab.shape, fragment.slab.local_start),
             )
 
 
 class Muon:
     """Muon for the layers' matrices, AdamW for the rest; weight decay is decoupled in both.
 
-    The update of a matrix is scaled to the root mean square of AdamW's, so that one learning rate and one
-    weight decay serve both.
+    The update of a matrix is scaled to the root mean square of AdamW's, so that both use one learning rate
+    and one weight decay.
     """
 
     def __init__(
@@ -132,7 +131,8 @@ class Muon:
         dtype: torch.dtype,
         adamw_class: type[AdamW] = AdamW,
     ) -> None:
-        """
+        """Build the optimizer with zero momentum.
+
         Args:
             is_sharded: replicas own different ranges; otherwise each owns everything.
             dtype: of the Newton-Schulz iteration.

@@ -13,8 +13,9 @@ from mega_train.optim.base import MOMENTUM, LoadShard
 
 
 class SGD:
-    """SGD with momentum (Sutskever et al. 2013) and the decay in the gradient: b = momentum · b + g + decay ·
-    w, w -= lr · b, as in apex's FusedSGD and torch.
+    """SGD with momentum (Sutskever et al. 2013) and the decay in the gradient, as apex's FusedSGD and torch.
+
+    b = momentum · b + g + decay · w, w -= lr · b.
     """
 
     def __init__(

@@ -1,1 +1,1 @@
-"""Pipeline parallelism: which layers a stage holds, schedules, and their execution."""
+"""Pipeline parallelism: assignment of layers to stages, schedules, and their execution."""

@@ -1,10 +1,11 @@
 """Execute one rank's table of a pipeline schedule.
 
-Messages travel while the rank computes. The table says when a send or receive starts. The rank waits for it
-where it needs the result: a pass for its input, and a channel (`mega_model.distributed.pipeline_p2p`) for its
-previous message, so that a channel carries one message at a time. Both ends of a channel agree on the order
-of its messages, since both tables come from one order of passes; `tests/pipeline_simulator.py` proves it of
-a schedule, on channels without a buffer. On a GPU a wait blocks the compute stream and not the CPU.
+Messages are transferred while the rank computes. The table defines when a send or receive starts. The rank
+waits for it when it needs the result: a pass for its input, and a channel
+(`mega_model.distributed.pipeline_p2p`) for its previous message, so that a channel carries one message at a
+time. Both ends of a channel agree on the order of its messages, since both tables come from one order of
+passes; `tests/pipeline_simulator.py` proves it of a schedule, on channels without a buffer. On a GPU a wait
+blocks the compute stream and not the CPU.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ PassKey = tuple[int, int]  # chunk and micro-batch
 
 
 class PipelineWork(Protocol):
-    """What a rank computes for a micro-batch."""
+    """The computation of one micro-batch on a rank."""
 
     def forward(self, chunk: int, micro: int, received: Tensor | None) -> Tensor:
         """Return the output of stage `chunk`: (T, D) for the next stage, or on the last stage a loss.
@@ -44,7 +45,7 @@ class PipelineWork(Protocol):
 
     @property
     def boundary(self) -> tuple[int, int]:
-        """(T, D) of the activations between stages, on this rank."""
+        """Shape (T, D) of this rank's activations between stages."""
 
 
 def execute(
@@ -61,9 +62,9 @@ def execute(
     """Execute the table.
 
     Args:
-        weights: accumulates the gradients of weights; defers them where the table does.
+        weights: accumulates the gradients of weights; defers them if the table does.
         on_action: called after every action.
-        timer: a context for each phase by its name: passes, and waiting for messages.
+        timer: returns a context that times a phase by name: a pass, or waiting for a message.
 
     Returns:
         on the rank of the last stage the detached losses in the order of their micro-batches; elsewhere an
@@ -135,7 +136,7 @@ class _Executor:
                     self.weights.run_deferred(key)
 
     def finish(self) -> list[Tensor]:
-        """Wait until everything is sent; return the losses."""
+        """Wait for all sends; return the losses."""
         self.output.wait()
         self.input_gradient.wait()
         return self.losses

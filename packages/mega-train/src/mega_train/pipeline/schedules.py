@@ -1,9 +1,8 @@
 """Pipeline schedules as tables: the list of actions of every rank. Pure functions of integers.
 
 A rank of a pipeline over P ranks holds `chunks` stages of the model: stage s is chunk s div P of rank s mod
-P. A schedule orders what a rank computes; what it sends and receives when follows from that order alone
-(`_with_transfers`). `executor` runs any table; `tests/pipeline_simulator.py` checks and times one without a
-process.
+P. A schedule orders the passes of a rank; sends and receives follow from that order (`_with_transfers`).
+`executor` runs any table; `tests/pipeline_simulator.py` checks and times tables without processes.
 """
 
 from __future__ import annotations
@@ -85,8 +84,9 @@ Schedule = Callable[[PipelineShape, int], Table]
 
 
 def gpipe(shape: PipelineShape, rank: int) -> Table:
-    """Do all forward passes, then all backward passes (arXiv:1811.06965): every micro-batch is in flight at
-    once.
+    """Schedule all forward passes, then all backward passes (arXiv:1811.06965).
+
+    All micro-batches are in flight at once.
     """
     return _with_transfers(_alternate(shape, shape.micros * shape.chunks), shape, rank)
 
@@ -102,8 +102,7 @@ def one_forward_one_backward(shape: PipelineShape, rank: int) -> Table:
 
 
 def zero_bubble(shape: PipelineShape, rank: int) -> Table:
-    """Schedule 1F1B with weight gradients in the bubble: with one chunk per rank, ZB-H1 of arXiv:2401.10241
-    §2.
+    """Schedule 1F1B with weight gradients in the bubble; ZB-H1 of arXiv:2401.10241 §2 with one chunk.
 
     A rank defers the weight gradients of `rank` passes: one for each previous rank, which would wait for
     them. So with one chunk no rank holds more micro-batches than the first rank of 1F1B does.
@@ -132,8 +131,7 @@ def _warmup_forwards(shape: PipelineShape, rank: int) -> int:
 
 
 def _micro_batch_rounds(shape: PipelineShape) -> list[range]:
-    """Divide the micro-batches into the rounds in which they pass a rank's chunks: chunk 0, then 1, and so
-    on.
+    """Divide the micro-batches into the rounds in which they pass a rank's chunks 0, 1, and so on.
 
     Rounds of `ranks` keep every rank busy. A remainder makes some rounds longer, never shorter: in a shorter
     one a rank would wait for a micro-batch to come around. The longer ones come first.
@@ -188,10 +186,10 @@ def _split_backward(order: list[Compute], delay: int) -> Iterator[Compute]:
 def _with_transfers(order: list[Compute], shape: PipelineShape, rank: int) -> Table:
     """Add sends and receives to an order of passes.
 
-    A result is sent as soon as it is computed. What a pass needs starts to be received one pass of its kind
-    earlier, so that it travels while this rank computes. What wraps from the last rank to the first, or back,
-    is ready earlier by as many passes as a round is longer than `ranks`, and is received that much earlier.
-    Then no channel ever has to hold more than the one message in flight.
+    A result is sent as soon as it is computed. The receive of a pass's input starts one pass of its kind
+    earlier, to overlap with computation. A message from the last rank to the first, or back, is ready earlier
+    by as many passes as a round is longer than `ranks`, and is received that much earlier. Then no channel
+    ever has to hold more than the one message in flight.
 
     All ranks do forwards in one order and backwards in one order. So a rank receives messages of a kind in
     the order in which its neighbour sends them, and no message needs a tag.

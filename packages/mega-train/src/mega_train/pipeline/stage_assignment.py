@@ -53,7 +53,7 @@ def _virtual_stages(parallel: ParallelConfig, layers: int, pp: int) -> int:
         if pp == 1:
             hint = "leave it out, or --pipeline-model-parallel-size 2"
             raise ConfigError(
-                name, "there is one pipeline rank", found=f"pp={pp}", wanted="2 or more", hint=hint
+                name, "needs pipeline parallelism", found=f"pp={pp}", wanted="2 or more", hint=hint
             )
     if len(counts) == 2:
         raise ConfigError(VIRTUAL, f"excludes {flag}", found="both", wanted="one of them")

@@ -1,4 +1,4 @@
-"""Bytes that one micro-batch leaves between its forward and its backward pass, as our layers keep them.
+"""Activation memory of one micro-batch between its forward and backward pass, as our layers save it.
 
 n tokens inside the tensor-parallel regions of a rank and n' outside (n / t with sequence parallelism), e
 bytes of an activation; h hidden, f feed-forward, q and k widths of a rank's query and key heads; t and c
@@ -7,18 +7,18 @@ ranks of tp and cp:
 | part | keeps |
 |---|---|
 | LayerNorm | its input n'·h·e, and two float32 statistics of a token |
-| LayerNorm | with two branches beside each other (parallel residual) the two of a layer keep one input |
-| RMSNorm | its input in float32 n'·h·4, what it scales n'·h·e, and a statistic |
-| a column-cut linear | its input n'·h·e: with sequence parallelism it is gathered again |
+| LayerNorm | with parallel residual branches, the two norms of a layer share one input |
+| RMSNorm | its input in float32 n'·h·4, the normalised input n'·h·e, and a statistic |
+| a column-parallel linear | its input n'·h·e: with sequence parallelism it is gathered again |
 | attention | q, k and v as one n·(q + 2k)·e; with cp whole rows of k and v too, n·c·2k·e |
 | fused kernels | RMSNorm as LayerNorm; of SwiGLU gate and up alone; rotary positions nothing |
-| rotary positions | turned copies of what attention sees: n·(q + k)·e, with cp n·q·e alone |
+| rotary positions | rotated copies of attention's inputs: n·(q + k)·e, with cp n·q·e alone |
 | attention | its output n·q·e, with cp twice, and a float32 per head and token |
 | norms of heads | queries and keys, as LayerNorm and RMSNorm keep theirs |
-| attention | with ALiBi S·s·a/t·w for all layers, with a window S·s: what a mask is |
+| attention | the mask: with ALiBi S·s·a/t·w for all layers, with a window S·s |
 | activation | its input n·f/t·e; SwiGLU gate and up, 2·n·f/t·e, and the gate's SiLU, n·f/t·e |
-| a row-cut linear | its input: attention's output is there already, the activation's is n·f/t·e |
-| --recompute-modules | layernorm: no input of a column-cut linear; mlp_act: no output of the activation |
+| a row-parallel linear | its input: attention's output is counted above, the activation's is n·f/t·e |
+| --recompute-modules | layernorm: no input of column-parallel linears; mlp_act: no activation output |
 | the loss | the gradients of its input n'·h·e and, on GPUs, its weight V/t·h·4; Megatron's: logits n·V/t·e |
 
 For GPT with f = 4h this is s·b·h·(32 + ...), and its cut forms, of arXiv:2205.05198 table 2, which leaves the
@@ -33,7 +33,7 @@ from mega_train.planning.workload import Workload
 
 
 def layers_bytes(workload: Workload, stage: Stage) -> float:
-    """Bytes of the layers of a stage; of a recomputed group only its input."""
+    """Return the bytes of the layers of a stage; of a recomputed group only its input."""
     entering = workload.outer_tokens * workload.spec.hidden * workload.precision.weight
     if workload.recompute.distribute_saved:
         entering //= workload.layout.tp
@@ -47,7 +47,7 @@ def layers_bytes(workload: Workload, stage: Stage) -> float:
 
 
 def mask_bytes(workload: Workload) -> float:
-    """Bytes that the layers share for attention masks: ALiBi's biases of each head, or a window's mask."""
+    """Return the bytes of the attention masks that the layers share: ALiBi's biases, or a window's mask."""
     m = workload.spec
     pairs = workload.seq_length // workload.layout.cp * workload.seq_length
     if m.positions == "alibi":
@@ -61,7 +61,7 @@ def mask_bytes(workload: Workload) -> float:
 
 
 def layer_bytes(workload: Workload) -> float:
-    """Bytes of one layer that is not recomputed as a whole."""
+    """Return the bytes of one layer that is not fully recomputed."""
     m = workload.spec
     e = workload.precision.weight
     t = workload.layout.tp
@@ -81,8 +81,10 @@ def layer_bytes(workload: Workload) -> float:
 
 
 def _norm_bytes(workload: Workload) -> int:
-    """Bytes of one norm of the residual stream, per token. The reference RMSNorm keeps its input in float32
-    and the normalised input; every other norm keeps its input and two statistics.
+    """Return the bytes of one norm of the residual stream, per token.
+
+    The reference RMSNorm saves its input in float32 and the normalised input; every other norm saves its
+    input and two statistics.
     """
     m = workload.spec
     e = workload.precision.weight
@@ -94,7 +96,7 @@ def _norm_bytes(workload: Workload) -> int:
 
 
 def _qkv_bytes(workload: Workload) -> float:
-    """Bytes of queries, keys and values as attention reads them, and of its output."""
+    """Return the bytes of queries, keys and values as attention reads them, and of its output."""
     e = workload.precision.weight
     sizes = workload.model.shares
     is_rotated = workload.spec.qk_norm or (workload.spec.rotary_dim and not workload.implementation.fused)
@@ -117,8 +119,10 @@ def _qkv_bytes(workload: Workload) -> float:
 
 
 def core_bytes(workload: Workload) -> float:
-    """Bytes that attention itself keeps: a statistic per head and token; copies in another dtype; with cp the
-    gathered keys and values, and the outputs of two chunks; or the scores.
+    """Return the bytes that attention itself saves.
+
+    They are a statistic per head and token; copies in another dtype; with cp the gathered keys and values,
+    and the outputs of two chunks; or the scores.
     """
     e = workload.precision.weight
     sizes = workload.model.shares
@@ -139,7 +143,7 @@ def core_bytes(workload: Workload) -> float:
 
 
 def _recomputed_bytes(workload: Workload) -> float:
-    """Bytes of the outputs that selective recomputation restores for one layer's backward pass."""
+    """Return the bytes of the outputs that selective recomputation restores for one layer's backward pass."""
     m = workload.spec
     e = workload.precision.weight
     recompute = workload.recompute
@@ -154,12 +158,12 @@ def _is_copied(workload: Workload) -> bool:
 
 
 def embedding_bytes(workload: Workload) -> float:
-    """Bytes of the embedding: token ids and positions, 8 bytes each."""
+    """Return the bytes of the embedding: token ids and positions, 8 bytes each."""
     return workload.tokens * (8 + 1) + workload.outer_tokens * 8
 
 
 def loss_bytes(workload: Workload) -> float:
-    """Bytes of the last norm, and of the gradients of the head's input and weight; or of the logits."""
+    """Return the bytes of the last norm, and of the gradients of the head's input and weight or logits."""
     m = workload.spec
     e = workload.precision.weight
     rows, width = workload.model.shares.head
@@ -169,8 +173,10 @@ def loss_bytes(workload: Workload) -> float:
 
 
 def working_bytes(workload: Workload, *, last: bool) -> float:
-    """Bytes of the gradients in flight through one layer and of the layers recomputed for them; or of the
-    logits' gradients or a chunk of logits, where they are more.
+    """Return the bytes of the largest temporary buffers of a backward pass.
+
+    They are one layer's activation gradients and the layers recomputed for them, or the logits' gradients or
+    a chunk of logits if they are larger.
     """
     m = workload.spec
     e = workload.precision.weight

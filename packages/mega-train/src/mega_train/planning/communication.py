@@ -37,7 +37,7 @@ def comm_volume(workload: Workload) -> CommVolume:
 
 
 def tied_gradient_bytes(workload: Workload) -> float:
-    """Bytes of the gradient of a tied embedding, which the first and the last stage exchange."""
+    """Return the bytes of a tied embedding's gradient, which the first and the last stage exchange."""
     if workload.layout.pp == 1:
         return 0.0
     return (
@@ -46,7 +46,7 @@ def tied_gradient_bytes(workload: Workload) -> float:
 
 
 def p2p_bytes(workload: Workload) -> float:
-    """Bytes of one micro-batch from a rank of one stage to a rank of the next."""
+    """Return the bytes of one micro-batch from a rank of one stage to a rank of the next."""
     activation_bytes = workload.outer_tokens * workload.spec.hidden * workload.precision.weight
     return (
         activation_bytes / workload.layout.tp
@@ -56,7 +56,7 @@ def p2p_bytes(workload: Workload) -> float:
 
 
 def data_parallel_bytes(workload: Workload) -> tuple[float, float]:
-    """Bytes that the fullest rank sends to reduce gradients, and to gather gradients or weights.
+    """Return the bytes that the fullest rank sends to reduce gradients, and to gather gradients or weights.
 
     Without ZeRO an all-reduce, which is a reduce-scatter and a gather of gradients; with it the gather is of
     weights. Stage 2 reduces after every micro-batch; stage 3 does too, and gathers for every micro-batch's

@@ -62,12 +62,12 @@ class Estimate:
 
     @property
     def memory(self) -> tuple[RankMemory, ...]:
-        """Of a rank at every pipeline rank."""
+        """Memory of a rank, by pipeline rank."""
         return tuple(rank_memory(self.workload, pp_rank) for pp_rank in range(self.workload.layout.pp))
 
     @property
     def peak_rank(self) -> RankMemory:
-        """Memory of the pipeline rank that uses most."""
+        """Memory of the pipeline rank with the highest use."""
         return peak_rank(self.workload)
 
     @property
@@ -80,12 +80,12 @@ class Estimate:
 
     @property
     def mfu(self) -> float:
-        """Fraction of the machine's peak that the model's own FLOPs are (arXiv:2204.02311 appendix B)."""
+        """Model FLOPs utilization: model FLOPs over the machine's peak (arXiv:2204.02311 appendix B)."""
         return model_flops(self.workload) / self._peak_flops
 
     @property
     def hfu(self) -> float:
-        """Fraction of the peak with recomputation counted."""
+        """Hardware FLOPs utilization: FLOPs with recomputation over the machine's peak."""
         return hardware_flops(self.workload) / self._peak_flops
 
     @property
@@ -94,16 +94,18 @@ class Estimate:
 
 
 def estimate(workload: Workload, hardware: Hardware) -> Estimate:
-    """
+    """Estimate the memory, communication, FLOPs and step time of a workload.
+
     Raises:
-        ConfigError, LayoutError: the batch cannot be cut this way.
+        ConfigError, LayoutError: the batch cannot be split this way.
     """
     check_batch(workload)
-    cut = workload.model
+    model = workload.model
     cost = MicroBatchCost.from_workload(workload, hardware)
     p2p_seconds = _p2p_seconds(workload, hardware)
     kinds = {
-        _stage_kind(workload, pp_rank): _pass_costs(workload, cost, pp_rank) for pp_rank in cut.distinct_ranks
+        _stage_kind(workload, pp_rank): _pass_costs(workload, cost, pp_rank)
+        for pp_rank in model.distinct_ranks
     }
     slowest = max(kinds.values(), key=_total_seconds)
     all_stages = sum(
@@ -140,7 +142,7 @@ def _stage_kind(workload: Workload, pp_rank: int) -> tuple[int, int, bool, bool]
 
 
 def _pass_costs(workload: Workload, cost: MicroBatchCost, pp_rank: int) -> tuple[PassCost, PassCost]:
-    """Costs of forward and backward of one micro-batch on pipeline rank `pp_rank`, over all its stages."""
+    """Return the costs of one micro-batch's forward and backward on all stages of pipeline rank `pp_rank`."""
     layers, recomputed, first, last = _stage_kind(workload, pp_rank)
     forward, backward = cost.layer * layers, cost.layer_back * layers + cost.layer_recompute * recomputed
     if first:
@@ -155,8 +157,9 @@ def _total_seconds(passes: tuple[PassCost, PassCost]) -> float:
 
 
 def _bubble_work(workload: Workload, cost: MicroBatchCost) -> float:
-    """Seconds of the bubble that a zero-bubble pipeline fills with deferred weight gradients: of the (p -
-    1)(F + B + W) of 1F1B twice W (arXiv:2401.10241 table 2).
+    """Return the seconds of the bubble that a zero-bubble pipeline fills with deferred weight gradients.
+
+    Of the (p - 1)(F + B + W) of 1F1B it fills twice W (arXiv:2401.10241 table 2).
     """
     if workload.schedule != "zero-bubble":
         return 0.0
@@ -164,7 +167,7 @@ def _bubble_work(workload: Workload, cost: MicroBatchCost) -> float:
 
 
 def _p2p_seconds(workload: Workload, hardware: Hardware) -> float:
-    """Seconds of the exposed transfers of one micro-batch between two stages, both ways.
+    """Return the seconds of the exposed transfers of one micro-batch between two stages, both ways.
 
     A stage between two others also receives as much as it sends.
     """
@@ -179,10 +182,10 @@ def _p2p_seconds(workload: Workload, hardware: Hardware) -> float:
 
 
 def _fill_transfers(workload: Workload, hardware: Hardware) -> float:
-    """Seconds of transfers that an interleaved pipeline exposes while it fills and drains.
+    """Return the seconds of transfers that an interleaved pipeline exposes while it fills and drains.
 
-    Of the passes before its first backward pass and after its last forward pass, on the place in the middle
-    (arXiv:2104.04473 §2.2).
+    They belong to the passes before the first backward pass and after the last forward pass of the middle
+    pipeline rank (arXiv:2104.04473 §2.2).
     """
     layout = workload.layout
     implementation = workload.implementation
@@ -193,11 +196,11 @@ def _fill_transfers(workload: Workload, hardware: Hardware) -> float:
 
 
 def _exposed_dp_seconds(workload: Workload, hardware: Hardware, slowest: tuple[PassCost, PassCost]) -> float:
-    """Seconds of the exposed data-parallel transfers.
+    """Return the seconds of the exposed data-parallel transfers.
 
-    Before stage 2 only one micro-batch's backward pass can hide the sums, which are of all micro-batches.
-    Interleaved, the stages of a rank finish one after the other, a round of pp micro-batches apart, and the
-    next step needs their weights in such an order (arXiv:2104.04473 figure 4).
+    Before ZeRO stage 2, gradients of all micro-batches are reduced at once, and only one backward pass can
+    hide that. Interleaved stages of a rank finish one after the other, a round of pp micro-batches apart, and
+    the next step needs their weights in the same order (arXiv:2104.04473 figure 4).
     """
     bandwidth = hardware.link_bandwidth(workload.replicas, workload.layout.tp)
     reduce_seconds, gather_seconds = (n / bandwidth for n in data_parallel_bytes(workload))
@@ -210,7 +213,7 @@ def _exposed_dp_seconds(workload: Workload, hardware: Hardware, slowest: tuple[P
 
 
 def _unhidden_seconds(workload: Workload, transfer_seconds: float, compute_seconds: float) -> float:
-    """Seconds by which transfers outlast the computation that hides them.
+    """Return the seconds by which transfers exceed the computation that overlaps them.
 
     Args:
         compute_seconds: of one micro-batch on the rank, over all its stages.
@@ -224,7 +227,7 @@ def _unhidden_seconds(workload: Workload, transfer_seconds: float, compute_secon
 
 
 def _optimizer_seconds(workload: Workload, hardware: Hardware) -> float:
-    """Seconds to clear, measure and clip gradients and to run AdamW: bytes of the fullest rank."""
+    """Return the seconds to clear, measure and clip gradients and to run AdamW, for the fullest rank."""
     elements = max(workload.model.elements)
     owners = workload.replicas if workload.zero else 1
     adam = (

@@ -1,8 +1,8 @@
 """Floating-point operations of one optimizer step over all ranks.
 
-Every matrix of the table is used once per token: 2 operations per element forward, 4 backward. With the
-4·s·q of attention per token and layer forward and 8 backward, nothing left out as masked, this is, for GPT
-with f = 4h, the 72·B·s·L·h²·(1 + s/6h + V/12hL) of arXiv:2205.05198 eq. 7 and what Megatron core reports.
+Every matrix of the table is used once per token: 2 operations per element forward, 4 backward. With
+attention's 4·s·q per token and layer forward and 8·s·q backward, without skipping masked scores, this is for
+GPT with f = 4h the 72·B·s·L·h²·(1 + s/6h + V/12hL) of arXiv:2205.05198 eq. 7 and what Megatron core reports.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ def parameters(spec: ModelSpec) -> int:
 
 
 def model_flops(workload: Workload) -> float:
-    """FLOPs that the model needs, however it is computed: the numerator of MFU."""
+    """Return the FLOPs of the model without recomputation: the numerator of MFU."""
     return (
         workload.global_batch_size * workload.seq_length * flops_per_token(workload.spec, workload.seq_length)
     )
 
 
 def flops_per_token(spec: ModelSpec, length: int) -> float:
-    """FLOPs per token of a sequence of `length`."""
+    """Return the FLOPs per token of a sequence of `length`."""
     return 6.0 * (_layer_elements(spec) + _head_elements(spec)) + 3.0 * _attention_flops(spec, length)
 
 
 def hardware_flops(workload: Workload) -> float:
-    """FLOPs including recomputation: the numerator of HFU."""
+    """Return the FLOPs including recomputation: the numerator of HFU."""
     spec = workload.spec
     forward = _attention_flops(workload.spec, workload.seq_length)
     if workload.recompute.granularity == "full":
@@ -41,7 +41,7 @@ def hardware_flops(workload: Workload) -> float:
 
 
 def _layer_elements(spec: ModelSpec) -> int:
-    """Elements of the layers' matrices."""
+    """Count the elements of the layers' matrices."""
     return sum(row.size for row in table(spec) if isinstance(row.stage, int) and len(row.shape) == 2)
 
 
@@ -50,5 +50,5 @@ def _head_elements(spec: ModelSpec) -> int:
 
 
 def _attention_flops(spec: ModelSpec, length: int) -> float:
-    """FLOPs of attention per token, forward."""
+    """Return the forward FLOPs of attention per token."""
     return 4.0 * length * spec.q_rows * spec.layers

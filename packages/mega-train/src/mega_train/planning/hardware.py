@@ -1,4 +1,4 @@
-"""Machines to plan for, as a few constants each."""
+"""Hardware that the planner knows, as a few constants each."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ GIB = 1 << 30
 class Hardware:
     """GPUs of one kind in nodes of `node`, joined by a network with a port per GPU.
 
-    The first block of fields is from data sheets, the second is the fraction of it that software reaches.
+    The first block of fields is from data sheets, the second has the fractions that software reaches.
 
     Attributes:
         peak: dense 16-bit FLOP/s of the tensor cores; utilisations are fractions of this.
         peak_fp8: dense 8-bit FLOP/s of the tensor cores; None where they have no such products.
         peak_float32: FLOP/s of a float32 matrix product as torch computes it by default, without TF32.
-        memory: bytes a run can have: the card's, less 4 GiB for the driver, NCCL and the allocator's gaps.
+        memory: bytes available to a run: the card's, less 4 GiB for the driver, NCCL and the allocator's
+            gaps.
         bandwidth: bytes/s of the GPU's own memory.
         nvlink: bytes/s one GPU sends to the others of its node.
         network: bytes/s one GPU sends to other nodes.
         node: GPUs of a node.
-        gemm: fraction of `peak` that a matrix product reaches where moving its operands is free. Fitted.
+        gemm: fraction of `peak` that a compute-bound matrix product reaches. Fitted.
         attention: fraction of `peak` that fused attention reaches.
         flash_attention_2: fraction of `peak` that FlashAttention 2 reaches.
         stream: fraction of `bandwidth` that elementwise work reaches.
@@ -51,7 +52,7 @@ class Hardware:
     link: float = 0.75
 
     def gemm_peak(self, factor: int) -> float:
-        """Peak FLOP/s of a matrix product whose factors have this many bytes per element: 1, 2 or 4.
+        """Return the peak FLOP/s of a matrix product whose factors have 1, 2 or 4 bytes per element.
 
         Raises:
             ConfigError: these GPUs have no products in FP8.
@@ -59,15 +60,17 @@ class Hardware:
         if factor > 1:
             return self.peak if factor == 2 else self.peak_float32
         if self.peak_fp8 is None:
-            have = ", ".join(sorted(name for name, kind in HARDWARE.items() if kind.peak_fp8))
-            raise ConfigError("--fp8-format", "these GPUs have no FP8 products", found=self.name, wanted=have)
+            supported_gpus = ", ".join(sorted(name for name, kind in HARDWARE.items() if kind.peak_fp8))
+            raise ConfigError(
+                "--fp8-format", "these GPUs have no FP8 products", found=self.name, wanted=supported_gpus
+            )
         return self.peak_fp8
 
     def link_bandwidth(self, ranks: int, stride: int) -> float:
-        """Bytes/s that each rank of a ring sends, with neighbours `stride` ranks apart.
+        """Return the bytes/s that each rank of a ring sends, with neighbours `stride` ranks apart.
 
-        Inside a node that is NVLink. Between nodes every node that the ring passes adds its ports: with g of
-        its ranks in a node, rings are laid so that each uses another of the g ports.
+        Inside a node that is NVLink. Between nodes, a ring with g ranks per node uses g network ports of each
+        node: g rings use one port each.
         """
         together = max(1, min(ranks, self.node // stride))
         if together == ranks:
@@ -129,7 +132,7 @@ _DEVICES = (
 
 
 def peak_flops(device: str, *, half: bool) -> float | None:
-    """Return the nominal FLOP/s of a device, the denominator of MFU; None where it is not known.
+    """Return the nominal FLOP/s of a device, the denominator of MFU; None if it is not known.
 
     Args:
         device: its name as torch.cuda.get_device_name gives it.

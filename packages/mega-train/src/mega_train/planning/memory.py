@@ -1,4 +1,4 @@
-"""Bytes on every rank, by kind."""
+"""Estimate the memory of every rank, by kind."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class RankMemory:
 
     Attributes:
         activations: kept for the backward pass of every micro-batch in flight.
-        loss: of the micro-batch whose loss is being computed: the last norm's, and the head's gradients.
-        buffers: gradients of activations in flight through a layer, and what is recomputed for them.
+        loss: of the micro-batch whose loss is being computed: last norm, and gradients of the head.
+        buffers: one layer's activation gradients, and recomputed activations.
     """
 
     weights: int
@@ -54,9 +54,10 @@ def rank_memory(workload: Workload, pp_rank: int) -> RankMemory:
 
 
 def _gathered_bytes(workload: Workload, pp_rank: int) -> float:
-    """Bytes that ZeRO gathers for a while: at stage 2 the gradients of a bucket, unless `_unreduced_bytes`
-    counts them; at stage 3 the weights of a block, of the next one and of the ends, and a block's gradients
-    (arXiv:1910.02054 §7).
+    """Return the bytes that ZeRO gathers temporarily.
+
+    Stage 2 gathers the gradients of a bucket, unless `_unreduced_bytes` counts them; stage 3 the weights of a
+    block, of the next one and of the ends, and a block's gradients (arXiv:1910.02054 §7).
     """
     if workload.zero < 2 or workload.replicas == 1 or _reduces_by_round(workload):
         return 0
@@ -71,9 +72,9 @@ def _gathered_bytes(workload: Workload, pp_rank: int) -> float:
 
 
 def _unreduced_bytes(workload: Workload, pp_rank: int) -> float:
-    """Bytes of the gradients that stage 2 accumulates over a round of micro-batches before it reduces them.
+    """Return the bytes of the gradients that stage 2 accumulates over a round of micro-batches.
 
-    They are of one virtual stage, and of another while the first is being reduced.
+    They belong to one virtual stage, and to a second one while the first is being reduced.
     """
     if not _reduces_by_round(workload):
         return 0
@@ -85,7 +86,7 @@ def _reduces_by_round(workload: Workload) -> bool:
 
 
 def peak_rank(workload: Workload) -> RankMemory:
-    """Return the memory of the pipeline rank that uses most."""
+    """Return the memory of the pipeline rank with the highest use."""
     return max(
         (rank_memory(workload, pp_rank) for pp_rank in workload.model.distinct_ranks),
         key=lambda rank: rank.total,

@@ -1,8 +1,8 @@
-"""Cost of one micro-batch on one rank: FLOPs, bytes moved, and the seconds of both.
+"""Compute the cost of one micro-batch on one rank: FLOPs, bytes moved, and their seconds.
 
 A matrix product of (m, k) by (k, n) takes 2mnk / (gemm · peak) seconds for its arithmetic plus its operands'
-bytes / (stream · bandwidth) to move them: the only efficiency curve here. It bends at the machine's own ratio
-of FLOP/s to bytes/s, so a product that tensor parallelism made thin is slow without a further constant.
+bytes / (stream · bandwidth) to move them: the only efficiency curve. It bends at the machine's own ratio
+of FLOP/s to bytes/s, so a small product under tensor parallelism is slow without a further constant.
 Elementwise work counts bytes only.
 """
 
@@ -114,10 +114,10 @@ class MicroBatchCost:
 
 
 def _selective_recompute(workload: Workload, attention: PassCost, byte_seconds: float) -> PassCost:
-    """Cost of the modules of one layer that selective recomputation runs again.
+    """Return the cost of the modules of one layer that selective recomputation runs again.
 
     Args:
-        attention: attention's.
+        attention: the cost of attention.
         byte_seconds: to move an element of an activation to or from memory.
     """
     recompute = workload.recompute
@@ -137,7 +137,7 @@ class TpCollectives:
     """All-gathers and reduce-scatters over tp of each part of the model; an all-reduce is two.
 
     arXiv:1909.08053 §3 and, with sequence parallelism, arXiv:2205.05198 §4.2.2: the same bytes as all-gathers
-    and reduce-scatters, and further gathers for inputs of which a rank kept only its shard.
+    and reduce-scatters, and further gathers of inputs that are saved as shards.
     """
 
     layer: int
@@ -157,13 +157,13 @@ def tp_collectives(workload: Workload) -> TpCollectives:
 
 
 def collective_bytes(workload: Workload) -> float:
-    """Bytes that one rank sends in one all-gather or reduce-scatter of a micro-batch over tp."""
+    """Return the bytes that one rank sends in one all-gather or reduce-scatter of a micro-batch over tp."""
     t = workload.layout.tp
     return (t - 1) / t * workload.tokens * workload.spec.hidden * workload.precision.weight
 
 
 def kv_gather_bytes(workload: Workload) -> float:
-    """Bytes that one rank sends in one all-gather of a layer's keys and values over cp."""
+    """Return the bytes that one rank sends in one all-gather of a layer's keys and values over cp."""
     return (
         (workload.layout.cp - 1)
         * workload.tokens
@@ -184,7 +184,8 @@ class _GemmCost:
     hardware: Hardware
 
     def forward(self, weights: MatrixShapes, factor: int | None = None) -> float:
-        """
+        """Return the seconds of the forward products.
+
         Args:
             factor: bytes of an element of the factors; None: those of the layers' linears.
         """
@@ -197,7 +198,7 @@ class _GemmCost:
         )
 
     def backward(self, weights: MatrixShapes, factor: int | None = None) -> float:
-        """Seconds of the input gradient, and of the weight gradient with its accumulation."""
+        """Return the seconds of the input gradient, and of the weight gradient with its accumulation."""
         workload = self.workload
         e = factor or self.workload.precision.factor_bytes
         inputs = sum(
@@ -223,7 +224,7 @@ class _GemmCost:
         )
 
     def _quantization(self, elements: int, factor: int) -> float:
-        """Seconds to cast a 16-bit factor to FP8, and to write its transposed copy.
+        """Return the seconds to cast a 16-bit factor to FP8, and to write its transposed copy.
 
         Hopper's tensor cores need that copy for the gradient of the weight.
         """
@@ -238,13 +239,15 @@ class _GemmCost:
 
 
 def attention_flops(workload: Workload) -> float:
-    """FLOPs of one layer's attention for one micro-batch on one rank, forward, without masking."""
+    """Return the forward FLOPs of one layer's attention for one micro-batch on one rank, without masking."""
     return 4.0 * workload.tokens * workload.seq_length * workload.model.shares.queries
 
 
 def _attention_seconds(workload: Workload, hardware: Hardware, *, is_backward: bool) -> float:
-    """Seconds of attention between qkv and out. Fused kernels skip masked scores and need 2.5 times the FLOPs
-    in backward (arXiv:2205.14135); otherwise scores go through memory for softmax and dropout.
+    """Return the seconds of attention between the qkv and the output products.
+
+    Fused kernels skip masked scores and need 2.5 times the FLOPs in backward (arXiv:2205.14135); otherwise
+    softmax and dropout read and write the scores in memory.
     """
     if workload.implementation.attention != "scores":
         efficiency = (
@@ -274,8 +277,10 @@ def _attention_seconds(workload: Workload, hardware: Hardware, *, is_backward: b
 
 
 def _elementwise_seconds(workload: Workload, hardware: Hardware, *, is_backward: bool) -> float:
-    """Seconds of a layer's elementwise work: two norms and two residual sums outside the tensor-parallel
-    regions; activation, rotary embedding and, in backward, the concatenation of dq, dk and dv inside.
+    """Return the seconds of a layer's elementwise work.
+
+    It is two norms and two residual sums outside the tensor-parallel regions; activation, rotary embedding
+    and, in backward, the concatenation of dq, dk and dv inside.
     """
     spec = workload.spec
     t = workload.layout.tp
@@ -295,7 +300,7 @@ def _elementwise_seconds(workload: Workload, hardware: Hardware, *, is_backward:
 
 
 def _norm_accesses(workload: Workload, *, back: bool) -> float:
-    """Element reads and writes of one norm, in units of an activation.
+    """Count the element reads and writes of one norm, in units of an activation.
 
     Eager RMSNorm forward: a float32 copy, its square, the mean, the scaled copy, its cast and the product
     with the weight. Backward: the gradients of that product, cast up, of the scaled copy, of the mean and of
@@ -309,7 +314,7 @@ def _norm_accesses(workload: Workload, *, back: bool) -> float:
 
 
 def _layer_forward(workload: Workload, hardware: Hardware) -> tuple[PassCost, PassCost]:
-    """Cost of a layer's forward pass, and of its attention alone."""
+    """Return the cost of a layer's forward pass, and of its attention alone."""
     layout = workload.layout
     collective_seconds = collective_bytes(workload) / hardware.link_bandwidth(layout.tp, 1)
     tp_seconds = tp_collectives(workload).layer * collective_seconds

@@ -1,4 +1,4 @@
-"""Search the layouts of a model on a number of GPUs: which fit, and which are fastest."""
+"""Search the layouts of a model on a number of GPUs for the fastest ones that fit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def search(template: Workload, world: int, hardware: Hardware, *, limit: int = 1
 
     Tried are all tp of a node, all pp, vp and cp, micro-batches that divide the batch, and 1F1B and
     zero-bubble, with sequence parallelism, a sharded optimizer and overlapped transfers, which cost nothing.
-    The least recomputation that fits is taken. ZeRO 2 and 3 are not tried: with a pipeline they send more
+    The least recomputation that fits is chosen. ZeRO 2 and 3 are not tried: with a pipeline they send more
     than they save.
 
     Args:
@@ -37,7 +37,7 @@ def search(template: Workload, world: int, hardware: Hardware, *, limit: int = 1
 
 
 def variants(workload: Workload, hardware: Hardware) -> list[Estimate]:
-    """Estimate every micro-batch size and number of virtual stages that fits, by least recomputation."""
+    """Estimate the micro-batch sizes and numbers of virtual stages that fit, with the least recomputation."""
     layout = workload.layout
     candidates = _batch_variants(workload, layout, workload.model.shares, (workload.schedule,), {})
     return [
@@ -75,8 +75,8 @@ def _batch_variants(
         if micro * template.seq_length // layout.cp % layout.tp:
             continue
         interleaves = layout.pp > 1 and micros % layout.pp == 0
-        layers_per_stage, rest = divmod(template.spec.layers, layout.pp)
-        for vp in divisors(layers_per_stage) if interleaves and not rest else (1,):
+        layers_per_stage, remainder = divmod(template.spec.layers, layout.pp)
+        for vp in divisors(layers_per_stage) if interleaves and not remainder else (1,):
             key = layout.pp, vp
             depths[key] = depths.get(key) or stages_by_rank(template.spec.layers, Layout(pp=layout.pp, vp=vp))
             model = ShardedModel(template.spec, dataclasses.replace(layout, vp=vp), shares, depths[key])
@@ -107,23 +107,24 @@ def _list_meshes(world: int, degrees: Sequence[int], layers: int, node: int) -> 
 
 
 def _least_recompute(workload: Workload, memory: float) -> Workload | None:
-    """Return the workload with the least recomputation that fits: none, attention, the fewest layers of a
-    stage.
+    """Return the workload with the least recomputation that fits.
+
+    The order is: none, attention, the fewest layers of a stage.
     """
     for policy in (KEEP_ALL, RecomputePolicy("selective")):
         if (candidate := _if_it_fits(workload, policy, memory)) is not None:
             return candidate
-    fewest = 1
+    low = 1
     fewest_fitting = max(len(stage.layers) for stages in workload.model.stages for stage in stages)
     if (smallest := _if_it_fits(workload, _block_recompute(fewest_fitting), memory)) is None:
         return None
-    while fewest < fewest_fitting:
-        middle = (fewest + fewest_fitting) // 2
+    while low < fewest_fitting:
+        middle = (low + fewest_fitting) // 2
         if (candidate := _if_it_fits(workload, _block_recompute(middle), memory)) is not None:
             smallest = candidate
             fewest_fitting = middle
         else:
-            fewest = middle + 1
+            low = middle + 1
     return smallest
 
 

@@ -39,7 +39,8 @@ class ParamShares:
 
     @classmethod
     def from_spec(cls, spec: ModelSpec, tp: int) -> ParamShares:
-        """
+        """Compute the shares from the parameter table of a model.
+
         Raises:
             LayoutError: a dimension does not divide over tp.
         """
@@ -95,9 +96,10 @@ class ShardedModel:
 
     @classmethod
     def from_layout(cls, spec: ModelSpec, layout: Layout) -> ShardedModel:
-        """
+        """Assign the layers of a model to the ranks of a layout.
+
         Raises:
-            LayoutError: the model cannot be cut this way.
+            LayoutError: the model cannot be split this way.
         """
         return cls(spec, layout, ParamShares.from_spec(spec, layout.tp), stages_by_rank(spec.layers, layout))
 
@@ -113,8 +115,9 @@ class ShardedModel:
 
     @cached_property
     def distinct_ranks(self) -> tuple[int, ...]:
-        """The first pipeline rank of every kind: each other one holds and computes the same as one of these,
-        and has no more micro-batches in flight.
+        """The first pipeline rank of every kind.
+
+        Every other rank has the layers and work of one of these, and no more micro-batches in flight.
         """
         first_of_kind: dict[tuple[object, ...], int] = {}
         for pp_rank, stages in enumerate(self.stages):

@@ -42,7 +42,7 @@ class Precision:
         return self.gemm_factor or self.weight
 
     def bytes_per_param(self, zero: int, ranks: int) -> tuple[float, float, float]:
-        """Return the bytes per parameter on each of `ranks` data-parallel ranks: weight, gradient, optimizer.
+        """Return the bytes per parameter on each of `ranks` replicas: weight, gradient, optimizer state.
 
         ZeRO stage 1 shards the optimizer's state, 2 also the gradients, 3 also the weights (arXiv:1910.02054
         §5). At stage 3 the weights are the main weights, gathered as they are needed.
@@ -62,26 +62,26 @@ FP8 = Precision(name="fp8", weight=2, gradient=4, main=4, gemm_factor=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Implementation:
-    """What distinguishes training programs; the defaults are this project's.
+    """Properties in which training programs differ; the defaults are those of `mega-train`.
 
     Attributes:
-        attention: "flash" and "flash-2" never hold the scores; "scores" does, before and after dropout. On
+        attention: "flash" and "flash-2" never store the scores; "scores" does, before and after dropout. On
             Hopper "flash-2" is FlashAttention 2, written for Ampere, "flash" a kernel written for Hopper.
         attention_width: bytes of the numbers that attention computes with; None: those of the activations.
         keeps_masks: dropout keeps a byte per element and softmax its 16-bit result, as Megatron's kernels do;
-            ours recomputes the choice, and keeps probabilities in float32.
+            ours recomputes the mask, and keeps probabilities in float32.
         fused: norms keep their input and two statistics of a row, gated activations their input alone, and
             rotary positions are applied in place, as our Triton kernels do; the reference kernels keep more.
         eager: RMSNorm, gated activations and rotary positions run one operation after another, each of which
             reads and writes memory, as our reference kernels do.
         whole_logits: a micro-batch's logits are kept for its backward pass; ours exist one chunk at a time
             and are replaced by gradients.
-        regathers: with sequence parallelism a linear keeps its shard of the input and gathers it again.
+        regathers: with sequence parallelism a linear layer saves its shard of the input and gathers it again.
         sliced_p2p: a stage sends 1/tp of its output, which the next one gathers over NVLink.
         duplex_p2p: a stage sends to its neighbour and receives from it at the same time.
         frees_stage_inputs: a stage's input is not kept: its first norm computes its backward from its output,
             which the next linear keeps anyway (apex's norms with memory_efficient=True).
-        gradient_traffic: bytes moved to add a micro-batch's weight gradient to the sum.
+        gradient_traffic: bytes per element moved to accumulate a micro-batch's weight gradient.
         loss_traffic: bytes moved per logit for the cross-entropy, forward and backward.
         overlaps_tp: which passes hide the tensor-parallel transfers behind matrix products.
         overlaps_pp: an interleaved pipeline hides transfers between stages behind other micro-batches. A
@@ -184,9 +184,10 @@ class Workload:
 
 
 def check_batch(workload: Workload) -> None:
-    """
+    """Check that the batch divides over the ranks and micro-batches.
+
     Raises:
-        ConfigError, LayoutError: the batch cannot be cut this way.
+        ConfigError, LayoutError: the batch cannot be split this way.
     """
     layout = workload.layout
     if (
@@ -204,14 +205,14 @@ def check_batch(workload: Workload) -> None:
     if layout.cp > 1 and workload.seq_length % (2 * layout.cp):
         raise LayoutError(
             "--context-parallel-size",
-            "the tokens of a sample cannot be shared evenly",
+            "the tokens of a sample cannot be split evenly",
             found=f"{workload.seq_length} tokens over cp={layout.cp}",
             wanted=f"a sequence length that is a multiple of {2 * layout.cp}",
         )
     if workload.sequence and workload.tokens % layout.tp:
         raise LayoutError(
             "--sequence-parallel",
-            "the tokens of a micro-batch cannot be shared evenly",
+            "the tokens of a micro-batch cannot be split evenly",
             found=f"{workload.tokens} tokens over tp={layout.tp}",
             wanted=f"micro-batch size x sequence length a multiple of {layout.tp}",
         )

@@ -1,4 +1,4 @@
-"""Line charts drawn by matplotlib, which is an extra and slow to import: only functions import it."""
+"""Line charts by matplotlib, which is an optional dependency and slow to import: only functions import it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def require_matplotlib(command: str) -> None:
     """Check that matplotlib is installed.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: it is not installed.
     """
     try:
         import matplotlib.figure  # noqa: F401
@@ -62,7 +62,7 @@ def require_matplotlib(command: str) -> None:
 
 
 def chart_style(key: str) -> AbstractContextManager[None]:
-    """Return a context in which a figure is made and written; it ignores the user's matplotlibrc.
+    """Return a context to draw and write a figure in; it ignores the user's matplotlibrc.
 
     Args:
         key: seed of the ids of an SVG, so that equal input gives equal bytes.
@@ -200,7 +200,7 @@ def _average(curve: Curve) -> list[NDArray[np.float64]]:
 
 
 def _inline_svg(svg: str, label: str) -> str:
-    """Make matplotlib's SVG a part of a page: the page's colors, short numbers, only our ids.
+    """Prepare matplotlib's SVG for embedding in a page: the page's colors, short numbers, unique ids.
 
     The SVG holds no text of the user.
     """

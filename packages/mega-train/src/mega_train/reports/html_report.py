@@ -112,7 +112,7 @@ def _overview_rows(run: RunHistory) -> Iterator[tuple[str, str]]:
         if (value := run.median(key)) is not None:
             yield name, form.format(value)
     if memory := run.memory("iteration")[1]:
-        yield "memory of the first rank, most", f"{np.nanmax(memory) / 1e9:.2f} GB"
+        yield "peak memory of rank 0", f"{np.nanmax(memory) / 1e9:.2f} GB"
     yield "training", _duration(3600 * run.positions([last["iteration"]], "hours")[0])
     for name, events, key in (
         ("validations", run.validations, "seconds"),
@@ -124,9 +124,9 @@ def _overview_rows(run: RunHistory) -> Iterator[tuple[str, str]]:
             yield f"{name}", f"{len(events)}, {_duration(seconds)} in all{more}"
     if run.restarts:
         lost = sum(restart.lost for restart in run.restarts)
-        yield "restarts", f"{len(run.restarts)}, {lost:,} steps done again"
+        yield "restarts", f"{len(run.restarts)}, {lost:,} steps repeated"
     if skipped := sum(line["skipped"] for line in run.train_logs):
-        yield "steps that updated nothing", f"{skipped:,}"
+        yield "steps without an update", f"{skipped:,}"
 
 
 def _duration(seconds: float) -> str:
@@ -154,14 +154,14 @@ def _compare_losses(run: RunHistory, baseline: RunHistory, names: Sequence[str])
         apart = [abs(a / b - 1) for _, a, b in pairs]
         widest = int(np.argmax(apart))
         sentences.append(
-            f"{name.capitalize()} at {len(pairs):,} iterations that both tell: {np.mean(apart):.2%} apart "
+            f"{name.capitalize()} at {len(pairs):,} iterations that both logged: {np.mean(apart):.2%} apart "
             f"in the mean, at most {apart[widest]:.2%} (iteration {pairs[widest][0]:,}), at the last of them "
             f"{pairs[-1][1] / pairs[-1][2] - 1:+.2%} ({pairs[-1][1]:.4f}, {pairs[-1][2]:.4f})."
         )
-    pace = run.median("tokens_per_second")
-    baseline_pace = baseline.median("tokens_per_second")
-    if pace and baseline_pace:
-        sentences.append(f"{names[0]} has {pace / baseline_pace:.2f} times the tokens/s of {names[1]}.")
+    speed = run.median("tokens_per_second")
+    baseline_speed = baseline.median("tokens_per_second")
+    if speed and baseline_speed:
+        sentences.append(f"{names[0]} has {speed / baseline_speed:.2f} times the tokens/s of {names[1]}.")
     return "".join(f"<p>{escape(sentence)}</p>" for sentence in sentences)
 
 
@@ -170,7 +170,7 @@ def _charts(runs: Sequence[RunHistory], names: Sequence[str], over: XAxis) -> It
     marks = [
         (
             place,
-            f"restart of {name} at iteration {restart.iteration:,}, {restart.lost:,} steps done again",
+            f"restart of {name} at iteration {restart.iteration:,}, {restart.lost:,} steps repeated",
             color,
         )
         for run, name, color in runs_with_colors
@@ -187,16 +187,16 @@ def _charts(runs: Sequence[RunHistory], names: Sequence[str], over: XAxis) -> It
             key, curves_of(key) if curves is None else curves, caption + where, marks=marks, **look
         )
 
-    loss = "Nats per token: means between two lines of the log, validations as points, the test as a ring."
+    loss = "Nats per token: means between log lines, validations as points, the test as a ring."
     yield "Loss", chart("loss", loss, loss_curves(runs, names, over), log=True)
     yield "Gradient norm", chart("grad_norm", "Before clipping.", log=True)
-    yield "Learning rate", chart("learning_rate", "Of the step that a line of the log ends with.", zero=True)
-    pace = "Tokens a second of all ranks, validations and saves not counted."
+    yield "Learning rate", chart("learning_rate", "Of the last step before each log line.", zero=True)
+    pace = "Tokens per second over all ranks, without validations and saves."
     yield "Throughput", chart("tokens_per_second", pace, zero=True)
-    yield "TFLOP/s a rank", chart("tflops", "What the model needs, however it is computed.", zero=True)
+    yield "TFLOP/s a rank", chart("tflops", "FLOPs that the model needs, without recomputation.", zero=True)
     memory = [(name, color, *run.memory(over)) for run, name, color in runs_with_colors]
     gigabytes = [Curve(name, color, xs, [y / 1e9 for y in ys]) for name, color, xs, ys in memory]
-    yield "Memory", chart("memory", "GB of the first rank.", gigabytes, zero=True)
+    yield "Memory", chart("memory", "GB of rank 0.", gigabytes, zero=True)
     if any(event["loss_scale"] != 1 for run in runs for event in run.train_logs):
         yield "Loss scale", chart("loss_scale", "float16's.", log=True)
 
@@ -206,7 +206,7 @@ def _timers_table(runs: Sequence[RunHistory], names: Sequence[str]) -> str:
     timers_of_runs = [run.phases() for run in runs]
     longest = max((seconds for timers in timers_of_runs for seconds in timers.values()), default=0.0)
     if not longest:
-        return "<p>The record does not say: it was written before phases were timed.</p>"
+        return "<p>No phase times: the event log was written by an earlier version.</p>"
     rows = []
     for name in dict.fromkeys(name for timers in timers_of_runs for name in timers):
         cells = ""
@@ -216,14 +216,14 @@ def _timers_table(runs: Sequence[RunHistory], names: Sequence[str]) -> str:
             cells += f'<td class=n>{1000 * seconds:,.2f}</td><td><span class="bar" {bar}></span></td>'
         rows.append(f"<tr><td>{escape(name)}</td>{cells}</tr>")
     head = ["phase", *(cell for name in names for cell in (f"{name}, ms", ""))]
-    note = "<p>Medians of the first rank. forward-backward holds reading, computing and waiting.</p>"
+    note = "<p>Medians of rank 0. forward-backward includes reading, computing and waiting.</p>"
     return render_table(head, rows, [f"{name}, ms" for name in names]) + note
 
 
 def _config_table(runs: Sequence[RunHistory], names: Sequence[str]) -> str:
     configs = [dict(_flat(run.start.get("config", {}))) for run in runs]
     if not any(configs):
-        return "<p>The record does not say: it was written before it held the configuration.</p>"
+        return "<p>No configuration: the event log was written by an earlier version.</p>"
     keys = list(dict.fromkeys(key for config in configs for key in config))
 
     def rows(shown: Sequence[str]) -> list[str]:
@@ -240,8 +240,10 @@ def _config_table(runs: Sequence[RunHistory], names: Sequence[str]) -> str:
         given_keys = [key for key in keys if not _is_off(configs[0][key], defaults.get(key))]
         return render_table(("key", *names), rows(given_keys)) + whole
     differ = [key for key in keys if configs[0].get(key) != configs[1].get(key)]
-    differences = render_table(("key", *names), rows(differ)) if differ else "<p>The two are alike.</p>"
-    return f"<p>Where they differ:</p>{differences}{whole}"
+    differences = (
+        render_table(("key", *names), rows(differ)) if differ else "<p>The configurations are equal.</p>"
+    )
+    return f"<p>Differences:</p>{differences}{whole}"
 
 
 def _flat(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -1,4 +1,4 @@
-"""Series, restarts and sums of a run, from its event log."""
+"""History of a run from its event log: series, restarts and totals."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class RunHistory:
     Attributes:
         starts: start events of all processes.
         train_logs: log lines.
-        checkpoints: saves, failed ones too.
+        checkpoints: save events, including failed saves.
     """
 
     folder: Path
@@ -49,9 +49,10 @@ class RunHistory:
 
     @classmethod
     def load(cls, folder: Path) -> RunHistory:
-        """
+        """Read the history of a run from its event log.
+
         Raises:
-            FormatError: the folder holds no record of a run, or one without a loss.
+            FormatError: the folder contains no event log of a run, or one without a loss.
         """
         events = read_events(folder)
         by_name = {
@@ -60,7 +61,7 @@ class RunHistory:
         }
         if not by_name["train_log"]:
             raise FormatError(
-                folder, "holds no loss yet", wanted="a run that reached its first --log-interval"
+                folder, "contains no loss yet", wanted="a run that reached its first --log-interval"
             )
         starts = [e for e in events if e["event"] == "train_start"]
         restarts = _find_restarts(read_lines(folder))
@@ -78,7 +79,7 @@ class RunHistory:
         return self.starts[-1] if self.starts else {}
 
     def series(self, key: str, over: XAxis) -> tuple[list[float], list[float]]:
-        """Return positions on the axis and values of a number of the log lines, NaN where it is missing."""
+        """Return positions on the axis and values of one field of the log lines; NaN if it is missing."""
         return self._points([(e, e.get(key)) for e in self.train_logs], over)
 
     @property
@@ -106,7 +107,7 @@ class RunHistory:
         return dict(sorted(medians.items(), key=lambda phase: -phase[1]))
 
     def median(self, key: str) -> float | None:
-        """Return the median of a number of the log lines."""
+        """Return the median of one field of the log lines."""
         values = [e[key] for e in self.train_logs if _is_number(e.get(key))]
         return median(values) if values else None
 

@@ -9,7 +9,7 @@ TEST = "test"  # the group of samples that is scored once, after training
 
 
 def name_runs(folders: Sequence[Path]) -> list[str]:
-    """Name each folder by the shortest end of its path that is unique; a repeated one gets a number."""
+    """Name each folder by the shortest unique suffix of its path; duplicates get a number."""
     paths = [folder.resolve() for folder in folders]
     names = [_name(path, paths) for path in paths]
     return [

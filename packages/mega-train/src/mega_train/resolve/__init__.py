@@ -1,4 +1,4 @@
-"""Resolve a configuration: derive every number, and check every pair of values that could disagree.
+"""Resolve a configuration: derive all values, and check that options agree.
 
 This is the only validator. A `ResolvedConfig` is valid, or the run does not start.
 """
@@ -71,15 +71,15 @@ def resolve(
 
     Args:
         world: number of processes.
-        corpus: the tokenizer of the dataset, where it records one.
+        corpus: the tokenizer of the dataset, if it records one.
         loaded_spec: the model of the checkpoint, if one is loaded.
         loaded_schedules: the checkpoint's learning-rate and weight-decay schedules, if it has any.
         cuda: whether this machine has a GPU that torch can use.
-        refusals: errors found before; all are raised together.
+        refusals: earlier errors; all are raised together.
 
     Raises:
         ConfigError, LayoutError: two values disagree; the message names both.
-        RefusedRunError: several do, or are wrong. What follows from a value that is wrong is not checked.
+        RefusedRunError: there are several errors. Values derived from a wrong value are not checked.
     """
     refusals = Refusals() if refusals is None else refusals
     if is_eval_only(run):
@@ -154,7 +154,7 @@ class _StepPlan:
 def _resolve_steps(
     refusals: Refusals, run: RunConfig, layout: Layout | None, loaded_schedules: ParamSchedules | None
 ) -> _StepPlan | None:
-    """Resolve the optimizer steps; None where part of them is refused."""
+    """Resolve the optimizer steps; None if part of them is refused."""
     has_duration = refusals.extend(check_duration(run.train))
     if loaded_schedules is None or not run.optimizer.checkpoint_schedule:
         refusals.attempt(peak_lr, run.optimizer)  # the other rates depend on the duration, this does not
@@ -185,7 +185,7 @@ class _ModelLayout:
 def _resolve_layout(
     refusals: Refusals, run: RunConfig, spec: ModelSpec, layout: Layout
 ) -> _ModelLayout | None:
-    """Resolve the layout of the model; None where part of it is refused."""
+    """Resolve the layout of the model; None if part of it is refused."""
     staged_layout = refusals.attempt(assign_layers, run.parallel, spec.layers, layout)
     refusals.attempt(with_flag_names, run.model, _check_param_shapes, spec, layout)
     fp8 = refusals.attempt(fp8_recipe, run, spec, layout)

@@ -19,7 +19,7 @@ def check_length(run: RunConfig, spec: ModelSpec, length: int, layout: Layout) -
     """Check that a sample fits the model and divides over the ranks.
 
     Yields:
-        an error where it does not fit, or they cannot share it.
+        an error if the sample does not fit the model, or does not divide over the ranks.
     """
     if length < 1 or length > spec.max_seq_len:
         yield ConfigError(
@@ -33,7 +33,7 @@ def check_length(run: RunConfig, spec: ModelSpec, length: int, layout: Layout) -
         near = max(chunks, length // chunks * chunks)
         yield LayoutError(
             "--context-parallel-size",
-            "a sequence cannot be cut into two chunks for each rank",
+            "a sequence cannot be split into two chunks for each rank",
             found=f"{length} tokens, cp={layout.cp}",
             wanted=f"a sequence length that is a multiple of 2 x {layout.cp} = {chunks}",
             hint=f"--seq-length {near}",
@@ -43,7 +43,7 @@ def check_length(run: RunConfig, spec: ModelSpec, length: int, layout: Layout) -
     if run.parallel.sequence and tokens % tp:
         yield LayoutError(
             "--sequence-parallel",
-            "the tokens of a micro-batch cannot be shared evenly",
+            "the tokens of a micro-batch cannot be split evenly",
             found=f"{tokens} tokens over tp={tp}",
             wanted="micro-batch size x sequence length"
             + (f" / {layout.cp}" if layout.cp > 1 else "")
@@ -83,7 +83,7 @@ def seq_length_schedule(run: RunConfig, length: int, layout: Layout) -> SeqLengt
             divisor = shared * tokens
             raise ConfigError(
                 "--curriculum-length-multiple",
-                "the ranks cannot share every length",
+                "some lengths cannot be split over the ranks",
                 found=f"{tokens_of_sample} tokens of {start}, and so on by {multiple}",
                 wanted=f"lengths for cp={layout.cp} and tp={layout.tp}",
                 hint=f"a --curriculum-start-length and a --curriculum-length-multiple that {divisor} divides",
@@ -95,7 +95,7 @@ def batch_sizes(run: RunConfig, dp: int) -> tuple[int, int]:
     """Return the samples of a micro-batch and of an optimizer step.
 
     Raises:
-        ConfigError: the one does not divide the other over the replicas.
+        ConfigError: the batch size is not a multiple of the micro-batch size times the replicas.
     """
     micro_batch_size = run.batch.micro
     if micro_batch_size < 1:
@@ -163,7 +163,7 @@ def batch_size_schedule(
     ):
         raise ConfigError(
             flag,
-            "does not lead to --global-batch-size",
+            "does not end at --global-batch-size",
             found=text,
             wanted=f"START + a whole number of INCREMENTs = {global_batch_size}, each above 0, "
             "over 1 or more samples",
@@ -185,7 +185,7 @@ def check_duration(train: TrainConfig) -> Iterator[MegaError]:
     """Check that exactly one of --train-iters and --train-samples is given.
 
     Yields:
-        an error where neither is given, or both, or a value is out of range.
+        an error if neither or both are given, or a value is out of range.
     """
     iterations, samples = train.iterations, train.samples
     if samples is None:
@@ -218,7 +218,7 @@ def skipped_iterations(run: RunConfig) -> tuple[range, ...]:
     """Parse --skip-train-iteration-range into ascending ranges without overlap.
 
     Raises:
-        ConfigError: a text is not a range of steps.
+        ConfigError: a value is not a range of steps.
     """
     flag = "--skip-train-iteration-range"
     steps = set[int]()
@@ -238,11 +238,13 @@ def as_eval_run(run: RunConfig) -> RunConfig:
     """Fill in the training values that a validation-only run does not need.
 
     Raises:
-        ConfigError: there is nothing to validate.
+        ConfigError: the run has no validation.
     """
     if run.evaluation.iterations == 0:
         hint = "--eval-iters 100"
-        raise ConfigError("--skip-train", "there is nothing else to do", found="--eval-iters 0", hint=hint)
+        raise ConfigError(
+            "--skip-train", "no validation and no training are requested", found="--eval-iters 0", hint=hint
+        )
     train, optimizer = run.train, run.optimizer
     if train.iterations is None and train.samples is None:
         train = replace(train, iterations=1)
@@ -253,7 +255,7 @@ def check_counts(run: RunConfig) -> Iterator[MegaError]:
     """Check intervals, counts and the seed.
 
     Yields:
-        an error where a value is out of range.
+        an error if a value is out of range.
     """
     counts = {
         "--eval-interval": run.evaluation.interval,

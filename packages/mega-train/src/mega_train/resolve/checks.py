@@ -17,7 +17,7 @@ def check_data(data: DataConfig) -> Iterator[MegaError]:
     """Check the data options.
 
     Yields:
-        an error where a value means nothing, or is not to be had here.
+        an error if a value is unknown or not supported.
     """
     if data.order == "external":
         yield ConfigError(
@@ -39,7 +39,7 @@ def check_precision(train: TrainConfig) -> Iterator[MegaError]:
     """Check precision and loss scale.
 
     Yields:
-        an error where two flags exclude each other, or a value is out of range.
+        an error if two flags exclude each other, or a value is out of range.
     """
     if train.fp16 and train.bf16:
         yield ConfigError("--fp16", "excludes --bf16", found="both", wanted="one of them")
@@ -67,10 +67,10 @@ def check_precision(train: TrainConfig) -> Iterator[MegaError]:
 
 
 def check_folders(run: RunConfig) -> Iterator[MegaError]:
-    """Check that output folders are local and no files.
+    """Check that output folders are local and not files.
 
     Yields:
-        an error where one is a URL or a file.
+        an error if one is a URL or a file.
     """
     for option, folder in (
         ("--save", run.checkpoint.save),
@@ -91,7 +91,7 @@ def check_saving(checkpoint: CheckpointConfig) -> Iterator[MegaError]:
     """Check the intervals of saving.
 
     Yields:
-        an error where a value is out of range, or there is nothing it could be about.
+        an error if a value is out of range, or --save is missing.
     """
     intervals = {
         "--save-interval": checkpoint.interval,
@@ -105,12 +105,12 @@ def check_saving(checkpoint: CheckpointConfig) -> Iterator[MegaError]:
             what = "not a count" if flag == "--keep-last" else "not an interval"
             yield ConfigError(flag, what, found=value, wanted="1 or more")
         if checkpoint.save is None:
-            yield ConfigError(flag, "there is no place to save to", wanted="--save DIR", hint="--save RUN")
+            yield ConfigError(flag, "needs --save", wanted="--save DIR", hint="--save RUN")
     every, interval = checkpoint.keep_every or 0, checkpoint.interval or 0
     if every > 0 and interval > 0 and every % interval:
         yield ConfigError(
             "--keep-every",
-            "few checkpoints are of such an iteration",
+            "few saved iterations are multiples of it",
             found=every,
             wanted=f"a multiple of --save-interval {interval}",
             hint=f"--keep-every {interval * max(1, round(every / interval))}",
@@ -121,13 +121,13 @@ def check_dropout(train: TrainConfig) -> Iterator[MegaError]:
     """Check the dropout probabilities.
 
     Yields:
-        an error where a value is out of range.
+        an error if a value is out of range.
     """
     probabilities = {"--hidden-dropout": train.hidden_dropout, "--attention-dropout": train.attention_dropout}
     for flag, probability in probabilities.items():
         if not 0 <= probability < 1:
             wanted = "0 or more, and less than 1"
-            yield ConfigError(flag, "not a probability to drop with", found=probability, wanted=wanted)
+            yield ConfigError(flag, "not a dropout probability", found=probability, wanted=wanted)
 
 
 def recompute_policy(run: RunConfig, layout: Layout, tokens: int) -> RecomputePolicy:
@@ -161,7 +161,7 @@ def recompute_policy(run: RunConfig, layout: Layout, tokens: int) -> RecomputePo
         if value is not None and granularity != "full":
             found = granularity or "no recomputation"
             raise ConfigError(
-                flag, "is of full recomputation", found=found, hint="--recompute-granularity full"
+                flag, "applies to full recomputation only", found=found, hint="--recompute-granularity full"
             )
     if config.layers is not None and config.layers < 1:
         raise ConfigError("--recompute-num-layers", "not a count", found=config.layers, wanted="1 or more")
@@ -180,12 +180,14 @@ def _recomputed_modules(run: RunConfig, granularity: str | None) -> tuple[Module
         return RecomputePolicy().modules
     if granularity != "selective":
         found, hint = granularity or "no recomputation", "--recompute-granularity selective"
-        raise ConfigError(flag, "is of selective recomputation", found=found, hint=hint)
+        raise ConfigError(flag, "applies to selective recomputation only", found=found, hint=hint)
     unknown = next((word for word in words if word not in MODULES), None)
     if unknown is not None:
-        raise ConfigError(flag, "not a module that is recomputed", found=unknown, wanted=" or ".join(MODULES))
+        raise ConfigError(
+            flag, "not a module of selective recomputation", found=unknown, wanted=" or ".join(MODULES)
+        )
     if run.train.fp8 and set(words) != {"core_attn"}:
-        raise ConfigError(flag, "is of products that are not FP8", found=" ".join(words), wanted="core_attn")
+        raise ConfigError(flag, "applies to FP8 only", found=" ".join(words), wanted="core_attn")
     return tuple(module for module in MODULES if module in words)
 
 
@@ -193,12 +195,15 @@ def _check_distributed_activations(sequence: bool, tp: int, tokens: int) -> None
     flag = "--distribute-saved-activations"
     if sequence and tp > 1:
         raise ConfigError(
-            flag, "each rank keeps its share already", found="--sequence-parallel", hint=f"leave {flag} out"
+            flag,
+            "each rank already saves only its shard",
+            found="--sequence-parallel",
+            hint=f"leave {flag} out",
         )
     if tp == 1 or tokens % tp:
         raise LayoutError(
             flag,
-            "what is kept cannot be shared evenly",
+            "the saved inputs cannot be split evenly",
             found=f"{tokens} tokens over tp={tp}",
             wanted="tp of 2 or more, and tokens of a micro-batch that are a multiple of it",
         )
@@ -208,7 +213,7 @@ def check_overlap(parallel: ParallelConfig, device: str) -> Iterator[MegaError]:
     """Check that --tp-comm-overlap has sequence parallelism and GPUs.
 
     Yields:
-        an error without sequence parallelism, and on a CPU.
+        an error without sequence parallelism, or on a CPU.
     """
     if not parallel.tp_overlap:
         return
@@ -220,7 +225,7 @@ def check_overlap(parallel: ParallelConfig, device: str) -> Iterator[MegaError]:
 
 
 def zero_stage(parallel: ParallelConfig) -> int:
-    """Return the stage of --zero-stage and --use-distributed-optimizer."""
+    """Return the ZeRO stage of --zero-stage and --use-distributed-optimizer."""
     return int(parallel.distributed_optimizer) if parallel.zero_stage is None else parallel.zero_stage
 
 
@@ -228,7 +233,7 @@ def check_replicas(parallel: ParallelConfig) -> Iterator[MegaError]:
     """Check the ZeRO stage and its options.
 
     Yields:
-        an error where there is no such stage, or two flags disagree.
+        an error if the stage is unknown, or two flags disagree.
     """
     stage = zero_stage(parallel)
     if stage not in range(4):
@@ -236,7 +241,7 @@ def check_replicas(parallel: ParallelConfig) -> Iterator[MegaError]:
     if stage == 3 and parallel.schedule == "zero-bubble":
         yield ConfigError(
             "--pipeline-schedule",
-            "weight gradients of ZeRO's stage 3 cannot be put off",
+            "weight gradients of ZeRO stage 3 cannot be deferred",
             found="zero-bubble",
             wanted="1f1b or gpipe",
             hint="--zero-stage 2, or --pipeline-schedule 1f1b",
@@ -252,7 +257,7 @@ def check_replicas(parallel: ParallelConfig) -> Iterator[MegaError]:
     elif parallel.overlap_gather and stage == 0:
         yield ConfigError(
             "--overlap-param-gather",
-            "there is nothing to gather: every rank updates all weights",
+            "has no effect, as every rank updates all weights",
             wanted="a sharded optimizer",
             hint="--use-distributed-optimizer",
         )

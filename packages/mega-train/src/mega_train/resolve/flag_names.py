@@ -1,4 +1,4 @@
-"""Report errors of a model by the flags that a user typed instead of the fields of `ModelSpec`."""
+"""Replace fields of `ModelSpec` by the user's flags in error messages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FLAGS: Mapping[str, str] = MappingProxyType(
         "init": "--init-method-xavier-uniform",
     }
 )
-_INVERSE = frozenset({"tied", "bias"})  # fields that are false where their flag is given
+_INVERSE = frozenset({"tied", "bias"})  # fields that are false if their flag is given
 _WORDS: Mapping[object, str] = MappingProxyType(
     {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm", "learned": "learned_absolute"}
 )

@@ -14,7 +14,7 @@ def check_log(log: LoggingConfig) -> Iterator[MegaError]:
     """Check levels, rates, sizes and addresses.
 
     Yields:
-        an error where a value is out of range.
+        an error if a value is out of range.
     """
     if log.timing_level not in (0, 1, 2):
         yield ConfigError("--timing-log-level", "not a level", found=log.timing_level, wanted="0, 1 or 2")
@@ -48,12 +48,12 @@ def check_profile(profile: ProfileConfig) -> Iterator[MegaError]:
     """Check the profiled steps and ranks.
 
     Yields:
-        an error where there is no step to record, or a rank is no number.
+        an error if there is no step to profile, or a rank is not a number.
     """
     if not 0 <= profile.start < profile.end:
         yield ConfigError(
             "--profile-step-end",
-            "no step lies between the two",
+            "no step is between the two",
             found=f"{profile.start} to {profile.end}",
             wanted="an end after --profile-step-start",
         )

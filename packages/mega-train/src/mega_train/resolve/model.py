@@ -18,9 +18,7 @@ from mega_train.resolve.required import require_positive
 def model_spec(
     run: RunConfig, family: Family, *, vocab: int | None, loaded_spec: ModelSpec | None
 ) -> ModelSpec:
-    """Return the model of the flags, or the checkpoint's where none are given; if both exist they must be
-    equal.
-    """
+    """Return the model of the flags, or the checkpoint's without flags; if both exist they must be equal."""
     if run.model.family not in (None, family):
         raise ConfigError(
             "model.family",
@@ -45,7 +43,7 @@ def model_spec(
                     "differs from the checkpoint's",
                     found=getattr(spec, name),
                     wanted=value,
-                    hint="leave the model's flags out to take the checkpoint's model",
+                    hint="omit the model's flags to use the checkpoint's model",
                 )
     return spec
 
@@ -79,10 +77,10 @@ def _padded_rows_per_rank(run: RunConfig, vocab: int) -> int:
 def _spec_from_flags(
     run: RunConfig, family: Family, vocab: int | None, loaded_spec: ModelSpec | None
 ) -> ModelSpec:
-    """Build the model that the flags describe.
+    """Build the model spec from the flags.
 
     Args:
-        loaded_spec: the checkpoint's model, completed by flags that give no shape (--use-checkpoint-args).
+        loaded_spec: the checkpoint's model, the default of flags that are not given (--use-checkpoint-args).
     """
     m = run.model
     values = {
@@ -173,7 +171,7 @@ def _activation(m: ModelConfig, family: Family) -> str | None:
 
 
 def _default_activation(m: ModelConfig, family: Family) -> Activation:
-    """Return the activation of the preset, or without one that of the family."""
+    """Return the activation of the preset, or without a preset that of the family."""
     default: Activation = FAMILY_DEFAULTS[family].get("activation", "gelu_tanh")
     return preset(m.preset).activation if m.preset else default
 
@@ -187,16 +185,16 @@ def _default_ffn(m: ModelConfig, family: Family, hidden: int, activation: Activa
 def _rope_scaling(m: ModelConfig) -> float | None:
     if m.rope_scaling is not None and not m.rope_scaled:
         hint = "--use-rope-scaling, or leave it out"
-        raise ConfigError("--rope-scaling-factor", "nothing is scaled", found=m.rope_scaling, hint=hint)
+        raise ConfigError(
+            "--rope-scaling-factor", "needs --use-rope-scaling", found=m.rope_scaling, hint=hint
+        )
     if not m.rope_scaled:
         return None
     return 8.0 if m.rope_scaling is None else m.rope_scaling
 
 
 def _window(text: str | None) -> int | None:
-    """Convert Megatron's (left, right) window to the number of visible tokens, which includes the token
-    itself.
-    """
+    """Convert Megatron's (left, right) window to a number of visible tokens, the token itself included."""
     if text is None:
         return None
     match = re.fullmatch(r"\(?\s*(\d+)\s*(?:,\s*0\s*)?\)?", text)

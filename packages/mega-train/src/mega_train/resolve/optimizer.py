@@ -18,7 +18,7 @@ def check_optimizer(run: RunConfig) -> Iterator[MegaError]:
     """Check the optimizer's constants.
 
     Yields:
-        an error where a value is out of range.
+        an error if a value is out of range.
     """
     config = run.optimizer
     for flag, beta in (
@@ -36,7 +36,7 @@ def check_optimizer(run: RunConfig) -> Iterator[MegaError]:
         )
     for flag, value in (("--weight-decay", config.weight_decay), ("--clip-grad", config.clip)):
         if not 0 <= value < math.inf:
-            yield ConfigError(flag, "not a number that can be used", found=value, wanted="0 or more")
+            yield ConfigError(flag, "not a finite number of 0 or more", found=value, wanted="0 or more")
 
 
 def peak_lr(optimizer: OptimizerConfig) -> float:
@@ -109,12 +109,12 @@ def _check_resumed_schedules(
         found=found,
         wanted=f"{wanted}, the checkpoint's",
         hint="--use-checkpoint-opt_param-scheduler keeps the checkpoint's schedules of learning rate "
-        "and weight decay, --override-opt_param-scheduler takes these",
+        "and weight decay, --override-opt_param-scheduler uses these",
     )
 
 
 def _format_length(samples: float, unit: Literal["iters", "samples"], full: int) -> str:
-    """Format a length of a schedule, in steps where the run counts steps."""
+    """Format a length of a schedule, in steps if the run counts steps."""
     return f"{samples:g} samples" if unit == "samples" else f"{samples / full:g} steps of {full} samples"
 
 
@@ -173,7 +173,7 @@ def lr_schedule(run: RunConfig, end: int, full: int) -> LRSchedule:
     anneal = samples("--lr-wsd-decay", config.wsd_iterations, config.wsd_samples)
     flag = f"--lr-wsd-decay-{kind}"
     if config.decay_style != "WSD" and anneal is not None:
-        raise ConfigError(flag, "is of WSD", found=config.decay_style, hint="--lr-decay-style WSD")
+        raise ConfigError(flag, "applies to WSD only", found=config.decay_style, hint="--lr-decay-style WSD")
     if config.decay_style == "WSD":
         require_positive(anneal, flag, "how long the rate decays", f"{flag} 100")
     if anneal is not None and anneal > decay - warmup:
@@ -196,7 +196,7 @@ def lr_schedule(run: RunConfig, end: int, full: int) -> LRSchedule:
 
 
 def _decoupled_lr_schedule(run: RunConfig, lr: LRSchedule) -> LRSchedule | None:
-    """Build the schedule of embedding and output, where it differs."""
+    """Build the schedule of embedding and output, if it differs."""
     peak_value, min_lr = run.optimizer.decoupled_lr, run.optimizer.decoupled_min_lr
     if peak_value is None and min_lr is None:
         return None
@@ -238,7 +238,7 @@ def weight_decay_schedule(run: RunConfig, end: int) -> WeightDecaySchedule:
         if value is None:
             raise ConfigError(flag, "missing", wanted=f"a decay, for {config.weight_decay_style}")
         if not 0 <= value < math.inf:
-            raise ConfigError(flag, "not a number that can be used", found=value, wanted="0 or more")
+            raise ConfigError(flag, "not a finite number of 0 or more", found=value, wanted="0 or more")
     start, last = (float(value or 0) for value in limits.values())
     if start > last:
         raise ConfigError(
@@ -248,7 +248,7 @@ def weight_decay_schedule(run: RunConfig, end: int) -> WeightDecaySchedule:
 
 
 def _samples_converter(run: RunConfig, full: int) -> Callable[[str, int | None, int | None], int | None]:
-    """Return a converter of a length in steps or samples to samples; a run counts in one of them."""
+    """Return a function that converts a length in steps or samples to samples."""
 
     def samples(flag: str, iterations: int | None, sample_count: int | None) -> int | None:
         counts_samples = run.train.samples is not None

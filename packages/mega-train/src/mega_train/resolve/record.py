@@ -1,4 +1,4 @@
-"""Build the model section of run.toml, from which the same run can be started again."""
+"""Build the model section of run.toml, with which the same run can be started again."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from mega_train.resolve.model import model_spec
 def recorded_model(run: RunConfig, spec: ModelSpec, loaded_spec: ModelSpec | None) -> ModelConfig:
     """Return the model section as configured; for a model from a checkpoint, the keys that describe it.
 
-    Only the family is recorded of a model that no keys describe, such as one with tied weights that no preset
-    has.
+    If no keys describe the model, such as one with tied weights that no preset has, only the family is
+    recorded.
 
     Args:
         spec: the run's model.

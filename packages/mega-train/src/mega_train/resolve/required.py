@@ -14,7 +14,7 @@ def require_positive(value: N | None, flag: str, what: str, hint: str) -> N:
     """Return the value, which must be given and above 0.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: it is missing or not above 0.
     """
     if value is None:
         raise ConfigError(flag, "missing", wanted=what, hint=hint)

@@ -1,4 +1,4 @@
-"""The resolved configuration of a run, with everything derived from it."""
+"""The resolved configuration of a run, with all derived values."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ResolvedConfig:
         batch_size_schedule: samples of a step.
         iterations: optimizer steps.
         skipped_iterations: steps whose samples are skipped, as ascending ranges.
-        eod: the end-of-document token, where the run needs it.
+        eod: the end-of-document token, if the run needs it.
         recompute: recomputation policy.
         fp8: FP8 recipe; None without FP8.
     """
@@ -74,7 +74,7 @@ class ResolvedConfig:
 
     @property
     def sharding_config(self) -> ShardingConfig:
-        """How the replicas share the model's state."""
+        """The sharding of the model's state over the replicas."""
         parallel = self.run.parallel
         replicas = self.layout.dp * self.layout.cp
         return ShardingConfig(
@@ -107,7 +107,7 @@ class ResolvedConfig:
         return self.run.evaluation.iterations * self.global_batch_size
 
     def data_splits_config(self, *, iteration: int, consumed_samples: int) -> DataSplitsConfig:
-        """Return what the data splits are built from, for a run with this progress."""
+        """Return the options of the data splits, for a run with this progress."""
         # more than the samples of --train-iters if a run resumes with smaller batches
         end = self.batch_size_schedule.samples_after(consumed_samples, max(0, self.iterations - iteration))
         return DataSplitsConfig(

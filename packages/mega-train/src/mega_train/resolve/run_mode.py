@@ -1,4 +1,4 @@
-"""Decide what a run does, and which parts of a checkpoint it loads."""
+"""Determine whether a run trains, and which parts of a checkpoint it loads."""
 
 from __future__ import annotations
 

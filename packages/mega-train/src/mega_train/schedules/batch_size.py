@@ -37,7 +37,7 @@ class BatchSizeRampup:
         return [*range(self.start, self.full, self.increment), self.full] if self.ramp else [self.full]
 
     def steps(self, samples: int) -> int:
-        """Count the whole steps that `samples` samples give, from the start."""
+        """Count the complete steps of the first `samples` samples."""
         steps, consumed_samples = 0, 0
         for consumed_samples in self._ramp_steps(0):
             steps += 1

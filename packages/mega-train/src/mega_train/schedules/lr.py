@@ -14,7 +14,7 @@ IncreaseStyle = Literal["constant", "linear", "cosine"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LRSchedule:
-    """Learning rate as a function of consumed samples; the first step uses that of 0 samples.
+    """Learning rate as a function of consumed samples; the first step uses the rate at 0 samples.
 
     Attributes:
         initial: the rate at which the warm-up starts.
@@ -45,7 +45,7 @@ class LRSchedule:
         return self.least + self._remaining_fraction(samples) * (self.peak - self.least)
 
     def _remaining_fraction(self, samples: int) -> float:
-        """Return the remaining fraction of the way from `peak` to `least`."""
+        """Return the remaining fraction of the decay from `peak` to `least`."""
         if self.style == "WSD":
             decay_samples = samples - (self.decay - self.anneal)
             if decay_samples <= 0:
@@ -67,7 +67,7 @@ class WeightDecaySchedule:
     """Weight decay as a function of consumed samples.
 
     Attributes:
-        samples: when it has reached `end`.
+        samples: number of samples after which it is `end`.
     """
 
     start: float
@@ -91,7 +91,7 @@ class ParamSchedules:
 
     lr: LRSchedule
     weight_decay: WeightDecaySchedule
-    decoupled_lr: LRSchedule | None = None  # of embedding and output, where it differs
+    decoupled_lr: LRSchedule | None = None  # of embedding and output, if it differs
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint, by the keys of trainer.json."""

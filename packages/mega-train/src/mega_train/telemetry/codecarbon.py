@@ -19,7 +19,8 @@ class CodeCarbon:
     """
 
     def __init__(self, log: LoggingConfig, rank: int) -> None:
-        """
+        """Start to measure energy.
+
         Raises:
             ConfigError: codecarbon is not installed.
         """

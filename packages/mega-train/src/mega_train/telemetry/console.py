@@ -23,7 +23,8 @@ class PipeSafeConsole(Console):
     """A console that raises when its reader closes the pipe, as `| head` does; rich would end the process."""
 
     def on_broken_pipe(self) -> None:
-        """
+        """Handle a closed pipe.
+
         Raises:
             BrokenPipeError: always, for the writer to handle.
         """
@@ -33,11 +34,12 @@ class PipeSafeConsole(Console):
 class ConsoleReporter:
     """Prints log lines and, on a terminal, a live line below them that changes with every step.
 
-    In the live line TFLOP/s and memory change with every log line.
+    TFLOP/s and memory in the live line are those of the last log line.
     """
 
     def __init__(self, console: Console, timing: TimingOption = "minmax") -> None:
-        """
+        """Report to a console.
+
         Args:
             timing: which ranks' phase times are shown.
         """
@@ -82,7 +84,7 @@ class ConsoleReporter:
                 self._print(event.text)
 
     def close(self) -> None:
-        """Leave the last line on the screen."""
+        """Stop the live display; its last line stays on the screen."""
         self._live.stop()
 
     def _render(self) -> Text:
@@ -140,9 +142,9 @@ def format_start(event: TrainStart) -> str:
     start = f"from iteration {event.iteration}" if event.iteration else weights
     size = f"{event.family}, {event.parameters:,} parameters"
     shown = {axis: size for axis, size in event.layout.items() if size > 1 or axis in ("tp", "pp", "dp")}
-    cut = " x ".join(f"{axis} {size}" for axis, size in shown.items())
+    layout = " x ".join(f"{axis} {size}" for axis, size in shown.items())
     step = f"{event.global_batch_size} samples x {event.seq_length} tokens a step"
-    return f"{size} | {cut} | {step} | {start}"
+    return f"{size} | {layout} | {step} | {start}"
 
 
 def format_log(log_line: LogLine, width: int | None = None) -> str:
@@ -177,7 +179,7 @@ def format_log(log_line: LogLine, width: int | None = None) -> str:
 
 
 def fit_width(first: str, parts: Sequence[tuple[int, str]], width: int) -> str:
-    """Join the parts into at most `width` columns, dropping those with the largest number first."""
+    """Join the parts into at most `width` columns; drop parts with the largest numbers first."""
     parts = list(parts)
     while parts and len(" ".join([first, *(text for _, text in parts)])) > width:
         parts.remove(max(parts, key=lambda part: part[0]))
@@ -202,7 +204,7 @@ def _format_loss(log_line: LogLine) -> str:
 
 
 def format_flops(tflops: float) -> str:
-    """Format TFLOP/s in the unit that leaves some digits: a laptop has GFLOP/s."""
+    """Format TFLOP/s with a suitable unit, such as GFLOP/s on a laptop."""
     unit, size = next((u for u in (("T", 1.0), ("G", 1e-3)) if tflops >= 0.1 * u[1]), ("M", 1e-6))
     return f"{tflops / size:.3g} {unit}FLOP/s"
 

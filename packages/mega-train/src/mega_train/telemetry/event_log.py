@@ -26,7 +26,7 @@ class EventLog:
 
     A resumed run appends to the same file, starting with a `train_start` event that has its first iteration:
     earlier lines with a later iteration were lost when the previous process ended. Lines that cannot be
-    written, as on a full disk, are missing, and the run continues.
+    written, such as on a full disk, are dropped, and the run continues.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -47,11 +47,11 @@ class EventLog:
         except OSError as error:
             self._ends_mid_line = True
             if not self._has_warned:
-                log.warning("%s: events are missing from it: %s", self._path, error.strerror)
+                log.warning("%s: some events were not written: %s", self._path, error.strerror)
             self._has_warned = True
 
     def close(self) -> None:
-        """Do nothing: every event is already in the file."""
+        """Do nothing: every event is already written."""
 
 
 def _last_byte(path: Path) -> bytes:
@@ -94,7 +94,7 @@ def check_event_log(folder: Path) -> None:
     """Check the first line of the event log in a folder, if there is one.
 
     Raises:
-        FormatError: the file belongs to another program: a run appends to its log.
+        FormatError: the file belongs to another program; a run would append to it.
     """
     if (folder / EVENTS).is_file():
         with (folder / EVENTS).open("rb") as file:
@@ -109,7 +109,7 @@ def read_lines(folder: Path) -> list[EventDict]:
     """
     path = folder / EVENTS
     if not path.is_file():
-        raise FormatError(folder, "holds no record of a run", wanted=EVENTS)
+        raise FormatError(folder, "contains no event log of a run", wanted=EVENTS)
     parsed = (
         _parse_line(path, number, line) for number, line in enumerate(path.read_bytes().splitlines(), 1)
     )
@@ -124,5 +124,5 @@ def _parse_line(path: Path, number: int, line: bytes) -> EventDict | None:
         return None
     if not isinstance(event, dict) or "event" not in event:
         wanted = 'an object with a key "event"'
-        raise FormatError(f"{path}:{number}", "is not of the record of a run", wanted=wanted)
+        raise FormatError(f"{path}:{number}", "is not a line of an event log", wanted=wanted)
     return event

@@ -72,7 +72,7 @@ class StepEnd:
 
     @property
     def tokens(self) -> int:
-        """Over all ranks."""
+        """Tokens of the step over all ranks."""
         return self.global_batch_size * self.seq_length
 
 
@@ -81,8 +81,8 @@ class LogLine:
     """Progress of a run, every --log-interval steps.
 
     Attributes:
-        consumed_tokens: tokens read of the consumed samples: a curriculum leaves some out.
-        loss: mean over the steps since the last line, in nats per token; None where all were skipped.
+        consumed_tokens: tokens read from the consumed samples; a curriculum reads fewer.
+        loss: mean over the steps since the last line, in nats per token; None if all were skipped.
         learning_rate: of the last step.
         grad_norm: of the last step with an update, before clipping.
         skipped: steps without an update, because loss or gradient were not finite. They do not count in

@@ -22,11 +22,12 @@ from mega_train.telemetry.wandb import WeightsAndBiases
 
 @contextmanager
 def open_observers(run: RunConfig, world: World, out: TextIO) -> Iterator[Observers]:
-    """Open the observers of this process: all of them on rank 0; only CodeCarbon on local rank 0 of other
-    hosts.
+    """Open the observers of this process.
+
+    Rank 0 has all of them, local rank 0 of other hosts only CodeCarbon.
 
     Raises:
-        ConfigError: one is not available; the message says what to install or change.
+        ConfigError: an observer is not available; the message has a hint.
     """
     with ExitStack() as stack:
         asynchronous, messages = [], []

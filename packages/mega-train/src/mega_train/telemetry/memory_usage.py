@@ -17,7 +17,7 @@ def memory_stats(device: torch.device) -> dict[str, int]:
     """Return bytes by kind.
 
     On a GPU: the `reserved` and `allocated` bytes of torch's allocator, the `peak` of the latter, and the
-    number of allocated blocks (`allocated_count`). Otherwise the process's `resident` bytes, where the system
+    number of allocated blocks (`allocated_count`). Otherwise the process's `resident` bytes, if the system
     reports them, and their `peak`.
     """
     if device.type == "cuda":
@@ -36,5 +36,5 @@ def memory_stats(device: torch.device) -> dict[str, int]:
 
 
 def used_bytes(stats: Mapping[str, int]) -> int:
-    """Return the one number that stands for them all: memory that other processes cannot use."""
+    """Return the bytes that other processes cannot use: reserved on a GPU, else resident."""
     return stats.get("reserved", stats.get("resident", stats.get("peak", 0)))

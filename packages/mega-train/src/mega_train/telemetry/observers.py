@@ -27,11 +27,11 @@ class Observer(Protocol):
         """Handle an event. Called in order, by one thread."""
 
     def close(self) -> None:
-        """Finish, after the run has ended in any way."""
+        """Release resources after the run has ended, with or without an error."""
 
 
 class Observers:
-    """Several observers as one. One that fails is dropped with a warning; the run continues."""
+    """A group of observers. An observer that fails is dropped with a warning; the run continues."""
 
     def __init__(self, observers: Sequence[Observer] = ()) -> None:
         self._observers = list(observers)
@@ -75,7 +75,7 @@ class AsyncObserver:
             self._queue.put_nowait(event)
         except queue.Full:
             if not self._dropped:
-                log.warning("%s is too slow: events are lost to it", observer_name(self._observer))
+                log.warning("%s is too slow: events are dropped", observer_name(self._observer))
             self._dropped += 1
 
     def close(self) -> None:
@@ -85,7 +85,9 @@ class AsyncObserver:
         self._thread.join(self._close_timeout)
         if self._thread.is_alive():
             log.warning(
-                "%s did not end in %g s and is left", observer_name(self._observer), self._close_timeout
+                "%s did not stop within %g s and is abandoned",
+                observer_name(self._observer),
+                self._close_timeout,
             )
 
     def _deliver(self) -> None:

@@ -26,7 +26,8 @@ class Profiler:
     """
 
     def __init__(self, start: int | None, end: int, device: torch.device, trace: Path | None) -> None:
-        """
+        """Prepare to profile a range of steps.
+
         Args:
             start: None disables it.
             trace: path of torch's trace without a suffix; None uses CUDA's profiler.

@@ -20,14 +20,15 @@ METRIC_PREFIX = "mega_train_"
 class Prometheus:
     """Serves the gauges during the run.
 
-    A gauge without a value is not on the page.
+    A gauge without a value is not exported.
 
     Attributes:
-        port, address: where it listens.
+        port, address: port and URL of the server.
     """
 
     def __init__(self, log: LoggingConfig) -> None:
-        """
+        """Start the HTTP server.
+
         Raises:
             ConfigError: prometheus-client is not installed, or host and port cannot be listened on.
         """
@@ -48,8 +49,8 @@ class Prometheus:
                 "--prometheus-port",
                 f"cannot be listened on ({error.strerror})",
                 found=f"{log.prometheus_host}:{log.prometheus_port}",
-                wanted="an address of this machine, and a port that nobody has",
-                hint="--prometheus-port 0 takes any",
+                wanted="an address of this machine, and a free port",
+                hint="--prometheus-port 0 selects a free port",
             ) from None
         self.port = self._server.server_port
         self.address = f"http://{log.prometheus_host}:{self.port}/metrics"

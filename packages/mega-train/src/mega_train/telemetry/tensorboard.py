@@ -16,11 +16,12 @@ class TensorBoard:
     """Writes event files into --tensorboard-dir.
 
     A resumed run writes another file there, and TensorBoard shows repeated steps twice: purging them would
-    apply one step number to both axes, of which one counts iterations and one samples.
+    use one step number for both axes, and one axis counts iterations, the other samples.
     """
 
     def __init__(self, log: LoggingConfig) -> None:
-        """
+        """Open the event file.
+
         Raises:
             ConfigError: tensorboard is not installed.
         """

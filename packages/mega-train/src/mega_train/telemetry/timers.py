@@ -71,7 +71,7 @@ class Timers:
         self._seconds[name] = self._seconds.get(name, 0.0) + seconds
 
     def add_pending(self, name: str, begin: _TimingEvent, end: _TimingEvent) -> None:
-        """Add two events to be read once both have completed."""
+        """Add two events to read once both have completed."""
         self._pending.append((name, begin, end))
         while self._pending[0][2].query() and len(self._pending) > 1:
             self._read_oldest()

@@ -14,14 +14,15 @@ from mega_train.telemetry.megatron_tags import SAMPLES_SUFFIX, MegatronTags
 
 
 class WeightsAndBiases:
-    """Logs to --wandb-project over iterations, with the consumed samples.
+    """Logs metrics to --wandb-project over iterations, with the consumed samples.
 
     The package's environment variables decide whether it is online, and whether a resumed run continues the
     same curves: WANDB_MODE, WANDB_RUN_ID, WANDB_RESUME.
     """
 
     def __init__(self, run: RunConfig) -> None:
-        """
+        """Start a Weights & Biases run.
+
         Raises:
             ConfigError: wandb is not installed.
         """

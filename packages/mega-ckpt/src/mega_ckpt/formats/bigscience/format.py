@@ -50,10 +50,10 @@ _EMBEDDING = "word_embeddings.weight"
 def read(load: Path, reading: ReadOptions) -> CheckpointSource:
     """Read the folder of one step, or of a run.
 
-    Norms and biases that all ranks should have alike are the first one's: in BLOOM's training they drifted.
+    Replicated norms and biases are taken from rank 0: in BLOOM's training the replicas drifted apart.
 
     Raises:
-        FormatError: a file is missing, damaged or of another model, or the model has something ours has not.
+        FormatError: a file is missing, damaged or of another model, or the model is not supported.
     """
     folder = _folder(load)
     files = {(int(n[1]), int(n[2])): p for p in folder.iterdir() if (n := _NUMBERED.fullmatch(p.name))}
@@ -63,7 +63,7 @@ def read(load: Path, reading: ReadOptions) -> CheckpointSource:
     with Unpickler() as unpickler:
         state = unpickler.open(folder / _RANK).tree
         args = _args(state, folder / _RANK)
-        tensors = {place: _tensors(path, unpickler.open(path).tree) for place, path in sorted(files.items())}
+        tensors = {key: _tensors(path, unpickler.open(path).tree) for key, path in sorted(files.items())}
     embedding = tensors.get((1, 0), {}).get(_EMBEDDING)
     if embedding is None or len(embedding.shape) != 2:
         raise FormatError(folder / _LAYER.format(1, 0), "has no matrix", wanted=_EMBEDDING)
@@ -95,12 +95,12 @@ def _folder(load: Path) -> Path:
     latest = load / _LATEST
     if not latest.is_file():
         wanted = f"{_LATEST}, or {_LAYER.format(1, 0)}"
-        raise FormatError(load, "is no checkpoint of Megatron-DeepSpeed", wanted=wanted)
+        raise FormatError(load, "is not a checkpoint of Megatron-DeepSpeed", wanted=wanted)
     name = read_foreign(latest, MAX_COMPANION_BYTES).decode("utf-8", "replace").strip()
     if not re.fullmatch(r"[\w.-]+", name) or name in (".", ".."):
-        raise FormatError(latest, "is no name of a step", found=repr(name[:40]), wanted=_STEP)
+        raise FormatError(latest, "is not the name of a step", found=repr(name[:40]), wanted=_STEP)
     if not (load / name).is_dir():
-        raise FormatError(load / name, "no such folder", wanted=f"what {latest} names")
+        raise FormatError(load / name, "no such folder", wanted=f"the step named by {latest}")
     return load / name
 
 
@@ -113,7 +113,7 @@ def _args(state: Any, where: Path) -> Mapping[str, Any]:
 
 def _tensors(file: Path, tree: Any) -> dict[str, MappedTensor]:
     if not isinstance(tree, dict) or not all(isinstance(value, MappedTensor) for value in tree.values()):
-        raise FormatError(file, "is no layer of Megatron-DeepSpeed", wanted="a dictionary of tensors")
+        raise FormatError(file, "is not a layer of Megatron-DeepSpeed", wanted="a dictionary of tensors")
     return {str(name): value for name, value in tree.items()}
 
 
@@ -125,7 +125,7 @@ def _spec(args: Mapping[str, Any], reading: ReadOptions, padded: int, where: Pat
         raise FormatError(f"{where}: vocabulary", "has fewer rows", found=padded, wanted=f"{vocab} or more")
     if gate and gate not in GATED:
         wanted = " | ".join(sorted(GATED))
-        raise FormatError(f"{where}: args.glu_activation", "is not in our models", found=gate, wanted=wanted)
+        raise FormatError(f"{where}: args.glu_activation", "is not supported", found=gate, wanted=wanted)
     spec = megatron_args.to_spec({**args, "glu_activation": None}, vocab, where, core=False)
     return replace(spec, activation=gate) if gate else spec
 
@@ -141,7 +141,7 @@ def _part(
 ) -> MatchedTensors:
     """Match the tensors of one rank, file by file."""
     layers = len({number for number, _ in files}) - 2
-    if layers != spec.layers:  # before as many are listed as the arguments say
+    if layers != spec.layers:  # before a list of that many layers is built
         missing = next((n for n in range(3, max(n for n, _ in files)) if (n, 0) not in files), None)
         hint = "" if missing is None else f"there is no {_LAYER.format(missing, 0)}"
         raise FormatError(folder, "layers in the files", found=max(0, layers), wanted=spec.layers, hint=hint)

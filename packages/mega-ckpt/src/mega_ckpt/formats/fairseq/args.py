@@ -13,7 +13,7 @@ from mega_schema.spec import ModelSpec, gpt
 _ACTIVATIONS: Mapping[str, str] = MappingProxyType(
     {"gelu": "gelu_erf", "gelu_fast": "gelu_tanh", "gelu_accurate": "gelu_tanh"}
 )
-# what changes the model, with the one value that ours has; absent: the same
+# arguments that change the model, with the only supported value, also their default
 _ONLY: Mapping[str, object] = MappingProxyType(
     {
         "decoder_normalize_before": True,
@@ -42,7 +42,7 @@ def model_args(tree: Mapping[Any, Any], where: object) -> Mapping[str, Any]:
         where: the file, to begin messages with.
 
     Raises:
-        FormatError: there are none.
+        FormatError: the file has no arguments.
     """
     args = _plain(tree.get("args"))
     if not isinstance(args, Mapping):
@@ -60,7 +60,7 @@ def to_spec(args: Mapping[str, Any], vocab: int, where: object) -> ModelSpec:
         vocab: rows of the embedding, all parts together.
 
     Raises:
-        FormatError: an argument is missing or out of range, or makes another model than ours.
+        FormatError: an argument is missing, out of range or not supported.
     """
     for name, value in _ONLY.items():
         if args.get(name, value) != value:

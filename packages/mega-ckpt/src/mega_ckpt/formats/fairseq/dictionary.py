@@ -1,8 +1,8 @@
 """Read fairseq's dictionary and map its ids to those of GPT-2's tokenizer.
 
-A line of dict.txt is a token and how often it was seen. Ids 0 to 3 are <s>, <pad>, </s> and <unk>, a line's
-id is its number + 4, and ids after the last one fill up to a number that divides. The tokens of
-megatron_11b's are GPT-2's ids in decimal, and fillers.
+A line of dict.txt is a token and its count. Ids 0 to 3 are <s>, <pad>, </s> and <unk>, a line's id is its
+number + 4, and padding ids follow the last one. The tokens of megatron_11b are GPT-2's ids in decimal, and
+fillers.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ _FILLER = "madeupword"
 def id_order(path: Path, rows: int) -> np.ndarray:
     """Return (rows,) int64: fairseq's id for every id of Mega.
 
-    GPT-2's ids come first, then fairseq's special tokens and fillers in their order. `</s>`, with which it
-    ends a text, and `<|endoftext|>`, the last one of GPT-2's, which no text there has, change places: so the
-    tokenizer's end of a document is the one that the model learned.
+    GPT-2's ids come first, then fairseq's special tokens and fillers in their order. `</s>`, fairseq's end of
+    a text, and `<|endoftext|>`, GPT-2's last id, which fairseq's texts do not contain, are swapped: then the
+    tokenizer's end-of-document token is the one that the model learned.
 
     Args:
-        rows: of the embedding, all parts together.
+        rows: rows of the embedding, all parts together.
 
     Raises:
-        FormatError: the file is missing, or is no dictionary of GPT-2's ids for `rows` rows.
+        FormatError: the file is missing, or is not a dictionary of GPT-2's ids for `rows` rows.
     """
     words = _words(path)
     if len(words) + len(_SPECIAL) > rows:
-        wanted = f"at most {rows - len(_SPECIAL)}, the rows of {rows} that are no special tokens"
+        wanted = f"at most {rows - len(_SPECIAL)}, the rows of {rows} that are not special tokens"
         raise FormatError(path, "has more lines than the model has ids", found=len(words), wanted=wanted)
     place: dict[int, int] = {}
     for number, word in enumerate(words):
@@ -46,13 +46,13 @@ def id_order(path: Path, rows: int) -> np.ndarray:
         if not (word.isascii() and word.isdigit()):
             wanted = "GPT-2's ids in decimal, and fillers"
             raise FormatError(
-                f"{path}:{number + 1}", "is none of GPT-2's ids", found=repr(word), wanted=wanted
+                f"{path}:{number + 1}", "is not an id of GPT-2", found=repr(word), wanted=wanted
             )
         if place.setdefault(int(word), number + len(_SPECIAL)) != number + len(_SPECIAL):
-            raise FormatError(f"{path}:{number + 1}", "an id is there twice", found=word)
+            raise FormatError(f"{path}:{number + 1}", "duplicate id", found=word)
     lacking = next((i for i in range(len(place)) if i not in place), None)
     if not place or lacking is not None:
-        raise FormatError(path, "lacks an id of GPT-2's", wanted=lacking or 0)
+        raise FormatError(path, "lacks an id of GPT-2", wanted=lacking or 0)
     first = [place[i] for i in range(len(place))]
     used = set(first)
     ours = np.array([*first, *(i for i in range(rows) if i not in used)])
@@ -73,6 +73,9 @@ def _words(path: Path) -> Sequence[str]:
     for number, line in enumerate(lines, 1):
         if len(line.split(" ")) != 2 or not line.split(" ")[1].isdigit():
             raise FormatError(
-                f"{path}:{number}", "is no line of a dictionary", found=repr(line[:40]), wanted="token count"
+                f"{path}:{number}",
+                "is not a line of a dictionary",
+                found=repr(line[:40]),
+                wanted="token count",
             )
     return [line.split(" ")[0] for line in lines]

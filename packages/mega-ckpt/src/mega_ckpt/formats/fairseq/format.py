@@ -1,7 +1,7 @@
 """Read fairseq's tensor-parallel language models, such as megatron_11b.
 
-model-model_part-0.pt, ...      what each rank has: args or cfg, model, the optimizer's state
-dict.txt                        what its ids mean
+model-model_part-0.pt, ...      one file per rank: args or cfg, model, optimizer state
+dict.txt                        dictionary of token ids
 encoder.json, vocab.bpe         GPT-2's tokenizer, if it was added
 """
 
@@ -51,12 +51,12 @@ class _Part:
 
 
 def read(load: Path, reading: ReadOptions) -> CheckpointSource:
-    """Read the files in a folder, or those of a name in fairseq's form: model.pt.
+    """Read the files in a folder, or those of a path such as model.pt, as fairseq names them.
 
     Ids are in the order of GPT-2's tokenizer: see `dictionary`.
 
     Raises:
-        FormatError: a part is missing, damaged or of another model, or the model has something ours has not.
+        FormatError: a part is missing, damaged or of another model, or the model is not supported.
     """
     files = _files(load)
     with Unpickler() as unpickler:
@@ -70,7 +70,7 @@ def read(load: Path, reading: ReadOptions) -> CheckpointSource:
     if wanted != len(parts):
         raise FormatError(load, "parts of the model", found=len(parts), wanted=wanted)
     spec = fairseq_args.to_spec(args, embedding.shape[0] * len(parts), first.file)
-    if spec.layers > len(first.tensors):  # or the list of a layer count gone wrong would fill the memory
+    if spec.layers > len(first.tensors):  # otherwise the list of a wrong layer count could exhaust the memory
         raise FormatError(
             f"{first.file}: decoder_layers", "more than the file has", found=spec.layers, wanted="its layers"
         )
@@ -84,7 +84,7 @@ def read(load: Path, reading: ReadOptions) -> CheckpointSource:
     spaces, box, verify = gather_boxes(load, spec, {MODEL: merged.require_equal()})
     order = fairseq_dictionary.id_order(first.file.with_name(fairseq_dictionary.FILE), spec.vocab)
     ordered = _reorder_embedding(box, order, [part.tensors[EMBEDDING] for part in parts])
-    dropped = tuple(what for key, what in _OTHER.items() if first.tree.get(key))
+    dropped = tuple(description for key, description in _OTHER.items() if first.tree.get(key))
     return CheckpointSource(
         load,
         spec,
@@ -126,7 +126,7 @@ def _check_part(opened: PickleFile) -> _Part:
     model = tree.get("model") if isinstance(tree, dict) else None
     if not isinstance(model, dict) or not all(isinstance(value, MappedTensor) for value in model.values()):
         raise FormatError(
-            opened.file, "is no checkpoint of fairseq's", wanted="a dictionary with args and model"
+            opened.file, "is not a fairseq checkpoint", wanted="a dictionary with args and model"
         )
     tensors = {str(name): value for name, value in model.items() if name not in _COMPUTED}
     for name in _TIED:
@@ -137,11 +137,11 @@ def _check_part(opened: PickleFile) -> _Part:
 
 
 def _reorder_embedding(box: ReadBox, order: np.ndarray, embeddings: list[MappedTensor]) -> ReadBox:
-    """Wrap `read_box` to reorder the rows of the embedding.
+    """Return a `read_box` that reorders the rows of the embedding.
 
     Args:
         order: fairseq's id for every id of Mega.
-        embeddings: of every part, whose rows are as many.
+        embeddings: the embedding of every part; all have the same number of rows.
     """
     part_rows = embeddings[0].shape[0]
 

@@ -24,15 +24,15 @@ _LAYER: Mapping[str, str] = MappingProxyType(
 
 
 def aliases(spec: ModelSpec) -> Iterator[TensorAlias]:
-    """Yield every tensor of the model; positions are computed and the head is the embedding."""
+    """Yield every tensor of the model; positions are not stored, and the head is the embedding."""
     yield TensorAlias(EMBEDDING, "embed.weight")
     for i in range(spec.layers):
-        fairseq, ours = f"decoder.layers.{i}.", f"layers.{i}."
+        fairseq, mega = f"decoder.layers.{i}.", f"layers.{i}."
         for kind in ("weight", "bias"):
             for block, part in enumerate("qkv"):
-                yield TensorAlias(f"{fairseq}self_attn.{part}_proj.{kind}", f"{ours}qkv.{kind}", block)
-            for own, foreign in _LAYER.items():
-                yield TensorAlias(f"{fairseq}{foreign}.{kind}", f"{ours}{own}.{kind}")
+                yield TensorAlias(f"{fairseq}self_attn.{part}_proj.{kind}", f"{mega}qkv.{kind}", block)
+            for mega_name, foreign in _LAYER.items():
+                yield TensorAlias(f"{fairseq}{foreign}.{kind}", f"{mega}{mega_name}.{kind}")
     for kind in ("weight", "bias"):
         yield TensorAlias(f"decoder.layer_norm.{kind}", f"final_norm.{kind}")
 

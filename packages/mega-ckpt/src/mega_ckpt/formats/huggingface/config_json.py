@@ -1,7 +1,6 @@
 """Convert Hugging Face's config.json to a `ModelSpec` and back, by the tables of `model_classes`.
 
-What our model does not compute is refused by name: weights that load and mean something else are the worst
-a converter can do.
+Unsupported features are refused by name: a converter must not load weights with another meaning.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from mega_ckpt.formats.huggingface.model_classes import CLASSES, NEEDED, HfConfi
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.spec import ModelSpec
 
-# keys of every class with the one value that is ours; `is_causal` is in no class's defaults, and all obey it
+# keys of every class with the only supported value; all classes obey `is_causal`, none has it as a default
 _FIXED: Mapping[str, object] = MappingProxyType({"quantization_config": None, "is_causal": True})
 _LLAMA3: Mapping[str, str] = MappingProxyType(
     {
@@ -25,7 +24,7 @@ _LLAMA3: Mapping[str, str] = MappingProxyType(
     }
 )
 _DEFAULTS: Mapping[str, object] = MappingProxyType({f.name: f.default for f in dataclasses.fields(ModelSpec)})
-# no config.json has the initialization, and the family changes no result
+# config.json has no initialization, and the family changes no result
 _FREE = frozenset({"family", "vocab_multiple", "init"})
 
 
@@ -36,8 +35,7 @@ def to_spec(config: Mapping[str, Any], where: object) -> ModelSpec:
         where: the file, to begin messages with.
 
     Raises:
-        FormatError: the architecture is unknown, it has something ours has not, or a key is missing or out of
-            range.
+        FormatError: the architecture is unknown or not supported, or a key is missing or out of range.
     """
     kinds = {cls.model_type: cls for cls in CLASSES}
     kind = config.get("model_type")
@@ -64,20 +62,20 @@ def from_spec(spec: ModelSpec, where: object) -> dict[str, Any]:
     Raises:
         ConfigError: no class supports every feature of the model.
     """
-    theirs = class_of(spec, where)
-    config: dict[str, Any] = {"model_type": theirs.model_type, "architectures": [theirs.architecture]}
-    for key in theirs.keys:
+    hf_class = class_of(spec, where)
+    config: dict[str, Any] = {"model_type": hf_class.model_type, "architectures": [hf_class.architecture]}
+    for key in hf_class.keys:
         value = getattr(spec, key.ours)
         config[key.theirs] = value if key.values is None else _inverse(key.values)[value]
-    return config | _rope_keys(theirs, spec) | _window_keys(theirs, spec)
+    return config | _rope_keys(hf_class, spec) | _window_keys(hf_class, spec)
 
 
 def class_of(spec: ModelSpec, where: object) -> HfModelClass:
     """Return the first class of `transformers` that supports every feature of the model.
 
     Raises:
-        ConfigError: there is none. The message names the first field whose value no class has; where each
-            has a class, but none has all, the first that the nearest class lacks.
+        ConfigError: there is none. The message names the first field that no class supports; or if every
+            field has a class, but no class has all, the first that the nearest class does not support.
     """
     lacking = [(candidate, _mismatches(candidate, spec)) for candidate in CLASSES]
     for candidate, fields in lacking:
@@ -87,7 +85,7 @@ def class_of(spec: ModelSpec, where: object) -> HfModelClass:
         if all(name in fields for _, fields in lacking):
             raise ConfigError(
                 f"{where}: model.{name}",
-                "no class of Hugging Face's has such a thing",
+                "is not supported by any class of Hugging Face",
                 found=getattr(spec, name),
                 wanted=" | ".join(dict.fromkeys(str(fields[name]) for _, fields in lacking)),
             )
@@ -95,23 +93,23 @@ def class_of(spec: ModelSpec, where: object) -> HfModelClass:
     name = next(iter(fields))
     raise ConfigError(
         f"{where}: model.{name}",
-        f"{nearest.architecture} has no such thing",
+        f"is not supported by {nearest.architecture}",
         found=getattr(spec, name),
         wanted=fields[name],
     )
 
 
-def _fields(theirs: HfModelClass, config: Mapping[str, Any], where: object) -> dict[str, object]:
-    _require_values(config, {**_FIXED, **theirs.fixed}, where)
-    fields: dict[str, object] = {"family": theirs.family}
-    for key in theirs.keys:
+def _fields(hf_class: HfModelClass, config: Mapping[str, Any], where: object) -> dict[str, object]:
+    _require_values(config, {**_FIXED, **hf_class.fixed}, where)
+    fields: dict[str, object] = {"family": hf_class.family}
+    for key in hf_class.keys:
         fields[key.ours] = _read_key(key, config, fields, where)
-    for name, rule in theirs.implied.items():
+    for name, rule in hf_class.implied.items():
         fields[name] = _apply_rule(rule, fields, where)
-    if theirs.rope is not None:
-        fields |= _rope(theirs, config, where)
-    if theirs.window is not None:
-        fields["sliding_window"] = _window(theirs, config, fields, where)
+    if hf_class.rope is not None:
+        fields |= _rope(hf_class, config, where)
+    if hf_class.window is not None:
+        fields["sliding_window"] = _window(hf_class, config, fields, where)
     return fields
 
 
@@ -123,7 +121,7 @@ def _read_key(
         if config[names[0]] is not None and config[older] != config[names[0]]:
             wanted = f"the {config[names[0]]} of {names[0]}"
             raise FormatError(
-                f"{where}: {older}", "is the same key by another name", found=config[older], wanted=wanted
+                f"{where}: {older}", "is another name of the same key", found=config[older], wanted=wanted
             )
     name = names[0] if names else None
     if name is None or config[name] is None:
@@ -149,12 +147,12 @@ def _apply_rule(rule: object, fields: Mapping[str, object], where: object) -> ob
     return value
 
 
-def _rope(theirs: HfModelClass, config: Mapping[str, Any], where: object) -> dict[str, object]:
+def _rope(hf_class: HfModelClass, config: Mapping[str, Any], where: object) -> dict[str, object]:
     """Return the rotary fields; transformers 5 moved their keys into `rope_parameters`.
 
     `rope_scaling` has priority over `rope_parameters`, as in transformers.
     """
-    assert theirs.rope is not None
+    assert hf_class.rope is not None
     name = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
     values = config.get(name) or {}
     kind = values.get("rope_type", values.get("type", "default"))
@@ -165,46 +163,44 @@ def _rope(theirs: HfModelClass, config: Mapping[str, Any], where: object) -> dic
             found=kind,
             wanted="default | linear | llama3",
         )
-    base = values.get("rope_theta", config.get(theirs.rope.base, 10000.0))
+    base = values.get("rope_theta", config.get(hf_class.rope.base, 10000.0))
     fields: dict[str, object] = {"rope_theta": float(base)}
-    if theirs.rope.fraction is None:
+    if hf_class.rope.fraction is None:
         _require_values(values, {"partial_rotary_factor": 1.0}, f"{where}: {name}")
     else:
-        fraction = config.get(theirs.rope.fraction, theirs.rope.missing)
+        fraction = config.get(hf_class.rope.fraction, hf_class.rope.missing)
         fields["rotary_fraction"] = float(values.get("partial_rotary_factor", fraction))
     if kind == "linear":
         fields["rope_interpolation"] = float(values["factor"])
     elif kind == "llama3":
-        fields |= {ours: float(values[theirs]) for ours, theirs in _LLAMA3.items()}
+        fields |= {field: float(values[key]) for field, key in _LLAMA3.items()}
         fields["rope_scaling_context"] = values["original_max_position_embeddings"]
     return fields
 
 
-def _rope_keys(theirs: HfModelClass, spec: ModelSpec) -> dict[str, Any]:
-    if theirs.rope is None:
+def _rope_keys(hf_class: HfModelClass, spec: ModelSpec) -> dict[str, Any]:
+    if hf_class.rope is None:
         return {}
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": spec.rope_theta}
     if spec.rope_scaling != 1:
-        rope |= {"rope_type": "llama3"} | {theirs: getattr(spec, ours) for ours, theirs in _LLAMA3.items()}
+        rope |= {"rope_type": "llama3"} | {key: getattr(spec, field) for field, key in _LLAMA3.items()}
         rope["original_max_position_embeddings"] = spec.rope_scaling_context
     elif spec.rope_interpolation != 1:
         rope |= {"rope_type": "linear", "factor": spec.rope_interpolation}
-    keys: dict[str, Any] = {theirs.rope.base: spec.rope_theta}
-    if theirs.rope.fraction is not None:
-        rope["partial_rotary_factor"] = keys[theirs.rope.fraction] = spec.rotary_fraction
-    # transformers 4 reads the base and, where there is one, the scaling; transformers 5 the parameters
+    keys: dict[str, Any] = {hf_class.rope.base: spec.rope_theta}
+    if hf_class.rope.fraction is not None:
+        rope["partial_rotary_factor"] = keys[hf_class.rope.fraction] = spec.rotary_fraction
+    # transformers 4 reads the base and the scaling, if any; transformers 5 the parameters
     scaling = {"rope_scaling": rope} if rope["rope_type"] != "default" else {}
     return keys | {"rope_parameters": rope} | scaling
 
 
 def _window(
-    theirs: HfModelClass, config: Mapping[str, Any], fields: Mapping[str, Any], where: object
+    hf_class: HfModelClass, config: Mapping[str, Any], fields: Mapping[str, Any], where: object
 ) -> int | None:
-    """Return the sliding window, which must be in every layer or in none."""
-    layers = min(
-        fields["layers"], 1 << 20
-    )  # a count gone wrong is refused later, and must not fill the memory
-    if theirs.window == "key":
+    """Return the sliding window, which must apply to every layer or to none."""
+    layers = min(fields["layers"], 1 << 20)  # a wrong count is refused later, and must not exhaust the memory
+    if hf_class.window == "key":
         window = fields["sliding_window"]
         first = 0
     else:
@@ -230,8 +226,8 @@ def _window(
     return window if slides else None
 
 
-def _window_keys(theirs: HfModelClass, spec: ModelSpec) -> dict[str, Any]:
-    if theirs.window != "switch":
+def _window_keys(hf_class: HfModelClass, spec: ModelSpec) -> dict[str, Any]:
+    if hf_class.window != "switch":
         return {}
     slides = spec.sliding_window is not None
     return {
@@ -242,40 +238,40 @@ def _window_keys(theirs: HfModelClass, spec: ModelSpec) -> dict[str, Any]:
     }
 
 
-def _mismatches(theirs: HfModelClass, spec: ModelSpec) -> dict[str, object]:
-    """Return the fields in which the model differs from the class, with the values the class needs."""
-    keys = {key.ours: key for key in theirs.keys}
+def _mismatches(hf_class: HfModelClass, spec: ModelSpec) -> dict[str, object]:
+    """Return the fields in which the model differs from the class, with the values of the class."""
+    keys = {key.ours: key for key in hf_class.keys}
     fields = spec.to_dict()
     lacking: dict[str, object] = {}
     for name, value in fields.items():
-        if name in _FREE or (name == "sliding_window" and theirs.window is not None):
+        if name in _FREE or (name == "sliding_window" and hf_class.window is not None):
             continue
         if name in keys:
             values = keys[name].values
             if values is not None and value not in values.values():
                 lacking[name] = " | ".join(_inverse(values))
-        elif name in theirs.implied:
-            rule = theirs.implied[name]
+        elif name in hf_class.implied:
+            rule = hf_class.implied[name]
             wanted = rule(fields) if callable(rule) else rule
             if value != wanted:
                 lacking[name] = wanted
         elif not name.startswith(("rope_", "rotary_")):
             if value != _DEFAULTS[name]:
                 lacking[name] = _DEFAULTS[name]
-        elif wanted := _rope_mismatch(theirs, spec, name):
+        elif wanted := _rope_mismatch(hf_class, spec, name):
             lacking[name] = wanted
     return lacking
 
 
-def _rope_mismatch(theirs: HfModelClass, spec: ModelSpec, name: str) -> str | None:
-    """Return the value a rotary field would need; None if it matches or does not apply."""
+def _rope_mismatch(hf_class: HfModelClass, spec: ModelSpec, name: str) -> str | None:
+    """Return the value that a rotary field must have; None if it matches or does not apply."""
     if spec.positions != "rope":
         return None
-    if theirs.rope is None:
+    if hf_class.rope is None:
         return str(_DEFAULTS[name]) if getattr(spec, name) != _DEFAULTS[name] else None
     if name == "rope_interleaved" and spec.rope_interleaved:
         return "False"
-    if name == "rotary_fraction" and theirs.rope.fraction is None and spec.rotary_fraction != 1:
+    if name == "rotary_fraction" and hf_class.rope.fraction is None and spec.rotary_fraction != 1:
         return "1.0"
     if name == "rope_interpolation" and spec.rope_scaling != 1 and spec.rope_interpolation != 1:
         return "1, with positions that are scaled"
@@ -283,8 +279,8 @@ def _rope_mismatch(theirs: HfModelClass, spec: ModelSpec, name: str) -> str | No
 
 
 def _inverse(values: Mapping[str, str]) -> dict[str, str]:
-    """Invert a table of values: Mega's to theirs."""
-    return {ours: theirs for theirs, ours in values.items()}
+    """Invert a table of values: Mega's to Hugging Face's."""
+    return {value: key for key, value in values.items()}
 
 
 def _require_values(config: Mapping[str, Any], wanted: Mapping[str, object], where: object) -> None:

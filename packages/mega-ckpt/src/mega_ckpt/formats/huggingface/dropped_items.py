@@ -1,4 +1,4 @@
-"""List what a Hugging Face folder contains and a Mega checkpoint cannot store."""
+"""List the parts of a Hugging Face folder that a Mega checkpoint cannot store."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mega_ckpt.formats.huggingface.tokenizer import GENERATION, repeats_config
 from mega_schema.tokenizer.files import COMPANION_FILES, read_companion
 from mega_schema.tokenizer.tokenizer import FastTokenizer, Tokenizer
 
-# key -> the rate that transformers takes where the key is missing
+# key -> default rate of transformers
 _DROPOUT: Mapping[str, float] = MappingProxyType(
     {
         "attn_pdrop": 0.1,
@@ -31,7 +31,8 @@ def dropped_items(folder: Path, config: Mapping[str, Any], tokenizer: Tokenizer 
     """Yield the special token ids and dropout rates of config.json, and the files, that are dropped.
 
     Args:
-        tokenizer: that goes with the model, the folder's or another; None: none does.
+        tokenizer: the tokenizer that is converted with the model, the folder's or another; None: no
+            tokenizer.
     """
     generation = json.loads(hf_tokenizer.generation_config(tokenizer) or b"{}")
     identity = tokenizer.identity if tokenizer else None

@@ -55,22 +55,22 @@ def open_hf_folder(folder: Path) -> HfFolder:
     """Read the config and the headers of the weights.
 
     Raises:
-        FormatError: the folder is not one of a model ours can be, or a file is missing or damaged.
+        FormatError: the folder is not of a supported model, or a file is missing or damaged.
     """
     if not (folder / CONFIG).is_file():
-        ours = (folder / MANIFEST).is_file() or any(folder.glob(f"iter_*/{MANIFEST}"))
-        hint = "--from mega --to hf" if ours else ""
+        is_mega = (folder / MANIFEST).is_file() or any(folder.glob(f"iter_*/{MANIFEST}"))
+        hint = "--from mega --to hf" if is_mega else ""
         raise FormatError(folder, f"has no {CONFIG}", wanted="the folder of a Hugging Face model", hint=hint)
     config = _read_json(folder / CONFIG)
     spec = config_json.to_spec(config, folder / CONFIG)
     names = names_of(spec)
     entries = _entries(folder)
-    if spec.layers > len(entries):  # or the list of a layer count gone wrong would fill the memory
+    if spec.layers > len(entries):  # otherwise the list of a wrong layer count could exhaust the memory
         raise FormatError(folder, "has fewer tensors than the model has layers", found=len(entries))
     embedding, head = f"{names.inner}{names.whole['embed']}.weight", f"{names.head}.weight"
     heads = (head, f"{names.other_head}.weight")
     entries = {head if n in heads else n: e for n, e in entries.items() if not n.endswith(BUFFERS)}
-    if embedding.removeprefix(names.inner) in entries:  # the model inside was saved, as OpenAI's own were
+    if embedding.removeprefix(names.inner) in entries:  # only the inner model was saved, as OpenAI's
         entries = {n if n == head else names.inner + n: e for n, e in entries.items()}
     tied = spec.tied and head in entries and embedding in entries
     if tied and not tensors_equal(entries.pop(head), entries[embedding]):
@@ -92,7 +92,7 @@ def read_tokenizer(folder: Path, spec: ModelSpec) -> Tokenizer | None:
     """Read the folder's tokenizer; None if it has none.
 
     Raises:
-        FormatError: it is damaged, or has ids that the model has not.
+        FormatError: it is damaged, or has ids outside the model's vocabulary.
     """
     for name in (TOKENIZER_JSON, VOCAB, MERGES, MODEL):
         check_foreign(folder / name, MAX_TOKENIZER_BYTES)
@@ -116,14 +116,14 @@ def write_folder(
     dtype: str,
     tokenizer: Tokenizer | None,
 ) -> None:
-    """Write a folder that `transformers` loads, whole or not at all; see `output_dir` for the check before.
+    """Write a folder that `transformers` loads, atomically; `output_dir` has the check of the path.
 
     Args:
-        weights: writes them into a folder.
+        weights: writes the weights into a folder.
         dtype: of the weights, safetensors' name.
 
     Raises:
-        MegaError: the disk is full, or would not write for another reason.
+        MegaError: the disk is full, or refused the write for another reason.
     """
     special = _special_ids(tokenizer)
     torch_name = _TORCH_NAMES[dtype]

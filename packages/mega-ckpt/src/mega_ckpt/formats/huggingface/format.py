@@ -30,7 +30,7 @@ def read(load: Path, reading: ReadOptions) -> CheckpointSource:
     """Open the folder and check its headers against its config.
 
     Raises:
-        FormatError: a file is missing or damaged, or the model has something ours has not.
+        FormatError: a file is missing or damaged, or the model is not supported.
     """
     folder = hf_folder.open_hf_folder(load)
     check_width(load, folder.spec, sum(math.prod(entry.shape) for entry in folder.entries.values()))

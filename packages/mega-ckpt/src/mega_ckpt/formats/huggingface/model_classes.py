@@ -1,7 +1,7 @@
 """Hugging Face's classes as tables: keys of config.json and the matching fields of `ModelSpec`.
 
-A table is read in both directions. A field that a class neither has a key for nor implies is at its default
-there, so a model with another value is not that class.
+A table is read in both directions. A field without a key and without an implied value must have its default:
+otherwise the class does not support the model.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class HfConfigKey:
     """One key of config.json and the field of `ModelSpec` with the same meaning.
 
     Attributes:
-        theirs: the key that is written.
+        theirs: name of the key.
         ours: a field of `ModelSpec`.
-        missing, null: what the class takes where the key is missing, and where it is null: a value of ours,
-            a rule, or NEEDED.
+        missing, null: default of the class if the key is missing, and if it is null: a value of the field, a
+            rule, or NEEDED.
         older: other names of the key, in files of older versions.
-        values: theirs to ours where they differ; the last of equal ones is written.
+        values: Hugging Face's values to ours, if they differ; of several equal ones the last is written.
     """
 
     theirs: str
@@ -45,8 +45,8 @@ class RopeKeys:
     """Keys of rotary positions other than `rope_parameters`, which transformers 5 uses for all classes.
 
     Attributes:
-        base, fraction: of the angles' base, and of the fraction of components that turn; None: all do.
-        missing: the fraction where its key is missing.
+        base, fraction: keys of the base of the angles, and of the fraction of rotated components; None: all.
+        missing: the fraction if its key is missing.
     """
 
     base: str = "rope_theta"
@@ -61,11 +61,11 @@ class HfModelClass:
     Attributes:
         model_type, architecture: its two names in a config.json.
         family: the name of the defaults nearest to the class, recorded in the spec.
-        keys: in an order in which a rule finds what it needs read already.
+        keys: ordered so that a rule comes after the keys it depends on.
         fixed: keys that change the computation, with the one value that Mega supports.
         implied: fields of `ModelSpec` without a key, with a value or a rule.
         rope: None: positions are not rotary.
-        window: "switch": `use_sliding_window` and the layers it is for; "key": as `keys` say; None: there is
+        window: "switch": `use_sliding_window` and the layers it is for; "key": as in `keys`; None: there is
             no window.
     """
 

@@ -21,14 +21,14 @@ class HfNames:
     """The tensor names of one class.
 
     Attributes:
-        inner: what every name but the head's begins with; left out where the model inside was saved.
-        layers: of the list of layers, in the model inside.
+        inner: prefix of every name but the head's; absent if only the inner model was saved.
+        layers: name of the list of layers in the inner model.
         whole: names outside the layers.
-        layer: names in one.
-        head: of the scores' own matrix.
-        other_head: as transformers 5 calls it in memory.
-        transposed: linears that are OpenAI's Conv1D there: (in, out).
-        by_head: rows of the fused weight are q, k and v of one head after another, as in Megatron.
+        layer: names inside a layer.
+        head: name of an untied output matrix.
+        other_head: its name in transformers 5.
+        transposed: linear layers stored as OpenAI's Conv1D: (in, out).
+        by_head: rows of the fused weight are q, k and v per head, as in Megatron.
     """
 
     inner: str
@@ -56,7 +56,7 @@ _GPT2 = HfNames(
     {"embed": "wte", "position": "wpe", "final_norm": "ln_f"},
     {
         "attn_norm": "ln_1",
-        "qkv": "attn.c_attn",  # q, k and v are three runs, as here
+        "qkv": "attn.c_attn",  # q, k and v are three runs, as in Mega
         "out": "attn.c_proj",
         "ffn_norm": "ln_2",
         "up": "mlp.c_fc",
@@ -64,7 +64,7 @@ _GPT2 = HfNames(
     },
     transposed=frozenset({"qkv", "out", "up", "down"}),
 )
-# rotary pairs are (i, i + half a head) there too, so no row moves
+# rotary pairs are (i, i + half a head) too, so the row order is the same
 _LLAMA = HfNames(
     "model.",
     "layers",
@@ -117,7 +117,7 @@ _NAMES: Mapping[str, HfNames] = MappingProxyType(
 
 
 def names_of(spec: ModelSpec) -> HfNames:
-    """Return the tensor names of the class that the model is written as.
+    """Return the tensor names of the class that supports the model.
 
     Raises:
         ConfigError: there is no such class.
@@ -139,21 +139,21 @@ def _aliases(spec: ModelSpec, names: HfNames) -> Iterator[TensorAlias]:
     for row in table(spec):
         if row.tied_to is not None:
             continue
-        place, _, kind = row.name.rpartition(".")
-        part = place.rpartition(".")[2]
-        if place.startswith("layers."):
-            number, theirs = place.split(".")[1], names.layer[part]
+        module, _, kind = row.name.rpartition(".")
+        part = module.rpartition(".")[2]
+        if module.startswith("layers."):
+            number, foreign = module.split(".")[1], names.layer[part]
             before = f"{names.inner}{names.layers}.{number}."
-        elif place == "head":
+        elif module == "head":
             before = ""
-            theirs = names.head
+            foreign = names.head
         else:
             before = names.inner
-            theirs = names.whole[place]
+            foreign = names.whole[module]
         transposed = part in names.transposed and kind == "weight"
-        if isinstance(theirs, tuple):
-            for block, name in enumerate(theirs):
+        if isinstance(foreign, tuple):
+            for block, name in enumerate(foreign):
                 yield TensorAlias(f"{before}{name}.{kind}", row.name, block)
         else:
             rows = order if part == "qkv" else None
-            yield TensorAlias(f"{before}{theirs}.{kind}", row.name, transpose=transposed, order=rows)
+            yield TensorAlias(f"{before}{foreign}.{kind}", row.name, transpose=transposed, order=rows)

@@ -1,11 +1,12 @@
 """Write a model's safetensors files as Hugging Face does: one, or several with an index.
 
-    model.safetensors                      where one is enough, else
-    model-00001-of-00002.safetensors ...   cut between tensors, in their order
+    model.safetensors if one is enough, else
+    model-00001-of-00002.safetensors ...   split between tensors, in their order
     model.safetensors.index.json           {"metadata": {"total_size": bytes}, "weight_map": {tensor: file}}
 
-Every tensor has its byte range from the start. A parameter is read once, from its first row to its last, and
-its rows are written to their offsets; a transposed tensor is assembled in memory, one at a time.
+Every tensor has its final byte range before writing starts. A parameter is read once, from its first row to
+its last, and its rows are written to their offsets; a transposed tensor is assembled in memory, one at a
+time.
 """
 
 from __future__ import annotations
@@ -54,24 +55,24 @@ def write_weights(
 
     Args:
         read_rows: streams a parameter in a dtype; called by several threads.
-        most: bytes of the tensors of one file; one tensor alone may be more.
-        progress: of the bytes written.
+        most: maximum bytes of the tensors of one file; a single tensor may exceed it.
+        progress: called with the bytes written.
 
     Raises:
-        MegaError: the disk is full, or would not write for another reason.
+        MegaError: the disk is full, or refused the write for another reason.
     """
     shards = _split_into_files(weights, most)
     names = [WEIGHTS] if len(shards) == 1 else [_file_name(i, len(shards)) for i in range(len(shards))]
     size = sum(weight.header.bytes for weight in weights)
-    places: dict[str, list[_TensorSlot]] = {}
+    slots: dict[str, list[_TensorSlot]] = {}
     one_whole = threading.Lock()
 
-    def parameter(ours: str, update: UpdateProgress) -> None:
-        transposed = any(place.weight.foreign.transpose for place in places[ours])
+    def parameter(name: str, update: UpdateProgress) -> None:
+        transposed = any(slot.weight.foreign.transpose for slot in slots[name])
         with one_whole if transposed else contextlib.nullcontext():
-            for chunk in read_rows(ours, places[ours][0].weight.dtype):
-                for place in places[ours]:
-                    update(place.put(chunk))
+            for chunk in read_rows(name, slots[name][0].weight.dtype):
+                for slot in slots[name]:
+                    update(slot.put(chunk))
 
     with disk_errors(folder), contextlib.ExitStack() as opened:
         files = [opened.enter_context((folder / name).open("wb", buffering=0)) for name in names]
@@ -81,9 +82,9 @@ def write_weights(
             )
             write_at(file.fileno(), memoryview(header), 0)
             for weight, begin in zip(shard, begins, strict=True):
-                places.setdefault(weight.foreign.ours, []).append(_TensorSlot(file.fileno(), begin, weight))
+                slots.setdefault(weight.foreign.ours, []).append(_TensorSlot(file.fileno(), begin, weight))
         with progress(size) as update:
-            parallel_map(list(places), parameter, update)
+            parallel_map(list(slots), parameter, update)
         for file in files:
             os.fsync(file.fileno())
     if len(shards) > 1:

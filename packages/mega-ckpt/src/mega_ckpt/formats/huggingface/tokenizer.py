@@ -20,14 +20,14 @@ _LLAMA = "Llama2Tokenizer"
 
 
 def export_tokenizer(checkpoint: Checkpoint, folder: Path, *, force: bool = False) -> list[str]:
-    """Write the checkpoint's tokenizer, whole or not at all; return the file names.
+    """Write the checkpoint's tokenizer atomically; return the file names.
 
     Args:
-        force: replace `folder`, where that holds a tokenizer.
+        force: replace `folder` if it holds a tokenizer.
 
     Raises:
-        ConfigError: `folder` is there already.
-        FormatError: the checkpoint has no tokenizer, or one that Hugging Face's libraries have not.
+        ConfigError: `folder` exists already.
+        FormatError: the checkpoint has no tokenizer, or one that Hugging Face's libraries do not support.
     """
     stored = checkpoint.tokenizer_folder
     tokenizer = open_tokenizer_folder(stored)
@@ -37,7 +37,7 @@ def export_tokenizer(checkpoint: Checkpoint, folder: Path, *, force: bool = Fals
     if not _is_known(tokenizer):
         raise FormatError(
             stored,
-            "Hugging Face has no such tokenizer",
+            "is not supported by Hugging Face",
             found=tokenizer.identity.type,
             wanted=f"one with a {TOKENIZER_JSON}, or a {_LLAMA}",
             hint=f"{stored / MODEL} is the model itself" if (stored / MODEL).is_file() else "",
@@ -50,7 +50,8 @@ def export_tokenizer(checkpoint: Checkpoint, folder: Path, *, force: bool = Fals
 def write_tokenizer(folder: Path, tokenizer: Tokenizer, max_seq_len: int) -> None:
     """Write the files into `folder`; none for a tokenizer that Hugging Face does not support.
 
-    What came with the tokenizer is written as it came: its roles and its template of chats.
+    The tokenizer's own Hugging Face files are copied unchanged, such as special token roles and chat
+    template.
 
     Args:
         max_seq_len: the longest sequence of the model, in tokens.
@@ -69,8 +70,8 @@ def write_tokenizer(folder: Path, tokenizer: Tokenizer, max_seq_len: int) -> Non
         ids = [number for number in (*special.values(), 0) if number is not None]
         names = dict(zip(ids, tokenizer.pieces(ids), strict=True))
         (folder / MODEL).write_bytes(tokenizer.model)
-        # Hugging Face's class puts <s> before a text on its own, and ours does not. It also puts no space
-        # before a text that begins with one, where SentencePiece does: such a text has other ids there
+        # Hugging Face's class adds <s> before a text, ours does not. Unlike SentencePiece, it adds no space
+        # before a text that begins with one: such a text has different ids
         config |= {"tokenizer_class": "LlamaTokenizer", "legacy": False, "unk_token": names[0]}
         config |= {"add_bos_token": False, "add_eos_token": False}
     else:
@@ -85,9 +86,9 @@ def write_tokenizer(folder: Path, tokenizer: Tokenizer, max_seq_len: int) -> Non
 
 
 def generation_config(tokenizer: Tokenizer | None) -> bytes | None:
-    """Return the generation_config.json that came with the tokenizer, if a person wrote it.
+    """Return the generation_config.json next to the tokenizer, if it was not derived from config.json.
 
-    One that was derived from a config.json is written anew with more content.
+    A derived one is replaced by a new one with more content.
     """
     original = tokenizer.companions.get(GENERATION) if isinstance(tokenizer, FastTokenizer) else None
     return None if original is None or repeats_config(original) else original

@@ -1,13 +1,13 @@
 """Read llama2.c's model files: a header and every tensor in float32, little endian.
 
-version 0    int32[7]                         sizes; a vocabulary below 0: the head has a matrix of its own
-             float32                          the tensors, and two tables of angles after the last norm
+version 0    int32[7]                         sizes; a negative vocabulary size: the head is not tied
+             float32                          the tensors, and two tables of rotary angles after the last norm
 version 1    "24ka", int32 1, int32[7]        sizes
              uint8, zeros up to byte 256      whether the head is the embedding
              float32                          the tensors, norms first
 
-The sizes are dim, hidden_dim, n_layers, n_heads, n_kv_heads, vocab_size and seq_len. Everything that
-https://github.com/karpathy/llama2.c does not write into the header, its program has as a constant.
+The sizes are dim, hidden_dim, n_layers, n_heads, n_kv_heads, vocab_size and seq_len. All other
+hyperparameters are constants in https://github.com/karpathy/llama2.c.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from mega_schema.params import count_params
 from mega_schema.spec import ModelSpec, llama
 from mega_schema.tokenizer.tokenizer import Tokenizer
 
-_MAGIC, _BEGIN = b"24ka", 256  # the tensors of version 1 begin there
+_MAGIC, _BEGIN = b"24ka", 256  # offset of the tensors in version 1
 _SIZES, _SHARED = struct.Struct("<7i"), struct.Struct("<4s8iB")
 _LAYER: Mapping[str, str] = MappingProxyType(
     {name: f"{name}.weight" for name in ("attention_norm", "ffn_norm")}
     | {name: f"attention.{name}.weight" for name in ("wq", "wk", "wv", "wo")}
     | {name: f"feed_forward.{name}.weight" for name in ("w1", "w2", "w3")}
 )
-# one of every layer, layer by layer, before the next
+# tensor kinds; each is stored for all layers before the next
 _ORDERS = (
     ("tok_embeddings", "attention_norm", "wq", "wk", "wv", "wo", "ffn_norm", "w1", "w2", "w3", "norm"),
     ("attention_norm", "ffn_norm", "norm", "tok_embeddings", "wq", "wk", "wv", "wo", "w1", "w2", "w3"),
@@ -49,16 +49,16 @@ def read(load: Path, reading: ReadOptions) -> CheckpointSource:
     """Read the file, and the tokenizer in its folder.
 
     Raises:
-        FormatError: it is no file of llama2.c's, it was cut, or its weights are quantised.
+        FormatError: the file is not a llama2.c model, is truncated, or has quantised weights.
     """
     version, spec = _header(load)
     begin = _BEGIN if version else _SIZES.size
-    angles = 0 if version else spec.max_seq_len * spec.head_dim  # a sine and a cosine of every pair
+    angles = 0 if version else spec.max_seq_len * spec.head_dim  # sine and cosine of every pair
     size = load.stat().st_size
     wanted = begin + 4 * (_parameters(spec) + angles)
     if size != wanted:
         sizes = f"{spec.layers:,} layers, hidden {spec.hidden:,}, vocabulary {spec.vocab:,}"
-        hint = "the file was cut off, or is none of llama2.c's"
+        hint = "the file is truncated, or is not a llama2.c model"
         raise FormatError(
             load, "size in bytes", found=f"{size:,}", wanted=f"{wanted:,} for {sizes}", hint=hint
         )
@@ -87,7 +87,7 @@ def _header(load: Path) -> tuple[int, ModelSpec]:
             head = file.read(_SHARED.size)
     except OSError as error:
         raise FormatError(
-            load, "not readable", found=error.strerror, wanted="a model's .bin of llama2.c"
+            load, "not readable", found=error.strerror, wanted="a .bin model file of llama2.c"
         ) from None
     if len(head) < _SHARED.size:
         raise FormatError(load, "size in bytes", found=len(head), wanted="a header and a model")
@@ -114,12 +114,12 @@ def _header(load: Path) -> tuple[int, ModelSpec]:
             tied=bool(shared),
         )
     except ConfigError as error:
-        raise FormatError(load, f"is no model of llama2.c's: {error}") from None
+        raise FormatError(load, f"is not a llama2.c model: {error}") from None
     return version, spec
 
 
 def _parameters(spec: ModelSpec) -> int:
-    """Count the model's parameters without building a table of the layers that the header claims."""
+    """Count the parameters without building a table: the layer count of an untrusted header may be huge."""
     rows = table(replace(spec, layers=1))
     return count_params(rows) + (spec.layers - 1) * count_params(row for row in rows if row.stage == 0)
 

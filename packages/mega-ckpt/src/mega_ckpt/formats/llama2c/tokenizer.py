@@ -1,7 +1,7 @@
 """Convert llama2.c's tokenizer files, a SentencePiece BPE with scores, to tokenizer.json.
 
     int32                    bytes of the longest piece
-    float32, int32, bytes    score, length and text of a piece, for every id; a space is a space in it
+    float32, int32, bytes    score, length and text of a piece, for every id; spaces are not escaped
 
 All little endian. Ids 0, 1 and 2 are unknown, beginning and end, the next 256 are the bytes.
 """
@@ -51,7 +51,7 @@ def read_tokenizer(path: Path, vocab: int) -> FastTokenizer:
 
 
 def _pieces(path: Path, data: bytes, vocab: int) -> tuple[list[str], list[float]]:
-    """Return all pieces, the special ones under their names, and all scores."""
+    """Return all pieces, special ones by their names, and all scores."""
     pieces = list[str]()
     scores = list[float]()
     end = _LONGEST.size
@@ -74,12 +74,12 @@ def _pieces(path: Path, data: bytes, vocab: int) -> tuple[list[str], list[float]
     pieces[: len(_SPECIAL)] = [piece.strip() for piece in pieces[: len(_SPECIAL)]]
     if (*pieces[: len(first)],) != first or len(set(pieces)) != vocab:
         wanted = f"{' '.join(_SPECIAL)}, every byte, and other pieces, each once"
-        raise FormatError(path, "is no tokenizer of llama2.c's", found=pieces[:4], wanted=wanted)
+        raise FormatError(path, "is not a llama2.c tokenizer", found=pieces[:4], wanted=wanted)
     return pieces, scores
 
 
 def _content(pieces: Sequence[str], scores: Sequence[float]) -> dict[str, Any]:
-    """Build tokenizer.json: a merge for every split of a piece into known ones, best score first."""
+    """Build tokenizer.json with a merge for every split of a piece into known pieces, best score first."""
     vocab = {piece: number for number, piece in enumerate(pieces)}
     merged = range(len(_SPECIAL) + len(_BYTES), len(pieces))
     merges = [

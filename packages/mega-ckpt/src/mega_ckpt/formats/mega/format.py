@@ -31,7 +31,7 @@ def read(load: Path, reading: ReadOptions) -> CheckpointSource:
     """Open the checkpoint by its manifest.
 
     Raises:
-        FormatError: there is none, it is not whole, or trainer.json is not one that a training wrote.
+        FormatError: there is no checkpoint, it is incomplete, or trainer.json is not one of mega-train.
     """
     checkpoint = Checkpoint.open(load)
     for key in ("lr_schedule", "wd_schedule", "decoupled_lr_schedule"):
@@ -39,7 +39,7 @@ def read(load: Path, reading: ReadOptions) -> CheckpointSource:
         if schedule is not None and not isinstance(schedule, dict):
             where = f"{checkpoint.folder / TRAINER}: {key}"
             kind = type(schedule).__name__
-            raise FormatError(where, "is not what a training writes", found=kind, wanted="a JSON object")
+            raise FormatError(where, "is not what mega-train writes", found=kind, wanted="a JSON object")
     has_tokenizer = (checkpoint.folder / TOKENIZER).is_dir()
     return CheckpointSource(
         checkpoint.folder,
@@ -67,7 +67,7 @@ def _tokenizer(checkpoint: Checkpoint, reading: ReadOptions, *, has: bool) -> To
 
 
 def check_target(source: CheckpointSource, run: Path, target: WriteOptions) -> None:
-    """Refuse a layout that the model cannot be split into, and a run that has this iteration."""
+    """Refuse a layout that the model does not support, or a run that has this iteration."""
     rank_shares(source.spec, target.layout, source.spaces[MODEL])
     check_run_folder(run, source.iteration, force=target.force)
 

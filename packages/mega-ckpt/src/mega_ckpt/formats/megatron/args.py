@@ -1,7 +1,7 @@
 """Convert the arguments in a Megatron checkpoint to a `ModelSpec` and back.
 
 A table maps arguments to fields of `ModelSpec`. A field that depends on several arguments has a function in
-each direction; an argument that changes the model and has no field is refused by name.
+each direction; an unsupported argument that changes the model is refused by name.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class _Arg:
     """One argument and the field with the same meaning.
 
     Attributes:
-        names: of the argument, the newest release's first; all are written.
-        absent: the value where it is not there, or None.
+        names: names of the argument in all releases, newest first; all are written.
+        absent: the value if the argument is missing, or None.
     """
 
     ours: str
@@ -62,7 +62,7 @@ _POSITIONS: Mapping[str, Positions] = MappingProxyType(
         "alibi": "alibi",
     }
 )
-# arguments that make another model of it, where they are set
+# unsupported arguments, if they are set
 _REFUSED = (
     *("num_experts", "retro_add_retriever", "glu_activation", "quick_geglu", "multi_latent_attention"),
     *("mtp_num_layers", "hybrid_attention_ratio", "hybrid_mlp_ratio", "hybrid_override_pattern"),
@@ -71,7 +71,7 @@ _REFUSED = (
     *("linear_attention_freq", "experimental_attention_variant", "prefix_lm"),
     *("softmax_scale", "softmax_type", "hybrid_layer_pattern"),
 )
-# arguments that the core class does not look at
+# arguments that the core class ignores
 _OF_LEGACY = frozenset({"apply_residual_connection_post_layernorm", "openai_gelu", "onnx_safe"})
 _LLAMA: Mapping[str, object] = MappingProxyType(
     {"norm": "rmsnorm", "activation": "swiglu", "positions": "rope", "bias": False}
@@ -79,7 +79,7 @@ _LLAMA: Mapping[str, object] = MappingProxyType(
 
 
 def true_vocab(args: Args) -> int | None:
-    """Return the true vocabulary if the arguments give it; NullTokenizer has one more id."""
+    """Return the true vocabulary size if the arguments contain it; NullTokenizer has one more id."""
     size = args.get("true_vocab_size")
     extra = 0
     if size is None and args.get("tokenizer_type") == "NullTokenizer":
@@ -93,25 +93,25 @@ def to_spec(args: Args, vocab: int, where: object, *, core: bool) -> ModelSpec:
 
     Args:
         vocab: the true vocabulary.
-        core: it was of the core class, which does not look at some of the arguments.
+        core: the checkpoint is of the core class, which ignores some arguments.
         where: the file, to begin messages with.
 
     Raises:
-        FormatError: something is missing, or the model has what ours has not.
+        FormatError: an argument is missing, or the model is not supported.
     """
     read = {name: value for name, value in args.items() if not (core and name in _OF_LEGACY)}
     try:
         return _spec(read, vocab, where)
     except (ConfigError, ArithmeticError, TypeError, ValueError) as error:
-        raise FormatError(f"{where}: args", "are of no model of ours", found=f"({error})") from error
+        raise FormatError(
+            f"{where}: args", "do not describe a supported model", found=f"({error})"
+        ) from error
 
 
 def _spec(args: Args, vocab: int, where: object) -> ModelSpec:
     for name in _REFUSED:
-        if args.get(name) and args[name] != "vanilla":  # the softmax of all the others
-            raise FormatError(
-                f"{where}: args.{name}", "is not in our models", found=args[name], wanted="unset"
-            )
+        if args.get(name) and args[name] != "vanilla":  # the only supported softmax
+            raise FormatError(f"{where}: args.{name}", "is not supported", found=args[name], wanted="unset")
     if _enum_name(args.get("model_type")) not in ("", "encoder_or_decoder"):
         found = _enum_name(args["model_type"])
         raise FormatError(
@@ -142,11 +142,11 @@ def from_spec(spec: ModelSpec, where: object, *, core: bool) -> dict[str, Any]:
     """Build the arguments that `to_spec` reads, under the names of every release.
 
     Args:
-        core: for the core class, which has parts that the legacy class has not.
+        core: for the core class, which supports features that the legacy class does not.
         where: the source, to begin messages with.
 
     Raises:
-        ConfigError: Megatron has no such model.
+        ConfigError: Megatron does not support the model.
     """
     _check_supported(spec, where, core=core)
     plain = {name: getattr(spec, arg.ours) for arg in _TABLE for name in arg.names}
@@ -183,12 +183,12 @@ def _check_supported(spec: ModelSpec, where: object, *, core: bool) -> None:
     """Refuse a model that Megatron's arguments cannot express."""
     other_format = "megatron" if core else "megatron-core"
     hint = "" if any(_unsupported_options(spec, not core)) else f"--to {other_format} may have it"
-    for name, have in _unsupported_options(spec, core):
+    for name, value in _unsupported_options(spec, core):
         raise ConfigError(
             f"{where}: model.{name}",
-            "Megatron has no such model",
+            "is not supported by Megatron",
             found=getattr(spec, name),
-            wanted=have,
+            wanted=value,
             hint=hint,
         )
 
@@ -199,26 +199,26 @@ def _unsupported_options(spec: ModelSpec, core: bool) -> Iterator[tuple[str, obj
     if spec.activation in GATED - {"swiglu"}:
         yield "activation", "gelu_tanh | gelu_erf | squared_relu | swiglu"
     if core and spec.activation == "gelu_tanh" and not spec.bias:
-        yield "activation", "gelu_erf | squared_relu | swiglu, where there are no biases"
+        yield "activation", "gelu_erf | squared_relu | swiglu, without biases"
     if spec.bias and not spec.qkv_bias:
         yield "qkv_bias", True
     for name in ("rope_theta", "rope_interpolation"):
         if getattr(spec, name) % 1:
             yield name, "a whole number"
-    plain: dict[str, object] = {
+    required: dict[str, object] = {
         "scale_embedding": False,
         "embed_norm": False,
         "parallel_residual": False,
     }
     if spec.rope_scaling != 1:
-        plain |= {"rope_scaling_low": 1.0, "rope_scaling_high": 4.0, "rope_scaling_context": 8192}
+        required |= {"rope_scaling_low": 1.0, "rope_scaling_high": 4.0, "rope_scaling_context": 8192}
     if core:
-        plain |= {"post_norm_residual": False}
+        required |= {"post_norm_residual": False}
     else:
-        plain |= {"qk_norm": False, "sliding_window": None, "rope_scaling": 1.0, "rope_theta": 10000.0}
-    for name, have in plain.items():
-        if getattr(spec, name) != have:
-            yield name, have
+        required |= {"qk_norm": False, "sliding_window": None, "rope_scaling": 1.0, "rope_theta": 10000.0}
+    for name, value in required.items():
+        if getattr(spec, name) != value:
+            yield name, value
 
 
 def _value(arg: _Arg, args: Args, where: object) -> Any:
@@ -240,12 +240,12 @@ def _enum_name(value: Any) -> str:
 
 def _lookup_enum(known: Mapping[str, Any], value: Any, where: str) -> Any:
     if _enum_name(value) not in known:
-        raise FormatError(where, "is not in our models", found=_enum_name(value), wanted=" | ".join(known))
+        raise FormatError(where, "is not supported", found=_enum_name(value), wanted=" | ".join(known))
     return known[_enum_name(value)]
 
 
 def _activation(args: Args) -> Activation:
-    """Return the activation: the kernel that adds the bias has the tanh approximation."""
+    """Return the activation; the fused bias and GELU kernel uses the tanh approximation."""
     if args.get("swiglu"):
         return "swiglu"
     if args.get("openai_gelu"):
@@ -263,16 +263,18 @@ def _positions(args: Args, where: object) -> Positions:
     rotary = bool(args.get("use_rotary_position_embeddings"))
     if args.get("position_embedding_type") is not None:
         kind = _lookup_enum(_POSITIONS, args["position_embedding_type"], prefix + "position_embedding_type")
-        return "rope" if rotary else kind  # the older flag wins there too
+        return "rope" if rotary else kind  # the older flag has priority, as in Megatron
     if rotary and args.get("add_position_embedding", False):
-        raise FormatError(prefix + "use_rotary_position_embeddings", "beside learned positions", found=True)
+        raise FormatError(
+            prefix + "use_rotary_position_embeddings", "together with learned positions", found=True
+        )
     if rotary:
         return "rope"
     return "learned" if args.get("add_position_embedding", True) else "none"
 
 
 def _window(args: Args, where: object) -> int | None:
-    """Return the sliding window; Megatron does not count the token itself."""
+    """Return the sliding window, which in Megatron does not count the token itself."""
     window = args.get("window_size")
     if window is None or tuple(window) == (-1, -1):
         return None

@@ -1,4 +1,4 @@
-"""Classic checkpoints under the names of Megatron's core class, with norms in TransformerEngine's linears."""
+"""Classic checkpoints with the tensor names of Megatron's core class and TransformerEngine's fused norms."""
 
 from __future__ import annotations
 

@@ -38,8 +38,8 @@ def read(load: Path, reading: ReadOptions) -> CheckpointSource:
     """Read the checkpoint of a run's folder, or of one of its iterations.
 
     Raises:
-        FormatError: a rank's file is missing, damaged or of another checkpoint, or the model has something
-            that ours has not.
+        FormatError: a rank's file is missing, damaged or of another checkpoint, or the model is not
+            supported.
     """
     shards = open_rank_files(load)
     names = detect_names(shards)
@@ -60,7 +60,7 @@ def read(load: Path, reading: ReadOptions) -> CheckpointSource:
     state, dropped = trainer_state(first, released=released)
     optimizer = {} if released else optimizer_spaces(weights)
     if optimizer is None or first.file.name != FILE:
-        dropped.append("the optimizer's state, whose layout is not known")
+        dropped.append("the optimizer's state, whose layout is unknown")
     if spec.vocab < padded:
         dropped.append(f"{padded - spec.vocab:,} rows of padding")
     dropped += [f"copies of {name} that differ between ranks" for name in collector.differing_params()]
@@ -83,7 +83,7 @@ def read(load: Path, reading: ReadOptions) -> CheckpointSource:
 
 
 def _spec(shard: RankFile, reading: ReadOptions, padded: int, *, core: bool) -> ModelSpec:
-    """Build the model spec from the training arguments; the first releases of 2019 stored none."""
+    """Build the model spec from the training arguments, or --model: the first releases stored none."""
     if shard.args:
         vocab = reading.vocab or megatron_args.true_vocab(shard.args) or padded
         return megatron_args.to_spec(shard.args, vocab, shard.file, core=core)
@@ -102,7 +102,7 @@ def _tokenizer(shard: RankFile, reading: ReadOptions, spec: ModelSpec) -> Tokeni
 
 
 def _padded_vocab(shards: list[RankFile], names: Names) -> int:
-    """Return the rows of the embedding, all ranks together."""
+    """Return the number of rows of the embedding, over all ranks."""
     embedding = foreign_name(names, "embed.weight")
     embeddings = [shard.chunks[0][embedding] for shard in shards if embedding in shard.chunks[0]]
     if not embeddings or len(embeddings[0].shape) != 2:
@@ -112,11 +112,11 @@ def _padded_vocab(shards: list[RankFile], names: Names) -> int:
 
 @dataclass(slots=True)
 class _WeightCollector:
-    """Collects the weights of all ranks, checks their shapes and keeps one of every replica.
+    """Collects the weights of all ranks, checks their shapes and keeps one copy of replicas.
 
     Attributes:
-        rows: of a rank's shard of the vocabulary.
-        found: what the model is made of.
+        rows: vocabulary rows of one rank.
+        found: the tensors of the model.
     """
 
     spec: ModelSpec
@@ -138,8 +138,8 @@ class _WeightCollector:
 
     def _chunk_weights(self, shard: RankFile, number: int) -> Iterator[ModelWeight]:
         rows = {row.name: row for row in table(self.spec)}
-        place = {tensor_name: count for count, tensor_name in enumerate(shard.chunks[number])}
-        for foreign, tensor in sorted(self._match(shard, number), key=lambda pair: place[pair[0].name]):
+        index = {tensor_name: count for count, tensor_name in enumerate(shard.chunks[number])}
+        for foreign, tensor in sorted(self._match(shard, number), key=lambda pair: index[pair[0].name]):
             row = rows[foreign.ours]
             if foreign.ours == "embed.weight" and self.spec.tied:
                 self._tied.setdefault(shard.tp, []).append((f"{shard.file}: {foreign.name}", tensor))
@@ -176,7 +176,7 @@ class _WeightCollector:
         """Refuse a last stage whose copy of the embedding differs.
 
         Raises:
-            FormatError: it is.
+            FormatError: the copy differs.
         """
         for copies in self._tied.values():
             for where, copy in copies[1:]:
@@ -189,22 +189,22 @@ class _WeightCollector:
 
 
 def check_target(source: CheckpointSource, run: Path, target: WriteOptions) -> None:
-    """Refuse a model or layout that Megatron does not support, and a run that has this iteration."""
+    """Refuse a model or layout that Megatron does not support, or a run that has this iteration."""
     _check_supported(source, run, target, core=False)
 
 
 def write(source: CheckpointSource, run: Path, target: WriteOptions) -> WriteResult:
-    """Write a checkpoint into `run`, under the names up to release 23.08, which later ones read too."""
+    """Write a checkpoint into `run`, with the tensor names up to release 23.08, which later ones read."""
     return _write(source, run, target, core=False)
 
 
 def check_core_target(source: CheckpointSource, run: Path, target: WriteOptions) -> None:
-    """Do the checks of `check_target` for the core class."""
+    """Check the target as `check_target`, for the core class."""
     _check_supported(source, run, target, core=True)
 
 
 def write_core(source: CheckpointSource, run: Path, target: WriteOptions) -> WriteResult:
-    """Write for the core class, without the optimizer, whose order there is not documented."""
+    """Write a checkpoint of the core class, without the optimizer: its parameter order is undocumented."""
     return _write(source, run, replace(target, optimizer=False), core=True)
 
 
@@ -237,7 +237,7 @@ def _check_supported(source: CheckpointSource, run: Path, target: WriteOptions, 
 def _write(source: CheckpointSource, run: Path, target: WriteOptions, *, core: bool) -> WriteResult:
     dtype = None if target.dtype == KEEP else target.dtype
     spaces = namespaces_to_write(source.spaces, optimizer=target.optimizer, dtype=dtype)
-    if set(spaces[MODEL].dtypes.values()) == {"F32"}:  # the model's weights are the optimizer's there
+    if set(spaces[MODEL].dtypes.values()) == {"F32"}:  # there the model's weights are the main weights
         spaces.pop(MAIN, None)
     elif FIRST in spaces and MAIN not in spaces:
         spaces[MAIN] = NamespacePlan(MODEL, dict.fromkeys(spaces[MODEL].dtypes, "F32"))

@@ -1,8 +1,8 @@
 """Megatron-LM's tensor names for a GPT model in every release, nested keys joined with dots.
 
 The legacy class: "transformer" and "attention" became "encoder" and "self_attention" in 2021, and
-"input_layernorm" became "input_norm" after release 23.08. The core class (0.5 on) has names of its own, and
-TransformerEngine's linears take in the norm before them. A rank numbers its layers from 0.
+"input_layernorm" became "input_norm" after release 23.08. The core class (since 0.5) has other names, and
+TransformerEngine's linear layers contain the norm before them. A rank numbers its layers from 0.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mega_schema.spec import ModelSpec
 
 # part of a parameter's name -> Megatron's, in module order: an optimizer numbers parameters by it
 Names = Mapping[str, str]
-COPY = "copy"  # of a tied embedding, on the last stage of a pipeline
+COPY = "copy"  # copy of a tied embedding on the last pipeline stage
 
 
 def _names(layer: str, parts: Mapping[str, str], **others: str) -> Names:
@@ -44,7 +44,7 @@ def _legacy(encoder: str = "encoder", attention: str = "self_attention", norm: s
             "out": f"{attention}.dense",
             "ffn_norm": f"post_attention_{norm}",
             "up": "mlp.dense_h_to_4h",
-            "gate_up": "mlp.dense_h_to_4h",  # gate first, as here
+            "gate_up": "mlp.dense_h_to_4h",  # gate first, as in Mega
             "down": "mlp.dense_4h_to_h",
         },
         embed=top + "embedding.word_embeddings",
@@ -114,7 +114,7 @@ def is_core(names: Names) -> bool:
 
 
 def aliases(spec: ModelSpec, names: Names = LEGACY) -> Iterator[TensorAlias]:
-    """Yield every tensor of the model, unsharded and without padding; a tied head has none.
+    """Yield every tensor of the model, unsharded and without padding; a tied head has no tensor.
 
     Raises:
         ConfigError: the names have none for a part of the model.
@@ -140,8 +140,8 @@ def chunk_tensors(
     """Yield the tensors of one rank's model chunk; the copy of a tied embedding comes last.
 
     Args:
-        version: of the checkpoint; it decides how rows of Q, K and V are mixed.
-        rows: of a rank's shard of the vocabulary, padding included; None: as the spec pads.
+        version: version of the checkpoint, which determines the row order of Q, K and V.
+        rows: vocabulary rows of one rank, padding included; None: as the spec pads.
 
     Raises:
         ConfigError: the names have none for a part of the model.
@@ -165,7 +165,7 @@ def foreign_name(names: Names, ours: str, first: int = 0) -> str:
     """Return Megatron's name of a parameter; `first` is the first layer of the chunk.
 
     Raises:
-        ConfigError: there is no name for it.
+        ConfigError: the naming scheme has no such parameter.
     """
     part, layer, kind = _split_name(ours)
     if part not in names:
@@ -173,9 +173,9 @@ def foreign_name(names: Names, ours: str, first: int = 0) -> str:
     return names[part].format(layer=layer - first, kind=kind)
 
 
-def _split_name(ours: str) -> tuple[str, int, str]:
-    place, _, kind = ours.rpartition(".")
-    _, layer, part = place.split(".") if place.startswith("layers.") else ("", "0", place)
+def _split_name(name: str) -> tuple[str, int, str]:
+    module, _, kind = name.rpartition(".")
+    _, layer, part = module.split(".") if module.startswith("layers.") else ("", "0", module)
     return part, int(layer), kind
 
 
@@ -191,7 +191,7 @@ def _module_order(spec: ModelSpec, names: Names) -> list[Param]:
 
 
 def pad_vocab(row: Param, rows: int | None) -> Param:
-    """Pad a rank's shard of the vocabulary to `rows`; None: as the spec pads it."""
+    """Pad a rank's vocabulary shard to `rows` rows; None: as the spec pads it."""
     if rows is None or row.split is None or not row.split.pad:
         return row
     return replace(row, split=replace(row.split, pad=rows))
@@ -200,16 +200,16 @@ def pad_vocab(row: Param, rows: int | None) -> Param:
 def rank_order(spec: ModelSpec, tp: int, version: float) -> tuple[int, ...] | None:
     """Return the row order of a rank's fused Q, K and V weight in a checkpoint of this version.
 
-    Version 0 has [3, heads, width], all Q, all K, all V, as here; 1 has [heads, width, 3]; from 2 on it is by
-    group, see `qkv_order`.
+    Version 0 has [3, heads, width]: all Q, all K, all V, as in Mega; version 1 has [heads, width, 3]; since
+    version 2 rows are ordered by group, see `qkv_order`.
 
     Raises:
-        ConfigError: a rank would have no group of its own.
+        ConfigError: there are fewer groups than ranks.
     """
     if spec.kv_heads % tp:
         raise ConfigError(
             "--tp",
-            "Megatron cuts between groups of heads",
+            "Megatron splits between groups of heads",
             found=tp,
             wanted=f"a divisor of {spec.kv_heads}",
         )

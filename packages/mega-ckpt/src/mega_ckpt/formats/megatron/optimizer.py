@@ -1,9 +1,9 @@
-"""Read the state of Megatron's optimizers and of its training.
+"""Read Megatron's optimizer state and training state.
 
-An optimizer of torch or Apex counts parameters by their places in groups: those that decay, then biases and
-norms, each in the order of the model's modules, which is that of the tensors in the file. The distributed one
-has all of a chunk's in one vector, the last parameter first; from release 0.7 on, each begins at a multiple
-of 64.
+An optimizer of torch or Apex numbers parameters by their position in groups: first those with weight decay,
+then biases and norms, each in module order, which is the tensor order of the file. The distributed optimizer
+stores all parameters of a chunk in one vector, the last parameter first; since release 0.7, each begins at a
+multiple of 64.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _PARSE_ERRORS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueE
 
 
 class _UnknownError(Exception):
-    """The state has a layout that is not documented."""
+    """The layout of the state is not documented."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelWeight:
-    """A tensor of the model in a file, in module order; `foreign` is None for a copy."""
+    """One tensor of the model in a file, in module order; `foreign` is None for a copy."""
 
     stored: MappedTensor
     decays: bool
@@ -49,20 +49,22 @@ Spaces = dict[str, list[tuple[ForeignTensor, MappedTensor]]]
 def optimizer_spaces(
     shards: Sequence[tuple[RankFile, Sequence[Sequence[ModelWeight]]]],
 ) -> Mapping[str, MatchedTensors] | None:
-    """Return the optimizer's namespaces; {} if none were saved, None if their layout is unknown.
+    """Return the optimizer's namespaces; {} if no state was saved, None if its layout is unknown.
 
     Args:
-        shards: and the weights of each chunk of each.
+        shards: the file of every rank, and the weights of each of its chunks.
     """
     if not any(shard.optimizer is not None or shard.tree.get("optimizer") is not None for shard, _ in shards):
         return {}
     spaces: Spaces = {}
-    narrow = any(weight.stored.dtype != "F32" for _, chunks in shards for chunk in chunks for weight in chunk)
+    has_main_weights = any(
+        weight.stored.dtype != "F32" for _, chunks in shards for chunk in chunks for weight in chunk
+    )
     try:
         for shard, chunks in shards:
-            grouped = shard.optimizer is None
+            is_grouped = shard.optimizer is None
             for space, weight, stored in (
-                _group_state(shard, chunks, narrow) if grouped else _flat(shard, chunks)
+                _group_state(shard, chunks, has_main_weights) if is_grouped else _flat(shard, chunks)
             ):
                 if stored.shape != weight.stored.shape or stored.dtype != "F32":
                     return None
@@ -70,19 +72,19 @@ def optimizer_spaces(
                     spaces.setdefault(space, []).append((weight.foreign, stored))
     except (_UnknownError, *_PARSE_ERRORS):
         return None
-    if not narrow:  # the optimizer's weights are the same numbers
+    if not has_main_weights:  # the main weights equal the model's weights
         spaces.pop(MAIN, None)
     return spaces
 
 
 def _group_state(
-    shard: RankFile, chunks: Sequence[Sequence[ModelWeight]], narrow: bool
+    shard: RankFile, chunks: Sequence[Sequence[ModelWeight]], has_main_weights: bool
 ) -> Iterator[tuple[str, ModelWeight, MappedTensor]]:
     """Yield the state of torch's or Apex's optimizer, with float32 copies of 16-bit weights."""
     outer = shard.tree["optimizer"]
     inner = outer.get("optimizer", outer)
-    every = list(chain.from_iterable(chunks))
-    parts = [part for wanted in (True, False) if (part := [w for w in every if w.decays == wanted])]
+    weights = list(chain.from_iterable(chunks))
+    parts = [part for wanted in (True, False) if (part := [w for w in weights if w.decays == wanted])]
     groups = inner["param_groups"]
     if groups[0].get("wd_mult", 1.0) == 0.0:
         parts = parts[::-1]
@@ -96,7 +98,7 @@ def _group_state(
                 yield space, weight, _as_tensor(inner["state"][number][name])
             if weight.stored.dtype != "F32":
                 yield MAIN, weight, _as_tensor(next(remaining, None))
-            elif narrow:
+            elif has_main_weights:
                 yield MAIN, weight, weight.stored
         if next(remaining, None) is not None:
             raise _UnknownError
@@ -156,14 +158,14 @@ def _as_tensor(value: Any) -> MappedTensor:
 
 
 def trainer_state(shard: RankFile, *, released: bool) -> tuple[dict[str, Any], list[str]]:
-    """Return the training state as trainer.json has it, and what cannot be stored there.
+    """Return the training state in the form of trainer.json, and descriptions of the parts it cannot store.
 
     Args:
-        released: the file is a release, from which no training resumes.
+        released: the file is a release, from which training does not resume.
     """
     tree = shard.tree
     args = shard.args
-    dropped = ["the states of random numbers"] if "rng_state" in tree or "np_rng_state" in tree else []
+    dropped = ["the random number generator states"] if "rng_state" in tree or "np_rng_state" in tree else []
     consumed = args.get("consumed_train_samples", 0)
     if released or not shard.iteration:
         return {"iteration": 0, "consumed_samples": 0, "optimizer_steps": 0}, dropped
@@ -175,21 +177,21 @@ def trainer_state(shard: RankFile, *, released: bool) -> tuple[dict[str, Any], l
     try:
         state |= _loss_scale(tree.get("optimizer"))
     except _PARSE_ERRORS:
-        dropped.append("the scale of the loss")
+        dropped.append("the loss scale")
     schedule = tree.get("opt_param_scheduler")
     try:
         if schedule is not None:
             state |= _schedules(schedule, args)
             state["skipped_samples"] = max(0, state["consumed_samples"] - int(schedule["num_steps"]))
         elif "lr_scheduler" in tree:
-            dropped.append("the schedule, which is of an older form")
+            dropped.append("the schedule, which has an older format")
     except _PARSE_ERRORS:
         dropped.append("the schedule")
     return state, dropped
 
 
 def _steps(optimizer: Any, iteration: int) -> int:
-    """Return the optimizer's steps: torch counts per parameter, Apex per group, torch_dist once."""
+    """Return the number of optimizer steps: torch counts per parameter, Apex per group, torch_dist once."""
     try:
         inner = optimizer.get("optimizer", optimizer)
         first: Any = next(iter(inner.get("state", {}).values()), None)

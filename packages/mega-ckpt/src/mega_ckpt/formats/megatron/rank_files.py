@@ -1,7 +1,7 @@
 """Find and open the files of a classic Megatron checkpoint: one per rank of tp and pp.
 
 RUN/latest_checkpointed_iteration.txt        a number, or "release"
-RUN/iter_0001000/mp_rank_00/model_optim_rng.pt             tp; where pp > 1: mp_rank_00_000, tp and pp
+RUN/iter_0001000/mp_rank_00/model_optim_rng.pt             tp; with pp > 1: mp_rank_00_000, tp and pp
 RUN/iter_0001000/mp_rank_00/distrib_optim.pt               where the optimizer was distributed
 """
 
@@ -23,7 +23,7 @@ from mega_schema.errors import FormatError
 from mega_schema.parallel_layout import Layout
 
 FILE, DISTRIBUTED = "model_optim_rng.pt", "distrib_optim.pt"
-_FILES = (FILE, "model_rng.pt")  # the second of 2022-03 to 2023-05, where the optimizer was distributed
+_FILES = (FILE, "model_rng.pt")  # the second from 2022-03 to 2023-05, with a distributed optimizer
 _FOLDER = re.compile(r"mp_rank_(\d{2,})(?:_(\d{3,}))?")
 _LATEST = 3.0
 _NOT_WEIGHTS = ("_extra_state", ".inv_freq")
@@ -48,9 +48,9 @@ class RankFile:
     """The content of one rank's file.
 
     Attributes:
-        tree: everything in the file.
-        chunks: the tensors of each of its stages of the pipeline, in the order of the model's modules.
-        optimizer: what is in the file of the distributed optimizer, where there is one.
+        tree: the unpickled content of the file.
+        chunks: the tensors of each of its pipeline stages, in module order.
+        optimizer: the content of the distributed optimizer's file, if there is one.
     """
 
     file: Path
@@ -83,22 +83,22 @@ def open_rank_files(load: Path) -> list[RankFile]:
         load: folder of a run, or of one iteration of it.
 
     Raises:
-        FormatError: there is none, one is missing or damaged, or they are of several checkpoints.
+        FormatError: a file is missing or damaged, or the files are of several checkpoints.
     """
     folder = find_checkpoint_dir(load, lambda directory: any(_find_files(directory)), f"mp_rank_00/{FILE}")
     files = dict(_find_files(folder))
     with Unpickler() as unpickler:
         shards = [
-            _open_rank_file(unpickler, *place, files[place])
-            for place in sorted(files, key=lambda rank: rank[::-1])
+            _open_rank_file(unpickler, *coordinates, files[coordinates])
+            for coordinates in sorted(files, key=lambda rank: rank[::-1])
         ]
     first = shards[0]
     tp = first.args.get("tensor_model_parallel_size", first.args.get("model_parallel_size"))
     pp = first.args.get("pipeline_model_parallel_size", 1)
     if type(tp) is not int or type(pp) is not int:
-        tp, pp = (1 + max(place[axis] for place in files) for axis in (0, 1))
+        tp, pp = (1 + max(coordinates[axis] for coordinates in files) for axis in (0, 1))
     places = ((t, p) for p in range(pp) for t in range(tp))
-    missing = next((place for place in places if place not in files), None)
+    missing = next((coordinates for coordinates in places if coordinates not in files), None)
     if missing is not None:
         name = f"mp_rank_{missing[0]:02d}" + (f"_{missing[1]:03d}" if pp > 1 else "")
         raise FormatError(
@@ -140,11 +140,11 @@ def _open_rank_file(unpickler: Unpickler, tp: int, pp: int, file: Path) -> RankF
     opened = unpickler.open(file)
     tree = opened.tree
     if not isinstance(tree, dict):
-        raise FormatError(file, "is no checkpoint of Megatron's", wanted="a dictionary with model and args")
+        raise FormatError(file, "is not a Megatron checkpoint", wanted="a dictionary with model and args")
     version = tree.get("checkpoint_version", 0)
     if type(version) not in (int, float) or not 0 <= version <= _LATEST:
         raise FormatError(
-            f"{file}: checkpoint_version", "not one I know", found=version, wanted=f"0 to {_LATEST}"
+            f"{file}: checkpoint_version", "not a known version", found=version, wanted=f"0 to {_LATEST}"
         )
     names = [name for name in ("model", *(f"model{number}" for number in range(len(tree)))) if name in tree]
     if not names or (len(names) > 1) == ("model" in tree):
@@ -163,7 +163,7 @@ def _tensors(file: Path, model: Any) -> dict[str, MappedTensor]:
 
 
 def _check_same_checkpoint(first: RankFile, rank_file: RankFile, tp: int, pp: int) -> None:
-    """Refuse a rank's file that belongs to another checkpoint than the first file."""
+    """Refuse a rank's file that belongs to a different checkpoint than the first file."""
     if rank_file.tp >= tp or rank_file.pp >= pp:
         raise FormatError(rank_file.file, "is of more ranks than args say", wanted=f"tp={tp} pp={pp}")
     compared = [
@@ -173,8 +173,8 @@ def _check_same_checkpoint(first: RankFile, rank_file: RankFile, tp: int, pp: in
         *((f"args.{name}", first.args.get(name), rank_file.args.get(name)) for name in _SAME_ARGS),
     ]
     for name, wanted, found in compared:
-        if repr(found) != repr(wanted):  # they may be of any kind
-            hint = f"{first.file} says {wanted}: these are files of two checkpoints"
+        if repr(found) != repr(wanted):  # values may have any type
+            hint = f"{first.file} says {wanted}: these files belong to two checkpoints"
             raise FormatError(f"{rank_file.file}: {name}", "differs", found=found, wanted=wanted, hint=hint)
 
 
@@ -182,14 +182,16 @@ def detect_names(shards: list[RankFile]) -> Mapping[str, str]:
     """Detect the naming scheme of the files.
 
     Raises:
-        FormatError: they are of another model than a GPT, or none that are known.
+        FormatError: the files are not of a GPT, or of an unknown naming scheme.
     """
     for shard in shards:
         for chunk in shard.chunks:
             if any(name.startswith(_BERT) or ".tokentype_embeddings." in name for name in chunk):
-                raise FormatError(shard.file, "is of a BERT or T5 model, which ours are not", wanted="a GPT")
+                raise FormatError(
+                    shard.file, "is of a BERT or T5 model, which is not supported", wanted="a GPT"
+                )
             names = naming_scheme(chunk)
             if names is not None:
                 return names
     found = next(iter(shards[-1].chunks[-1]), "no tensor")
-    raise FormatError(shards[-1].file, "has no names of a GPT of Megatron's", found=found)
+    raise FormatError(shards[-1].file, "has no tensor names of a Megatron GPT", found=found)

@@ -1,4 +1,4 @@
-"""A Megatron run folder: the tracker file, and checkpoint folders that appear whole or not at all."""
+"""A Megatron run folder: the tracker file, and checkpoint folders that are written atomically."""
 
 from __future__ import annotations
 
@@ -24,21 +24,23 @@ def find_checkpoint_dir(load: Path, has: Callable[[Path], bool], wanted: str) ->
     """Return the folder of a checkpoint: `load` itself, or the one that its tracker names.
 
     Args:
-        has: whether a folder is one of the format's.
-        wanted: what is in such a folder.
+        has: returns whether a folder is a checkpoint of the format.
+        wanted: description of the content of such a folder, for the message.
 
     Raises:
-        FormatError: there is none.
+        FormatError: there is no checkpoint.
     """
     if not load.is_dir():
         raise FormatError(load, "no such folder")
     if has(load):
         return load
     tracker = load / TRACKER
-    ours = (load / MANIFEST).is_file() or any(load.glob(f"iter_*/{MANIFEST}"))
-    if ours or not tracker.is_file():
-        hint = "--from mega" if ours else ""
-        raise FormatError(load, "holds no such checkpoint", wanted=f"{TRACKER}, or {wanted}", hint=hint)
+    is_mega = (load / MANIFEST).is_file() or any(load.glob(f"iter_*/{MANIFEST}"))
+    if is_mega or not tracker.is_file():
+        hint = "--from mega" if is_mega else ""
+        raise FormatError(
+            load, "contains no checkpoint of this format", wanted=f"{TRACKER}, or {wanted}", hint=hint
+        )
     text = read_foreign(tracker, MAX_COMPANION_BYTES).decode("utf-8", "replace").strip()
     if text != RELEASE and not (text.isascii() and text.isdigit() and len(text) < 19):
         raise FormatError(tracker, "is not an iteration", found=text[:40], wanted=f"a number, or {RELEASE}")
@@ -50,7 +52,7 @@ def find_checkpoint_dir(load: Path, has: Callable[[Path], bool], wanted: str) ->
     if not has(folder):
         others = {"--from torch_dist": ".metadata", "--from megatron": "mp_rank_*"}
         hint = next((flag for flag, mark in others.items() if any(folder.glob(mark))), "")
-        raise FormatError(folder, "holds no such checkpoint", wanted=wanted, hint=hint)
+        raise FormatError(folder, "contains no checkpoint of this format", wanted=wanted, hint=hint)
     return folder
 
 
@@ -60,12 +62,12 @@ def checkpoint_dir_name(iteration: int | None) -> str:
 
 
 def _replaced_dir(run: Path, name: str) -> Path:
-    """Return where a checkpoint is kept while another of the same name replaces it."""
+    """Return the temporary path of a checkpoint while another of the same name replaces it."""
     return run / f".{name}.replaced"
 
 
 def is_release(folder: Path) -> bool:
-    """Return whether the folder is a release, from which no training resumes."""
+    """Return whether the folder is a release, from which training does not resume."""
     return folder.name in (RELEASE, _replaced_dir(folder, RELEASE).name)
 
 
@@ -73,14 +75,14 @@ def check_run_dir(run: Path, iteration: int | None, *, force: bool) -> None:
     """Refuse a run with checkpoints; with `force`, only one with Mega checkpoints.
 
     Raises:
-        ConfigError: it has, or it is no folder.
+        ConfigError: the run has checkpoints, or is not a folder.
     """
     check_output("--save", run, "folder", is_ours=lambda _: True)
-    places = (run / checkpoint_dir_name(iteration), _replaced_dir(run, checkpoint_dir_name(iteration)))
-    for folder in (run, *sorted(run.glob("iter_*")), *places):
+    candidates = (run / checkpoint_dir_name(iteration), _replaced_dir(run, checkpoint_dir_name(iteration)))
+    for folder in (run, *sorted(run.glob("iter_*")), *candidates):
         if (folder / MANIFEST).exists():
-            raise ConfigError("--save", "holds a checkpoint of ours", found=folder, wanted="another folder")
-    for folder in places:
+            raise ConfigError("--save", "contains a Mega checkpoint", found=folder, wanted="another folder")
+    for folder in candidates:
         if folder.exists() and not force:
             hint = "add --force to replace it"
             raise ConfigError("--save", "there is a checkpoint already", found=folder, hint=hint)
@@ -90,22 +92,22 @@ def check_run_dir(run: Path, iteration: int | None, *, force: bool) -> None:
 
 @contextmanager
 def atomic_checkpoint_dir(run: Path, iteration: int | None, *, force: bool) -> Iterator[Path]:
-    """Make a checkpoint folder that gets its final name when the block succeeds.
+    """Yield a new checkpoint folder, which gets its final name if the block succeeds.
 
-    A block that fails leaves the run as it was. What a killed process left of such a folder is removed first,
-    and what it had put aside comes back.
+    If the block fails, the run is unchanged. Temporary folders of a killed process are removed first, and a
+    checkpoint that it had moved aside is restored.
 
     Args:
         force: replace the checkpoint of that name.
 
     Raises:
         ConfigError: another process writes to the run's folder, or has written this checkpoint.
-        MegaError: the disk is full, or would not write for another reason.
+        MegaError: the disk is full, or refused the write for another reason.
     """
     is_new = not run.exists()
     with disk_errors(run):
         run.mkdir(parents=True, exist_ok=True)
-        with lock_run_folder(run):  # before what others left half-written is removed
+        with lock_run_folder(run):  # before half-written folders of others are removed
             try:
                 check_run_dir(run, iteration, force=force)
                 with _atomic_dir_locked(run, iteration) as partial:
@@ -138,7 +140,7 @@ def _atomic_dir_locked(run: Path, iteration: int | None) -> Iterator[Path]:
         with atomic_write(run / TRACKER) as tracker:
             tracker.write_text(RELEASE if iteration is None else str(iteration), "utf-8")
         shutil.rmtree(replaced, ignore_errors=True)
-    except BaseException:  # an interruption too must leave nothing behind
+    except BaseException:  # also after an interruption
         shutil.rmtree(partial, ignore_errors=True)
         if replaced.exists() and not final.exists():
             replaced.rename(final)

@@ -1,4 +1,4 @@
-"""Write a classic Megatron checkpoint: one file per rank, as `rank_files` reads them."""
+"""Write a classic Megatron checkpoint: one file per rank, in the layout that `rank_files` reads."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from mega_schema.sharding import Slab
 VERSION = 3.0
 SCALE = TensorHeader("scale", "F32", (1,))
 _TORCH: Mapping[str, str] = MappingProxyType({"F32": "float32", "BF16": "bfloat16", "F16": "float16"})
-_FLAT = "language_model.encoder."  # names behind this are keys of one dictionary; others are nested
-_EXTRA = ("linear_proj", "linear_qkv", "linear_fc1", "linear_fc2")  # have a state of their own, which is none
+_FLAT = "language_model.encoder."  # names after this prefix are keys of one dictionary; others are nested
+_EXTRA = ("linear_proj", "linear_qkv", "linear_fc1", "linear_fc2")  # modules with an empty extra state
 _DEFAULTS: Mapping[str, Any] = MappingProxyType(
     {"adam_beta1": 0.9, "adam_beta2": 0.999, "adam_eps": 1e-8, "weight_decay": 0.01}
 )
-# of every group: what Megatron adds, and what Apex and torch do
+# of every parameter group: fields of Megatron, Apex and torch
 _GROUP: Mapping[str, Any] = MappingProxyType(
     {"lr_mult": 1.0, "is_expert_parallel": False, "is_decoupled_lr": False, "bias_correction": True}
     | {"amsgrad": False, "maximize": False, "foreach": None, "capturable": False, "differentiable": False}
@@ -53,8 +53,8 @@ class MegatronWriter:
     """Writes a source as a Megatron checkpoint.
 
     Attributes:
-        spaces: of `namespaces_to_write`, with the optimizer's moments if they are written.
-        core: the names are of the core class.
+        spaces: the namespaces to write, with the optimizer's moments if they are written.
+        core: use the tensor names of the core class.
     """
 
     source: CheckpointSource
@@ -64,13 +64,13 @@ class MegatronWriter:
     core: bool
 
     def write(self, run: Path, progress: Progress, *, force: bool) -> tuple[Path, int]:
-        """Write the checkpoint into a run's folder, whole or not at all; return its folder and tensor bytes.
+        """Write the checkpoint into a run's folder atomically; return its folder and tensor bytes.
 
         Args:
-            force: replace the one of this iteration.
+            force: replace a checkpoint of this iteration.
 
         Raises:
-            MegaError: `run_dir.atomic_checkpoint_dir` refuses the folder, or the disk would not write.
+            MegaError: `run_dir.atomic_checkpoint_dir` refuses the folder, or the disk refused the write.
         """
         ranks = [_Rank(self, tp, pp) for pp in range(self.layout.pp) for tp in range(self.layout.tp)]
         size = sum(rank.bytes for rank in ranks)
@@ -85,7 +85,7 @@ class MegatronWriter:
         return run / checkpoint_dir_name(iteration), size
 
     def args(self, tp: int, pp: int) -> dict[str, Any]:
-        """Build the arguments of a training that would have written this rank's file."""
+        """Build Megatron's training arguments for this rank's file."""
         source = self.source
         layout = self.layout
         spec = self.source.spec
@@ -140,11 +140,11 @@ class MegatronWriter:
 
     @property
     def steps(self) -> int:
-        """The steps of the optimizer."""
+        """The number of optimizer steps."""
         return int(self.source.trainer.get("optimizer_steps", self.source.iteration))
 
     def group(self, decay: bool, params: Sequence[int]) -> dict[str, Any]:
-        """Build a parameter group of the optimizer: with weight decay or without."""
+        """Build a parameter group of the optimizer, with or without weight decay."""
         hyper = self.hyperparameters()
         return {
             **_GROUP,
@@ -159,7 +159,7 @@ class MegatronWriter:
 
 
 class _Rank:
-    """One rank's file: its tree, and a function per tensor that yields its values."""
+    """One rank's file: its object tree, and for each tensor a function that yields its values."""
 
     def __init__(self, writing: MegatronWriter, tp: int, pp: int) -> None:
         self.writing = writing
@@ -201,23 +201,23 @@ class _Rank:
     def _model(self, number: int, chunk: Sequence[ForeignTensor]) -> dict[str, Any]:
         tree: dict[str, Any] = {}
         for foreign in chunk:
-            head, _, rest = foreign.name.partition(_FLAT)
-            parts = [*_FLAT.split(".")[:-1], rest] if rest and not head else foreign.name.split(".")
+            head, _, tail = foreign.name.partition(_FLAT)
+            parts = [*_FLAT.split(".")[:-1], tail] if tail and not head else foreign.name.split(".")
             if self.writing.core:
                 parts = [foreign.name]
-            place = tree
+            node = tree
             for part in parts[:-1]:
-                place = place.setdefault(part, {})
-            place[parts[-1]] = self._tensor(MODEL, number, foreign)
+                node = node.setdefault(part, {})
+            node[parts[-1]] = self._tensor(MODEL, number, foreign)
             module, _, kind = foreign.name.rpartition(".")
             if self.writing.core and kind == "weight" and module.endswith(_EXTRA):
                 tree[f"{module}._extra_state"] = None
         if self.writing.core and any(foreign.ours == "final_norm.weight" for foreign in chunk):
-            tree["output_layer._extra_state"] = None  # the module is there where its weight is the embedding
+            tree["output_layer._extra_state"] = None  # the module exists even if its weight is the embedding
         return tree
 
     def _optimizer(self) -> dict[str, Any]:
-        """Build the optimizer state: parameters are numbered through the decayed group, then the other."""
+        """Build the optimizer state; the group with weight decay has the first parameter numbers."""
         writing = self.writing
         state = dict[int, Any]()
         groups = list[dict[str, Any]]()
@@ -225,19 +225,19 @@ class _Rank:
         decays = {row.name: row.decay for row in table(writing.source.spec)}
         step = TensorHeader("step", "F32", ())
         self._values[step] = lambda: iter([np.array(writing.steps, np.float32)])
-        every = list(chain.from_iterable(((n, f) for f in chunk) for n, chunk in enumerate(self.chunks)))
-        narrow = MAIN in writing.spaces
+        tensors = list(chain.from_iterable(((n, f) for f in chunk) for n, chunk in enumerate(self.chunks)))
+        has_main_weights = MAIN in writing.spaces
         for decay in (True, False):
-            members = [(number, foreign) for number, foreign in every if decays[foreign.ours] == decay]
-            places = range(len(state), len(state) + len(members))
-            for place, (number, foreign) in zip(places, members, strict=True):
-                state[place] = {
+            members = [(number, foreign) for number, foreign in tensors if decays[foreign.ours] == decay]
+            indices = range(len(state), len(state) + len(members))
+            for index, (number, foreign) in zip(indices, members, strict=True):
+                state[index] = {
                     "step": step,
                     "exp_avg": self._tensor(FIRST, number, foreign),
                     "exp_avg_sq": self._tensor(SECOND, number, foreign),
                 }
-            groups.append(writing.group(decay, places))
-            if narrow:
+            groups.append(writing.group(decay, indices))
+            if has_main_weights:
                 kinds = writing.spaces[MODEL].dtypes
                 narrow_params = [
                     (number, foreign) for number, foreign in members if kinds[foreign.ours] != "F32"
@@ -245,9 +245,9 @@ class _Rank:
                 mains.append([self._tensor(MAIN, number, foreign) for number, foreign in narrow_params])
         adam = {"state": state, "param_groups": groups}
         result: dict[str, Any] = {
-            "optimizer": {"optimizer": adam, "fp32_from_fp16_params": mains} if narrow else adam
+            "optimizer": {"optimizer": adam, "fp32_from_fp16_params": mains} if has_main_weights else adam
         }
-        if narrow and (scale := grad_scaler_state(writing.source.trainer)):
+        if has_main_weights and (scale := grad_scaler_state(writing.source.trainer)):
             value, result["optimizer"]["grad_scaler"] = scale
             self._values[SCALE] = lambda: iter([value])
         return result
@@ -285,10 +285,10 @@ def grad_scaler_state(trainer: Mapping[str, Any]) -> tuple[np.ndarray, dict[str,
 
 
 def check_trainer(source: CheckpointSource) -> None:
-    """Refuse a trainer.json without the values that Megatron needs.
+    """Refuse a trainer.json that lacks values that Megatron needs.
 
     Raises:
-        FormatError: it does not.
+        FormatError: a value is missing.
     """
     trainer = source.trainer
     try:
@@ -297,7 +297,7 @@ def check_trainer(source: CheckpointSource) -> None:
         grad_scaler_state(trainer)
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         found = f"{type(error).__name__} {error}"
-        raise FormatError(source.path / TRAINER, "is not what a training writes", found=found) from None
+        raise FormatError(source.path / TRAINER, "is not what mega-train writes", found=found) from None
 
 
 def _lr_args(trainer: Mapping[str, Any]) -> dict[str, Any]:
@@ -313,11 +313,11 @@ def _lr_args(trainer: Mapping[str, Any]) -> dict[str, Any]:
 def _row_chunks(
     source: CheckpointSource, space: str, foreign: ForeignTensor, dtype: str, into: str
 ) -> Iterator[np.ndarray]:
-    """Yield a rank's tensor, some rows at a time.
+    """Yield a rank's tensor, a few rows at a time.
 
     Args:
-        space: that values come from.
-        into: the one that they are written to.
+        space: the namespace to read.
+        into: the namespace to write.
     """
     for chunk in source.foreign_chunks(space, foreign, dtype):
         fill_padding(source, space, foreign, dtype, into, chunk)

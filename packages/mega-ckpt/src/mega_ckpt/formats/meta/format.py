@@ -1,7 +1,7 @@
 """Read and write Meta's Llama folders.
 
 params.json                  sizes
-consolidated.00.pth, ...     a dictionary of tensors per part of the model: every rank of tp has one
+consolidated.00.pth, ...     a dictionary of tensors for each tensor-parallel rank
 tokenizer.model              a SentencePiece model, or from Llama 3 on a tiktoken vocabulary
 """
 
@@ -51,7 +51,7 @@ _ANGLES = "rope.freqs"  # a table of Llama 1 and 2, which is computed
 
 
 def read(load: Path, reading: ReadOptions) -> CheckpointSource:
-    """Read the folder and compare what its parts have in common.
+    """Read the folder and compare the replicated tensors of its parts.
 
     Raises:
         FormatError: a part is missing, damaged or of another model.
@@ -83,14 +83,14 @@ def read(load: Path, reading: ReadOptions) -> CheckpointSource:
 
 
 def check_target(source: CheckpointSource, folder: Path, target: WriteOptions) -> None:
-    """Refuse a model or a split that Meta's program does not support, and a folder that exists."""
+    """Refuse a model or a split that Meta's program does not support, or a folder that exists."""
     params = meta_params.from_spec(source.spec, source.path)
     layout = target.layout
     if layout.pp > 1 or layout.vp > 1:
         raise ConfigError("--pp", "Meta's parts are of every layer", found=layout.pp, wanted=1)
     if params["vocab_size"] % layout.tp:
         found = f"{source.spec.vocab} rows over tp={layout.tp}"
-        raise LayoutError("--tp", "the vocabulary cannot be cut evenly", found=found, wanted="a divisor")
+        raise LayoutError("--tp", "the vocabulary cannot be split evenly", found=found, wanted="a divisor")
     for _ in part_tensors(source.spec, 0, layout.tp, by_rows=True):
         pass
     output_dir.check_output_dir(folder, mark=PARAMS, what="a model", force=target.force, inputs=[source.path])
@@ -102,9 +102,9 @@ def write(source: CheckpointSource, folder: Path, target: WriteOptions) -> Write
     stored = source.spaces[MODEL]
 
     def header_of(foreign: ForeignTensor) -> TensorHeader:
-        tied = spec.tied and foreign.name == _HEAD  # the same numbers once more
-        have = stored["embed.weight" if tied else foreign.ours]
-        dtype = have if target.dtype == KEEP else dtypes.NAMES[target.dtype]
+        tied = spec.tied and foreign.name == _HEAD  # a second copy of the same values
+        stored_dtype = stored["embed.weight" if tied else foreign.ours]
+        dtype = stored_dtype if target.dtype == KEEP else dtypes.NAMES[target.dtype]
         return TensorHeader(_EMBEDDING if tied else foreign.name, dtype, foreign.shape)
 
     parts = [
@@ -164,7 +164,7 @@ def _files(load: Path) -> list[Path]:
 
 def _tensors(file: Path, tree: Any) -> dict[str, MappedTensor]:
     if not isinstance(tree, dict) or not all(isinstance(value, MappedTensor) for value in tree.values()):
-        raise FormatError(file, "is no part of a Llama", wanted="a dictionary of tensors")
+        raise FormatError(file, "is not a part of a Llama", wanted="a dictionary of tensors")
     return {str(name): stored for name, stored in tree.items() if name != _ANGLES}
 
 

@@ -12,10 +12,10 @@ from mega_schema.spec import ModelSpec
 
 
 def aliases(spec: ModelSpec, *, tp: int = 1) -> Iterator[TensorAlias]:
-    """Yield every tensor of the model under Meta's names; a tied head has none.
+    """Yield every tensor of the model under Meta's names; a tied head has no tensor.
 
     Args:
-        tp: parts that share every layer; `order` is of the rows that one of them has.
+        tp: number of parts; `order` is the row order of one part.
     """
     queries, keys = (deinterleave_rows(rows // tp, spec.head_dim) for rows in (spec.q_rows, spec.kv_rows))
     yield TensorAlias("tok_embeddings.weight", "embed.weight")
@@ -35,7 +35,7 @@ def aliases(spec: ModelSpec, *, tp: int = 1) -> Iterator[TensorAlias]:
 
 
 def deinterleave_rows(rows: int, width: int) -> tuple[int, ...]:
-    """Return the row order that takes interleaved rotary pairs to pairs half a head apart.
+    """Return the row order that converts interleaved rotary pairs to pairs half a head apart.
 
     Queries and keys are permuted alike, so their products do not change.
     """
@@ -47,7 +47,7 @@ def part_tensors(spec: ModelSpec, rank: int, tp: int, *, by_rows: bool) -> Itera
     """Yield the tensors of `consolidated.{rank:02d}.pth`, one of `tp` parts; a tied head has one too.
 
     Args:
-        by_rows: the embedding is cut between rows, as from Llama 3 on; before that, between columns.
+        by_rows: the embedding is split by rows, as since Llama 3; before that, by columns.
 
     Raises:
         LayoutError: the model cannot be split this way.

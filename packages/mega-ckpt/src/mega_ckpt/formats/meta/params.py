@@ -1,7 +1,7 @@
 """Convert Meta's params.json of a Llama to a `ModelSpec` and back.
 
-params.json is incomplete. The feed-forward width and the vocabulary come from the tensors, and the longest
-sequence from the release, which the other parameters identify.
+params.json is incomplete. The feed-forward width and the vocabulary size come from the tensors, and the
+longest sequence from the release, which the other parameters identify.
 """
 
 from __future__ import annotations
@@ -58,15 +58,15 @@ def to_spec(
         tied: the head is the embedding.
 
     Raises:
-        FormatError: a parameter is missing, unknown or out of range, or the tensors are of another model.
+        FormatError: a parameter is missing, unknown or out of range, or the tensors do not match.
     """
     for name in params:
         if name not in _PARAMS:
             raise FormatError(
-                f"{where}: {name}", "is no parameter that I know", wanted=" | ".join(sorted(_PARAMS))
+                f"{where}: {name}", "is not a known parameter", wanted=" | ".join(sorted(_PARAMS))
             )
     hidden, heads, layers = (_count(params, where, name) for name in ("dim", "n_heads", "n_layers"))
-    if layers > len(shapes):  # or the list of a layer count gone wrong would fill the memory
+    if layers > len(shapes):  # otherwise the list of a wrong layer count could exhaust the memory
         raise FormatError(
             f"{where}: n_layers", "more than the files have", found=layers, wanted=f"at most {len(shapes)}"
         )
@@ -119,7 +119,7 @@ def from_spec(spec: ModelSpec, where: object) -> dict[str, Any]:
         where: the checkpoint, to begin messages with.
 
     Raises:
-        ConfigError: Meta's program has not what the model has.
+        ConfigError: Meta's program does not support the model.
     """
     wanted = {"head_dim": spec.hidden // spec.heads, **_LLAMA_FIELDS}
     if spec.rope_scaling != 1:
@@ -128,9 +128,9 @@ def from_spec(spec: ModelSpec, where: object) -> dict[str, Any]:
         if getattr(spec, name) != value:
             found = getattr(spec, name)
             raise ConfigError(
-                f"{where}: model.{name}", "Meta's Llama has no such thing", found=found, wanted=value
+                f"{where}: model.{name}", "is not supported by Meta's Llama", found=found, wanted=value
             )
-    base = int(2 * 4 * spec.hidden / 3)  # what its program makes of dim, before it multiplies and rounds up
+    base = int(2 * 4 * spec.hidden / 3)  # as in Meta's program, before the multiplier and rounding
     return {
         "dim": spec.hidden,
         "n_layers": spec.layers,
@@ -146,7 +146,7 @@ def from_spec(spec: ModelSpec, where: object) -> dict[str, Any]:
 
 
 def _max_seq_len_of_release(scaled: bool, base: object, eps: object) -> int:
-    """Return the longest sequence of the release: 3.1 and later, Code Llama, 3, 1, 2."""
+    """Return the longest sequence, in tokens, of the release: 3.1 and later, Code Llama, 3, 1 or 2."""
     if scaled:
         return 131072
     if base == 1e6:

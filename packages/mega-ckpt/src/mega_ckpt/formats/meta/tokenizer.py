@@ -26,7 +26,7 @@ _PATTERN: Final = (
 )
 _SPECIALS: Final = 256
 _BEGIN, _END = "<|begin_of_text|>", "<|end_of_text|>"
-# by their distance from the first; those of no use have a number instead of a name
+# by offset from the first; unused ones are numbered
 _NAMED: Mapping[int, str] = MappingProxyType(
     {0: _BEGIN, 1: _END, 6: "<|start_header_id|>", 7: "<|end_header_id|>", 9: "<|eot_id|>"}
 )
@@ -36,7 +36,7 @@ def read_tokenizer(path: Path, vocab: int) -> FastTokenizer:
     """Read the tokenizer of a model with `vocab` ids.
 
     Raises:
-        FormatError: the file is none, or is of a model with other ids.
+        FormatError: the file is not such a vocabulary, or has another number of ids.
     """
     ranks = _ranks(path)
     if len(ranks) + _SPECIALS != vocab:
@@ -79,6 +79,6 @@ def _ranks(path: Path) -> dict[bytes, int]:
             token = b""
         if not token or rank != b"%d" % number or token in ranks:
             found, wanted = repr(line[:40]), f"a token of its own in base64, and {number}"
-            raise FormatError(f"{path}:{number + 1}", "is no token", found=found, wanted=wanted)
+            raise FormatError(f"{path}:{number + 1}", "is not a token", found=found, wanted=wanted)
         ranks[token] = number
     return ranks

@@ -1,10 +1,10 @@
 """Read folders of torch.distributed.checkpoint (DCP) without torch.
 
     .metadata       a pickle: the size of every tensor, and the file and offset of each of its boxes
-    __0_0.distcp    files of torch.save, one box each, one after another
+    __0_0.distcp    concatenated files of torch.save, one box each
 
-Megatron splits the optimizer's state as its ranks hold it: runs of numbers of a rank's own box. Such a tensor
-is stored with more dimensions, the ranks' boxes before the numbers, and "mcore_data" has its true size.
+Megatron stores the optimizer's state as sharded over its ranks: flat ranges of each rank's box. Such a tensor
+has additional leading dimensions for the ranks' boxes, and "mcore_data" has its true size.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class DcpPiece:
 
 @dataclass(frozen=True, slots=True)
 class DcpTensor:
-    """A tensor and the pieces that cover it; none of them is empty."""
+    """A tensor and the non-empty pieces that cover it."""
 
     shape: Shape
     pieces: tuple[DcpPiece, ...]
@@ -56,10 +56,10 @@ class DcpTensor:
 
 @dataclass(frozen=True, slots=True)
 class DcpFolder:
-    """The content of a folder.
+    """The content of a DCP folder.
 
     Attributes:
-        others: names of what is no tensor.
+        others: names of the entries that are not tensors.
     """
 
     tensors: Mapping[str, DcpTensor]
@@ -70,7 +70,7 @@ def open_dcp_folder(folder: Path, unpickler: Unpickler) -> DcpFolder:
     """Read .metadata and map the boxes of every tensor.
 
     Raises:
-        FormatError: a file is missing or damaged, or holds another tensor than .metadata describes.
+        FormatError: a file is missing or damaged, or its tensor does not match .metadata.
     """
     where = folder / METADATA
     tree = unpickler.open(where).tree
@@ -82,7 +82,7 @@ def open_dcp_folder(folder: Path, unpickler: Unpickler) -> DcpFolder:
             name: (entry.kind.rpartition(".")[2], entry.fields)
             for name, entry in tree.fields["state_dict_metadata"].items()
         }
-        # Megatron's own; empty for a tensor that is there as it is
+        # Megatron's metadata; empty for a tensor stored unchanged
         truly = {
             k: tuple(v[_ORIGINAL]) for k, v in tree.fields.get("mcore_data", {}).items() if _ORIGINAL in v
         }
@@ -102,7 +102,7 @@ def open_dcp_folder(folder: Path, unpickler: Unpickler) -> DcpFolder:
     return DcpFolder(tensors, tuple(name for name in described if name not in tensors))
 
 
-ByteRange = tuple[Path, int, int]  # file, first byte and number of bytes
+ByteRange = tuple[Path, int, int]  # file, offset and number of bytes
 
 
 def _box_places(folder: Path, storage: Mapping[Any, Any]) -> dict[tuple[str, Shape], ByteRange]:
@@ -110,7 +110,7 @@ def _box_places(folder: Path, storage: Mapping[Any, Any]) -> dict[tuple[str, Sha
     places = {}
     for index, info in storage.items():
         offset = index.fields.get("offset")
-        if offset is None:  # of no tensor
+        if offset is None:  # not a tensor
             continue
         name = info.fields["relative_path"]
         fields = info.fields
@@ -118,7 +118,7 @@ def _box_places(folder: Path, storage: Mapping[Any, Any]) -> dict[tuple[str, Sha
             raise FormatError(folder / METADATA, "file outside the folder", found=name)
         if fields.get("transform_descriptors"):
             raise FormatError(
-                folder / name, "was transformed on its way", found=fields["transform_descriptors"]
+                folder / name, "was written with transforms", found=fields["transform_descriptors"]
             )
         if not (folder / name).is_file():
             raise FormatError(folder / name, "missing file", wanted=f"a file that {METADATA} names")
@@ -144,7 +144,7 @@ def _pieces(
         stored = unpickler.open(file, first, length).tree
         where = f"{file}: {name} at {start}"
         if not isinstance(stored, MappedTensor):
-            raise FormatError(where, "is no tensor", found=type(stored).__name__)
+            raise FormatError(where, "is not a tensor", found=type(stored).__name__)
         if _without_ones(stored.shape) != _without_ones(shape) or (
             stored.shape != shape and stored.strides is not None
         ):
@@ -156,7 +156,7 @@ def _pieces(
 
 
 def _range_pieces(start: Shape, stored: MappedTensor, size: Shape, truly: Shape) -> Iterator[DcpPiece]:
-    """Split a range of numbers of one rank's box into boxes of the tensor."""
+    """Split a flat range of one rank's box into boxes of the tensor."""
     *parts, numbers = size
     local = tuple(whole // part for whole, part in zip(truly, parts, strict=True))
     if math.prod(local) != numbers or tuple(n * p for n, p in zip(local, parts, strict=True)) != truly:
@@ -183,10 +183,10 @@ def _check_cover(where: str, whole: DcpTensor) -> None:
 
 def _select_row(stored: MappedTensor, number: int) -> MappedTensor:
     """Select one index of a tensor's first dimension."""
-    rest = stored.shape[1:]
-    step = math.prod(rest) if stored.strides is None else stored.strides[0]
+    row_shape = stored.shape[1:]
+    step = math.prod(row_shape) if stored.strides is None else stored.strides[0]
     offset = stored.offset + number * step * DTYPE_BYTES[stored.dtype]
-    return replace(stored, shape=rest, offset=offset, strides=stored.strides and stored.strides[1:])
+    return replace(stored, shape=row_shape, offset=offset, strides=stored.strides and stored.strides[1:])
 
 
 def _without_ones(shape: Shape) -> list[int]:

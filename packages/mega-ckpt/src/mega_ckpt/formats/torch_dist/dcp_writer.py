@@ -1,6 +1,6 @@
-"""Write folders of torch.distributed.checkpoint with torch's own writer: this module needs torch.
+"""Write folders of torch.distributed.checkpoint with torch's writer. This module needs torch.
 
-The writer asks for one box after another and writes each before it asks for the next.
+The writer requests one box at a time and writes it before it requests the next.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class DcpChunk:
         dtype: safetensors' name.
         whole: shape of the tensor.
         start, shape: of the box.
-        values: returns its numbers in `shape`, bfloat16 as its bits.
+        values: returns the values in `shape`; bfloat16 as uint16 bits.
     """
 
     key: str
@@ -53,10 +53,10 @@ class DcpChunk:
 
 
 def check_torch() -> None:
-    """Refuse to begin if torch is not installed.
+    """Check that torch is installed.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: torch is not installed.
     """
     if importlib.util.find_spec("torch") is None:
         raise ConfigError(
@@ -76,13 +76,13 @@ def write_dcp(
     """Write .metadata and one .distcp file and flush them to disk.
 
     Args:
-        empty_names: names with an empty entry, as Megatron writes for a layer without float8.
+        empty_names: names of empty entries, such as Megatron writes for layers without FP8.
         update: called with the bytes of each box.
-        second_names: second name -> tensor, whose values are in the file once.
+        second_names: second name -> tensor; the values are written once.
 
     Raises:
-        MegaError: `values` of a chunk raised it.
-        OSError: the disk would not write.
+        MegaError: raised by `values` of a chunk.
+        OSError: the disk refused the write.
     """
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
@@ -91,7 +91,7 @@ def write_dcp(
     from torch.distributed.checkpoint.storage import WriteResult
 
     class Writer(FileSystemWriter):
-        """A writer that records nothing about the machine."""
+        """A writer that does not record information about the machine."""
 
         def storage_meta(self) -> StorageMeta:
             return StorageMeta()
@@ -107,7 +107,7 @@ def write_dcp(
                 )
             super().finish(metadata, results)
 
-    # without copies ahead: those would be tensors in memory
+    # no prefetched copies: they would use memory
     writer = Writer(folder, thread_count=1, per_thread_copy_ahead=0)
     try:
         with warnings.catch_warnings():
@@ -118,7 +118,7 @@ def write_dcp(
         if isinstance(error, RuntimeError) and "inline_container" in str(
             error
         ):  # torch's writer of zip files
-            hint = "make room there, or write to another disk"
+            hint = "free disk space, or write to another disk"
             raise MegaError(folder, "not written", found=str(error).split("\n")[0], hint=hint) from error
         raise error from None
 
@@ -146,7 +146,7 @@ def _planner(chunks: Sequence[DcpChunk], empty_names: Sequence[str], update: Upd
     names = {item.index.fqn: (item.index.fqn,) for item in items}
 
     class Planner(DefaultSavePlanner):
-        """A plan of boxes whose values are read when they are written."""
+        """A save plan whose values are read only when they are written."""
 
         def create_local_plan(self) -> SavePlan:
             self.plan = SavePlan(items, planner_data=names)
@@ -154,7 +154,7 @@ def _planner(chunks: Sequence[DcpChunk], empty_names: Sequence[str], update: Upd
 
         def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
             plans, metadata = super().create_global_plan(all_plans)
-            # Megatron looks there for tensors that are not as they were in the model: none is
+            # Megatron looks here for reshaped tensors: there are none
             metadata.mcore_data = {key: {} for key, _ in wanted}  # type: ignore[attr-defined]
             return plans, metadata
 

@@ -2,9 +2,9 @@
 
     optimizer.distributed.dp_group_idx_3.gbuf_idx_0.dtype_(…).bucket_idx_1.exp_avg
 
-The first number is of the rank of tensor and pipeline, tensor's first; the second of the chunk of the model.
-A bucket is a vector: parameters of the chunk from the last module to the first, each at a multiple of 64. It
-ends behind a parameter, so its length tells which are in it.
+The first number is the model-parallel rank, tp fastest; the second is the model chunk. A bucket is a vector
+of the chunk's parameters from the last module to the first, each at a multiple of 64. It ends after a whole
+parameter, so its length determines the parameters in it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _ALIGN = 64
 
 
 class UnknownLayoutError(Exception):
-    """The buckets do not hold these parameters."""
+    """The buckets do not contain these parameters."""
 
 
 def read_optimizer(
@@ -54,15 +54,16 @@ def read_optimizer(
     padded: int,
     weights: MatchedTensors,
 ) -> Mapping[str, MatchedTensors]:
-    """Return the state by namespace; {} if the buckets do not hold these parameters.
+    """Return the state by namespace; {} if the buckets do not contain these parameters.
 
-    Modules of TransformerEngine come in an order of their own; the right one has the model's weights in it.
+    TransformerEngine has another module order; the right order is the one whose main weights match the
+    model's.
 
     Args:
-        tensors: of the optimizer.
-        args: of the training.
-        padded: rows of the vocabulary, all ranks together.
-        weights: of the model.
+        tensors: tensors of the optimizer.
+        args: training arguments.
+        padded: vocabulary rows over all ranks.
+        weights: weights of the model.
     """
     sizes = (args.get(f"{axis}_model_parallel_size") for axis in ("tensor", "pipeline", "virtual_pipeline"))
     tp, pp, vp = (size if type(size) is int and size > 0 else 1 for size in sizes)
@@ -70,7 +71,7 @@ def read_optimizer(
         try:
             namespaces = optimizer_namespaces(tensors, spec, names, Layout(tp=tp, pp=pp, vp=vp), padded // tp)
             if weights_match(where, spec, weights, namespaces[MAIN]):
-                if {stored.dtype for _, stored in weights} == {"F32"}:  # then the two are one
+                if {stored.dtype for _, stored in weights} == {"F32"}:  # then both module orders are equal
                     del namespaces[MAIN]
                 return namespaces
         except (UnknownLayoutError, MegaError):
@@ -79,17 +80,17 @@ def read_optimizer(
 
 
 def weights_match(where: Path, spec: ModelSpec, weights: MatchedTensors, main: MatchedTensors) -> bool:
-    """Return whether the optimizer's float32 weights round to the model's; compares the last rows.
+    """Return whether the main weights round to the model's weights; compares the last rows.
 
     Raises:
-        FormatError: a parameter is not covered, or is made of tensors of several dtypes.
+        FormatError: a parameter is not covered, or its tensors have several dtypes.
     """
     kinds, box, _ = gather_boxes(where, spec, {MODEL: weights, MAIN: main})
     shapes = {row.name: row.shape for row in table(spec)}
     for name, kind in kinds[MODEL].items():
-        rows, *rest = shapes[name]
-        zero = (0,) * len(rest)
-        slab = Slab((rows - 1, *zero), (1, *rest), (0, *zero)) if rest else whole_slab((rows,))
+        rows, *row_shape = shapes[name]
+        zero = (0,) * len(row_shape)
+        slab = Slab((rows - 1, *zero), (1, *row_shape), (0, *zero)) if row_shape else whole_slab((rows,))
         values = box(MAIN, name, slab)
         rounded = values if kind == "F32" else dtypes.round_float32(values, kind)
         if rounded.tobytes() != box(MODEL, name, slab).tobytes():
@@ -100,15 +101,15 @@ def weights_match(where: Path, spec: ModelSpec, weights: MatchedTensors, main: M
 def optimizer_namespaces(
     tensors: Mapping[str, DcpTensor], spec: ModelSpec, names: Names, layout: Layout, rows: int
 ) -> Spaces:
-    """Map the buckets to the optimizer's namespaces, each parameter as ranges of numbers.
+    """Map the buckets to the optimizer's namespaces, each parameter as flat ranges.
 
     Args:
-        names: whose order is that of the modules.
-        layout: of the ranks that wrote them.
-        rows: of a rank's shard of the vocabulary, padding included.
+        names: naming scheme, which defines the module order.
+        layout: layout of the ranks that wrote the buckets.
+        rows: vocabulary rows of one rank, padding included.
 
     Raises:
-        UnknownLayoutError: a bucket is missing, or holds other parameters.
+        UnknownLayoutError: a bucket is missing, or contains other parameters.
         ConfigError: the names have none for a part of the model.
         LayoutError: the model cannot be split this way.
     """
@@ -123,10 +124,12 @@ def optimizer_namespaces(
     for pp in range(layout.pp):
         for tp in range(layout.tp):
             for chunk in range(layout.vp):
-                every = list(chunk_tensors(spec, names, layout, tp=tp, pp=pp, chunk=chunk, rows=rows))[::-1]
+                tensors_of_chunk = list(
+                    chunk_tensors(spec, names, layout, tp=tp, pp=pp, chunk=chunk, rows=rows)
+                )[::-1]
                 for kind, space in KINDS.items():
                     buckets = vectors.pop((tp + layout.tp * pp, chunk, kind), {})
-                    for foreign, bucket, begin in _locate_tensors(every, buckets):
+                    for foreign, bucket, begin in _locate_tensors(tensors_of_chunk, buckets):
                         copy = foreign.ours == "embed.weight" and foreign.name == names[COPY].format(
                             kind="weight"
                         )
@@ -138,16 +141,16 @@ def optimizer_namespaces(
 
 
 def _locate_tensors(
-    every: Sequence[ForeignTensor], buckets: Mapping[int, DcpTensor]
+    expected: Sequence[ForeignTensor], buckets: Mapping[int, DcpTensor]
 ) -> Iterator[tuple[ForeignTensor, DcpTensor, int]]:
-    """Yield every tensor with its bucket and its offset in it."""
+    """Yield every tensor with its bucket and its offset in the bucket."""
     placed = 0
     for number in range(len(buckets)):
         if number not in buckets:
             raise UnknownLayoutError
         (length,) = buckets[number].shape
         end = 0
-        for foreign in every[placed:]:
+        for foreign in expected[placed:]:
             begin = _align(end)
             size = math.prod(foreign.shape)
             if begin + size > length:
@@ -156,7 +159,7 @@ def _locate_tensors(
             placed, end = placed + 1, begin + size
         if length not in (end, _align(end)):
             raise UnknownLayoutError
-    if placed != len(every):
+    if placed != len(expected):
         raise UnknownLayoutError
 
 

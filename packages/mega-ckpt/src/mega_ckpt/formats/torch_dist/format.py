@@ -1,12 +1,12 @@
 """Read and write Megatron core's `torch_dist` folders; read flat DCP folders under core's names.
 
     RUN/iter_0000010/.metadata, *.distcp    tensors: see `dcp_reader`
-                     metadata.json          which backends wrote it
+                     metadata.json          names of the backends that wrote it
                      common.pt              arguments, iteration, schedule
     RUN/latest_checkpointed_iteration.txt
 
-A tensor is whole there, whatever ranks wrote it. Those of the layers are stacked, the first dimension is the
-layer; the feed-forward's gate comes before its up projection; queries, keys and values are mixed by group.
+Tensors are unsharded. Layer tensors are stacked, with the layer as the first dimension; the feed-forward's
+gate precedes its up projection; queries, keys and values are ordered by group.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ Tensors = Mapping[str, DcpTensor]
 
 
 def read(load: Path, reading: ReadOptions) -> CheckpointSource:
-    """Read the folder and check every box of every tensor against the model.
+    """Read the folder and check all boxes of all tensors against the model.
 
     Raises:
-        FormatError: a file is missing or damaged, or the model has something ours has not.
+        FormatError: a file is missing or damaged, or the model is not supported.
     """
     folder = find_checkpoint_dir(load, lambda f: (f / dcp_reader.METADATA).is_file(), dcp_reader.METADATA)
     ours_to_read = _check_backends(folder)
@@ -73,7 +73,7 @@ def read(load: Path, reading: ReadOptions) -> CheckpointSource:
     names = naming_scheme(model)
     if names is None:
         first = next(iter(model), "no tensor")
-        raise FormatError(folder, "has no names of a GPT of Megatron core's", found=first)
+        raise FormatError(folder, "has no tensor names of a Megatron core GPT", found=first)
     embedding = model.get(names["embed"].format(kind="weight"))
     padded = embedding.shape[0] if embedding is not None and embedding.shape else 0
     shard = RankFile(folder / COMMON, 0, 0, common, ())
@@ -82,7 +82,7 @@ def read(load: Path, reading: ReadOptions) -> CheckpointSource:
         raise FormatError(
             f"{folder}: vocabulary", "has fewer rows", found=padded, wanted=f"{spec.vocab} or more"
         )
-    if spec.layers > len(model):  # or the table of a layer count gone wrong would fill the memory
+    if spec.layers > len(model):  # otherwise the table of a wrong layer count could exhaust the memory
         raise FormatError(folder, "has fewer tensors than the model has layers", found=len(model))
     stored = [math.prod(piece.stored.shape) for tensor in model.values() for piece in tensor.pieces]
     check_width(folder, spec, sum(stored))
@@ -95,7 +95,7 @@ def read(load: Path, reading: ReadOptions) -> CheckpointSource:
         )
         spaces |= bucketed
         if not bucketed:
-            dropped.append("the optimizer's state, which is sharded in another way than is known")
+            dropped.append("the optimizer's state, whose sharding is unknown")
     if spec.vocab < padded:
         dropped.append(f"{padded - spec.vocab:,} rows of padding")
     if state:
@@ -109,11 +109,11 @@ def read(load: Path, reading: ReadOptions) -> CheckpointSource:
             and unsharded
             and not distributed_optimizer.weights_match(folder, spec, spaces[MODEL], by_kind[UNSHARDED_KIND])
         ):
-            reason = "whose float32 weights are not the model's"
+            reason = "whose main weights do not match the model's"
         if reason:
             dropped.append(f"the optimizer's state, {reason}")
         else:
-            if unsharded and _dtypes(model) != {"F32"}:  # or they are the model's
+            if unsharded and _dtypes(model) != {"F32"}:  # otherwise they are the model's
                 by_kind[MAIN_KIND] = by_kind[UNSHARDED_KIND]
             spaces |= {space: by_kind[kind] for kind, space in STATE_KINDS.items() if kind in by_kind}
     stored_dtypes, box, verify = gather_boxes(folder, spec, spaces)
@@ -131,10 +131,10 @@ def read(load: Path, reading: ReadOptions) -> CheckpointSource:
 
 
 def _check_backends(folder: Path) -> bool:
-    """Return whether Megatron wrote the folder, and not torch alone.
+    """Return whether Megatron wrote the folder; False if only torch did.
 
     Raises:
-        FormatError: it is of another backend or a later version.
+        FormatError: the folder is of another backend or a later version.
     """
     file = folder / BACKENDS
     if not file.is_file():
@@ -158,13 +158,13 @@ def _common(folder: Path, unpickler: Unpickler) -> Mapping[str, Any]:
 
 
 def _spec(folder: Path, args: Mapping[str, Any], reading: ReadOptions, padded: int) -> ModelSpec:
-    """Build the model spec from the training arguments, which torch alone does not store."""
+    """Build the model spec from the training arguments, or from --model: plain DCP folders have none."""
     if args:
         vocab = reading.vocab or megatron_args.true_vocab(args) or padded
         return megatron_args.to_spec(args, vocab, folder / COMMON, core=True)
     if reading.model is None:
         wanted = f"args in {COMMON}"
-        raise FormatError(folder, "does not say what model it is", wanted=wanted, hint="--model llama2-7b")
+        raise FormatError(folder, "does not describe its model", wanted=wanted, hint="--model llama2-7b")
     return replace(reading.model, vocab=reading.vocab or reading.model.vocab)
 
 
@@ -177,7 +177,7 @@ def _tokenizer(args: Mapping[str, Any], spec: ModelSpec, reading: ReadOptions) -
 
 
 def _sort_tensors(tensors: Tensors) -> tuple[Tensors, dict[str, dict[str, DcpTensor]], Tensors]:
-    """Sort tensors, one per layer: the model's, the optimizer's by kind, and the optimizer's others."""
+    """Unstack the tensors and divide them into those of the model, of the optimizer by kind, and others."""
     prefix = "model." if all(name.startswith(("model.", "optimizer.")) for name in tensors) else ""
     model: dict[str, DcpTensor] = {}
     state: dict[str, dict[str, DcpTensor]] = {kind: {} for kind in (*STATE_KINDS, UNSHARDED_KIND)}
@@ -200,12 +200,12 @@ def _unstack(name: str, whole: DcpTensor) -> dict[str, DcpTensor]:
 
 
 def _describe_others(names: Sequence[str]) -> list[str]:
-    """Describe the entries that are no tensors, a few words each."""
+    """Describe the entries that are not tensors, a few words each."""
     kinds = {name.partition("/")[0] for name in names if EXTRA_STATE not in name}
     distributed = {kind for kind in kinds if "optimizer.distributed." in kind}
     scaled = any(kind.endswith(".grad_scaler") for kind in distributed)
-    kinds = kinds - distributed | ({"the scale of the loss"} if scaled else set())
-    return ["the states of random numbers" if kind == "rng_state" else kind for kind in sorted(kinds)]
+    kinds = kinds - distributed | ({"the loss scale"} if scaled else set())
+    return ["the random number generator states" if kind == "rng_state" else kind for kind in sorted(kinds)]
 
 
 def _dtypes(tensors: Tensors) -> set[str]:
@@ -213,7 +213,7 @@ def _dtypes(tensors: Tensors) -> set[str]:
 
 
 def _why_unusable(state: Mapping[str, Mapping[str, DcpTensor]], model: Mapping[str, DcpTensor]) -> str:
-    """Return why the optimizer's state is dropped; empty if it is not."""
+    """Return the reason why the optimizer's state is dropped; empty if it is not."""
     kinds = {kind for entries in state.values() for kind in _dtypes(entries)}
     main = {MAIN_KIND, UNSHARDED_KIND} & state.keys() or _dtypes(model) == {"F32"}
     lacking = [kind for kind in STATE_KINDS if kind not in state and not (kind == MAIN_KIND and main)]
@@ -245,7 +245,7 @@ def _match_tensors(
     known = {foreign.name for foreign in expected}
     for name in tensors:
         if name not in known:
-            raise FormatError(folder, "has a tensor that the model has not", found=name)
+            raise FormatError(folder, "has a tensor that is not in the model", found=name)
     return matches
 
 

@@ -24,7 +24,7 @@ WRITTEN_BY: Mapping[str, object] = MappingProxyType(
     }
 )
 MAIN_KIND = "fp32_param"
-UNSHARDED_KIND = "param"  # the distributed optimizer's, of parameters saved whole
+UNSHARDED_KIND = "param"  # the distributed optimizer's names of parameters saved whole
 STATE_KINDS: Mapping[str, str] = MappingProxyType(
     dict(zip((MAIN_KIND, "exp_avg", "exp_avg_sq"), OPTIMIZER, strict=True))
 )
@@ -34,7 +34,7 @@ EXTRA_STATE = "._extra_state"
 
 
 def expected_tensors(spec: ModelSpec, names: Names, padded: int) -> Iterator[ForeignTensor]:
-    """Yield every tensor of the model, unsharded; `padded` rows of the vocabulary."""
+    """Yield every tensor of the model, unsharded, with `padded` vocabulary rows."""
     rows = {row.name: row for row in table(spec)}
     for alias in aliases(spec, names):
         whole = alias.unsharded_tensor(rows[alias.ours])

@@ -62,29 +62,31 @@ _CONTENT: Mapping[str, object] = MappingProxyType(
         "distrib_optim_fully_reshardable_mem_efficient": False,
     }
 )
-# modules of a layer for which Megatron stores a float8 state, which is empty
+# modules of a layer for which Megatron stores an (empty) FP8 state
 _FLOAT8 = ("self_attention.linear_proj", "self_attention.linear_qkv", "mlp.linear_fc1", "mlp.linear_fc2")
 # row chunks per buffer: malloc reuses blocks up to 16 MiB; larger ones are mapped afresh each time
 _CHUNKS_PER_BOX = 4
 
 
 def check_target(source: CheckpointSource, run: Path, target: WriteOptions) -> None:
-    """Refuse a model that Megatron does not support, an optimizer other than Adam, and a run that exists.
+    """Refuse a model that Megatron does not support, an optimizer other than Adam, or an existing run.
 
     Raises:
-        ConfigError: one of them, or torch is not installed.
-        LayoutError: the model cannot be split as the arguments say.
+        ConfigError: one of these, or torch is not installed.
+        LayoutError: the model cannot be split by the requested layout.
     """
     megatron_args.from_spec(source.spec, source.path, core=True)
     rank_shares(source.spec, target.layout, source.spaces[MODEL])
     foreign = [space for space in source.spaces if space not in (MODEL, *OPTIMIZER)]
     if foreign and target.optimizer:
         wanted = ", ".join(OPTIMIZER)
-        hint = "--no-optim leaves it behind"
+        hint = "--no-optim drops it"
         raise ConfigError(f"{source.path}: {foreign[0]}", "is not Adam's", wanted=wanted, hint=hint)
     kinds = set(source.spaces[MODEL].values())
-    if target.dtype == KEEP and len(kinds) > 1:  # a stacked tensor has one
-        raise ConfigError("--dtype", "the weights have several", found=sorted(kinds), hint="--dtype fp32")
+    if target.dtype == KEEP and len(kinds) > 1:  # a stacked tensor has a single dtype
+        raise ConfigError(
+            "--dtype", "the weights have several dtypes", found=sorted(kinds), hint="--dtype fp32"
+        )
     dcp_writer.check_torch()
     check_trainer(source)
     check_run_dir(run, source.iteration or None, force=target.force)
@@ -97,8 +99,8 @@ def write(source: CheckpointSource, run: Path, target: WriteOptions) -> WriteRes
     dtype = None if target.dtype == KEEP else target.dtype
     spaces = namespaces_to_write(source.spaces, optimizer=target.optimizer, dtype=dtype)
     writing = MegatronWriter(source, target.layout, CORE_FUSED, spaces, core=True)
-    every = list(chunks_to_write(source, spaces, writing.args(0, 0)["padded_vocab_size"]))
-    size = sum(chunk.bytes for chunk in every)
+    chunks = list(chunks_to_write(source, spaces, writing.args(0, 0)["padded_vocab_size"]))
+    size = sum(chunk.bytes for chunk in chunks)
     empty_names = [
         f"decoder.layers.{module}{EXTRA_STATE}/shard_{layer}_{spec.layers}"
         for layer in range(spec.layers)
@@ -106,7 +108,9 @@ def write(source: CheckpointSource, run: Path, target: WriteOptions) -> WriteRes
     ]
     with atomic_checkpoint_dir(run, iteration, force=target.force) as folder:
         with target.progress(size) as update:
-            dcp_writer.write_dcp(folder, every, empty_names, update, second_names=dict(_second_names(every)))
+            dcp_writer.write_dcp(
+                folder, chunks, empty_names, update, second_names=dict(_second_names(chunks))
+            )
         scale = grad_scaler_state(source.trainer)
         zip_writer.write(folder / COMMON, _common_tree(writing), lambda _: [scale[0]] if scale else [])
         write_text(folder / BACKENDS, json.dumps(dict(WRITTEN_BY)))
@@ -114,10 +118,10 @@ def write(source: CheckpointSource, run: Path, target: WriteOptions) -> WriteRes
 
 
 def _common_tree(writing: MegatronWriter) -> dict[str, Any]:
-    """Build the content of common.pt, which all ranks share."""
+    """Build the content of common.pt, which is common to all ranks."""
     source = writing.source
     optimizer = FIRST in writing.spaces
-    lacking = {"no_save_rng": True, "no_save_optim": not optimizer}  # or Megatron would look for it
+    lacking = {"no_save_rng": True, "no_save_optim": not optimizer}  # otherwise Megatron would look for it
     tree: dict[str, Any] = {
         "args": Record("argparse.Namespace", (), writing.args(0, 0) | lacking),
         "checkpoint_version": VERSION,
@@ -129,7 +133,7 @@ def _common_tree(writing: MegatronWriter) -> dict[str, Any]:
         for group in groups:
             del group["params"]  # every rank has its own
         adam = {"state": {"common_step": writing.steps}, "param_groups": groups}
-        # the optimizer of float32 weights is Adam, the others contain it
+        # with float32 weights the optimizer is Adam itself; otherwise a wrapper contains it
         tree["optimizer"] = adam | {"optimizer": adam, "param_state_sharding_type": _RESHARDABLE}
         if scale := grad_scaler_state(source.trainer):
             tree["optimizer"]["grad_scaler"] = scale[1]
@@ -139,10 +143,10 @@ def _common_tree(writing: MegatronWriter) -> dict[str, Any]:
 def chunks_to_write(
     source: CheckpointSource, spaces: Mapping[str, NamespacePlan], padded: int
 ) -> Iterator[dcp_writer.DcpChunk]:
-    """Yield every tensor of every namespace in chunks; those of the layers one by one.
+    """Yield every tensor of every namespace in chunks; layer tensors one by one.
 
     Args:
-        padded: rows of the vocabulary.
+        padded: vocabulary rows, padding included.
     """
     spec = source.spec
     foreign = list(expected_tensors(source.spec, CORE_FUSED, padded))
@@ -152,7 +156,7 @@ def chunks_to_write(
             layer = LAYER.search(tensor.name)
             kind = plan.dtypes[tensor.ours]
             key = keys[space] + LAYER.sub(".layers.", tensor.name, 1)
-            place: Shape = () if layer is None else (int(layer[1]),)
+            layer_index: Shape = () if layer is None else (int(layer[1]),)
             whole = tensor.shape if layer is None else (spec.layers, *tensor.shape)
             step = _CHUNKS_PER_BOX * rows_per_chunk(tensor.shape, kind)
             for first in range(0, tensor.shape[0], step):
@@ -160,13 +164,13 @@ def chunks_to_write(
                 shape = (min(step, tensor.shape[0] - first), *tensor.shape[1:])
                 part = select_box(tensor, start, shape)
                 values = partial(_padded_values, source, plan.space, part, kind, space)
-                box = (*place, *start), (*(1 for _ in place), *shape)
+                box = (*layer_index, *start), (*(1 for _ in layer_index), *shape)
                 yield dcp_writer.DcpChunk(key, kind, whole, *box, values)
 
 
-def _second_names(every: Sequence[dcp_writer.DcpChunk]) -> Iterator[tuple[str, str]]:
+def _second_names(chunks: Sequence[dcp_writer.DcpChunk]) -> Iterator[tuple[str, str]]:
     """Yield the second names that the distributed optimizer gives float32 weights."""
-    keys = {chunk.key for chunk in every}
+    keys = {chunk.key for chunk in chunks}
     state = {space: f"optimizer.state.{kind}." for kind, space in STATE_KINDS.items()}
     for key in keys:
         if state[FIRST] + key in keys:

@@ -1,11 +1,11 @@
-"""The globals that a pickle may name. Those it may also call are in `stubs.MAKERS`."""
+"""The globals that a pickle may name. Callable ones are in `stubs.MAKERS`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
-# of torch, as safetensors calls them; a storage of one type is torch.FloatStorage and the like
+# torch's dtypes by their safetensors names; storages are torch.FloatStorage and so on
 DTYPES: Mapping[str, str] = MappingProxyType(
     {
         "torch.float64": "F64",
@@ -41,7 +41,7 @@ STORAGES: Mapping[str, str] = MappingProxyType(
     }
 )
 
-# names that are only named, never called
+# globals that may be named but not called
 VALUES = frozenset(
     {
         *DTYPES,
@@ -97,7 +97,7 @@ def _classes() -> Iterator[str]:
     for scaler in ("ConstantGradScaler", "DynamicGradScaler", "MegatronGradScaler"):
         yield f"megatron.optimizer.grad_scaler.{scaler}"
         yield f"megatron.core.optimizer.grad_scaler.{scaler}"
-    for enum in ("RerunMode", "RerunState"):  # of a step that is to be done again
+    for enum in ("RerunMode", "RerunState"):  # state of a step that is repeated
         yield f"megatron.core.rerun_state_machine.{enum}"
     for enum in ("Fp8Recipe", "Fp4Recipe"):
         yield f"megatron.core.enums.{enum}"

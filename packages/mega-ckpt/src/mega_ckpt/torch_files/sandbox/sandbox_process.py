@@ -1,16 +1,17 @@
 """The process that reads pickles: it opens no file, and forks a process for each.
 
-It is handed one socket per file. Over it the forked process asks for the file's bytes (MORE; answered with
-their count and them, none at the end), and sends the result: ANSWER, a length and a JSON object,
+It receives one socket per file. The forked process requests the file's bytes over it (MORE; the reply is
+their count and the bytes, none at the end), and sends the result: ANSWER, a length and a JSON object,
 
     {"values": [...], "storages": {key: [type, numbers]}, "end": bytes taken}     or
     {"refused": what, "found": value}      or
     {"broken": what Python says of it}
 
-in which null, booleans, numbers and strings are themselves, and the rest a list that begins with what it is:
+in which null, booleans, numbers and strings are JSON values, and any other value is a list that begins with
+its type:
 
     list, tuple, set    items
-    dict                a key, its value, the next key, ...; of equal keys the last one holds
+    dict                a key, its value, the next key, ...; of equal keys the last one counts
     int                 hexadecimal digits of a whole number beyond 64 bits
     bytes               base64
     name                of a global that is only named, as torch.float32
@@ -40,20 +41,20 @@ from mega_ckpt.torch_files.sandbox.stubs import DictItems, GlobalName, RefusedEr
 from mega_ckpt.torch_files.sandbox.unpickler import BROKEN, PickleStream, StubUnpickler
 
 MORE, ANSWER = b"M", b"A"
-ORDER = struct.Struct("<BQ")  # pickles of a file, and bytes of which they are some
-SECONDS = 120  # of a core, for one file
-LONGEST = 1 << 28  # bytes of an answer, about
-_ROOM, _TIMES = 1 << 20, 1 << 10  # bytes any answer may have, and for each byte of the pickle
-_VALUE = 32  # bytes that a value of an answer counts as, its text aside
-_FOUND = 200  # characters of a value that is refused
-_DEEPEST = 100  # lists within lists; a list within itself is deeper than any number
-_WHOLE = range(-(1 << 63), 1 << 64)  # what fits where others keep whole numbers
+ORDER = struct.Struct("<BQ")  # maximum pickles of a file, and their maximum bytes
+SECONDS = 120  # CPU time for one file
+LONGEST = 1 << 28  # approximate bytes of an answer
+_ROOM, _TIMES = 1 << 20, 1 << 10  # bytes allowed for every answer, and for each byte of the pickle
+_VALUE = 32  # bytes counted for each value of an answer, besides its text
+_FOUND = 200  # characters shown of a refused value
+_DEEPEST = 100  # nested lists; a recursive list exceeds any depth
+_WHOLE = range(-(1 << 63), 1 << 64)  # integers that fit in 64 bits
 
 
 class JsonEncoder:
     """Encodes values as JSON, with limits on their size and depth.
 
-    A value with many references is written at each of them, so a short pickle may have a long answer.
+    A value is written at each reference to it, so a short pickle may have a long answer.
     """
 
     def __init__(self, room: int) -> None:
@@ -96,11 +97,11 @@ class JsonEncoder:
     def _spend(self, count: int) -> None:
         self._left -= count
         if self._left < 0:
-            raise RefusedError("the pickle holds too much", f"more than {self._room} bytes when written out")
+            raise RefusedError("the pickle is too large", f"more than {self._room} bytes when written out")
 
 
 def read_pickles(source: PickleStream, pickles: int, size: int) -> bytes:
-    """Read consecutive pickles of at most `size` bytes and return the JSON answer."""
+    """Read consecutive pickles of at most `size` bytes and return their values as JSON."""
     try:
         storages = dict[str, tuple[str, int]]()
         values = []
@@ -124,7 +125,7 @@ def receive(connection: socket.socket, count: int) -> bytes:
     """Receive exactly `count` bytes.
 
     Raises:
-        EOFError: the other side has gone.
+        EOFError: the other side closed the connection.
     """
     parts = []
     while count:
@@ -137,13 +138,13 @@ def receive(connection: socket.socket, count: int) -> bytes:
 
 
 def main() -> NoReturn:
-    """Serve the parent process over the socket whose number is the last command line word."""
+    """Serve the parent process over the socket whose descriptor is the last command-line argument."""
     listen = socket.socket(fileno=int(sys.argv[-1]))
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how a process ended
-    with contextlib.suppress(AttributeError, OSError):  # where there is no Linux, or it does not let users
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # exit codes are not collected
+    with contextlib.suppress(AttributeError, OSError):  # not on Linux, or not permitted
         ctypes.CDLL(None).unshare(0x10000000 | 0x40000000)  # CLONE_NEWUSER | CLONE_NEWNET: no network
     for codec in ("latin-1", "raw-unicode-escape"):
-        codecs.lookup(codec)  # finds its module while files can be opened
+        codecs.lookup(codec)  # imports its module while files can be opened
     while True:
         order, descriptors, _, _ = socket.recv_fds(listen, ORDER.size, 1)
         if not order:
@@ -168,11 +169,11 @@ def limit_process(size: int) -> None:
         resource.RLIMIT_CPU: SECONDS,
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_FSIZE: 0,
-        resource.RLIMIT_NOFILE: 0,  # no file and no socket but the one it has
+        resource.RLIMIT_NOFILE: 0,  # no file and no socket besides the open one
         resource.RLIMIT_NPROC: 0,
     }
     for kind, limit in limits.items():
-        with contextlib.suppress(ValueError, OSError):  # not every system has all of them
+        with contextlib.suppress(ValueError, OSError):  # not every system has all limits
             resource.setrlimit(kind, (limit, limit))
 
 
@@ -181,7 +182,7 @@ def _serve(connection: socket.socket, pickles: int, size: int) -> NoReturn:
         connection.sendall(MORE)
         return receive(connection, struct.unpack("<I", receive(connection, 4))[0])
 
-    gc.disable()  # all ends with this process; to look for what has no use takes a third of its time
+    gc.disable()  # the process ends soon; garbage collection would take a third of its time
     try:
         text = read_pickles(PickleStream(read_next), pickles, size)
         connection.sendall(ANSWER + struct.pack("<Q", len(text)) + text)

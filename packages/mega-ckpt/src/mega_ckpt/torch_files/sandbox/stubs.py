@@ -1,4 +1,4 @@
-"""Inert stand-ins for what a pickle builds: descriptions of tensors, arrays and objects."""
+"""Inert stubs for the objects that a pickle builds: descriptions of tensors, arrays and objects."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class RefusedError(Exception):
-    """The pickle asks for something that is not allowed: what, and the value found."""
+    """The pickle requests something that is not allowed; has the reason and the value found."""
 
     def __init__(self, what: str, found: object) -> None:
         super().__init__(what, found)
@@ -65,7 +65,7 @@ def storage_stub(persistent_id: Any) -> tuple[str, str, int, Stub]:
     """Parse torch's persistent id of a storage: key, type, count of numbers, and its stub."""
     word, type_, key, _, numbers, *view = persistent_id
     if word != "storage" or type(type_) is not GlobalName or type(key) is not str:
-        raise RefusedError("the pickle keeps something else than a storage beside it", word)
+        raise RefusedError("the pickle refers to something other than a storage", word)
     first = _number(view[0][1]) if view and view[0] is not None else 0
     return key, str(type_), _number(numbers), Stub("storage", key, str(type_), first)
 
@@ -87,8 +87,8 @@ def set_stub(items: Sequence[Any] = ()) -> Stub:
 
 
 def _encode(raw: Any = b"", encoding: Any = "latin-1") -> bytes:
-    if encoding not in ("latin-1", "latin1"):  # with others, text grows or is looked for among Python's files
-        raise RefusedError("the pickle asks for an encoding that is not allowed", encoding)
+    if encoding not in ("latin-1", "latin1"):  # other encodings expand text, or import Python modules
+        raise RefusedError("the pickle uses an encoding that is not allowed", encoding)
     return raw if type(raw) is bytes else raw.encode("latin-1")
 
 
@@ -98,7 +98,7 @@ def _tensor_stub(storage: Any, offset: Any, shape: Any, strides: Any, *_: Any) -
 
 
 def _typed_tensor_stub(storage: Any, offset: Any, shape: Any, strides: Any, *rest: Any) -> Stub:
-    """Build a tensor with a dtype of its own, the third of `rest`; its storage counts bytes."""
+    """Build a tensor whose dtype is an argument; its storage counts bytes."""
     stub = _tensor_stub(storage, offset, shape, strides)
     stub.parts[1] = rest[2]
     return stub
@@ -112,7 +112,7 @@ def _parameter_stub(data: Any, *_: Any) -> Any:
 def _subclass_stub(called: Any, _: Any, arguments: Any, *__: Any) -> Any:
     """Build a tensor of a subclass of Tensor through the function that builds the tensor."""
     if type(called) is not GlobalName or called not in _TENSORS:
-        raise RefusedError("the pickle makes a tensor in a way that is not allowed", called)
+        raise RefusedError("the pickle builds a tensor in a way that is not allowed", called)
     return _TENSORS[called](*arguments)
 
 
@@ -138,7 +138,7 @@ def _set_array(parts: list[Any], state: Any) -> None:
 
 def _set_dtype(parts: list[Any], state: Any) -> None:
     if any(part is not None for part in state[2:5]):
-        raise RefusedError("the pickle has an array of numpy whose items have fields", parts[0])
+        raise RefusedError("the pickle has a numpy array with a structured dtype", parts[0])
     parts[1] = ">" if state[1] == ">" else "<"
 
 
@@ -177,7 +177,7 @@ MAKERS: Mapping[str, Callable[..., Any]] = MappingProxyType(
         ),
     }
 )
-# what may be given a state after it was made
+# stubs that accept a state after construction
 STATE_SETTERS: Mapping[str, Callable[[list[Any], Any], None]] = MappingProxyType(
     {"record": _set_record, "array": _set_array, "dtype": _set_dtype, "tensor": _set_tensor}
 )

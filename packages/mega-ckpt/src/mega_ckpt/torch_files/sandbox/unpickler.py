@@ -1,8 +1,8 @@
-"""The standard library's unpickler, with stubs in the place of objects.
+"""The standard library's unpickler, with stubs instead of objects.
 
 The base is `pickle._Unpickler`, the implementation in Python, which has a table of methods, one per opcode.
-`pickle.Unpickler`, in C, builds real dicts and sets, and hashes in them the keys that the file chooses: a
-pickle of 74 bytes takes minutes of a core (docs/adr/0030-the-standard-unpickler.md).
+`pickle.Unpickler`, in C, builds real dicts and sets, and hashes keys that the file chooses: a pickle of 74
+bytes takes minutes of CPU time (docs/adr/0030-the-standard-unpickler.md).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from mega_ckpt.torch_files.sandbox.stubs import (
     storage_stub,
 )
 
-# what Python raises for a program that no pickler wrote
+# exceptions that Python raises for a malformed pickle
 BROKEN = (
     ArithmeticError,
     AttributeError,
@@ -62,10 +62,10 @@ _INHERITED = (
 
 
 class PickleStream:
-    """A file of an unpickler, over a byte stream that requests more as it is read.
+    """A file object for an unpickler, which requests more bytes as it is read.
 
     Args:
-        read_next: returns the next bytes, none at the end.
+        read_next: returns the next bytes; none at the end of the file.
     """
 
     def __init__(self, read_next: Callable[[], bytes]) -> None:
@@ -88,7 +88,7 @@ class PickleStream:
         return self._buffer[begin : self._position]
 
     def readline(self) -> bytes:
-        """Read up to the next line break, which is part of the line."""
+        """Read up to and including the next line break."""
         while (end := self._buffer.find(b"\n", self._position)) < 0:
             if (rest := len(self._buffer) - self._position) > _LONGEST_LINE:
                 raise RefusedError("the pickle has a line that is too long", f"{rest} bytes")
@@ -119,10 +119,10 @@ class StubUnpickler(pickle._Unpickler):
     """Reads one pickle and returns stubs of its objects.
 
     Args:
-        storages: gets an entry for every storage that the pickle names: key, type and count of its numbers.
+        storages: receives an entry for every storage that the pickle names: key, type and element count.
     """
 
-    # of the base class, which has no annotations
+    # the base class has no annotations
     stack: list[Any]
     append: Callable[[Any], None]
     pop_mark: Callable[[], list[Any]]
@@ -136,8 +136,8 @@ class StubUnpickler(pickle._Unpickler):
         """Read the pickle and return its value.
 
         Raises:
-            RefusedError: it wants what is not allowed.
-            one of BROKEN: it was cut off, or no pickler wrote it.
+            RefusedError: the pickle requests something that is not allowed.
+            one of BROKEN: it is truncated, or no pickler wrote it.
         """
         value = super().load()
         if self.stack:
@@ -145,11 +145,11 @@ class StubUnpickler(pickle._Unpickler):
         return value
 
     def find_class(self, module: str, name: str) -> GlobalName:
-        """Return the name if it is allowed, in the spelling of the newest Python and the oldest numpy."""
+        """Return the name if it is allowed, as spelled by the newest Python and the oldest numpy."""
         head, dot, rest = module.partition(".")
         full = f"{_RENAMED.get(head, head)}{dot}{rest}.{name}".replace("numpy._core.", "numpy.core.", 1)
         if full not in MAKERS and full not in CLASSES and full not in VALUES:
-            raise RefusedError("the pickle asks for what is not allowed", f"{module}.{name}")
+            raise RefusedError("the pickle names a global that is not allowed", f"{module}.{name}")
         return GlobalName(full)
 
     def persistent_load(self, pid: Any) -> Stub:
@@ -220,11 +220,11 @@ class StubUnpickler(pickle._Unpickler):
 
 
 def _make(called: Any, arguments: Any) -> Any:
-    """Make the stub of what a call returns."""
+    """Return the stub for the result of a call."""
     if type(called) is not GlobalName or type(arguments) is not tuple:
         raise TypeError("a call of what is not a name")
     if called in MAKERS:
         return MAKERS[called](*arguments)
     if called in CLASSES:
         return Stub("record", called, arguments, None)
-    raise RefusedError("the pickle calls what may only be named", called)
+    raise RefusedError("the pickle calls a global that may only be named", called)

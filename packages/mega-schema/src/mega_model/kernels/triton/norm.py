@@ -98,16 +98,16 @@ def layer_norm(x_TD: Tensor, scale_D: Tensor, shift_D: Tensor, eps: float) -> Te
 
 def add_rms_norm(x_TD: Tensor, residual_TD: Tensor, scale_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Add the residual and compute RMSNorm, as `reference.add_rms_norm`."""
-    both: tuple[Tensor, Tensor] = _Norm.apply(x_TD, residual_TD, scale_D, None, eps)
-    return both
+    outputs: tuple[Tensor, Tensor] = _Norm.apply(x_TD, residual_TD, scale_D, None, eps)
+    return outputs
 
 
 def add_layer_norm(
     x_TD: Tensor, residual_TD: Tensor, scale_D: Tensor, shift_D: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
     """Add the residual and compute LayerNorm, as `reference.add_layer_norm`."""
-    both: tuple[Tensor, Tensor] = _Norm.apply(x_TD, residual_TD, scale_D, shift_D, eps)
-    return both
+    outputs: tuple[Tensor, Tensor] = _Norm.apply(x_TD, residual_TD, scale_D, shift_D, eps)
+    return outputs
 
 
 class _Norm(torch.autograd.Function):

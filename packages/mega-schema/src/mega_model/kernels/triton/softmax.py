@@ -1,4 +1,4 @@
-"""Softmax of attention scores with a mask, and the cross-entropy of a vocabulary cut over tp.
+"""Softmax of attention scores with a mask, and the cross-entropy of a vocabulary split over tp.
 
 Legend: B samples, N heads, s queries, S keys; C tokens, V this rank's columns.
 """

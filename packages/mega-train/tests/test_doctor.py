@@ -65,7 +65,7 @@ def test_a_gpu_without_fp8_is_told_and_is_no_illness(monkeypatch: pytest.MonkeyP
         (("clang",), None, "clang", ""),
         (("gcc", "icx"), "icx", "icx", ""),
         ((), None, None, "none: neither gcc nor clang is on PATH and CC is unset; Triton"),
-        (("gcc",), "icx", None, "none: CC=icx is no program; Triton"),  # Triton does not look further
+        (("gcc",), "icx", None, "none: CC=icx is not a program; Triton"),  # Triton does not look further
     ],
 )
 def test_the_c_compiler_that_triton_takes_is_named_and_a_missing_one_is_one_line(

@@ -220,5 +220,5 @@ def test_megatrons_flags_of_it_are_read_and_those_of_its_history_left_out() -> N
     assert format_skipped(result.left_out) == f"{flags} ({why})"
     (error,) = translate_flags(["--fp8-recipe", "delayed"], ours).refused
     assert str(error).startswith("--fp8-recipe: not a known value: found delayed")
-    assert "--fp8-interval   is left out: of FP8" in next(iter(explain_word("--fp8-interval")))
+    assert "--fp8-interval   is left out: FP8 uses" in next(iter(explain_word("--fp8-interval")))
     assert next(iter(explain_word("--fp8-format"))) == "--fp8-format   [train]"

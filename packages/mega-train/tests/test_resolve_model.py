@@ -163,7 +163,7 @@ def test_fields_of_a_model_are_flags_wherever_an_error_names_them(resolve_config
     with pytest.raises(ConfigError) as caught:
         resolve_config(model__parallel_residual=True, model__apply_residual_connection_post_layernorm=True)
     assert str(caught.value).startswith("--parallel-residual: ")
-    assert "found --apply-residual-connection-post-layernorm too" in str(caught.value)
+    assert "excludes --apply-residual-connection-post-layernorm: found both" in str(caught.value)
     loaded = resolve_config(model__window_size="3,0", model__untie_embeddings_and_output_weights=True).spec
     with pytest.raises(
         ConfigError, match=r"^--untie-embeddings-and-output-weights: .* not given, wanted given"

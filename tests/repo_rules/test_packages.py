@@ -34,7 +34,7 @@ def test_a_package_is_typed_and_documented(package: Package) -> None:
     assert all((root / "py.typed").is_file() for root in package.roots)
     readme = (package.folder / "README.md").read_text("utf-8")
     assert readme.startswith(f"# {package.name}\n")
-    assert "surprising limit" in readme
+    assert "Limitation" in readme
 
 
 @each_package

@@ -317,12 +317,12 @@ def test_the_content_is_that_of_the_source_each_time_it_is_asked_for(files):
 @pytest.mark.parametrize(
     ("kind", "line"),
     [
-        ("HuggingFaceTokenizer", "--tokenizer-model: not given"),
-        ("GPT2BPETokenizer", "--vocab-file: not given"),
-        ("NullTokenizer", "--vocab-size: not given"),
-        ("BertWordPieceCase", "--vocab-file: not given"),
-        ("TikTokenizer", "--tokenizer-model: not given"),
-        ("Llama2Tokenizer", "--tokenizer-model: not given"),
+        ("HuggingFaceTokenizer", "--tokenizer-model: missing"),
+        ("GPT2BPETokenizer", "--vocab-file: missing"),
+        ("NullTokenizer", "--vocab-size: missing"),
+        ("BertWordPieceCase", "--vocab-file: missing"),
+        ("TikTokenizer", "--tokenizer-model: missing"),
+        ("Llama2Tokenizer", "--tokenizer-model: missing"),
         ("SPTokenizer", "--tokenizer-type: unknown: found SPTokenizer"),
     ],
 )

@@ -98,8 +98,8 @@ def test_validate_says_what_follows_and_starts_nothing(tmp_path: Path) -> None:
         f"validate {TINY} {SHORT} --world 8 --tensor-model-parallel-size 2 --save {tmp_path / 'run'} --json"
     )
     content = json.loads(_invoke(*words.split(), "--global-batch-size", "16").output)
-    assert (content["tp"], content["dp"], content["micro-batches of a rank and step"]) == (2, 4, 4)
-    assert (content["tokens of a step"], content["samples of the run"]) == (128, 160)
+    assert (content["tp"], content["dp"], content["gradient accumulation steps"]) == (2, 4, 4)
+    assert (content["tokens per step"], content["training samples"]) == (128, 160)
     assert content["model.hidden_size"] == 16
     plain = _invoke(*f"validate --family llama {TINY} {SHORT} --use-flash-attn".split())
     assert f"{'model.family':48} llama" in plain.stdout
@@ -137,7 +137,7 @@ def test_validate_shows_a_run_that_its_save_folder_keeps_from_starting(corpus: P
     for command in ("validate", "gpt"):
         result = CliRunner().invoke(app, [command, "--config", config])
         assert str(result.exception).startswith(
-            "--save: contains checkpoints of another run: found iteration 10"
+            "--save: contains checkpoints that this run does not load: found iteration 10"
         )
         assert f"hint: --load {run} --save {run} resumes from them" in str(result.exception)
         assert (f"{'start':48} refused" in result.stdout) == (command == "validate")
@@ -182,7 +182,7 @@ def test_a_checkpoint_is_compared_by_its_configuration_and_layout(
     lines = _invoke("diff", str(tmp_path / "run"), str(file), code=1).output.splitlines()
     assert [line.split() for line in lines] == [
         ["dp", "2", "|", "1"],
-        ["micro-batches", "of", "a", "rank", "and", "step", "2", "|", "4"],
+        ["gradient", "accumulation", "steps", "2", "|", "4"],
     ]
     _invoke("diff", str(tmp_path / "run"), str(file), "--world", "2")
     bare = tmp_path / "run" / "iter_0000003"

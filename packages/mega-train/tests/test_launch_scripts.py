@@ -114,10 +114,13 @@ def mega_train(*argv: str) -> tuple[int, str, str]:
 
 # script, processes, and what must follow from it
 ACCEPTED = {
-    "megatron_2019": (8, {"tp": 2, "dp": 4, "samples of a step": 32, "steps": 500_000}),
-    "megatron_mp_v2.5": (8, {"tp": 2, "pp": 2, "dp": 2, "samples of a step": 16, "model.vocab_size": 50257}),
-    "megatron_mp_23.06": (8, {"tp": 2, "pp": 2, "dp": 2, "samples of a step": 16, "model.vocab_size": 50257}),
-    "megatron_gpt3_175b": (1024, {"tp": 8, "pp": 16, "steps": 111_354, "samples of the first step": 16}),
+    "megatron_2019": (8, {"tp": 2, "dp": 4, "global batch size": 32, "training iterations": 500_000}),
+    "megatron_mp_v2.5": (8, {"tp": 2, "pp": 2, "dp": 2, "global batch size": 16, "model.vocab_size": 50257}),
+    "megatron_mp_23.06": (8, {"tp": 2, "pp": 2, "dp": 2, "global batch size": 16, "model.vocab_size": 50257}),
+    "megatron_gpt3_175b": (
+        1024,
+        {"tp": 8, "pp": 16, "training iterations": 111_354, "batch size of the first step": 16},
+    ),
     "bigscience_tr8_104b": (512, {"tp": 4, "pp": 32, "dp": 4, "ZeRO stage": 1, "model.vocab_size": 50257}),
     "bigscience_tr11_176b": (
         384,
@@ -125,13 +128,13 @@ ACCEPTED = {
             "tp": 4,
             "pp": 12,
             "dp": 8,
-            "steps": 115_311,
+            "training iterations": 115_311,
             "model.vocab_size": 250_680,
             "model.make_vocab_size_divisible_by": 62720,
         },
     ),
     "megatron_2026_llama3_8b_fp8": (8, {"cp": 2, "dp": 4, "model.vocab_size": 128_257, "ZeRO stage": 1}),
-    "turkish_gpt2": (8, {"dp": 8, "micro-batches of a rank and step": 1, "model.vocab_size": 50257}),
+    "turkish_gpt2": (8, {"dp": 8, "gradient accumulation steps": 1, "model.vocab_size": 50257}),
     "megatron_llama2_finetune": (
         1,
         {
@@ -140,7 +143,10 @@ ACCEPTED = {
             "model.untie_embeddings_and_output_weights": True,
         },
     ),
-    "fairseq_megatron_11b": (8, {"tp": 8, "model.num_layers": 72, "steps": 300_000, "samples of a step": 2}),
+    "fairseq_megatron_11b": (
+        8,
+        {"tp": 8, "model.num_layers": 72, "training iterations": 300_000, "global batch size": 2},
+    ),
     "everyday_2026": (
         8,
         {"tp": 2, "dp": 4, "model.qk_layernorm": True, "model.num_query_groups": 8, "ZeRO stage": 1},
@@ -187,4 +193,4 @@ def test_a_ramp_up_counted_in_iterations_is_refused_as_in_megatron(variables: di
     assert err.splitlines()[-1].startswith("error: --rampup-batch-size: needs a run counted in samples")
     code, out, err = _validate("megatron_2026_gpt3_175b", 1024, {**variables, "RAMPUP": ""})
     assert code == 0, err
-    assert json.loads(out)["samples of a step"] == 1536
+    assert json.loads(out)["global batch size"] == 1536

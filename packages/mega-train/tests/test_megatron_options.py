@@ -138,9 +138,9 @@ def test_validate_accepts_the_first_start_of_a_script_that_always_resumes(tmp_pa
     resumes = f"{SMALL} {SHORT} --vocab-size 33 --load {run} --save {run}"
     for data in ("", " --mock-data"):
         values = json.loads(_mega_train(f"validate {resumes}{data} --json")[0])
-        assert values["steps"] == 3
+        assert values["training iterations"] == 3
     assert values["dropout"] == "hidden 0, attention 0"
-    assert values["optimizer"] == "adam, betas 0.9 0.999, eps 1e-08, weight decay 0.01, clipped at 1"
+    assert values["optimizer"] == "adam, betas 0.9 0.999, eps 1e-08, weight decay 0.01, gradient clipping 1"
     assert values["learning rate"] == "0.001 to 0, linear"
     assert not run.exists()
     wsd = "--lr-decay-style WSD --lr-wsd-decay-iters 1 --decoupled-lr 1e-4 --optimizer muon"

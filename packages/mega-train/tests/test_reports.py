@@ -145,7 +145,7 @@ def test_the_page_says_where_a_run_stands_and_where_it_restarted(tmp_path: Path)
     assert page.count("restart of small at iteration 40, 20 steps repeated") == 6, "in every chart"
     headings = re.findall("<h2>(.*?)</h2>", page)
     assert headings == [
-        *("Loss", "Gradient norm", "Learning rate", "Throughput", "TFLOP/s a rank", "Memory"),
+        *("Loss", "Gradient norm", "Learning rate", "Throughput", "TFLOP/s per rank", "Memory"),
         *("Where the time of a step goes", "Configuration"),
     ]
 

@@ -140,7 +140,7 @@ def test_a_fresh_run_does_not_write_into_a_folder_with_checkpoints(
     _gpt(corpus, "--train-iters", 2, "--save", tmp_path / "other")
     for words in begins:
         line = _gpt(corpus, "--train-iters", 8, *words, "--save", run, code=2)
-        assert "--save: contains checkpoints of another run: found iterations 2, 4, 6 in" in line
+        assert "--save: contains checkpoints that this run does not load: found iterations 2, 4, 6 in" in line
         assert f"--load {run} --save {run} resumes from them" in line
         assert "--overwrite" in line
     assert _contents(run) == before

@@ -130,7 +130,7 @@ def _render(*, terminal: bool, width: int = 80) -> str:
 
 
 def test_plain_lines_appear_where_there_is_no_terminal() -> None:
-    pace = "12,346 tokens/s | 412 TFLOP/s a rank"
+    pace = "12,346 tokens/s | 412 TFLOP/s per rank"
     numbers = "loss 2.5000 | lr 3.00e-04 | grad norm 1.25"
     assert _render(terminal=False).splitlines() == [
         "gpt, 1,234 parameters | tp 2 x pp 1 x dp 4 | 4 samples x 16 tokens a step | from new weights",
@@ -178,7 +178,7 @@ def test_every_log_line_stays_in_the_scrollback_of_a_terminal(width: int) -> Non
         for iteration in (20, 60)
     ]
     assert all(len(line) <= max(width, 61) for line in logged), "loss and gradient norm are never left out"
-    whole = "12,346 tokens/s | 412 TFLOP/s a rank | 71.23 GB | 0:40 left"
+    whole = "12,346 tokens/s | 412 TFLOP/s per rank | 71.23 GB | 0:40 left"
     assert logged[0].endswith(whole) == (width == 130)
 
 

@@ -73,12 +73,13 @@ def list_iterations(iterations: Collection[int]) -> str:
 
 def _refusal_error(save: CheckpointConfig, later: list[int], loaded: int | None) -> ConfigError:
     description = f"{list_iterations(later)} in {save.save}"
-    alternatives = "another --save keeps them, --overwrite gives them up"
+    alternatives = "another --save keeps them, --overwrite replaces them"
     if loaded is None:
-        owner = "a run that began with the same --load" if _has_same_start(save, later[-1]) else "another run"
+        same_start = _has_same_start(save, later[-1])
+        owner = "of a run that began with the same --load" if same_start else "that this run does not load"
         return ConfigError(
             "--save",
-            f"contains checkpoints of {owner}",
+            f"contains checkpoints {owner}",
             found=description,
             wanted="a folder without checkpoints",
             hint=f"--load {save.save} --save {save.save} resumes from them, {alternatives}",

@@ -108,17 +108,17 @@ def derived_values(config: ResolvedConfig) -> dict[str, object]:
         "dropout": _dropout(config.run.train),
         "optimizer": _optimizer(config.run.optimizer),
         "learning rate": _learning_rate(config.run.optimizer),
-        "tokens of a sample": config.seq_length,
-        "tokens of a sample in the first step": config.seq_length_schedule.length_at(1),
-        "samples of a micro-batch": config.micro_batch_size,
-        "samples of a step": config.global_batch_size,
-        "samples of the first step": config.batch_size_schedule.size_at(0),
-        "micro-batches of a rank and step": config.accumulation_steps,
-        "tokens of a step": config.tokens_per_step,
-        "steps": config.iterations,
-        "samples of the run": config.train_samples,
-        "samples of warm-up": round(schedule.warmup),
-        "samples until the least rate": schedule.decay,
+        "sequence length": config.seq_length,
+        "sequence length of the first step": config.seq_length_schedule.length_at(1),
+        "micro-batch size": config.micro_batch_size,
+        "global batch size": config.global_batch_size,
+        "batch size of the first step": config.batch_size_schedule.size_at(0),
+        "gradient accumulation steps": config.accumulation_steps,
+        "tokens per step": config.tokens_per_step,
+        "training iterations": config.iterations,
+        "training samples": config.train_samples,
+        "learning-rate warmup samples": round(schedule.warmup),
+        "learning-rate decay samples": schedule.decay,
         "ZeRO stage": config.sharding_config.stage,
         "device": config.device,
     }
@@ -164,7 +164,7 @@ def _optimizer(optimizer: OptimizerConfig) -> str:
     decay = f"{optimizer.weight_decay:g}"
     if optimizer.weight_decay_style != "constant":
         decay = f"{optimizer.start_weight_decay or 0:g} to {optimizer.end_weight_decay or 0:g}"
-    return f"{optimizer.name}, {constants}, weight decay {decay}, clipped at {optimizer.clip:g}"
+    return f"{optimizer.name}, {constants}, weight decay {decay}, gradient clipping {optimizer.clip:g}"
 
 
 def _learning_rate(optimizer: OptimizerConfig) -> str:

@@ -106,7 +106,7 @@ def _overview_rows(run: RunHistory) -> Iterator[tuple[str, str]]:
         yield f"{group} perplexity, last", f"{scores[-1]['perplexity']:.2f}"
     for name, key, form in (
         ("tokens/s, median", "tokens_per_second", "{:,.0f}"),
-        ("TFLOP/s a rank, median", "tflops", "{:.4g}"),
+        ("TFLOP/s per rank, median", "tflops", "{:.4g}"),
         ("MFU, median", "mfu", "{:.1%}"),
     ):
         if (value := run.median(key)) is not None:
@@ -193,7 +193,7 @@ def _charts(runs: Sequence[RunHistory], names: Sequence[str], over: XAxis) -> It
     yield "Learning rate", chart("learning_rate", "Of the last step before each log line.", zero=True)
     pace = "Tokens per second over all ranks, without validations and saves."
     yield "Throughput", chart("tokens_per_second", pace, zero=True)
-    yield "TFLOP/s a rank", chart("tflops", "FLOPs that the model needs, without recomputation.", zero=True)
+    yield "TFLOP/s per rank", chart("tflops", "FLOPs that the model needs, without recomputation.", zero=True)
     memory = [(name, color, *run.memory(over)) for run, name, color in runs_with_colors]
     gigabytes = [Curve(name, color, xs, [y / 1e9 for y in ys]) for name, color, xs, ys in memory]
     yield "Memory", chart("memory", "GB of rank 0.", gigabytes, zero=True)

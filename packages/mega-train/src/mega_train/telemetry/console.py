@@ -164,7 +164,7 @@ def format_log(log_line: LogLine, width: int | None = None) -> str:
     ]
     optional = [
         (0, f"{log_line.tokens_per_second:,.0f} tokens/s"),
-        (3, f"{format_flops(log_line.tflops)} a rank"),
+        (3, f"{format_flops(log_line.tflops)} per rank"),
         *([(2, f"MFU {log_line.mfu:.1%}")] if log_line.mfu is not None else []),
         (4, f"{used_bytes(log_line.memory) / 1e9:.2f} GB"),
         (1, f"{format_duration(log_line.eta_seconds)} left"),

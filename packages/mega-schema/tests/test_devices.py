@@ -24,7 +24,7 @@ def test_a_device_of_the_machine_is_taken_by_its_name() -> None:
 @pytest.mark.parametrize("name", ["abacus", "cuda:99", "", "cpu:x"])
 def test_a_device_the_machine_lacks_is_an_error_with_the_cpu_as_hint(name: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        resolve_device(name)
+        resolve_device(name, where="--device")
     message = str(caught.value)
     assert message.startswith("--device: not a device of this machine: found ")
     assert message.endswith(", wanted auto, cpu, or a CUDA device of this machine; hint: --device cpu")

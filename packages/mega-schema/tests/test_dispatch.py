@@ -127,13 +127,13 @@ def test_what_is_not_installed_is_refused_with_the_way_to_get_it(
     with pytest.raises(
         ConfigError, match=rf"^--kernels: {name} is not installed; hint: .*{PACKAGES[name][1][:12]}"
     ):
-        choose_kernels(name, GPU)
+        choose_kernels(name, GPU, where="--kernels")
 
 
 def test_what_needs_a_gpu_is_refused_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(ConfigError, match="^--kernels: needs a GPU: found triton on cpu, wanted cuda"):
-        choose_kernels("triton", CPU)
+        choose_kernels("triton", CPU, where="--kernels")
 
 
 @pytest.mark.usefixtures("apex")

@@ -176,7 +176,7 @@ def _run_task(
     fingerprints = result.fingerprint_files(files)
     checkpoint = Checkpoint.open(load)
     tokenizer = open_checkpoint_tokenizer(checkpoint)
-    model_device = resolve_device(device)
+    model_device = resolve_device(device, where="--device")
     model = load_model(checkpoint.spec, checkpoint.model_slab, device=model_device)
     progress = partial(progress_bar, "scoring", unit="windows")
     scorer = ModelScorer(model, where=checkpoint.folder, batch_size=micro_batch_size, progress=progress)

@@ -9,7 +9,7 @@ from mega_schema.errors import ConfigError
 AUTO = "auto"
 
 
-def resolve_device(name: str, *, where: str = "--device") -> torch.device:
+def resolve_device(name: str, *, where: str = "device") -> torch.device:
     """Return the device of this name: `auto` is the first GPU, or the CPU on a machine without one.
 
     Args:

@@ -106,7 +106,7 @@ def serve(
     engine = load_engine(
         checkpoint,
         max_batch_tokens=max_tokens_to_oom,
-        device=resolve_device(device),
+        device=resolve_device(device, where="--device"),
         dtype=getattr(torch, dtype),
     )
     app = create_app(

@@ -64,7 +64,7 @@ def agree_on_roster(store: Store, rank: int, size: int, timeout: timedelta) -> S
         "not all ranks joined the rendezvous",
         found=f"{len([r for r in range(size) if _read(store, f'name {r}')])} in {timeout}",
         wanted=f"{size} processes",
-        hint="read the log of the missing host; --distributed-timeout-minutes waits longer",
+        hint="read the log of the missing host, or raise the timeout",
     )
 
 

@@ -66,14 +66,17 @@ def installed_version(name: str) -> str | None:
         return "of unknown version"
 
 
-def choose_kernels(name: KernelsName, device: torch.device, *, backend: str = "inductor") -> KernelChoice:
-    """Choose the kernels that --kernels names, for a device.
+def choose_kernels(
+    name: KernelsName, device: torch.device, *, where: str = "kernels", backend: str = "inductor"
+) -> KernelChoice:
+    """Choose kernels by name for a device.
 
     On a GPU, `auto` takes our Triton kernels, and flash-attn if it is installed. On a CPU it takes the
     reference with blockwise attention and, with a C++ compiler, the kernels of `cpp`. The name of a package
     selects its kernels, and ours for all other functions.
 
     Args:
+        where: the flag or key that an error names.
         backend: torch.compile's.
 
     Raises:
@@ -84,7 +87,7 @@ def choose_kernels(name: KernelsName, device: torch.device, *, backend: str = "i
     if name == "compile":
         return _override(_reference_choice("not compiled"), name, _compile(backend), "requested")
     if name != "auto":
-        _check_available(name, device)
+        _check_available(name, device, where)
     if device.type == "cpu" and not _is_interpreting():
         return _cpu_choice()
     if installed_version("triton") is None:
@@ -128,15 +131,13 @@ def _cpu_choice() -> KernelChoice:
         return replace(choice, reasons={**choice.reasons, **reasons})
 
 
-def _check_available(name: str, device: torch.device) -> None:
+def _check_available(name: str, device: torch.device, where: str) -> None:
     _, how_to_install = PACKAGES[name]
     if installed_version(name) is None:
-        raise ConfigError(
-            "--kernels", f"{name} is not installed", hint=f"{how_to_install}; or --kernels auto"
-        )
+        raise ConfigError(where, f"{name} is not installed", hint=f"{how_to_install}; or {where} auto")
     if device.type != "cuda" and not (name == "triton" and _is_interpreting()):
         raise ConfigError(
-            "--kernels", "needs a GPU", found=f"{name} on {device.type}", wanted="cuda", hint="--kernels auto"
+            where, "needs a GPU", found=f"{name} on {device.type}", wanted="cuda", hint=f"{where} auto"
         )
 
 

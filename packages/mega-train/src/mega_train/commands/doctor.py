@@ -34,7 +34,7 @@ def collect_report(kernels: KernelsName, device: DeviceName) -> dict[str, Any]:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     start_time = time.perf_counter()
     torch_device = torch.device(device)
-    kernel_choice = choose_kernels(kernels, torch_device)
+    kernel_choice = choose_kernels(kernels, torch_device, where="--kernels")
     adamw_choice = choose_adamw(kernels, torch_device)
     results = [
         _result_to_dict(result, str(dtype).removeprefix("torch."))

@@ -178,7 +178,7 @@ def _check_machine(config: ResolvedConfig, world: World) -> None:
             hint="--bf16 without --fp8-format",
         )
     # fails before the rendezvous if a kernel is not available
-    choose_kernels(config.run.train.kernels, torch.device(config.device))
+    choose_kernels(config.run.train.kernels, torch.device(config.device), where="--kernels")
 
 
 def _open_datasets(

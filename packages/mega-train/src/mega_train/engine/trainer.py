@@ -73,7 +73,7 @@ class Trainer:
         self.mesh = mesh
         self.tokenizer = tokenizer
         self.loaded_from = None if checkpoint is None else checkpoint.folder
-        self.kernel_choice = choose_kernels(run.train.kernels, mesh.device)
+        self.kernel_choice = choose_kernels(run.train.kernels, mesh.device, where="--kernels")
         self.rt = _build_runtime(config, mesh, self.kernel_choice)
         self.sharding, gradients = build_sharding(self.rt, mesh, config.sharding_config)
         self.models, self.params = self.sharding.models, self.sharding.params

@@ -172,7 +172,7 @@ ON_VERIFY: dict[str, tuple[Callable[[Json], object], str]] = {
         lambda m: m["tensors"].pop("optim.exp_avg"),
         "namespace missing: found optim.exp_avg_sq alone, wanted optim.exp_avg",
     ),
-    "moments that are whole numbers": (
+    "moments that are integers": (
         lambda m: m["tensors"]["optim.exp_avg"]["embed.weight"].update(dtype="I32"),
         "optim.exp_avg embed.weight: dtype: found I32, wanted F32",
     ),

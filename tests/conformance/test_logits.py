@@ -82,19 +82,20 @@ def test_a_wrong_conversion_is_one_line_and_exit_code_1(
     assert result.exit_code == 1
     *_, message = result.stderr.splitlines()
     assert message.startswith(f"error: {tmp_path / 'hf'}: logits differ from the source's: found ")
-    assert "logits: of 5 tokens " in result.stdout
+    assert "over 5 tokens" in result.stdout
 
 
 def test_small_models_are_checked_on_their_way_to_hugging_face_and_others_when_asked(
     save_trained: Trained, small_gpt: ModelSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = save_trained(small_gpt)
-    assert "logits: of 64 tokens" in convert(run, "hf", tmp_path / "1").stdout
+    assert "over 64 tokens" in convert(run, "hf", tmp_path / "1").stdout
     assert "logits" not in convert(run, "hf", tmp_path / "2", "--no-check-logits").stdout
     assert "logits" not in convert(run, "torch_dist", tmp_path / "3").stdout
     asked = convert(run, "torch_dist", tmp_path / "4", "--check-logits", "11")
     assert (
-        "logits: of 11 tokens 0.0e+00 apart at most, 0.0e+00 of the largest, both by the ref" in asked.stdout
+        "logits: max difference 0.0e+00, 0.0e+00 of the largest, over 11 tokens, both by the ref"
+        in asked.stdout
     )
     monkeypatch.setattr(compare_logits, "_SMALL_MODEL", 1000)
     assert "logits" not in convert(run, "hf", tmp_path / "5").stdout

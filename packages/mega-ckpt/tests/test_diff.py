@@ -72,7 +72,7 @@ def test_two_runs_differ_in_every_tensor_and_the_exit_code_says_so(
     first = report["differences"][0]
     assert (first["name"], first["differing"], first["elements"]) == ("embed.weight", 88, 88)
     text = mega("diff", a, b, "--no-optim").output
-    assert "model  embed.weight  values: F32, F32; 88 of 88 numbers, at most " in text
+    assert "model  embed.weight  values: F32, F32; 88 of 88 elements differ, max " in text
     assert text.endswith("28 tensors compared: 28 differences\n")
 
 

@@ -62,9 +62,7 @@ def test_a_size_is_a_number_with_a_unit(mega: Any, tmp_path: Path, text: str) ->
     words = ("--from", "mega", "--to", "hf", "--load", tmp_path, "--save", tmp_path / "b")
     result = mega("convert", *words, "--max-shard-size", text)
     assert isinstance(result.exception, ConfigError)
-    assert f"--max-shard-size: not a size: found {text}, wanted a whole number and KB" in str(
-        result.exception
-    )
+    assert f"--max-shard-size: not a size: found {text}, wanted an integer and KB" in str(result.exception)
 
 
 def test_the_command_cuts_files(mega: Any, run_folder: Any, small_gpt: ModelSpec, tmp_path: Path) -> None:

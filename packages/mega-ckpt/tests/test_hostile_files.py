@@ -35,7 +35,7 @@ def test_a_width_that_no_file_holds_is_refused_before_a_list_of_it_is_made(
 
 
 def test_keys_that_collide_are_refused_at_once(tmp_path: Path) -> None:
-    step = 2**61 - 1  # what Python divides a whole number by to hash it
+    step = 2**61 - 1  # what Python divides an integer by to hash it
     keys = b""
     for number in range(1, 40_001):
         raw = (number * step).to_bytes(11, "little", signed=True)

@@ -424,7 +424,7 @@ def test_a_report_of_no_documents_can_be_made() -> None:
         ("fix-txt", "did you mean fix-text?"),
         ("length:minimun=3", "--step length: minimun: unknown key"),
         ("length:minimum", "not key=value"),
-        ("length:minimum=some", "wanted a whole number"),
+        ("length:minimum=some", "wanted an integer"),
         ("length:minimum=-1", "not negative"),
         ("language:score=high", "wanted a number"),
         ("language:model=missing.bin", "no such file"),
@@ -456,7 +456,7 @@ def test_a_mistake_in_a_step_is_answered_before_any_work(tmp_path: Path, flag: s
             '[[step]]\nname = "language"\nkeep = "en"\n[[step]]\nname = "language"\nkeep = [1]\n',
             "step 2: keep",
         ),
-        ('[[step]]\nname = "length"\nminimum = 1.5\n', "wanted a whole number"),
+        ('[[step]]\nname = "length"\nminimum = 1.5\n', "wanted an integer"),
         ('[[step]]\nname = "decontaminate"\ncounts = {}\n', "unknown key"),
     ],
 )

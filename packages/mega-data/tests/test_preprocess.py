@@ -115,7 +115,7 @@ FAULTS = [
     (b"{}", "no key 'text': found no keys"),
     (b'{"text": 1}', "the value of 'text': found int, wanted a string"),
     (b'{"text": null}', "the value of 'text': found NoneType, wanted a string"),
-    (b'{"text": "1 x"}', "not ids for a NullTokenizer: found 'x', wanted whole numbers below 101"),
+    (b'{"text": "1 x"}', "not ids for a NullTokenizer: found 'x', wanted integers below 101"),
 ]
 
 

@@ -172,3 +172,9 @@ def test_the_command_trains_each_kind(tmp_path):
         assert result.exit_code == 0
         assert (tmp_path / kind / file).exists()
         assert ("requested" in result.stderr) == (" 350 ids" not in result.stdout)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_no_text_gives_no_tokenizer(kind):
+    with pytest.raises(ConfigError, match="^--input: contains no text: wanted one document or more"):
+        train([], 400, kind=kind)

@@ -129,9 +129,9 @@ def test_set_takes_a_value_as_toml_writes_it_and_text_without_quotes(text: str, 
         ("engine.pwer=1", f"--set: engine.pwer: unknown key; {RULE}; did you mean engine.power?"),
         ("power=1", f"--set: power: unknown key; {RULE}; did you mean engine.power?"),
         ("zzzzzzzz.qqqqqqq=1", f"--set: zzzzzzzz.qqqqqqq: unknown key; {RULE}"),
-        ("engine.power=1.5", "--set engine.power: has another type: found 1.5, wanted a whole number"),
-        ("engine.power=true", "--set engine.power: has another type: found True, wanted a whole number"),
-        ("engine.power=many", "--set engine.power: has another type: found 'many', wanted a whole number"),
+        ("engine.power=1.5", "--set engine.power: has another type: found 1.5, wanted an integer"),
+        ("engine.power=true", "--set engine.power: has another type: found True, wanted an integer"),
+        ("engine.power=many", "--set engine.power: has another type: found 'many', wanted an integer"),
         ("engine.speed=fast", "--set engine.speed: has another type: found 'fast', wanted a number"),
         ("engine.quiet=1", "--set engine.quiet: has another type: found 1, wanted true or false"),
         ("engine.part=[1]", "--set engine.part: has another type: found [1], wanted a list of strings"),
@@ -150,7 +150,7 @@ def test_a_set_that_means_nothing_is_refused(text: str, line: str) -> None:
         ("[engin]\npower = 1", "{file}: [engin]: unknown section; hint: did you mean engine?"),
         ("[cellar]", "{file}: [cellar]: unknown section"),
         ("power = 1", "{file}: power: is outside every section: wanted [section] key = value"),
-        ("[engine]\npower = '1'", "{file}: engine.power: has another type: found '1', wanted a whole number"),
+        ("[engine]\npower = '1'", "{file}: engine.power: has another type: found '1', wanted an integer"),
         ("[engine]\nname = 1", "{file}: engine.name: has another type: found 1, wanted text"),
         ("[engine]\nfile = 1", "{file}: engine.file: has another type: found 1, wanted a path"),
         ("[engine]\nfuel = 'oil'", "{file}: engine.fuel: unknown choice: found oil, wanted wood | coal"),
@@ -172,7 +172,7 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_value_of_a_flag_is_checked_under_the_flags_name() -> None:
-    assert _refusal(None, {"power": "x"}) == ("--power: has another type: found 'x', wanted a whole number")
+    assert _refusal(None, {"power": "x"}) == ("--power: has another type: found 'x', wanted an integer")
 
 
 def test_every_value_has_a_flag_and_a_dotted_name() -> None:

@@ -134,7 +134,7 @@ def test_every_strict_prefix_of_an_index_of_any_form_is_refused(form, seed, tmp_
     [
         (1, 2, "version: found 2, wanted 1"),
         (2, 99, r"dtype code: found 99"),
-        (2, 6, "bytes of an id: found 4 of float64, wanted whole numbers"),
+        (2, 6, "bytes of an id: found 4 of float64, wanted integers"),
         (3, 8, "bytes of an id: found 8 of int32, wanted 4 of int32"),
         (4, 10**18, "size in bytes"),
         (5, 2, "size in bytes"),

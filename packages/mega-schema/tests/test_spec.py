@@ -62,7 +62,7 @@ def test_an_unknown_preset_is_answered_with_a_near_one() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"layers": 0}, "model.layers: not a count: found 0, wanted a whole number above 0"),
+        ({"layers": 0}, "model.layers: not a count: found 0, wanted an integer above 0"),
         ({"layers": True}, "model.layers: not a count: found True"),
         ({"ffn": 2.5}, "model.ffn: not a count: found 2.5"),
         ({"vocab": "5"}, "model.vocab: not a count: found 5"),
@@ -83,7 +83,7 @@ def test_an_unknown_preset_is_answered_with_a_near_one() -> None:
             "model.hidden: sinusoidal positions are pairs",
         ),
         ({"positions": "rope", "rotary_fraction": 2.0}, "found 8 of 4, wanted an even number, at most 4"),
-        ({"sliding_window": 0}, "model.sliding_window: not a count: found 0, wanted a whole number above 0"),
+        ({"sliding_window": 0}, "model.sliding_window: not a count: found 0, wanted an integer above 0"),
         ({"sliding_window": 2.0}, "model.sliding_window: not a count: found 2.0"),
         (
             {"parallel_residual": True, "post_norm_residual": True},

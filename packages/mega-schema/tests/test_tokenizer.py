@@ -175,7 +175,7 @@ def test_null_text_is_its_ids():
 
 @pytest.mark.parametrize("word", ["11", "-1", "x", "1.0", "²", "9" * 5000])
 def test_null_text_that_is_no_id_is_refused(word):
-    with pytest.raises(RequestError, match="whole numbers below 11"):
+    with pytest.raises(RequestError, match="integers below 11"):
         null(10).encode(f"1 {word}")
 
 

@@ -281,3 +281,9 @@ def test_a_record_that_cannot_be_written_misses_events_and_says_so_once(
     assert caplog.messages == [f"{tmp_path / EVENTS}: some events were not written: No space left on device"]
     record.on_event(validation_event(20, 2.0))
     assert [e["event"] for e in read_events(tmp_path)] == ["train_start", "validation"]
+
+
+def test_a_file_without_an_event_is_no_event_log(tmp_path: Path) -> None:
+    (tmp_path / EVENTS).write_text("garbage\n")
+    with pytest.raises(FormatError, match=rf"{EVENTS}:1: is not a line of an event log: wanted JSON"):
+        read_events(tmp_path)

@@ -67,6 +67,13 @@ def test_a_word_is_explained(word: str, message: str) -> None:
     assert message in _invoke("explain", word).output
 
 
+def test_known_words_are_explained_beside_unknown_ones() -> None:
+    result = _invoke("explain", "lr", "--foo", "parallel.tp", code=1)
+    assert result.stdout.startswith("--lr ")
+    assert result.stderr == "error: --foo: is neither a key nor a flag\n"
+    assert str(result.exception).endswith("did you mean parallel.tensor_model_parallel_size?")
+
+
 def test_without_a_word_every_key_is_listed() -> None:
     lines = _invoke("explain").output
     for key in config_keys(RunConfig):
@@ -153,7 +160,11 @@ def test_runs_differ_in_what_was_said_and_what_follows(tmp_path: Path) -> None:
     first.write_text(base)
     second.write_text(base.replace("hidden_size = 16", "hidden_size = 32").replace("lr = 0.1", "lr = 0.2"))
     half.write_text(base.replace("heads = 2", "heads = 3"))
-    _invoke("diff", str(first), str(first))
+    assert _invoke("diff", str(first), str(first)).output == "no differences\n"
+    missing = tmp_path / "missing"
+    assert str(_invoke("diff", str(first), str(missing), code=1).exception) == (
+        f"{missing}: no such file or folder: wanted a TOML file, or the folder of a run or checkpoint"
+    )
     lines = _invoke("diff", str(first), str(second), code=1).output.splitlines()
     names = [line.split("  ")[0] for line in lines]
     assert names[:2] == ["model.hidden_size", "optimizer.lr"]

@@ -131,13 +131,13 @@ def test_the_page_says_where_a_run_stands_and_where_it_restarted(tmp_path: Path)
     assert figures["ranks"] == "8 (tp 2 x dp 4) on cpu"
     assert figures["iterations"] == "100 of 100"
     assert figures["tokens"] == "6,400"
-    assert figures["loss, last line of the log"] == "2.0000"
+    assert figures["loss, last logged"] == "2.0000"
     assert figures["validation loss, best"] == "2.5000"
     assert figures["tokens/s, median"] == "128"
     assert figures["peak memory of rank 0"] == "2.50 GB"
     assert figures["training"] == "50 s"
-    assert figures["validations"] == "2, 3 s in all"
-    assert figures["saves"] == "2, 0.5 s in all"
+    assert figures["validations"] == "2, 3 s of training time"
+    assert figures["checkpoints"] == "2, 0.5 s of training time"
     assert figures["restarts"] == "1, 20 steps repeated"
     assert figures["steps without an update"] == "1"
     assert figures["optimizer.lr"] == "0.01"
@@ -284,7 +284,7 @@ def test_every_group_of_validations_is_a_curve_of_its_own(tmp_path: Path) -> Non
     page = render_report([RunHistory.load(tmp_path)], "iteration")
     figures = {name: row[0] for name, row in cells(page).items() if row}
     assert (figures["validation loss, last"], figures["test loss, last"]) == ("2.5000", "2.2500")
-    assert figures["saves"] == "3, 1 s in all, 1 failed"
+    assert figures["checkpoints"] == "3, 1 s of training time, 1 failed"
     assert page.count('class="key dots"') == 2
     test = page[page.index("<h2>Loss") :].partition("</figure>")[0]
     assert test.count("fill: var(--page); stroke: #2f6f9f") == 1, "the test is a ring, validations are points"

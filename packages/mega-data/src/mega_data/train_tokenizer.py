@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from io import BytesIO
+from itertools import chain
 from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -50,12 +51,17 @@ def train(
         lowercase: fold case and accents before words are split; only for wordpiece.
 
     Raises:
-        ConfigError: `vocab_size` is too small for the required tokens of the kind.
+        ConfigError: `vocab_size` is too small for the required tokens of the kind, or there is no text.
     """
     if kind not in TYPES:
         raise ConfigError("--type", "unknown", found=kind, wanted=" | ".join(TYPES))
     if lowercase and kind != "wordpiece":
         raise ConfigError("--lowercase", "is wordpiece's", found=f"--type {kind}", hint="--type wordpiece")
+    all_texts = iter(texts)
+    first_text = next(all_texts, None)
+    if first_text is None:
+        raise ConfigError("--input", "contains no text", wanted="one document or more")
+    texts = chain([first_text], all_texts)
     library = {"bpe": _bpe, "wordpiece": _wordpiece, "unigram": _unigram}[kind](texts, vocab_size, lowercase)
     with TemporaryDirectory() as folder:
         path = Path(folder) / "tokenizer.json"

@@ -5,7 +5,7 @@ The file, format 1, is one object:
     format         1
     task           "lambada" | "wikitext103" | "perplexity"
     scores         name -> number; the docstring of the task's module defines each
-    counts         name -> whole number
+    counts         name -> integer
     checkpoint     path, iteration
     data           an object for each input file: path, bytes, sha256
     options        the options that change the numbers

@@ -16,7 +16,7 @@ Family = Literal["gpt", "llama"]
 Norm = Literal["layernorm", "rmsnorm"]
 Activation = Literal["gelu_tanh", "gelu_erf", "squared_relu", "swiglu", "geglu", "reglu", "liglu"]
 Positions = Literal["learned", "rope", "alibi", "sinusoidal", "none"]
-_LARGEST = sys.float_info.max  # a whole number of JSON may be larger, and is no float then
+_LARGEST = sys.float_info.max  # an integer of JSON may be larger, and is no float then
 GATED: frozenset[Activation] = frozenset({"swiglu", "geglu", "reglu", "liglu"})
 
 
@@ -186,7 +186,7 @@ def _check_kind(key: str, kind: Any, value: Any) -> None:
             raise ConfigError(key, "unknown", found=value, wanted=" | ".join(get_args(kind)))
     elif kind is int or (NoneType in get_args(kind) and value is not None):
         if type(value) is not int or value < 1:
-            raise ConfigError(key, "not a count", found=value, wanted="a whole number above 0")
+            raise ConfigError(key, "not a count", found=value, wanted="an integer above 0")
     elif kind is bool and type(value) is not bool:
         raise ConfigError(key, "not a boolean", found=value, wanted="true | false")
     elif kind is float and not (

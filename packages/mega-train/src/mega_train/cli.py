@@ -162,6 +162,8 @@ def diff(first_path: Path, second_path: Path, world: int | None, family: Family 
     rows = list(diff_sides(*sides))
     for name, first, second in rows:
         click.echo(f"{name:48} {first} | {second}")
+    if not rows:
+        click.echo("no differences")
     sys.exit(1 if rows else 0)
 
 
@@ -169,10 +171,21 @@ def diff(first_path: Path, second_path: Path, world: int | None, family: Family 
 @click.argument("words", nargs=-1, metavar="[FLAG|KEY]...")
 def explain(words: tuple[str, ...]) -> None:
     """Explain a flag or key of mega-train, or a flag of Megatron or fairseq; by default list all keys."""
+    from mega_schema.errors import ConfigError
     from mega_train.commands.explain import explain_word, list_keys
 
-    for line in [line for word in words for line in explain_word(word)] if words else list_keys():
-        click.echo(line)
+    unknown = list[ConfigError]()
+    for word in words:
+        try:
+            click.echo("\n".join(explain_word(word)))
+        except ConfigError as error:
+            unknown.append(error)
+    for other_error in unknown[:-1]:
+        click.echo(f"error: {other_error}", err=True)
+    if unknown:
+        raise unknown[-1]
+    if not words:
+        click.echo("\n".join(list_keys()))
 
 
 @app.command()

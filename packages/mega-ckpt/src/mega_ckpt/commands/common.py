@@ -74,7 +74,7 @@ def parse_size(text: str) -> int:
             "--max-shard-size",
             "not a size",
             found=text,
-            wanted="a whole number and KB, MB or GB",
+            wanted="an integer and KB, MB or GB",
             hint="--max-shard-size 5GB",
         )
     return number

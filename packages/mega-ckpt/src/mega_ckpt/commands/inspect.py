@@ -156,8 +156,8 @@ def _diff_lines(result: DiffResult) -> list[str]:
     lines = [
         f"{entry.space}  {entry.name}  {entry.what}: {entry.a or 'none'}, {entry.b or 'none'}"
         + (
-            f"; {entry.differing:,} of {entry.elements:,} numbers, at most {entry.absolute:.3g}, "
-            f"{entry.relative:.3g} of the larger"
+            f"; {entry.differing:,} of {entry.elements:,} elements differ, max {entry.absolute:.3g}, "
+            f"max relative {entry.relative:.3g}"
             if entry.elements
             else ""
         )

@@ -97,9 +97,9 @@ class LogitsDifference:
     def __str__(self) -> str:
         run = f"both by {self.by[0]}" if len({*self.by}) == 1 else f"by {' and '.join(self.by)}"
         if self.by == (_REFERENCE, _REFERENCE):
-            run += ": equal weights, no proof that both read the names rightly"
-        far = f"{self.absolute:.1e} apart at most, {self.relative:.1e} of the largest"
-        return f"of {self.tokens} tokens {far}, {run}"
+            run += ": the weights are equal, the mapping of their names is not checked"
+        difference = f"max difference {self.absolute:.1e}, {self.relative:.1e} of the largest"
+        return f"{difference}, over {self.tokens} tokens, {run}"
 
 
 def tokens_to_check(tokens: int | None, want: str, source: CheckpointSource) -> int:

@@ -256,7 +256,7 @@ class _TreeBuilder:
     def _keys(self, nodes: list[Any]) -> list[Any]:
         """Build keys, and refuse those whose hashes an attacker could make collide.
 
-        Hashes of texts and bytes are salted; those of whole numbers beyond 64 bits, and of tuples, are not.
+        Hashes of texts and bytes are salted; those of integers beyond 64 bits, and of tuples, are not.
         """
         keys = [self.value(node) for node in nodes]
         for key in keys:

@@ -135,7 +135,7 @@ def _convert_value(value: Any, target_type: Any, where: str) -> Any:
             and (target_type is float or isinstance(value, str) or number == value)
         ):
             return number
-        wanted = "a whole number" if target_type is int else "a number"
+        wanted = "an integer" if target_type is int else "a number"
         raise ConfigError(where, "wrong value", found=repr(value), wanted=f"{wanted}, not negative")
     if target_type is str and isinstance(value, str):
         return value

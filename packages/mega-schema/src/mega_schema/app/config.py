@@ -187,6 +187,12 @@ def to_dict(config: Any) -> dict[str, dict[str, Any]]:
     return sections
 
 
+def as_sentence(text: str) -> str:
+    """Write a help text as a sentence; a name of a file keeps its first letter."""
+    begins_with_name = "." in text.partition(" ")[0]
+    return f"{text if begins_with_name else text[:1].upper() + text[1:]}."
+
+
 def did_you_mean(word: str, words: Sequence[str]) -> str:
     """Return a hint with the most similar word, or ""."""
     similar = get_close_matches(word, words, 1, 0.5)
@@ -215,11 +221,11 @@ def _from_file(file: Path | None, sections: Sequence[str]) -> Iterator[tuple[str
 
 def _find_key(keys: Mapping[str, ConfigKey], dotted: str, where: str) -> ConfigKey:
     if dotted not in keys:
-        raise ConfigError(f"{where}: {dotted}", "unknown key", hint=_closest_key(keys, dotted))
+        raise ConfigError(f"{where}: {dotted}", "unknown key", hint=closest_key(keys, dotted))
     return keys[dotted]
 
 
-def _closest_key(keys: Mapping[str, ConfigKey], dotted: str) -> str:
+def closest_key(keys: Mapping[str, ConfigKey], dotted: str) -> str:
     """Return a hint with the most likely key, if there is one.
 
     It is that flag's key in any section; or one of the section that the word abbreviates (`parallel.tp`), is
@@ -287,7 +293,7 @@ def _list_type_name(kind: Any) -> str:
 
 
 _TYPE_NAMES: Mapping[type, str] = MappingProxyType(
-    {int: "a whole number", float: "a number", str: "text", bool: "true or false", Path: "a path"}
+    {int: "an integer", float: "a number", str: "text", bool: "true or false", Path: "a path"}
 )
 
 
@@ -324,7 +330,7 @@ def _toml_value(value: Any) -> str:
 def _click_option(key: ConfigKey) -> Callable[[Command], Command]:
     kind = _strip_none(key.kind)
     help_text = str(key.field.metadata["help"])
-    text = help_text[:1].upper() + help_text[1:] + "."
+    text = as_sentence(help_text)
     default = key.field.default
     if default is not None and not isinstance(default, bool) and default != ():
         shown = " ".join(map(str, default)) if isinstance(default, tuple) else default

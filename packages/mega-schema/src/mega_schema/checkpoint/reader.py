@@ -306,7 +306,7 @@ def _piece(entry: Mapping[str, Any], whole: Shape) -> TensorPiece:
 
 def _counts(values: Sequence[Any]) -> Shape:
     if any(type(value) is not int or value < 0 for value in values):
-        raise ValueError(f"{values} instead of whole numbers")
+        raise ValueError(f"{values} instead of integers")
     return tuple(values)
 
 

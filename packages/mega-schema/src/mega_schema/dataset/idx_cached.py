@@ -74,7 +74,7 @@ def read(path: Path) -> DatasetIndex:
         )
     dtype = dtype_of(path, code, FAIRSEQ_CODES if fairseq else CODES)
     if dtype.kind not in "iu" or width != dtype.itemsize:
-        wanted = f"{dtype.itemsize} of {dtype.name}" if dtype.kind in "iu" else "whole numbers"
+        wanted = f"{dtype.itemsize} of {dtype.name}" if dtype.kind in "iu" else "integers"
         found = f"{width} of {dtype.name}"
         raise FormatError(path, "bytes of an id", found=found, wanted=wanted, hint=CUT_OFF)
     if sizes != sequences:

@@ -61,9 +61,7 @@ class TokenizerIdentity:
             raise FormatError(where, "keys of a tokenizer identity", found=found, wanted=sorted(names))
         size = values["vocab_size"]
         if type(size) is not int or size < 1:
-            raise FormatError(
-                f"{where}: vocab_size", "not a count", found=size, wanted="a whole number above 0"
-            )
+            raise FormatError(f"{where}: vocab_size", "not a count", found=size, wanted="an integer above 0")
         if values["type"] not in TYPES:
             raise FormatError(f"{where}: type", "unknown", found=values["type"], wanted=" | ".join(TYPES))
         for name in ("eod", "bos", "pad"):

@@ -10,7 +10,7 @@ from mega_schema.tokenizer.identity import TokenizerIdentity
 
 
 class NullTokenizer:
-    """Converts whole numbers in decimal, separated by spaces, to ids."""
+    """Converts integers in decimal, separated by spaces, to ids."""
 
     def __init__(self, identity: TokenizerIdentity) -> None:
         self.identity = identity
@@ -21,7 +21,7 @@ class NullTokenizer:
             # 18 digits: int() of a longer word could take long, and no vocabulary is that large
             digits = word.isascii() and word.isdigit() and len(word) <= 18
             if not digits or int(word) >= self.identity.vocab_size:
-                wanted = f"whole numbers below {self.identity.vocab_size}"
+                wanted = f"integers below {self.identity.vocab_size}"
                 raise RequestError(
                     "text", "not ids for a NullTokenizer", found=repr(word[:40]), wanted=wanted
                 )

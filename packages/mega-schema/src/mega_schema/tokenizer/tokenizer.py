@@ -158,7 +158,7 @@ def open_tokenizer(
         return _open_content(content, type, path, ("</s>", "<s>", "<pad>"), wait=wait)
     eod = _require(vocab_size, "--vocab-size", type)
     if eod < 1:
-        raise ConfigError("--vocab-size", "not a count", found=eod, wanted="a whole number above 0")
+        raise ConfigError("--vocab-size", "not a count", found=eod, wanted="an integer above 0")
     return NullTokenizer(TokenizerIdentity(type, eod + 1, eod, None, None, null_sha256(eod + 1)))
 
 

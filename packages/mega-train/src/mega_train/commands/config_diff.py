@@ -200,6 +200,9 @@ def load_side(path: Path, family: Family | None, world: int | None) -> ConfigSid
     """
     spec: ModelSpec | None = None
     file = path
+    if not path.exists():
+        wanted = "a TOML file, or the folder of a run or checkpoint"
+        raise ConfigError(path, "no such file or folder", wanted=wanted)
     if path.is_dir():
         checkpoint = Checkpoint.open(path)
         spec = checkpoint.spec

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
-from mega_schema.app.config import ConfigKey, config_keys
+from mega_schema.app.config import ConfigKey, as_sentence, closest_key, config_keys
 from mega_schema.arch import table
 from mega_schema.errors import ConfigError
 from mega_schema.params import count_params
@@ -38,6 +38,8 @@ def explain_word(word: str) -> Iterator[str]:
     known += flag_table().names
     close = get_close_matches(word, known, 1, SIMILAR) or get_close_matches(flag, known, 1, SIMILAR)
     hint = f"did you mean {close[0]}?" if close else ""
+    if not close and "." in word:
+        hint = closest_key({key.dotted: key for key in config_keys(RunConfig)}, word)
     raise ConfigError(word, "is neither a key nor a flag", hint=hint)
 
 
@@ -62,7 +64,7 @@ def _explain_key(key: ConfigKey) -> Iterator[str]:
     words = str(key.field.metadata["help"])
     turned_off = f" {key.name} = false" if key.declared.startswith("--no-") else ""
     yield f"{key.declared}   [{key.section}]{turned_off}"
-    yield f"  {words[:1].upper()}{words[1:]}."
+    yield f"  {as_sentence(words)}"
     yield f"  {_kind(key.kind)}; {_default(key)}"
     for value, instead in flag_table().values.get(key.flag, {}).items():
         yield f"  {value} is read as {' '.join(instead)}"
@@ -102,4 +104,4 @@ def _kind(kind: Any) -> str:
         return " | ".join(map(str, get_args(plain)))
     if get_origin(plain) is tuple:
         return "several words"
-    return {int: "a whole number", float: "a number", bool: "a switch"}.get(plain, "text")
+    return {int: "an integer", float: "a number", bool: "a flag without a value"}.get(plain, "text")

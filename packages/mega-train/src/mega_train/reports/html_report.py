@@ -98,7 +98,7 @@ def _overview_rows(run: RunHistory) -> Iterator[tuple[str, str]]:
     yield "tokens", f"{run.positions([last['iteration']], 'tokens')[0]:,.0f}"
     losses = [line["loss"] for line in run.train_logs if line["loss"] is not None]
     if losses:
-        yield "loss, last line of the log", f"{losses[-1]:.4f}"
+        yield "loss, last logged", f"{losses[-1]:.4f}"
     for group, scores in run.groups.items():
         yield f"{group} loss, last", f"{scores[-1]['loss']:.4f}"
         if len(scores) > 1:
@@ -116,12 +116,12 @@ def _overview_rows(run: RunHistory) -> Iterator[tuple[str, str]]:
     yield "training", _duration(3600 * run.positions([last["iteration"]], "hours")[0])
     for name, events, key in (
         ("validations", run.validations, "seconds"),
-        ("saves", run.checkpoints, "blocked_seconds"),
+        ("checkpoints", run.checkpoints, "blocked_seconds"),
     ):
         if seconds := sum(e.get(key, 0.0) for e in events):
             failed = sum(bool(e.get("error")) for e in events)
             more = f", {failed} failed" if failed else ""
-            yield f"{name}", f"{len(events)}, {_duration(seconds)} in all{more}"
+            yield f"{name}", f"{len(events)}, {_duration(seconds)} of training time{more}"
     if run.restarts:
         lost = sum(restart.lost for restart in run.restarts)
         yield "restarts", f"{len(run.restarts)}, {lost:,} steps repeated"
@@ -187,7 +187,7 @@ def _charts(runs: Sequence[RunHistory], names: Sequence[str], over: XAxis) -> It
             key, curves_of(key) if curves is None else curves, caption + where, marks=marks, **look
         )
 
-    loss = "Nats per token: means between log lines, validations as points, the test as a ring."
+    loss = "Nats per token: means between log lines, validations as points, the test as a circle."
     yield "Loss", chart("loss", loss, loss_curves(runs, names, over), log=True)
     yield "Gradient norm", chart("grad_norm", "Before clipping.", log=True)
     yield "Learning rate", chart("learning_rate", "Of the last step before each log line.", zero=True)

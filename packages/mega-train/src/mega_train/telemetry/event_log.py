@@ -113,7 +113,10 @@ def read_lines(folder: Path) -> list[EventDict]:
     parsed = (
         _parse_line(path, number, line) for number, line in enumerate(path.read_bytes().splitlines(), 1)
     )
-    return [event for event in parsed if event is not None]
+    events = [event for event in parsed if event is not None]
+    if not events and path.stat().st_size:
+        raise FormatError(f"{path}:1", "is not a line of an event log", wanted="JSON")
+    return events
 
 
 def _parse_line(path: Path, number: int, line: bytes) -> EventDict | None:

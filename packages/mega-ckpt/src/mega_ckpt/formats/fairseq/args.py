@@ -93,7 +93,7 @@ def to_spec(args: Mapping[str, Any], vocab: int, where: object) -> ModelSpec:
 def _count(args: Mapping[str, Any], name: str, where: object) -> int:
     value = args.get(name)
     if type(value) is not int or value < 1:
-        raise FormatError(f"{where}: {name}", "not a count", found=value, wanted="a whole number above 0")
+        raise FormatError(f"{where}: {name}", "not a count", found=value, wanted="an integer above 0")
     return value
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 from mega_schema.spec import Family
 
 Rule = Callable[[Mapping[str, Any]], object]
-"""A value derived from fields of `ModelSpec`; None if it would not be a whole number."""
+"""A value derived from fields of `ModelSpec`; None if it would not be an integer."""
 
 NEEDED: Final = object()
 

@@ -204,7 +204,7 @@ def _unsupported_options(spec: ModelSpec, core: bool) -> Iterator[tuple[str, obj
         yield "qkv_bias", True
     for name in ("rope_theta", "rope_interpolation"):
         if getattr(spec, name) % 1:
-            yield name, "a whole number"
+            yield name, "an integer"
     required: dict[str, object] = {
         "scale_embedding": False,
         "embed_norm": False,

@@ -160,7 +160,7 @@ def _count(params: Mapping[str, Any], where: object, name: str, absent: int | No
     value = params.get(name)
     value = absent if value is None else value
     if type(value) is not int or value < 1:
-        raise FormatError(f"{where}: {name}", "not a count", found=value, wanted="a whole number above 0")
+        raise FormatError(f"{where}: {name}", "not a count", found=value, wanted="an integer above 0")
     return value
 
 

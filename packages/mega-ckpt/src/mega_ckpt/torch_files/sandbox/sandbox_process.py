@@ -12,7 +12,7 @@ its type:
 
     list, tuple, set    items
     dict                a key, its value, the next key, ...; of equal keys the last one counts
-    int                 hexadecimal digits of a whole number beyond 64 bits
+    int                 hexadecimal digits of an integer beyond 64 bits
     bytes               base64
     name                of a global that is only named, as torch.float32
     record              class, arguments, state

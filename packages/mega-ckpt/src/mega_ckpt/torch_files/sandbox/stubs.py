@@ -57,7 +57,7 @@ def parts_of_stub(value: Any, tag: str) -> list[Any]:
 
 def _number(value: Any) -> int:
     if type(value) is not int:
-        raise TypeError("no whole number")
+        raise TypeError("not an integer")
     return value
 
 

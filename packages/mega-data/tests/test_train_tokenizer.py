@@ -14,7 +14,8 @@ import transformers
 from click.testing import CliRunner
 
 from mega_data.cli import commands
-from mega_data.train_tokenizer import TYPES, save, train
+from mega_data.sentencepiece_model import model_proto
+from mega_data.train_tokenizer import TYPES, UNIGRAM_SPECIALS, save, train
 from mega_schema.errors import ConfigError
 from mega_schema.tokenizer.tokenizer import open_tokenizer, open_tokenizer_folder
 
@@ -172,6 +173,21 @@ def test_the_command_trains_each_kind(tmp_path):
         assert result.exit_code == 0
         assert (tmp_path / kind / file).exists()
         assert ("requested" in result.stderr) == (" 350 ids" not in result.stdout)
+
+
+def test_a_sentencepiece_model_has_the_bytes_of_the_protobuf_message():
+    reason = "protobuf is not installed"
+    messages = pytest.importorskip("sentencepiece.sentencepiece_model_pb2", reason=reason)
+    pieces = [
+        *((name, 0.0) for name in UNIGRAM_SPECIALS),
+        ("<0x00>", 0.0),
+        ("\u2581a", -1.5),
+        ("é" * 99, -2.25),
+    ]
+    written = model_proto(pieces, len(UNIGRAM_SPECIALS))
+    message = messages.ModelProto.FromString(written)
+    assert message.SerializeToString() == written
+    assert [piece.piece for piece in message.pieces] == [text for text, _ in pieces]
 
 
 @pytest.mark.parametrize("kind", TYPES)

@@ -33,7 +33,7 @@ def test_it_says_what_there_is_whose_kernels_a_run_takes_and_that_they_are_right
 
 
 def test_a_kernel_that_is_wrong_is_told_and_the_exit_code_is_1(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(*arguments: object) -> KernelChoice:
+    def wrong(*arguments: object, where: str) -> KernelChoice:
         right = choose_kernels("reference", torch.device("cpu"))
         return replace(right, kernels=replace(right.kernels, swiglu=lambda x: x[:, ::2]))
 

@@ -160,6 +160,6 @@ def _override(
 def _compile(backend: str) -> third_party.KernelOverrides:
     """Compile the kernels between a block's products and collectives with torch.compile.
 
-    Products and collectives are autograd functions of ours, at which torch.compile ends a graph.
+    Products and collectives are custom autograd functions, at which torch.compile ends a graph.
     """
     return {field: torch.compile(getattr(REFERENCE, field), backend=backend) for field in _COMPILED}

@@ -109,8 +109,9 @@ class Watchdog:
         while True:
             readable, _, _ = select.select([self._wake_reader], [], [], self._tick)
             numbers = self._wake_reader.recv(64) if readable else b""
-            for number in EXIT_SIGNALS.intersection(numbers):
-                self._monitor.record_signal(signal.Signals(number))
+            for number in numbers:  # in the order of arrival: the first one is named
+                if number in EXIT_SIGNALS:
+                    self._monitor.record_signal(signal.Signals(number))
             if self._stopped.is_set():
                 return
             self._monitor.update()

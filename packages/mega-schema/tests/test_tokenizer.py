@@ -18,6 +18,7 @@ from mega_schema.errors import ConfigError, FormatError, RequestError
 from mega_schema.tokenizer.fast import open_library
 from mega_schema.tokenizer.files import gpt2
 from mega_schema.tokenizer.identity import content_sha256
+from mega_schema.tokenizer.json_text import dump_content
 from mega_schema.tokenizer.tokenizer import (
     FastTokenizer,
     Tokenizer,
@@ -275,18 +276,18 @@ def test_vocabulary_and_merges_that_do_not_fit_are_refused(tmp_path, files):
         open_tokenizer("GPT2BPETokenizer", vocab_file=files[0], merge_file=files[1])
 
 
-def test_wait_raises_the_errors_of_a_library_that_opens_on_a_thread(tmp_path, files):
+def test_a_lazy_tokenizer_raises_the_errors_of_its_library_when_it_opens(tmp_path, files):
     files[1].write_text("h e\nhe x\nx no-word\n", "utf-8")
-    opened = open_tokenizer("GPT2BPETokenizer", vocab_file=files[0], merge_file=files[1], wait=False)
+    opened = open_tokenizer("GPT2BPETokenizer", vocab_file=files[0], merge_file=files[1], lazy=True)
     assert isinstance(opened, FastTokenizer)
     with pytest.raises(FormatError, match=r"vocab.json with .*merges.txt: not a tokenizer.json"):
-        opened.wait()
+        opened.open()
 
 
-def test_a_tokenizer_that_is_opened_still_has_the_source_and_the_ids_of_one_that_was_waited_for(files):
+def test_a_lazy_tokenizer_has_the_source_and_the_ids_of_one_that_is_open(files):
     vocab, merges = files
     now = open_tokenizer("GPT2BPETokenizer", vocab_file=vocab, merge_file=merges)
-    later = open_tokenizer("GPT2BPETokenizer", vocab_file=vocab, merge_file=merges, wait=False)
+    later = open_tokenizer("GPT2BPETokenizer", vocab_file=vocab, merge_file=merges, lazy=True)
     sent = pickle.loads(pickle.dumps(later))
     text = 'the lower newest " \\ low'
     assert sent.encode(text) == later.encode(text) == now.encode(text) != []
@@ -297,10 +298,8 @@ def test_a_tokenizer_that_is_opened_still_has_the_source_and_the_ids_of_one_that
 def test_a_library_refuses_a_vocabulary_by_lines_and_columns_of_the_source(tmp_path, files):
     vocab, merges = files
     merges.write_text(merges.read_text("utf-8") + "zz yy xx\n", "utf-8")
-    source = json.dumps(
-        gpt2(json.loads(vocab.read_text("utf-8")), merges.read_text("utf-8").splitlines()[1:]),
-        ensure_ascii=False,
-    )
+    content = gpt2(json.loads(vocab.read_text("utf-8")), merges.read_text("utf-8").splitlines()[1:])
+    source = json.dumps(_with_lists(content), ensure_ascii=False)
     with pytest.raises(FormatError) as wanted:
         open_library(source, "here")
     with pytest.raises(FormatError) as found:
@@ -309,9 +308,47 @@ def test_a_library_refuses_a_vocabulary_by_lines_and_columns_of_the_source(tmp_p
 
 
 def test_the_content_is_that_of_the_source_each_time_it_is_asked_for(files):
-    opened = open_tokenizer("GPT2BPETokenizer", vocab_file=files[0], merge_file=files[1], wait=False)
+    opened = open_tokenizer("GPT2BPETokenizer", vocab_file=files[0], merge_file=files[1], lazy=True)
     assert isinstance(opened, FastTokenizer)
-    assert opened.content() == opened.content() == json.loads(opened.source)
+    assert _with_lists(opened.content()) == opened.content() == json.loads(opened.source)
+
+
+def _with_lists(content):
+    """Return a content whose merges are lists of tokens."""
+    model = content["model"]
+    return {**content, "model": {**model, "merges": [line.split(" ") for line in model["merges"]]}}
+
+
+@pytest.mark.parametrize(
+    ("vocab", "line"),
+    [
+        ('{"<|endoftext|>": 0,}', "vocab.json: not JSON: found Expecting property name"),
+        ('\ufeff{"<|endoftext|>": 0}', "vocab.json: not JSON: found Unexpected UTF-8 BOM"),
+        ('{"<|endoftext|>": 0.0}', "not a GPT-2 vocabulary"),
+        ("[0]", "not a GPT-2 vocabulary"),
+    ],
+)
+def test_a_file_that_is_not_a_vocabulary_has_the_error_of_json(files, vocab, line):
+    files[0].write_text(vocab, "utf-8")
+    with pytest.raises(FormatError) as error:
+        open_tokenizer("GPT2BPETokenizer", vocab_file=files[0], merge_file=files[1])
+    assert line in str(error.value)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    merges=st.lists(
+        st.text(st.sampled_from(' ab\\"\n\r\u0120\u00e9\U0001f642\ud800,]['), max_size=6), max_size=5
+    ),
+    words=st.lists(st.sampled_from(["a", "\x00merges", '"\x00merges', "\u0120a"]), max_size=3, unique=True),
+    escapes=st.booleans(),
+    sorts=st.booleans(),
+)
+def test_merges_that_are_lines_are_written_as_json_writes_lists(merges, words, escapes, sorts):
+    vocab = {word: number for number, word in enumerate(words)}
+    content = {"version": "1.0", "model": {"vocab": vocab, "merges": merges, "type": "BPE"}, "decoder": None}
+    wanted = json.dumps(_with_lists(content), ensure_ascii=escapes, sort_keys=sorts)
+    assert dump_content(content, ensure_ascii=escapes, sort_keys=sorts) == wanted
 
 
 @pytest.mark.parametrize(

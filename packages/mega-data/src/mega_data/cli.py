@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
@@ -29,6 +30,9 @@ def commands() -> None:
 
 def main() -> None:
     """Run the program `mega-data`."""
+    # No command multiplies large matrices. The threads that OpenBLAS starts when numpy is imported poll for
+    # work at first, which takes as much CPU time as the import.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     raise_at_sigterm("run the same command again to resume")
     run_command(commands)
 
@@ -50,8 +54,6 @@ def sample(
     output: Path, held_out: Path | None, megabytes: float, held_out_fraction: float, workers: int | None
 ) -> None:
     """Write a corpus of the documentation of Python and its installed packages."""
-    import os
-
     from mega_data.python_docs_corpus import check_outputs, collect, write_documents
 
     check_outputs(output, held_out)

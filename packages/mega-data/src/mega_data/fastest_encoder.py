@@ -184,8 +184,8 @@ def _gigatoken_supports(content: Mapping[str, Any]) -> bool:
     """
     model = content["model"]
     pre_tokenizer = content.get("pre_tokenizer") or {}
-    merges = model.get("merges", [])
-    if model.get("dropout") or len(set(map(" ".join, merges))) < len(merges):
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model.get("merges", [])]
+    if model.get("dropout") or len(set(merges)) < len(merges):
         return False
     if model.get("byte_fallback"):
         return True  # of such models it rejects every unsupported part

@@ -266,14 +266,14 @@ class _EncodingPlan:
         """Start the search for an encoder in the processes that will encode.
 
         Raises:
-            FormatError: the tokenizer, which opens in a thread, is damaged.
+            FormatError: the tokenizer is damaged.
         """
         tokenizer = self.tokenizer
         if self.options.parse_special_tokens and isinstance(tokenizer, FastTokenizer):
             tokenizer = with_special_text(tokenizer)
         search = EncoderSearch(tokenizer, _PoolTrial(processes, self))
         if isinstance(self.tokenizer, FastTokenizer):
-            self.tokenizer.wait()
+            self.tokenizer.open()  # here, while the processes open the encoder
         return search
 
     def make_work(self, encode: TextEncoder) -> BlockEncoder:

@@ -182,9 +182,9 @@ def preprocess(
             tiktoken_pattern=tiktoken_pattern,
             tiktoken_num_special_tokens=tiktoken_num_special_tokens,
             tiktoken_special_tokens=tiktoken_special_tokens,
-            wait=False,
+            lazy=True,
         )
-        from mega_data import preprocess as run  # imports numpy while a thread opens the tokenizer
+        from mega_data import preprocess as run
 
         options = run.Options(
             keys,

@@ -1,13 +1,11 @@
-"""A tokenizer.json, opened by the `tokenizers` library on a thread."""
+"""A tokenizer.json, opened by the `tokenizers` library."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from threading import Thread
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -36,12 +34,12 @@ class FastTokenizer:
         companions: Mapping[str, bytes] = MappingProxyType({}),
         content: dict[str, Any] | None = None,
     ) -> None:
-        """Create a tokenizer that may still be opening.
+        """Create a tokenizer that the library may not have opened yet.
 
         Args:
             source: text of the tokenizer.json, or a function that produces it on first use.
-            library: the opened source, or its pending opening; None opens it on first use: a process may hold
-                this value and encode with another library.
+            library: the opened source, or what opens it on first use; None opens `source` then: a process may
+                hold this value and encode with another library.
             content: the parsed source, if known, for the first call of `content`.
         """
         self.identity = identity
@@ -62,19 +60,24 @@ class FastTokenizer:
     def _library(self) -> tokenizers.Tokenizer:
         if self._opening is None:
             return open_library(self.source, self.identity.type)
-        return self._opening.result() if isinstance(self._opening, LibraryOpening) else self._opening
+        if isinstance(self._opening, LibraryOpening):
+            self._opening = self._opening.open()  # frees its text
+        return self._opening
 
-    def wait(self) -> None:
-        """Wait until the library has opened the source and the source is written.
+    def open(self) -> None:
+        """Open the source with the library, and write it, if that has not happened yet.
 
         Raises:
             FormatError: the library cannot open it.
         """
-        assert self.source  # written while the library's thread works
         assert self._library is not None
+        assert self.source
 
     def content(self) -> dict[str, Any]:
-        """Return the parsed source; the first call after `open_tokenizer` need not parse it."""
+        """Return the parsed source; the first call after `open_tokenizer` need not parse it.
+
+        Its merges are lines or lists of tokens; the format allows both.
+        """
         content = self._content
         self._content = None
         return json.loads(self.source) if content is None else content
@@ -169,14 +172,11 @@ def open_library(source: str, where: object) -> tokenizers.Tokenizer:
     return library
 
 
-def dump_compact(content: Mapping[str, Any], merges: Sequence[str] | None) -> str:
+def dump_compact(content: Mapping[str, Any]) -> str:
     """Write the text of a tokenizer.json for the library, ten times as fast as `json`.
 
-    Args:
-        merges: the content's merges as lines, which the library reads faster than lists.
+    Merges that are lines stay lines, which the library reads faster than lists.
     """
-    if merges is not None:
-        content = {**content, "model": {**content["model"], "merges": merges}}
     try:
         import orjson
 
@@ -186,14 +186,14 @@ def dump_compact(content: Mapping[str, Any], merges: Sequence[str] | None) -> st
 
 
 class LibraryOpening:
-    """`open_library` on a thread: the library works without Python's lock.
+    """A content that the library opens later: it holds Python's lock meanwhile, so a thread gains nothing.
 
     Attributes:
         text: of the tokenizer.json that it opens.
     """
 
-    def __init__(self, text: str, where: object, source: Callable[[], str] | None = None) -> None:
-        """Start to open the tokenizer on a thread.
+    def __init__(self, text: str, where: object, source: Callable[[], str]) -> None:
+        """Store what to open.
 
         Args:
             source: another text of the same content, whose lines and columns errors refer to.
@@ -201,45 +201,17 @@ class LibraryOpening:
         self.text = text
         self._where = where
         self._source = source
-        self._result: tokenizers.Tokenizer | Exception
-        self._thread = Thread(target=self._open, daemon=True)
-        self._thread.start()
 
-    def _open(self) -> None:
-        try:
-            self._result = self._open_library()
-        except Exception as error:
-            self._result = error
+    def open(self) -> tokenizers.Tokenizer:
+        """Open the text.
 
-    def _open_library(self) -> tokenizers.Tokenizer:
-        source = self._source
-        self._source = None
+        Raises:
+            FormatError: the library refuses it.
+        """
         try:
             return open_library(self.text, self._where)
         except FormatError:
-            if source is None:
-                raise
-            return open_library(source(), self._where)
-
-    def result(self) -> tokenizers.Tokenizer:
-        """Wait for the opened tokenizer.
-
-        Raises:
-            FormatError: the library refuses the text.
-        """
-        self._thread.join()
-        if isinstance(self._result, Exception):
-            raise self._result
-        return self._result
-
-    @contextmanager
-    def library_errors(self) -> Iterator[None]:
-        """If the block fails because the text is invalid, raise the library's error instead."""
-        try:
-            yield
-        except Exception:
-            self.result()
-            raise
+            return open_library(self._source(), self._where)
 
 
 def open_and_hash(source: str, where: object) -> tuple[tokenizers.Tokenizer, dict[str, Any], str]:
@@ -248,8 +220,6 @@ def open_and_hash(source: str, where: object) -> tuple[tokenizers.Tokenizer, dic
     Raises:
         FormatError: the library refuses the text.
     """
-    opening = LibraryOpening(source, where)
-    with opening.library_errors():
-        content = json.loads(source)
-        sha256 = content_sha256(content)
-    return opening.result(), content, sha256
+    library = open_library(source, where)
+    content = json.loads(source)
+    return library, content, content_sha256(content)

@@ -40,14 +40,14 @@ TIKTOKEN_PATTERNS: Final = (
 
 
 def gpt2(vocab: dict[str, int], merges: Sequence[str]) -> dict[str, Any]:
-    """Convert GPT-2's vocab.json and the lines of its merges.txt."""
+    """Convert GPT-2's vocab.json and the lines of its merges.txt, which stay lines."""
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     return tokenizer_json(
         special={GPT2_EOD: vocab[GPT2_EOD]},
         pre_tokenizer=level,
         post_processor=level,
         decoder=level,
-        model={"type": "BPE", "vocab": vocab, "merges": [line.split(" ") for line in merges]},
+        model={"type": "BPE", "vocab": vocab, "merges": [*merges]},
     )
 
 

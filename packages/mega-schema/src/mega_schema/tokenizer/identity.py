@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from mega_schema.errors import FormatError
+from mega_schema.tokenizer.json_text import dump_content
 
 IDENTITY = "identity.json"  # of a tokenizer's folder
 BERT_TYPES = ("BertWordPieceLowerCase", "BertWordPieceCase")
@@ -112,7 +112,7 @@ def content_sha256(content: Mapping[str, Any]) -> str:
     model = {k: v for k, v in content["model"].items() if v is not None and v is not False and v != ""}
     model.setdefault("type", "BPE")  # files older than the field hold BPE
     if model["type"] == "BPE":
-        model["merges"] = [m.split(" ") if isinstance(m, str) else m for m in model.get("merges", [])]
+        model["merges"] = _uniform_merges(model.get("merges", []))
     if isinstance(model.get("vocab"), dict):
         model["vocab"] = _sort_vocab(model["vocab"])
     # a special token is never matched in text, so only its id counts, not its matching rules
@@ -124,7 +124,14 @@ def content_sha256(content: Mapping[str, Any]) -> str:
         "normalizer": content.get("normalizer"),
         "pre_tokenizer": _without_offsets(content.get("pre_tokenizer")),
     }
-    return hashlib.sha256(json.dumps(essence, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(dump_content(essence, sort_keys=True).encode()).hexdigest()
+
+
+def _uniform_merges(merges: Sequence[Any]) -> Sequence[Any]:
+    """Return merges that are all lines unchanged, and others as lists of tokens."""
+    if set(map(type, merges)) == {str}:
+        return merges
+    return [merge.split(" ") if isinstance(merge, str) else merge for merge in merges]
 
 
 def _sort_vocab(vocab: dict[str, Any]) -> dict[str, Any]:
@@ -132,13 +139,15 @@ def _sort_vocab(vocab: dict[str, Any]) -> dict[str, Any]:
 
     Otherwise `json` sorts it, which dominates the hash's time.
     """
+    if set(map(type, vocab.values())) != {int}:  # orjson may write other numbers differently
+        return vocab
     try:
         import orjson
 
         ordered: dict[str, Any] = orjson.loads(orjson.dumps(vocab, option=orjson.OPT_SORT_KEYS))
     except (ImportError, TypeError):  # not installed; a word that UTF-8 cannot encode, or an id above 64 bits
         return vocab
-    return ordered if ordered == vocab else vocab  # unequal if orjson writes a number differently
+    return ordered
 
 
 def _without_offsets(part: Any) -> Any:

@@ -93,6 +93,16 @@ def inv_freq(m: ModelSpec, device: torch.device | None = None) -> Tensor:
     return freq * (unscaled + (1 - unscaled) / m.rope_scaling)
 
 
+class RotaryTable:
+    """`rotary_angles` of all positions of a model, computed once and looked up."""
+
+    def __init__(self, m: ModelSpec, device: torch.device | None = None) -> None:
+        self._cos_SR, self._sin_SR = rotary_angles(torch.arange(m.max_seq_len, device=device), m)
+
+    def __call__(self, position_T: Tensor) -> tuple[Tensor, Tensor]:
+        return self._cos_SR[position_T], self._sin_SR[position_T]
+
+
 def rotary_angles(position_T: Tensor, m: ModelSpec) -> tuple[Tensor, Tensor]:
     """Return cosine and sine of every token's angles, two (T, rotary_dim / 2) tensors, float32."""
     angle_TR = position_T.float()[:, None] * inv_freq(m, position_T.device)

@@ -29,6 +29,9 @@ class Decoder(nn.Module):
     """A decoder-only model, or one pipeline stage of it.
 
     Layers keep their global numbers, so a parameter has the same name on every layout.
+
+    Attributes:
+        rotary: the function from positions to rotary angles; a server replaces it by a `RotaryTable`.
     """
 
     def __init__(self, rt: Runtime) -> None:
@@ -37,6 +40,7 @@ class Decoder(nn.Module):
         self.stage = rt.stage
         self.tp = rt.tp
         self.kernels = rt.kernels
+        self.rotary: Callable[[Tensor], tuple[Tensor, Tensor]] = partial(rotary_angles, m=rt.spec)
         self.recompute_groups = rt.recompute.groups(rt.stage.layers)
         self.distribute_saved = rt.recompute.distribute_saved
         if rt.stage.is_first:
@@ -84,7 +88,7 @@ class Decoder(nn.Module):
     ) -> Tensor:
         """Compute everything but the head: (T, D), normed on the last stage."""
         x_TD = drop("embed", self.embed_tokens(x, position_T)) if self.stage.is_first else x
-        angles = rotary_angles(position_T, self.spec) if self.spec.rotary_dim else None
+        angles = self.rotary(position_T) if self.spec.rotary_dim else None
         for layers, is_recomputed in self.recompute_groups:
             run_layers = partial(self._run_layers, layers, angles, attend, drop)
             x_TD = self._recompute(run_layers, x_TD) if is_recomputed else run_layers(x_TD)

@@ -1,0 +1,1 @@
+"""The model runner: torch, kernels for a CPU, and the weights in the form they compute with."""

@@ -1,0 +1,307 @@
+"""Build an engine from a checkpoint: the other ranks, if any; weights, pages, sampler and core."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mega_model.decoder import Decoder
+from mega_model.devices import resolve_device
+from mega_model.distributed.mesh import Mesh
+from mega_model.runtime import Runtime
+from mega_schema.checkpoint.checkpoint_tokenizer import open_checkpoint_tokenizer
+from mega_schema.checkpoint.reader import Checkpoint
+from mega_schema.errors import MegaError, RequestError
+from mega_schema.parallel_layout import Layout
+from mega_schema.tokenizer.tokenizer import Tokenizer
+from mega_serve.engine.detokenizer import Detokenizer
+from mega_serve.engine.engine_core import EngineCore, GrammarFactory
+from mega_serve.engine.grammar import GrammarCompiler
+from mega_serve.engine.interfaces import Chunk, ModelInfo, ModelRunner
+from mega_serve.engine.option_checks import check_context_length, check_follow, check_layout
+from mega_serve.engine.scheduler import EngineConfig
+from mega_serve.execution.cpu_kernels import has_numba, load_kernels
+from mega_serve.execution.model_runner import AttentionName, RunnerOptions, TorchModelRunner
+from mega_serve.execution.packed_weights import WeightDtype
+from mega_serve.execution.paged_attention import page_bytes
+from mega_serve.execution.parallel_runner import ParallelRunner, StageRunner, run_commands
+from mega_serve.execution.sampler import BatchSampler
+from mega_serve.execution.step_commands import CommandChannel
+from mega_serve.execution.weight_loading import compute_dtype, load_weights
+from mega_serve.execution.workers import WorkerGroup, join_ranks
+from mega_serve.process.engine_process import LoadedEngine
+
+logger = logging.getLogger("mega.serve.engine")
+
+_CPU_MEMORY_FRACTION = 0.4  # of the memory that is available after loading
+_GPU_MEMORY_FRACTION = 0.9
+_WARM_UP_TOKENS = 20  # more rows than one tile of a kernel
+_FOLLOW_SECONDS = 2.0  # between two looks at the run for a newer checkpoint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """What the command line decides about the engine. JSON values, as they cross to the engine process.
+
+    Attributes:
+        load: a checkpoint, or a run, whose latest checkpoint is taken.
+        served_model_name: the id in /v1/models; None: the name of the folder.
+        max_model_len: tokens of a sequence; None: the model's context.
+        kv_cache_memory: bytes of the pool of pages; None: enough for `max_num_seqs` sequences of full length,
+            but not more than the device has left.
+        threads: of torch and the kernels on a CPU; None: all cores.
+        follow: swap in newer checkpoints of the run.
+        init_method: how the ranks meet; None: rank 0 starts the others.
+    """
+
+    load: str
+    served_model_name: str | None = None
+    dtype: WeightDtype = "float32"
+    device: str = "auto"
+    tp: int = 1
+    pp: int = 1
+    max_model_len: int | None = None
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512
+    kv_cache_memory: int | None = None
+    page_size: int = 16
+    attention: AttentionName = "auto"
+    batch_invariant: bool = False
+    prefix_caching: bool = True
+    speculative_tokens: int = 0
+    threads: int | None = None
+    follow: bool = False
+    init_method: str | None = None
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> EngineOptions:
+        """Return the options; unknown names are ours to fix."""
+        names = {field.name for field in fields(cls)}
+        assert values.keys() <= names, f"unknown engine options: {sorted(values.keys() - names)}"
+        return cls(**values)
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of the ranks."""
+        return Layout(tp=self.tp, pp=self.pp)
+
+
+def build_engine(values: Mapping[str, Any]) -> LoadedEngine:
+    """Load the model on all ranks and return the engine. Runs in the engine process, which is rank 0.
+
+    Raises:
+        MegaError: the checkpoint cannot be read, or an option does not fit it or this machine.
+    """
+    options = EngineOptions.from_json(values)
+    checkpoint = Checkpoint.open(Path(options.load))
+    tokenizer = open_checkpoint_tokenizer(checkpoint)
+    check_layout(checkpoint.spec, options.tp, options.pp)
+    check_follow(options.follow, options.layout.world)
+    workers = None
+    if options.layout.world > 1 and options.init_method is None:
+        workers = WorkerGroup(values, options.layout.world)
+    mesh = _join(options, 0, options.init_method if workers is None else workers.init_method)
+    model = _load_model(options, mesh, checkpoint)
+    runner, stage = _build_runner(options, model, mesh, checkpoint, tokenizer)
+    stage.max_seq_len = runner.max_seq_len = check_context_length(options.max_model_len, stage.max_seq_len)
+    warm_up(runner)
+    core = EngineCore(
+        runner,
+        tokenizer,
+        BatchSampler(runner.vocab_size, tokenizer.identity.eod),
+        EngineConfig(
+            max_num_seqs=options.max_num_seqs,
+            max_num_batched_tokens=max(options.max_num_batched_tokens, options.max_num_seqs),
+            prefix_caching=options.prefix_caching,
+            speculative_tokens=options.speculative_tokens,
+        ),
+        clock=time.monotonic,
+        detokenizer_factory=Detokenizer,
+        draw_seed=lambda: random.SystemRandom().getrandbits(63),
+        grammar_factory=_grammar_factory(tokenizer),
+        iteration=checkpoint.iteration,
+    )
+    info = describe_model(options, checkpoint, tokenizer, runner)
+    if not options.follow:
+        return LoadedEngine(core=core, model=info, close=partial(_close, runner, mesh, workers))
+    load = partial(_load_model, options, mesh)
+    follower = CheckpointFollower(Path(options.load), checkpoint.iteration, load)
+
+    def swap_newer() -> ModelInfo | None:
+        newer = follower.take()
+        if newer is None:
+            return None
+        newer_checkpoint, model = newer
+        stage.replace_model(model)
+        core.swap(newer_checkpoint.iteration)
+        return describe_model(options, newer_checkpoint, tokenizer, runner)
+
+    return LoadedEngine(core=core, model=info, between_steps=swap_newer)
+
+
+def warm_up(runner: ModelRunner) -> None:
+    """Run a prompt and a generated token, so that kernels are compiled before the first request.
+
+    The keys and values go to pages that belong to no sequence yet.
+    """
+    length = min(_WARM_UP_TOKENS, runner.max_seq_len - 1, runner.num_pages * runner.page_size - 1)
+    pages = range(-(-(length + 1) // runner.page_size))
+    for start, count in ((0, length), (length, 1)):
+        if count > 0:
+            chunk = Chunk(token_ids=[0] * count, start=start, pages=pages, logits_from=count - 1)
+            runner.run([chunk])
+
+
+def run_worker(values: Mapping[str, Any], rank: int) -> None:
+    """Load a rank's part of the model, and obey rank 0 until it stops."""
+    options = EngineOptions.from_json(values)
+    checkpoint = Checkpoint.open(Path(options.load))
+    mesh = _join(options, rank, options.init_method)
+    model = _load_model(options, mesh, checkpoint)
+    _, stage = _build_runner(options, model, mesh, checkpoint, open_checkpoint_tokenizer(checkpoint))
+    assert isinstance(stage, StageRunner)
+    run_commands(stage, CommandChannel(None, is_source=False))
+    mesh.destroy()
+
+
+def describe_model(
+    options: EngineOptions, checkpoint: Checkpoint, tokenizer: Tokenizer, runner: ModelRunner
+) -> ModelInfo:
+    """Return what clients may know of the model."""
+    run = Path(options.load).resolve()
+    name = options.served_model_name or (run.parent.name if run.name.startswith("iter_") else run.name)
+    return ModelInfo(
+        name=name,
+        iteration=checkpoint.iteration,
+        created=int((checkpoint.folder / "manifest.json").stat().st_mtime),
+        max_seq_len=runner.max_seq_len,
+        vocab_size=runner.vocab_size,
+        eod=tokenizer.identity.eod,
+        bos=tokenizer.identity.bos,
+    )
+
+
+class CheckpointFollower:
+    """Loads newer checkpoints of a run in a thread, while the engine serves the present one.
+
+    Two sets of weights are in memory from the start of a load to the swap.
+
+    Args:
+        iteration: of the weights that are served already.
+        load: loads the model of a checkpoint.
+    """
+
+    def __init__(self, run: Path, iteration: int, load: Callable[[Checkpoint], Decoder]) -> None:
+        self._run = run
+        self._iteration = iteration
+        self._load = load
+        self._loaded: tuple[Checkpoint, Decoder] | None = None
+        self._lock = threading.Lock()
+        threading.Thread(target=self._follow, name="follow", daemon=True).start()
+
+    def take(self) -> tuple[Checkpoint, Decoder] | None:
+        """Return a newer checkpoint and its model, once."""
+        with self._lock:
+            loaded, self._loaded = self._loaded, None
+        return loaded
+
+    def _follow(self) -> None:
+        while True:
+            time.sleep(_FOLLOW_SECONDS)
+            try:
+                checkpoint = Checkpoint.open(self._run)
+                if checkpoint.iteration == self._iteration:
+                    continue
+                logger.info("loading iteration %d", checkpoint.iteration)
+                model = self._load(checkpoint)
+            except MegaError as error:  # being replaced, or damaged: the present weights stay
+                logger.warning("no newer checkpoint: %s", error)
+                continue
+            self._iteration = checkpoint.iteration
+            with self._lock:
+                self._loaded = checkpoint, model
+
+
+def _close(runner: ModelRunner, mesh: Mesh, workers: WorkerGroup | None) -> None:
+    """End the other ranks."""
+    if isinstance(runner, ParallelRunner):
+        runner.stop()
+    mesh.destroy()
+    if workers is not None:
+        workers.stop()
+
+
+def _grammar_factory(tokenizer: Tokenizer) -> GrammarFactory | None:
+    """Return the compiler of grammars; None for a tokenizer of numbers, which has no text to constrain."""
+    try:
+        return GrammarCompiler(tokenizer).compile
+    except RequestError:
+        return None
+
+
+def _join(options: EngineOptions, rank: int, init_method: str | None) -> Mesh:
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    device = resolve_device(options.device, where="--device")
+    if options.layout.world == 1:
+        return Mesh(options.layout, 0, device)
+    return join_ranks(options.layout, rank, init_method or "env://", device.type)
+
+
+def _load_model(options: EngineOptions, mesh: Mesh, checkpoint: Checkpoint) -> Decoder:
+    rt = Runtime.from_mesh(mesh, checkpoint.spec, dtype=compute_dtype(options.dtype))
+    takes_kernels = mesh.device.type == "cpu" and has_numba() and options.attention != "torch"
+    model, report = load_weights(
+        checkpoint,
+        rt,
+        dtype=options.dtype,
+        kernels=load_kernels() if takes_kernels else None,
+        batch_invariant=options.batch_invariant,
+    )
+    logger.info("rank %d: %s", mesh.rank, report)
+    return model
+
+
+def _build_runner(
+    options: EngineOptions, model: Decoder, mesh: Mesh, checkpoint: Checkpoint, tokenizer: Tokenizer
+) -> tuple[ModelRunner, TorchModelRunner]:
+    """Return the engine's runner, and this rank's."""
+    settings = RunnerOptions(
+        page_size=options.page_size,
+        kv_memory=options.kv_cache_memory or _kv_memory(options, checkpoint, mesh),
+        attention=options.attention,
+        batch_invariant=options.batch_invariant,
+    )
+    vocab_size = min(tokenizer.identity.vocab_size, checkpoint.spec.vocab)
+    if mesh.layout.world == 1:
+        runner = TorchModelRunner(model, settings, vocab_size=vocab_size)
+        return runner, runner
+    stage = StageRunner(model, settings, mesh, vocab_size=vocab_size)
+    return ParallelRunner(stage, CommandChannel(None, is_source=mesh.rank == 0)), stage
+
+
+def _kv_memory(options: EngineOptions, checkpoint: Checkpoint, mesh: Mesh) -> int:
+    """Return bytes for `max_num_seqs` sequences of full length, or what the device can spare."""
+    spec = checkpoint.spec
+    layers, kv_heads = len(mesh.stage(spec.layers).layers), spec.kv_heads // mesh.tp.size
+    # float32 at most
+    page = page_bytes(spec, layers, kv_heads, options.page_size, torch.float32)
+    length = min(options.max_model_len or spec.max_seq_len, spec.max_seq_len)
+    wanted = options.max_num_seqs * (-(-length // options.page_size) + 1) * page
+    if mesh.device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(mesh.device)
+        spare = int(_GPU_MEMORY_FRACTION * free)
+    else:
+        pages_free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        spare = int(_CPU_MEMORY_FRACTION * pages_free / mesh.layout.world)
+    return max(page, min(wanted, spare))

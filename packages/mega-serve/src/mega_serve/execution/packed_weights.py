@@ -1,0 +1,229 @@
+"""Weights of linear layers in the form that a CPU multiplies fastest.
+
+After loading, each linear layer's `linear` becomes a `PackedLinear` or an `Int8Linear`, which holds the
+weight in its packed form; the module's own weight is released. F.linear is the definition of each form.
+
+Legend: T tokens; I, O widths of a layer; J, P the same rounded up to multiples of 64.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from types import MappingProxyType
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mega_model.decoder import Decoder
+from mega_model.layers import ColumnLinear, LMHead, RowLinear
+from mega_model.matmul_precision import has_native
+from mega_schema.app.install_hint import install_hint
+from mega_schema.errors import ConfigError
+from mega_serve.execution.cpu_kernels import CpuKernels
+
+WeightDtype = Literal["float32", "bfloat16", "int8"]
+LinearLayer = ColumnLinear | RowLinear | LMHead
+
+_PANEL = 64  # outputs of a panel of oneDNN's layout
+_PAIRS = MappingProxyType({torch.float32: 1, torch.bfloat16: 2})  # inputs that lie side by side
+_ALL_ROWS = 1 << 62
+_MAX_ROWS = 3  # up to which numba's products are faster than oneDNN's
+_ZERO_POINT = 128  # of 8-bit inputs, which oneDNN takes as unsigned integers
+
+
+class PackedLinear:
+    """A float32 or bfloat16 weight in oneDNN's layout.
+
+    Args:
+        kernels: if given, and if the layout is the one they read, they compute products of up to three rows
+            from the same memory.
+        batch_invariant: they compute all products, so that a row of the result has the same bits whatever the
+            other rows are. oneDNN's order of additions depends on the number of rows for some shapes.
+    """
+
+    def __init__(
+        self, weight_OI: Tensor, kernels: CpuKernels | None = None, *, batch_invariant: bool = False
+    ) -> None:
+        self._weight: Tensor | None = torch.ops.mkldnn._reorder_linear_weight(weight_OI, None)
+        self._outputs, self._inputs = weight_OI.shape
+        self._dtype = weight_OI.dtype
+        self._kernels = kernels
+        self._panels = None if kernels is None else self._view_panels(weight_OI)
+        self._max_rows = 0 if self._panels is None else _MAX_ROWS
+        if batch_invariant:
+            self._max_rows = _ALL_ROWS
+            if self._panels is None:  # oneDNN chose another layout, as for narrow weights
+                self._panels = _build_panels(weight_OI)
+                self._weight = None
+
+    def __call__(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+        """Compute x Wᵀ + b, (T, O); `weight_OI`, the released weight, is not read."""
+        if len(x_TI) > self._max_rows:
+            y_TO: Tensor = torch.ops.mkldnn._linear_pointwise(x_TI, self._weight, bias_O, "none", [], "")
+            return y_TO
+        return self._multiply(x_TI.contiguous(), bias_O)
+
+    def _multiply(self, x_TI: Tensor, bias_O: Tensor | None) -> Tensor:
+        assert self._kernels is not None
+        assert self._panels is not None
+        assert x_TI.shape[1] == self._inputs, f"inputs of width {x_TI.shape[1]} for {self._inputs}"
+        assert x_TI.dtype == self._dtype, f"inputs of {x_TI.dtype} for {self._dtype}"
+        assert bias_O is None or bias_O.shape == (self._outputs,), "a bias per output"
+        y_TO = x_TI.new_empty(len(x_TI), self._outputs)
+        threads = torch.get_num_threads()
+        module = self._kernels.linear
+        is_bf16 = self._dtype == torch.bfloat16
+        x, y, bias = (_as_array(t) for t in (x_TI, y_TO, y_TO[0, :0] if bias_O is None else bias_O))
+        if is_bf16:
+            multiply = module.bf16_serial if threads == 1 else module.bf16_parallel
+            x = x.view(np.uint32)
+        else:
+            multiply = module.float_serial if threads == 1 else module.float_parallel
+        multiply(x, self._panels, bias, y, _PANEL * _round_up(self._inputs), threads)
+        return y_TO
+
+    def _view_panels(self, weight_OI: Tensor) -> np.ndarray[Any, Any] | None:
+        """Return oneDNN's memory, if it holds the layout that `numba_linear` describes."""
+        if self._dtype == torch.bfloat16 and self._inputs % 2:
+            return None
+        mkldnn = torch.ops.mkldnn
+        element = np.dtype(np.uint16 if self._dtype == torch.bfloat16 else np.float32)
+        count = mkldnn._nbytes(self._weight) // element.itemsize
+        rows, width = _round_up(self._outputs), _round_up(self._inputs)
+        if count != rows * width:
+            return None
+        memory = (ctypes.c_uint8 * (count * element.itemsize)).from_address(mkldnn.data_ptr(self._weight))
+        panels = np.frombuffer(memory, element)
+        weight = _as_array(weight_OI)
+        pairs = _PAIRS[self._dtype]
+        blocks = panels.reshape(-1, width // pairs, _PANEL, pairs)
+        for panel in {0, len(blocks) - 1}:  # the layout of one weight is the same in all its panels
+            expected = weight[panel * _PANEL : (panel + 1) * _PANEL]
+            actual = blocks[panel].transpose(1, 0, 2).reshape(_PANEL, width)
+            if not np.array_equal(actual[: len(expected), : self._inputs], expected):
+                return None
+        return panels
+
+
+def _build_panels(weight_OI: Tensor) -> np.ndarray[Any, Any]:
+    """Return a weight in the layout that `numba_linear` describes."""
+    outputs, inputs = weight_OI.shape
+    rows, width = _round_up(outputs), _round_up(inputs)
+    pairs = _PAIRS[weight_OI.dtype]
+    whole = weight_OI.new_zeros(rows, width)
+    whole[:outputs, :inputs] = weight_OI
+    panels = whole.view(-1, _PANEL, width // pairs, pairs).transpose(1, 2).contiguous()
+    return _as_array(panels).reshape(-1)
+
+
+class Int8Linear:
+    """A weight in 8-bit integers with a scale per output, multiplied by 8-bit inputs with a scale per token.
+
+    The sums are exact integers, so that a row of the result does not depend on the other rows.
+
+    Args:
+        kernels: if given, they round bfloat16 inputs and outputs in one pass each.
+    """
+
+    def __init__(self, weight_OI: Tensor, kernels: CpuKernels | None = None) -> None:
+        weight_OI = weight_OI.float()
+        scale_O = _scale(weight_OI)
+        integers_OI = (weight_OI / scale_O[:, None]).round_().to(torch.int8)
+        self._weight = torch.ops.onednn.qlinear_prepack(integers_OI, None)
+        self._scale_O = scale_O
+        self._zero_O = torch.zeros(len(scale_O), dtype=torch.int64)
+        self._kernels = kernels
+
+    def __call__(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+        """Compute x Wᵀ + b, (T, O) in the dtype of x; `weight_OI`, the released weight, is not read."""
+        if self._kernels is not None and x_TI.dtype == torch.bfloat16:
+            return self._multiply_bf16(self._kernels, x_TI.contiguous(), bias_O)
+        values_TI = x_TI.float()
+        scale_T = _scale(values_TI)
+        integers_TI = (values_TI / scale_T[:, None]).round_().add_(_ZERO_POINT).to(torch.uint8)
+        y_TO = self._multiply(integers_TI)
+        y_TO *= scale_T[:, None]
+        if bias_O is not None:
+            y_TO += bias_O
+        return y_TO.to(x_TI.dtype)
+
+    def _multiply_bf16(self, kernels: CpuKernels, x_TI: Tensor, bias_O: Tensor | None) -> Tensor:
+        integers_TI = torch.empty(x_TI.shape, dtype=torch.uint8)
+        scale_T = np.empty(len(x_TI), np.float32)
+        kernels.linear.quantize_rows(_as_array(x_TI), integers_TI.numpy(), scale_T)
+        sums_TO = self._multiply(integers_TI)
+        y_TO = x_TI.new_empty(sums_TO.shape)
+        assert bias_O is None or bias_O.shape == sums_TO.shape[1:], "a bias per output"
+        bias = _as_array(y_TO[0, :0] if bias_O is None else bias_O)
+        kernels.linear.rescale_rows(sums_TO.numpy(), scale_T, bias, _as_array(y_TO))
+        return y_TO
+
+    def _multiply(self, integers_TI: Tensor) -> Tensor:
+        """Return the products with the weight, in units of the scale of the inputs, float32."""
+        y_TO: Tensor = torch.ops.onednn.qlinear_pointwise(
+            integers_TI, 1.0, _ZERO_POINT, self._weight, self._scale_O, self._zero_O,
+            None, 1.0, 0, torch.float32, "none", [], "",
+        )  # fmt: skip
+        return y_TO
+
+
+Pack = Callable[[Tensor], PackedLinear | Int8Linear]
+
+
+def choose_packing(
+    dtype: WeightDtype, kernels: CpuKernels | None = None, *, batch_invariant: bool = False
+) -> Pack | None:
+    """Return a function that packs weights for this CPU; None: weights stay as they are.
+
+    Raises:
+        ConfigError: batch-invariant products do not run here.
+    """
+    if batch_invariant and kernels is None:
+        hint = install_hint("mega-serve", "cpu")
+        raise ConfigError("--batch-invariant", "needs the numba kernels, on a CPU", hint=hint)
+    is_native = has_mkldnn() and (dtype == "float32" or has_native(torch.bfloat16))
+    if batch_invariant and not is_native:
+        raise ConfigError("--batch-invariant", "this CPU has no products of bfloat16", hint="--dtype float32")
+    if not is_native:
+        return None
+    if dtype == "int8":
+        return lambda weight_OI: Int8Linear(weight_OI, kernels)
+    return lambda weight_OI: PackedLinear(weight_OI, kernels, batch_invariant=batch_invariant)
+
+
+def has_mkldnn() -> bool:
+    """Whether torch has oneDNN."""
+    return bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
+
+
+def linear_layers(model: Decoder) -> dict[str, LinearLayer]:
+    """Return the model's linear layers, by the name of their weight."""
+    return {
+        f"{name}.weight": module
+        for name, module in model.named_modules()
+        if isinstance(module, ColumnLinear | RowLinear | LMHead)
+    }
+
+
+def pack_layer(layer: LinearLayer, packed: PackedLinear | Int8Linear) -> None:
+    """Make a layer compute with a packed weight, and release its own."""
+    layer.linear = packed
+    layer.weight = nn.Parameter(torch.empty(0), requires_grad=False)
+
+
+def _scale(x_RI: Tensor) -> Tensor:
+    """Return the scale of each row that maps its largest magnitude to 127; 1 for a row of zeros."""
+    largest_R = x_RI.abs().amax(1)
+    return torch.where(largest_R > 0, largest_R / 127, 1.0)
+
+
+def _round_up(width: int) -> int:
+    return -(-width // _PANEL) * _PANEL
+
+
+def _as_array(x: Tensor) -> np.ndarray[Any, Any]:
+    """Return a tensor's memory as numpy's; bfloat16 as its 16 bits."""
+    return (x.view(torch.uint16) if x.dtype == torch.bfloat16 else x).numpy()

@@ -1,0 +1,216 @@
+"""Paged keys and values: a pool of pages for all layers, and attention backends that read it.
+
+A page holds the keys and values of `page_size` consecutive tokens of one sequence, in all layers. A chunk's
+block table names its pages in order (arXiv:2309.06180). `TorchPages` runs on any device; `NumbaPages` reads
+the pages in place on a CPU.
+
+Legend: T tokens; N query heads, K key heads of this rank; H width of a head; S keys of a sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mega_model.attention_backends import AttentionBackend
+from mega_model.attention_mask import PLAIN, AttentionMask
+from mega_model.kernels import Visible
+from mega_model.kernels.reference import attention
+from mega_schema.spec import ModelSpec
+from mega_serve.execution.step_layout import StepLayout
+
+
+class KeyValuePages(Protocol):
+    """Keys and values in pages, with the attention backend that reads them."""
+
+    def begin_step(self, layout: StepLayout) -> AttentionBackend:
+        """Return the attention backend of one step, which writes its keys and values to their pages."""
+
+    def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy whole pages, (source, target), in all layers. No target is a source."""
+
+
+def page_bytes(spec: ModelSpec, layers: int, kv_heads: int, page_size: int, dtype: torch.dtype) -> int:
+    """Return the bytes of keys and values of one page, in `layers` layers with `kv_heads` heads of a rank."""
+    head_dim = -(-spec.head_dim // _LANES) * _LANES
+    return 2 * layers * kv_heads * page_size * head_dim * dtype.itemsize
+
+
+_LANES = 16  # NumbaPages rounds a head's width up to this
+
+
+class TorchPages:
+    """Pages as torch tensors, (layers, pages, page size, K, H), attended sequence by sequence.
+
+    A sequence in consecutive pages is a view; the pages of any other are gathered.
+
+    Args:
+        layers: global numbers of the layers of this rank's stage.
+        dtype: of keys and values; on a CPU float32, in which torch's attention for one query is five times as
+            fast as in bfloat16.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[int],
+        *,
+        num_pages: int,
+        page_size: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._index = {layer: number for number, layer in enumerate(layers)}
+        shape = (len(layers), num_pages, page_size, kv_heads, head_dim)
+        self._keys = torch.zeros(shape, dtype=dtype, device=device)
+        self._values = torch.zeros(shape, dtype=dtype, device=device)
+
+    def begin_step(self, layout: StepLayout) -> AttentionBackend:
+        """Return the attention backend of one step."""
+        slot_T = torch.from_numpy(layout.slot_T).to(self._keys.device)
+        tables = [self._table_index(layout.block_table(c)) for c in range(len(layout.chunk_C4))]
+        bounds = layout.chunk_C4[:, :3].tolist()
+        visible: dict[AttentionMask, list[Visible]] = {}  # shared by all layers
+
+        def attend(
+            layer: int, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, mask: AttentionMask = PLAIN
+        ) -> Tensor:
+            keys, values = self._keys[self._index[layer]], self._values[self._index[layer]]
+            keys.flatten(0, 1)[slot_T] = k_TKH.to(keys.dtype)
+            values.flatten(0, 1)[slot_T] = v_TKH.to(values.dtype)
+            if mask not in visible:
+                visible[mask] = [self._visible(mask, count, start) for _, count, start in bounds]
+            outputs = []
+            for (first, count, start), table, seen in zip(bounds, tables, visible[mask], strict=True):
+                q = q_TNH[first : first + count].to(keys.dtype).transpose(0, 1)[None]
+                past = _first_key(mask, start)
+                k, v = (
+                    pages[table].flatten(0, 1)[past : start + count].transpose(0, 1)[None]
+                    for pages in (keys, values)
+                )
+                outputs.append(attention(q, k, v, seen)[0].transpose(0, 1))
+            return torch.cat(outputs).to(q_TNH.dtype)
+
+        return attend
+
+    def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy whole pages in all layers."""
+        if pairs:
+            sources, targets = torch.tensor(pairs, device=self._keys.device).T
+            for pages in (self._keys, self._values):
+                pages[:, targets] = pages[:, sources]
+
+    def _table_index(self, table: np.ndarray) -> slice | Tensor:
+        """Return a slice if the pages are consecutive, else their numbers."""
+        first = int(table[0])
+        if np.array_equal(table, np.arange(first, first + len(table))):
+            return slice(first, first + len(table))
+        return torch.from_numpy(table).to(self._keys.device)
+
+    def _visible(self, mask: AttentionMask, count: int, start: int) -> Visible:
+        """Return which keys, from the first that any query sees, each query of a chunk sees."""
+        if mask.is_plain or (count == 1 and not mask.slopes):
+            return "before"
+        device = self._keys.device
+        key_S = torch.arange(_first_key(mask, start), start + count, device=device)
+        query_s = torch.arange(start, start + count, device=device)
+        return mask.bias(mask.visible(query_s, key_S), query_s, key_S, self._keys.dtype)
+
+
+def _first_key(mask: AttentionMask, start: int) -> int:
+    """Return the first position that a query at `start` sees."""
+    return 0 if mask.window is None else max(0, start + 1 - mask.window)
+
+
+class NumbaPages:
+    """Pages in the layout of `numba_attention`, which computes all chunks of a layer in one call.
+
+    Args:
+        layers: global numbers of the layers of this rank's stage.
+        dtype: of keys and values, bfloat16 or float32.
+        kernels: the module `numba_attention`, as `cpu_kernels.load_kernels` returns it.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[int],
+        *,
+        num_pages: int,
+        page_size: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        kernels: ModuleType,
+    ) -> None:
+        assert page_size % _LANES == 0, f"pages of {page_size} tokens"
+        width = -(-head_dim // _LANES) * _LANES
+        blocks = (len(layers), num_pages, kv_heads, page_size // _LANES)
+        element = np.dtype(np.uint16 if dtype == torch.bfloat16 else np.float32)
+        # numpy asks for huge pages, with which reading pages in a random order is faster
+        self._keys = np.zeros((*blocks, head_dim, _LANES), element)
+        self._values = np.zeros((*blocks, _LANES, width), element)
+        self._index = {layer: number for number, layer in enumerate(layers)}
+        self._kernels = kernels
+
+    def begin_step(self, layout: StepLayout) -> AttentionBackend:
+        """Return the attention backend of one step."""
+        kv_heads = self._keys.shape[2]
+        tasks: dict[int, np.ndarray] = {}  # by query heads of a key head; shared by all layers
+
+        def attend(
+            layer: int, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, mask: AttentionMask = PLAIN
+        ) -> Tensor:
+            number = self._index[layer]
+            heads = q_TNH.shape[1]
+            group_size = heads // kv_heads
+            if group_size not in tasks:
+                tasks[group_size] = _tile_tasks(layout, kv_heads, group_size, self._kernels.TILE_ROWS)
+            out_TNH = torch.empty(q_TNH.shape, dtype=q_TNH.dtype)
+            slopes = np.array(mask.slopes or [0.0] * heads, np.float32)
+            threads = torch.get_num_threads()
+            run = self._kernels.attend_serial if threads == 1 else self._kernels.attend_parallel
+            run(
+                *map(_as_array, (q_TNH, k_TKH, v_TKH)),
+                self._keys[number],
+                self._values[number],
+                _as_array(out_TNH),
+                tasks[group_size],
+                layout.chunk_C4,
+                layout.pages,
+                layout.slot_T,
+                layout.longest,
+                mask.window or 0,
+                slopes,
+                np.float32(q_TNH.shape[2] ** -0.5),
+                threads,
+            )
+            return out_TNH
+
+        return attend
+
+    def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy whole pages in all layers."""
+        if pairs:
+            sources, targets = np.array(pairs, np.intp).T
+            for pages in (self._keys, self._values):
+                pages[:, targets] = pages[:, sources]
+
+
+def _tile_tasks(layout: StepLayout, kv_heads: int, group_size: int, tile_rows: int) -> np.ndarray:
+    """Return (tiles, 3): chunk, key head and number of every tile of rows; the longest sequences first."""
+    tiles_C = -(-layout.chunk_C4[:, 1] * group_size // tile_rows)
+    order = np.argsort(-(layout.chunk_C4[:, 1] + layout.chunk_C4[:, 2]), kind="stable")
+    heads = np.arange(kv_heads)[:, None]
+    tasks = [np.stack(np.broadcast_arrays(c, heads, np.arange(tiles_C[c])), -1) for c in order]
+    return np.concatenate([task.reshape(-1, 3) for task in tasks]).astype(np.intp)
+
+
+def _as_array(x: Tensor) -> np.ndarray:
+    """Return a tensor's memory as numpy's; bfloat16 as its 16 bits."""
+    return (x.view(torch.uint16) if x.dtype == torch.bfloat16 else x).numpy()

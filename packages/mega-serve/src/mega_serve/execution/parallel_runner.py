@@ -1,0 +1,106 @@
+"""A model over several processes: tensor and pipeline parallel serving.
+
+Rank 0 is the engine. It broadcasts every step as a command; the other ranks run the same step on their part
+of the model. Activations pass from stage to stage, and the logits of the asked rows come back to every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mega_model.attention_backends import AttentionBackend
+from mega_model.decoder import Decoder
+from mega_model.distributed.mesh import Mesh
+from mega_serve.engine.interfaces import Chunk, RunnerOutput
+from mega_serve.execution.model_runner import RunnerOptions, TorchModelRunner
+from mega_serve.execution.step_commands import CommandChannel, chunks_from_json, chunks_to_json
+
+
+class StageRunner(TorchModelRunner):
+    """Runs this rank's part of the model; every rank makes the same calls in the same order.
+
+    Args:
+        model: this rank's stage and slice.
+    """
+
+    def __init__(
+        self, model: Decoder, options: RunnerOptions, mesh: Mesh, *, vocab_size: int | None = None
+    ) -> None:
+        self.mesh = mesh
+        super().__init__(model, options, vocab_size=vocab_size)
+        self.num_pages = -mesh.all_reduce_max(-self.num_pages)  # the smallest pool decides
+
+    def _hidden_states(self, token_T: Tensor, position_T: Tensor, attend: AttentionBackend) -> Tensor:
+        """Run this stage: from token ids or the previous stage's output to (T, D) for the next one."""
+        x = token_T
+        if self.mesh.channels.input is not None:
+            shape = (len(token_T), self.model.spec.hidden)
+            buffer = torch.empty(shape, dtype=self.dtype, device=self.device)
+            x = self.mesh.channels.input.begin(buffer).wait()
+        x_TD = self.model.hidden_states(x, position_T, attend)
+        if self.mesh.channels.output is not None:
+            self.mesh.channels.output.begin(x_TD.contiguous()).wait()
+        return x_TD
+
+    def _logits(self, x_RD: Tensor) -> Tensor:
+        """Return the logits, (R, V) float32, on every rank; the last stage computes them."""
+        rows, vocab = len(x_RD), self.model.spec.vocab
+        if self.model.stage.is_last and rows:
+            whole_RV = self._gather_vocab(self.model.logits(x_RD).float())[:, :vocab].contiguous()
+        else:
+            whole_RV = torch.empty((rows, vocab), dtype=torch.float32, device=self.device)
+        if self.mesh.layout.pp > 1 and rows:
+            dist.broadcast(whole_RV, self.mesh.layout.world - self.mesh.layout.tp)
+        return whole_RV
+
+    def _gather_vocab(self, shard_RV: Tensor) -> Tensor:
+        """Gather the columns of all ranks of tp."""
+        tp = self.mesh.tp
+        if tp.group is None:
+            return shard_RV
+        rows, columns = shard_RV.shape
+        whole = shard_RV.new_empty((tp.size * rows, columns))
+        tp.all_gather(whole, shard_RV.contiguous()).wait()
+        return whole.view(tp.size, rows, columns).transpose(0, 1).flatten(1)
+
+
+class ParallelRunner:
+    """The `ModelRunner` of rank 0: every call is a command to all ranks."""
+
+    def __init__(self, stage: StageRunner, channel: CommandChannel) -> None:
+        self.stage = stage
+        self.channel = channel
+        self.page_size = stage.page_size
+        self.num_pages = stage.num_pages
+        self.vocab_size = stage.vocab_size
+        self.max_seq_len = stage.max_seq_len
+
+    def run(self, chunks: Sequence[Chunk]) -> RunnerOutput:
+        """Run one forward pass over all chunks, on all ranks."""
+        self.channel.send({"run": chunks_to_json(chunks)})
+        return self.stage.run(chunks)
+
+    def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy keys and values of whole pages, on all ranks."""
+        self.channel.send({"copy_pages": list(pairs)})
+        self.stage.copy_pages(pairs)
+
+    def stop(self) -> None:
+        """End the loops of the other ranks."""
+        self.channel.send({"stop": True})
+
+
+def run_commands(stage: StageRunner, channel: CommandChannel) -> None:
+    """Obey rank 0 until it stops: the loop of every other rank."""
+    while True:
+        command = channel.receive()
+        if "run" in command:
+            stage.run(chunks_from_json(command["run"]))
+        elif "copy_pages" in command:
+            stage.copy_pages([(source, target) for source, target in command["copy_pages"]])
+        else:
+            return

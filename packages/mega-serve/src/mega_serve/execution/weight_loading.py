@@ -1,0 +1,149 @@
+"""Load a checkpoint's weights into the form they compute in, one parameter at a time.
+
+The model is built without memory. Each parameter's box is read as it is stored, for this rank's part of the
+tensor, and becomes its packed form or a parameter of the model's dtype before the next one is read. Memory
+at any moment is the finished weights and one tensor.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mega_model.build import build_model
+from mega_model.decoder import Decoder
+from mega_model.runtime import Runtime
+from mega_schema.checkpoint.reader import MODEL, Checkpoint
+from mega_schema.params import Param
+from mega_schema.sharding import Slab
+from mega_serve.execution.cpu_kernels import CpuKernels
+from mega_serve.execution.packed_weights import WeightDtype, choose_packing, linear_layers, pack_layer
+
+ReadRaw = Callable[[str, Slab], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """The size and time of a load.
+
+    Attributes:
+        bytes: read from the checkpoint.
+        read_seconds: of reading them.
+        seconds: of the whole load, reading included.
+    """
+
+    bytes: int
+    read_seconds: float
+    seconds: float
+
+    def __str__(self) -> str:
+        ratio = self.seconds / self.read_seconds if self.read_seconds else 1.0
+        return (
+            f"{self.bytes / 1e6:,.0f} MB of weights ready in {self.seconds:.2f} s, "
+            f"{ratio:.2f} times the {self.read_seconds:.2f} s of reading them"
+        )
+
+
+def compute_dtype(dtype: WeightDtype) -> torch.dtype:
+    """Return the dtype of activations: bfloat16 for int8 weights."""
+    return torch.float32 if dtype == "float32" else torch.bfloat16
+
+
+def load_weights(
+    checkpoint: Checkpoint,
+    rt: Runtime,
+    *,
+    dtype: WeightDtype,
+    kernels: CpuKernels | None = None,
+    batch_invariant: bool = False,
+    clock: Callable[[], float] = time.perf_counter,
+) -> tuple[Decoder, LoadReport]:
+    """Build this rank's stage of the model and load its weights, packed on a CPU.
+
+    Args:
+        rt: the rank's runtime; its dtype is `compute_dtype(dtype)`.
+        kernels, batch_invariant: see `packed_weights.PackedLinear`.
+
+    Raises:
+        FormatError: the checkpoint lacks a weight, or a piece does not cover its box.
+    """
+    assert rt.dtype == compute_dtype(dtype), f"a runtime of {rt.dtype} for weights of {dtype}"
+    start = clock()
+    bytes_read = 0
+    read_seconds = 0.0
+
+    def read(name: str, slab: Slab) -> Tensor:
+        nonlocal bytes_read, read_seconds
+        begin = clock()
+        values = _as_tensor(checkpoint.read_raw(MODEL, name, slab), checkpoint.tensors[MODEL][name].dtype)
+        read_seconds += clock() - begin
+        bytes_read += values.nbytes
+        return values
+
+    model = fill_model(rt, read, dtype=dtype, kernels=kernels, batch_invariant=batch_invariant)
+    return model, LoadReport(bytes_read, read_seconds, clock() - start)
+
+
+def fill_model(
+    rt: Runtime,
+    read: ReadRaw,
+    *,
+    dtype: WeightDtype,
+    kernels: CpuKernels | None = None,
+    batch_invariant: bool = False,
+) -> Decoder:
+    """Build this rank's stage of the model with weights from a source of boxes, in evaluation mode.
+
+    A tied embedding keeps its rows for the lookup, beside the packed head.
+
+    Args:
+        read: returns a box of a tensor in any dtype, as a tensor of its own.
+        kernels, batch_invariant: see `packed_weights.PackedLinear`.
+    """
+    model = build_model(replace(rt, device=torch.device("meta")))
+    pack = None
+    if rt.device.type == "cpu":
+        pack = choose_packing(dtype, kernels, batch_invariant=batch_invariant)
+    layers = linear_layers(model)
+    is_tied = rt.spec.tied and rt.stage.is_first and rt.stage.is_last
+    with torch.no_grad():
+        for name, parameter in list(model.named_parameters(remove_duplicate=True)):
+            value = _read_parameter(rt.table[name], parameter, rt, read)
+            layer = layers.get(name)
+            if is_tied and name == "embed.weight":
+                layer = model.head
+                _set_parameter(model, name, value)
+                _set_parameter(model, "head.weight", value)
+            elif pack is None or layer is None:
+                _set_parameter(model, name, value)
+            if pack is not None and layer is not None:
+                pack_layer(layer, pack(value))
+    return model.eval()
+
+
+def _read_parameter(row: Param, parameter: nn.Parameter, rt: Runtime, read: ReadRaw) -> Tensor:
+    """Return this rank's part of a parameter in the model's dtype; padding rows are zero."""
+    slabs = row.slabs(rt.tp.rank, rt.tp.size)
+    name = row.tied_to or row.name
+    if len(slabs) == 1 and slabs[0].shape == tuple(parameter.shape):
+        return read(name, slabs[0]).to(rt.device, parameter.dtype)
+    values = torch.zeros(parameter.shape, dtype=parameter.dtype, device=rt.device)
+    for slab in slabs:
+        values[slab.in_local] = read(name, slab).to(rt.device, parameter.dtype)
+    return values
+
+
+def _set_parameter(model: Decoder, name: str, value: Tensor) -> None:
+    module, _, field = name.rpartition(".")
+    setattr(model.get_submodule(module), field, nn.Parameter(value, requires_grad=False))
+
+
+def _as_tensor(raw: np.ndarray, stored: str) -> Tensor:
+    """Return numbers as stored in a checkpoint as a tensor that shares their memory."""
+    values = torch.from_numpy(raw)
+    return values.view(torch.bfloat16) if stored == "BF16" else values

@@ -1,0 +1,187 @@
+"""Packed weights against F.linear; loading a checkpoint into them; the folder of compiled kernels."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from mega_model.attention_backends import PackedAttention
+from mega_model.build import load_model
+from mega_model.runtime import Runtime
+from mega_schema.checkpoint.reader import Checkpoint
+from mega_schema.errors import ConfigError
+from mega_serve.engine.interfaces import Chunk
+from mega_serve.execution.cpu_kernels import CpuKernels, check_private_folder, load_kernels
+from mega_serve.execution.model_runner import RunnerOptions, TorchModelRunner
+from mega_serve.execution.packed_weights import Int8Linear, PackedLinear, choose_packing
+from mega_serve.execution.weight_loading import compute_dtype, load_weights
+
+SHAPES = [(64, 192), (576, 64), (40, 100), (96, 131), (1088, 70)]
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+@pytest.fixture(scope="module")
+def kernels() -> CpuKernels:
+    return load_kernels()
+
+
+def _case(inputs: int, outputs: int, rows: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(inputs * outputs + rows)
+    x = torch.randn(rows, inputs, generator=generator)
+    weight = torch.randn(outputs, inputs, generator=generator) / inputs**0.5
+    return x.to(dtype), weight.to(dtype), torch.randn(outputs, generator=generator).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_packed_products_equal_linear(
+    kernels: CpuKernels, inputs: int, outputs: int, dtype: torch.dtype, batch_invariant: bool
+) -> None:
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-2
+    for rows in (1, 2, 3, 4, 9, 130):
+        x, weight, bias = _case(inputs, outputs, rows, dtype)
+        packed = PackedLinear(weight, kernels, batch_invariant=batch_invariant)
+        for b in (bias, None):
+            torch.testing.assert_close(
+                packed(x, weight, b), F.linear(x, weight, b), rtol=tolerance, atol=tolerance
+            )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
+def test_a_row_of_a_batch_invariant_product_ignores_other_rows(
+    kernels: CpuKernels, inputs: int, outputs: int, dtype: torch.dtype
+) -> None:
+    x, weight, bias = _case(inputs, outputs, 37, dtype)
+    packed = PackedLinear(weight, kernels, batch_invariant=True)
+    together = packed(x, weight, bias)
+    for rows in range(1, 37):
+        assert torch.equal(packed(x[rows:], weight, bias), together[rows:])
+        assert torch.equal(packed(x[:rows], weight, bias), together[:rows])
+
+
+def test_two_threads_change_no_bits(kernels: CpuKernels) -> None:
+    threads = torch.get_num_threads()
+    x, weight, bias = _case(192, 640, 5, torch.bfloat16)
+    packed = PackedLinear(weight, kernels, batch_invariant=True)
+    try:
+        torch.set_num_threads(1)
+        expected = packed(x, weight, bias)
+        torch.set_num_threads(2)
+        assert torch.equal(packed(x, weight, bias), expected)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_an_input_of_another_width_or_dtype_is_refused(kernels: CpuKernels) -> None:
+    x, weight, bias = _case(64, 128, 2, torch.float32)
+    packed = PackedLinear(weight, kernels, batch_invariant=True)
+    for wrong in (x[:, :32], x.bfloat16()):
+        with pytest.raises(AssertionError, match="inputs of"):
+            packed(wrong, weight, bias)
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
+def test_int8_products_have_an_error_below_two_percent(inputs: int, outputs: int) -> None:
+    for rows in (1, 5, 40):
+        x, weight, bias = _case(inputs, outputs, rows, torch.float32)
+        x[0] = 0.0
+        expected = F.linear(x, weight, bias)
+        error = Int8Linear(weight)(x, weight, bias) - expected
+        assert float(error.norm() / expected.norm()) < 0.02
+        assert torch.equal(error[0], torch.zeros(outputs))
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
+def test_int8_products_by_numba_equal_those_by_torch(kernels: CpuKernels, inputs: int, outputs: int) -> None:
+    for rows in (1, 5, 40):
+        x, weight, bias = _case(inputs, outputs, rows, torch.bfloat16)
+        x[0] = 0.0
+        for b in (bias, None):
+            expected = Int8Linear(weight)(x, weight, b)
+            assert torch.equal(Int8Linear(weight, kernels)(x, weight, b), expected)
+
+
+def test_batch_invariance_without_numba_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--batch-invariant"):
+        choose_packing("float32", None, batch_invariant=True)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_loaded_checkpoint_computes_the_logits_of_the_whole_model(
+    checkpoint: Path, kernels: CpuKernels, dtype: str
+) -> None:
+    source = Checkpoint.open(checkpoint)
+    number = compute_dtype(dtype)  # type: ignore[arg-type]
+    rt = Runtime.single_process(source.spec, dtype=number)
+    model, report = load_weights(source, rt, dtype=dtype, kernels=kernels)  # type: ignore[arg-type]
+    assert report.bytes == sum(file.stat().st_size for file in source.folder.glob("model-*")) - _header(
+        source
+    )
+    assert "times the" in str(report)
+    runner = TorchModelRunner(model, RunnerOptions(kv_memory=1 << 20))
+    ids = list(range(20))
+    logits = runner.run([Chunk(ids, 0, [3, 1], 0)]).logits
+    expected = load_model(source.spec, source.model_slab, dtype=number)
+    with torch.inference_mode():
+        wanted = expected(torch.tensor(ids), torch.arange(20), PackedAttention(1, 20))
+    tolerance = 1e-4 if number == torch.float32 else 0.1
+    torch.testing.assert_close(logits, wanted[:, : source.spec.vocab].float(), rtol=0.0, atol=tolerance)
+
+
+def _header(source: Checkpoint) -> int:
+    pieces = [piece for space, _, _, piece in source.pieces() if space == "model"]
+    return min(piece.offset for piece in pieces)
+
+
+def test_a_cache_folder_that_others_can_use_is_refused(tmp_path: Path) -> None:
+    private = tmp_path / "a" / "private"
+    check_private_folder(private)
+    assert private.stat().st_mode & 0o777 == 0o700
+    check_private_folder(private)
+    for mode in (0o770, 0o702, 0o750):
+        private.chmod(mode)
+        with pytest.raises(ConfigError, match="chmod 700"):
+            check_private_folder(private)
+    private.chmod(0o700)
+    link = tmp_path / "link"
+    link.symlink_to(private)
+    with pytest.raises(ConfigError, match="not a folder"):
+        check_private_folder(link)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_a_cache_folder_of_another_user_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    folder.mkdir(mode=0o700)
+    os.chown(folder, 12345, -1)
+    with pytest.raises(ConfigError, match="owner"):
+        check_private_folder(folder)
+
+
+def test_a_pool_without_room_for_a_page_is_refused(checkpoint: Path) -> None:
+    source = Checkpoint.open(checkpoint)
+    model, _ = load_weights(source, Runtime.single_process(source.spec), dtype="float32")
+    with pytest.raises(ConfigError, match="--kv-cache-memory"):
+        TorchModelRunner(model, RunnerOptions(kv_memory=100))
+
+
+def test_chunks_outside_their_pages_are_refused(checkpoint: Path) -> None:
+    source = Checkpoint.open(checkpoint)
+    model, _ = load_weights(source, Runtime.single_process(source.spec), dtype="float32")
+    runner = TorchModelRunner(model, RunnerOptions(kv_memory=1 << 20))
+    for chunk in (
+        Chunk([1] * 17, 0, [0], 0),
+        Chunk([1], 16, [0], 0),
+        Chunk([1], 0, [-1], 0),
+        Chunk([1], 0, [runner.num_pages], 0),
+        Chunk([], 0, [0], 0),
+        Chunk([1], -1, [0], 0),
+    ):
+        with pytest.raises(AssertionError):
+            runner.run([chunk])

@@ -1,0 +1,1 @@
+"""The HTTP application and its server: what faces the internet."""

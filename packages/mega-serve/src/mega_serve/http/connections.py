@@ -1,0 +1,119 @@
+"""Connections that cannot hold the server: deadlines for headers, bodies and unread responses, and a cap.
+
+uvicorn ends a connection that is idle between two requests; it has no deadline for a client that sends a byte
+now and then (slowloris), or that leaves its response unread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import h11
+import orjson
+from uvicorn.config import Config
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from mega_serve.http.errors import SERVER_ERROR, HttpError
+from mega_serve.http.limits import Limits
+
+# the application answers 408 at the deadline of a body; a connection that is still open then is cut
+_BODY_GRACE_SECONDS = 5.0
+_BUSY = orjson.dumps(HttpError(503, "too many connections", type=SERVER_ERROR, code="connection_limit").body)
+_BUSY_HEADERS = (
+    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 5\r\n"
+    b"connection: close\r\ncontent-length: %d\r\n\r\n"
+)
+_LATE_HEADERS = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+
+
+class GuardedConnection(H11Protocol):
+    """An HTTP/1.1 connection with deadlines."""
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        limits: Limits,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._limits = limits
+        self._receive_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+        self._receives_headers = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self._limits.connections:
+            transport.write(_BUSY_HEADERS % len(_BUSY) + _BUSY)
+            transport.close()
+            return
+        self._await_headers()
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        super().data_received(data)
+        self._update_timer()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._update_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._cancel_receive_timer()
+        self._cancel_write_timer()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Start the deadline of a client that does not read, or too slowly to drain the buffer by then."""
+        super().pause_writing()
+        self._write_timer = self.loop.call_later(self._limits.write_timeout, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """End the deadline: the client reads."""
+        super().resume_writing()
+        self._cancel_write_timer()
+
+    def _update_timer(self) -> None:
+        """Keep one deadline per part of a request: bytes that trickle in do not move it."""
+        state = self.conn.their_state
+        if state is h11.SEND_BODY:
+            if self._receives_headers or self._receive_timer is None:
+                self._cancel_receive_timer()
+                seconds = self._limits.body_timeout + _BODY_GRACE_SECONDS
+                self._receive_timer = self.loop.call_later(seconds, self.transport.abort)
+        elif state is h11.IDLE:
+            has_bytes = bool(self.conn.trailing_data[0])
+            if has_bytes and not self._receives_headers:
+                self._await_headers()
+            elif not has_bytes:
+                self._cancel_receive_timer()  # idle: uvicorn's keep-alive deadline runs
+        else:
+            self._cancel_receive_timer()
+
+    def _await_headers(self) -> None:
+        self._cancel_receive_timer()
+        self._receives_headers = True
+        self._receive_timer = self.loop.call_later(self._limits.header_timeout, self._refuse_late_headers)
+
+    def _refuse_late_headers(self) -> None:
+        if not self.transport.is_closing():
+            if self.conn.trailing_data[0]:
+                self.transport.write(_LATE_HEADERS)
+            self.transport.close()
+
+    def _cancel_receive_timer(self) -> None:
+        self._receives_headers = False
+        if self._receive_timer is not None:
+            self._receive_timer.cancel()
+            self._receive_timer = None
+
+    def _cancel_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None

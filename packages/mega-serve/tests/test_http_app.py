@@ -1,0 +1,499 @@
+"""The HTTP application around an engine client without a process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import socket
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import APIRouter, FastAPI
+from fastapi.responses import HTMLResponse
+from starlette.routing import BaseRoute
+
+from mega_serve.engine.interfaces import (
+    EngineDeadError,
+    EngineOverloadedError,
+    EngineUnavailableError,
+    ModelInfo,
+)
+from mega_serve.engine.requests import EngineRequest, EngineStats, SequenceOutput
+from mega_serve.http.app import Application
+from mega_serve.http.auth import ENVIRONMENT, load_keys
+from mega_serve.http.config import ServerConfig
+from mega_serve.http.limits import Limits
+from mega_serve.http.rate_limit import RateLimits
+from mega_serve.http.server import Server
+from tests.serving.echo_engine import MODEL
+from tests.serving.echo_server import create_echo_app
+
+ALICE = "a" * 32
+BOB = "b" * 32
+KEYS = load_keys(None, {ENVIRONMENT: f"alice:{ALICE},bob:{BOB}"})
+AUTHORIZATION = {"Authorization": f"Bearer {ALICE}"}
+PROBES = {"/health", "/livez", "/ready", "/readyz"}
+
+
+@dataclass
+class FakeClient:
+    """An EngineClient that answers each request with its prompt, or raises."""
+
+    is_loaded: bool = True
+    is_alive: bool = True
+    error: Exception | None = None
+    finish_reason: Any = "length"
+    hold: asyncio.Event | None = None
+    requests: list[EngineRequest] = field(default_factory=list)
+    closed: int = 0
+    stats: EngineStats = EngineStats(running=2, waiting=3, kv_usage=0.25, generation_tokens=11)
+
+    @property
+    def model(self) -> ModelInfo:
+        if not self.is_loaded:
+            raise EngineUnavailableError("the model is loading")
+        return MODEL
+
+    async def generate(self, request: EngineRequest) -> AsyncIterator[SequenceOutput]:
+        self.requests.append(request)
+        try:
+            if self.error:
+                raise self.error
+            token = request.prompt_token_ids[0]
+            yield SequenceOutput(request_id=request.request_id, token_ids=(token,), text=chr(token))
+            if self.hold:
+                await self.hold.wait()
+            yield SequenceOutput(
+                request_id=request.request_id, token_ids=(token,), text="!", finish_reason=self.finish_reason
+            )
+        finally:
+            self.closed += 1
+
+
+def send(app: Application, method: str, path: str, **options: Any) -> httpx.Response:
+    async def exchange() -> httpx.Response:
+        transport = httpx.ASGITransport(app.asgi, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            return await client.request(method, path, **options)
+
+    return asyncio.run(exchange())
+
+
+def post_echo(app: Application, prompt: str = "A", **fields: Any) -> httpx.Response:
+    headers = fields.pop("headers", {})
+    return send(app, "POST", "/echo", json={"prompt": prompt, **fields}, headers=headers)
+
+
+def all_routes(app: FastAPI) -> Iterator[tuple[str, str]]:
+    """Yield method and path of every route."""
+
+    def walk(routes: list[BaseRoute]) -> Iterator[tuple[str, str]]:
+        for route in routes:
+            for method in getattr(route, "methods", None) or ():
+                yield method, route.path  # type: ignore[attr-defined]
+            inner = getattr(route, "original_router", None) or getattr(route, "router", None)
+            if inner is not None:
+                yield from walk(inner.routes)
+
+    yield from walk(app.routes)
+
+
+def test_a_response_has_its_id_its_iteration_and_the_security_headers() -> None:
+    response = post_echo(create_echo_app(FakeClient(), ServerConfig()), headers={"X-Request-Id": "abc-1"})
+    assert response.json() == {"text": "A!"}
+    assert response.headers["x-request-id"] == "abc-1"
+    assert response.headers["x-mega-iteration"] == str(MODEL.iteration)
+    assert response.headers["x-content-type-options"] == "nosniff"
+    assert response.headers["referrer-policy"] == "no-referrer"
+    assert "default-src 'none'" in response.headers["content-security-policy"]
+    assert "frame-ancestors 'none'" in response.headers["content-security-policy"]
+    assert "access-control-allow-origin" not in response.headers
+    assert "server" not in response.headers
+
+
+@pytest.mark.parametrize("value", ["a" * 129, "a b", 'x"y', "é".encode().decode("latin-1"), ""])
+def test_a_request_id_that_is_no_id_is_replaced(value: str) -> None:
+    app = create_echo_app(FakeClient(), ServerConfig())
+    response = send(app, "GET", "/livez", headers=[(b"x-request-id", value.encode("latin-1"))])
+    assert len(response.headers["x-request-id"]) == 32
+
+
+def test_every_route_but_the_probes_asks_for_the_key() -> None:
+    page = APIRouter()
+    page.add_api_route("/", lambda: HTMLResponse("page"), methods=["GET"])
+    app = create_echo_app(FakeClient(), ServerConfig(keys=KEYS), pages=[page])
+    routes = set(all_routes(app.asgi))
+    assert {path for _, path in routes} >= {
+        *PROBES,
+        "/",
+        "/echo",
+        "/metrics",
+        "/load",
+        "/version",
+        "/docs",
+        "/openapi.json",
+    }
+    for method, path in routes:
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Bearer {ALICE}x"}):
+            response = send(app, method, path, headers=headers)
+            assert response.status_code == (200 if path in PROBES else 401), (method, path)
+        if path not in PROBES:
+            assert send(app, method, path, headers=AUTHORIZATION).status_code != 401
+
+
+@pytest.mark.parametrize(
+    "host", ["x/health?y=", "localhost/health?", "localhost/livez#", "/health", "localhost\\health"]
+)
+def test_a_forged_host_does_not_get_around_the_key(host: str) -> None:
+    app = create_echo_app(FakeClient(), ServerConfig(keys=KEYS, allowed_hosts=("*",)))
+    for method, path in all_routes(app.asgi):
+        if path not in PROBES:
+            response = send(app, method, path, headers={"Host": host})
+            assert response.status_code in (401, 421), (host, path)
+
+
+def test_a_wrong_key_is_refused_before_the_body_is_read() -> None:
+    async def body() -> AsyncIterator[bytes]:
+        raise AssertionError("the body was read")
+        yield b""
+
+    app = create_echo_app(FakeClient(), ServerConfig(keys=KEYS))
+    assert send(app, "POST", "/echo", content=body()).status_code == 401
+
+
+def test_metrics_need_no_key_if_the_operator_says_so() -> None:
+    app = create_echo_app(FakeClient(), ServerConfig(keys=KEYS, public_metrics=True))
+    assert send(app, "GET", "/metrics").status_code == 200
+    assert send(app, "GET", "/load").status_code == 401
+
+
+def test_the_cache_is_separate_for_every_key() -> None:
+    client = FakeClient()
+    app = create_echo_app(client, ServerConfig(keys=KEYS))
+    for key in (ALICE, BOB):
+        assert post_echo(app, headers={"Authorization": f"Bearer {key}"}).status_code == 200
+    namespaces = [request.cache_namespace for request in client.requests]
+    assert len(set(namespaces)) == 2
+    assert all(namespaces)
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "localhost:99999"])
+def test_another_host_is_421(host: str) -> None:
+    client = FakeClient()
+    for config in (ServerConfig(), ServerConfig(allowed_hosts=("api.example",))):
+        response = post_echo(create_echo_app(client, config), headers={"Host": host})
+        assert response.status_code == 421
+        assert response.json()["error"]["code"] == "host_not_allowed"
+    assert not client.requests
+    config = ServerConfig(allowed_hosts=(host.partition(":")[0],))
+    assert post_echo(create_echo_app(client, config), headers={"Host": "evil.example"}).status_code in (
+        200,
+        421,
+    )
+
+
+def test_an_allowed_host_is_served() -> None:
+    app = create_echo_app(FakeClient(), ServerConfig(allowed_hosts=("api.example",)))
+    assert post_echo(app, headers={"Host": "API.example:8443"}).status_code == 200
+
+
+def test_a_page_of_another_site_cannot_send_requests() -> None:
+    client = FakeClient()
+    app = create_echo_app(client, ServerConfig())
+    for origin in ("http://evil.example", "null", "http://localhost.evil.example"):
+        assert post_echo(app, headers={"Origin": origin}).status_code == 403
+    assert not client.requests
+    response = post_echo(app, headers={"Origin": "http://localhost"})
+    assert response.status_code == 200
+    assert "access-control-allow-origin" not in response.headers
+    preflight = {"Origin": "http://evil.example", "Access-Control-Request-Method": "POST"}
+    assert "access-control-allow-origin" not in send(app, "OPTIONS", "/echo", headers=preflight).headers
+
+
+def test_an_allowed_origin_gets_cors_headers_and_no_other_does() -> None:
+    app = create_echo_app(FakeClient(), ServerConfig(allowed_origins=("https://app.example",)))
+    response = post_echo(app, headers={"Origin": "https://app.example"})
+    assert response.headers["access-control-allow-origin"] == "https://app.example"
+    assert "access-control-allow-credentials" not in response.headers
+    preflight = {"Origin": "https://app.example", "Access-Control-Request-Method": "PUT"}
+    assert send(app, "OPTIONS", "/echo", headers=preflight).status_code == 200
+    assert post_echo(app, headers={"Origin": "https://evil.example"}).status_code == 403
+
+
+def test_a_body_above_the_limit_is_413_with_and_without_a_length() -> None:
+    app = create_echo_app(FakeClient(), ServerConfig(limits=replace(Limits(), body_bytes=1000)))
+
+    async def chunks() -> AsyncIterator[bytes]:
+        for _ in range(11):
+            yield b"x" * 100
+
+    for content in (b"x" * 1001, chunks()):
+        response = send(app, "POST", "/body", content=content)
+        assert response.status_code == 413
+        assert response.json()["error"]["message"] == "the body is longer than 1,000 bytes"
+        assert response.headers["connection"] == "close"
+    assert send(app, "POST", "/body", content=b"x" * 1000).json() == {"bytes": 1000}
+
+
+def test_a_slow_body_is_408() -> None:
+    async def trickle() -> AsyncIterator[bytes]:
+        while True:
+            await asyncio.sleep(0.02)
+            yield b"x"
+
+    app = create_echo_app(FakeClient(), ServerConfig(limits=replace(Limits(), body_timeout=0.2)))
+    response = send(app, "POST", "/body", content=trickle())
+    assert response.status_code == 408
+    assert "0.2 seconds" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code", "retry_after"),
+    [
+        (EngineOverloadedError("full", 12.3), 429, "engine_overloaded", "13"),
+        (EngineUnavailableError("loading"), 503, "engine_unavailable", "5"),
+        (EngineDeadError("the engine stopped"), 500, "engine_dead", None),
+        (KeyError("secret prompt"), 500, "internal_error", None),
+    ],
+)
+def test_errors_of_the_engine_have_openais_object(
+    error: Exception, status: int, code: str, retry_after: str | None
+) -> None:
+    app = create_echo_app(FakeClient(error=error), ServerConfig())
+    response = post_echo(app, headers={"X-Request-Id": "id-7"})
+    assert response.status_code == status
+    body = response.json()["error"]
+    assert set(body) == {"message", "type", "param", "code"}
+    assert body["code"] == code
+    assert response.headers.get("retry-after") == retry_after
+    if status == 500:
+        assert "id-7" in body["message"]
+    assert "secret" not in response.text
+
+
+@pytest.mark.parametrize(
+    ("reason", "status", "code"), [("error", 500, "engine_error"), ("timeout", 504, "timeout")]
+)
+def test_an_answer_that_was_cut_is_not_a_200(reason: str, status: int, code: str) -> None:
+    app = create_echo_app(FakeClient(finish_reason=reason), ServerConfig())
+    response = post_echo(app)
+    assert response.status_code == status
+    assert response.json()["error"]["code"] == code
+    stream = post_echo(app, stream=True)
+    events = [json.loads(line[6:]) for line in stream.text.splitlines() if line.startswith("data: {")]
+    assert events[-1]["error"]["code"] == code
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/nothing", 404), ("DELETE", "/echo", 405), ("GET", "/health/", 404)],
+)
+def test_unknown_routes_and_methods_have_openais_object_too(method: str, path: str, status: int) -> None:
+    response = send(create_echo_app(FakeClient(), ServerConfig()), method, path)
+    assert response.status_code == status
+    assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_an_unexpected_error_is_a_500_with_an_id_and_its_text_is_in_no_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    app = create_echo_app(FakeClient(), ServerConfig())
+    with caplog.at_level(logging.DEBUG):
+        response = send(app, "POST", "/fail", content="secret prompt", headers={"X-Request-Id": "id-8"})
+    assert response.status_code == 500
+    assert "id-8" in response.json()["error"]["message"]
+    assert "request id-8 failed: RuntimeError" in caplog.text
+    assert "secret prompt" not in caplog.text + response.text
+
+
+def test_the_audit_line_says_who_used_how_much_and_quotes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    app = create_echo_app(FakeClient(), ServerConfig(keys=KEYS))
+    with caplog.at_level(logging.INFO):
+        post_echo(app, "ZQ", headers={**AUTHORIZATION, "X-Request-Id": "id-9"})
+        send(app, "GET", "/health")
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "mega.serve.audit"]
+    values = json.loads(line)
+    assert values.pop("ms") >= 0
+    assert values == {
+        "event": "request",
+        "request_id": "id-9",
+        "key_id": "alice",
+        "client": "127.0.0.1",
+        "method": "POST",
+        "route": "/echo",
+        "status": 200,
+        "prompt_tokens": 2,
+        "cached_tokens": 0,
+        "generated_tokens": 2,
+        "finish_reasons": {"length": 1},
+    }
+    assert "ZQ" not in caplog.text
+    assert ALICE not in caplog.text
+
+
+def test_a_key_above_its_rate_gets_429_and_other_keys_do_not() -> None:
+    now = [0.0]
+    config = ServerConfig(keys=KEYS, rate_limits=RateLimits(requests_per_minute=2))
+    app = create_echo_app(FakeClient(), config, clock=lambda: now[0])
+    assert [post_echo(app, headers=AUTHORIZATION).status_code for _ in range(3)] == [200, 200, 429]
+    response = post_echo(app, headers=AUTHORIZATION)
+    assert response.headers["retry-after"] == "30"
+    assert response.json()["error"]["code"] == "rate_limit_exceeded"
+    assert post_echo(app, headers={"Authorization": f"Bearer {BOB}"}).status_code == 200
+    now[0] = 30.0
+    assert post_echo(app, headers=AUTHORIZATION).status_code == 200
+
+
+def test_tokens_count_against_the_rate() -> None:
+    config = ServerConfig(keys=KEYS, rate_limits=RateLimits(tokens_per_minute=60))
+    app = create_echo_app(FakeClient(), config, clock=lambda: 0.0)
+    assert post_echo(app, "A" * 88, headers=AUTHORIZATION).status_code == 200
+    response = post_echo(app, headers=AUTHORIZATION)
+    assert response.status_code == 429
+    assert response.headers["retry-after"] == "31"  # 88 of the prompt and 2 generated, at one a second
+
+
+@pytest.mark.parametrize(
+    ("client", "states"),
+    [
+        (FakeClient(), {"/livez": 200, "/health": 200, "/ready": 200, "/readyz": 200}),
+        (
+            FakeClient(is_loaded=False, is_alive=False),
+            {"/livez": 200, "/health": 503, "/ready": 503, "/readyz": 503},
+        ),
+        (FakeClient(is_alive=False), {"/livez": 200, "/health": 503, "/ready": 503, "/readyz": 503}),
+    ],
+)
+def test_probes_tell_the_state_of_the_engine(client: FakeClient, states: dict[str, int]) -> None:
+    app = create_echo_app(client, ServerConfig())
+    assert {path: send(app, "GET", path).status_code for path in states} == states
+
+
+def test_while_draining_new_requests_get_503_and_health_and_metrics_answer() -> None:
+    client = FakeClient()
+    app = create_echo_app(client, ServerConfig())
+    app.lifecycle.is_draining = True
+    response = post_echo(app)
+    assert response.status_code == 503
+    assert response.json()["error"]["code"] == "shutting_down"
+    assert int(response.headers["retry-after"]) > 0
+    assert send(app, "GET", "/ready").json() == {"status": "draining"}
+    assert send(app, "GET", "/ready").status_code == 503
+    assert send(app, "GET", "/health").status_code == 200
+    assert (
+        'mega_serve_admission_rejections_total{model_name="echo",reason="draining"} 1.0'
+        in send(app, "GET", "/metrics").text
+    )
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_cut_request_gets_a_json_503_or_an_error_event(stream: bool) -> None:
+    async def scenario() -> httpx.Response:
+        client = FakeClient(hold=asyncio.Event())
+        app = create_echo_app(client, ServerConfig())
+        transport = httpx.ASGITransport(app.asgi)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+            task = asyncio.create_task(http.post("/echo", json={"prompt": "A", "stream": stream}))
+            while not client.requests:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.05)
+            assert app.lifecycle.active_requests == 1
+            app.lifecycle.cut_requests()
+            response = await task
+            assert app.lifecycle.active_requests == 0
+            assert client.closed == 1
+            return response
+
+    response = asyncio.run(scenario())
+    if stream:
+        assert json.loads(response.text.strip().splitlines()[-1][6:])["error"]["code"] == "shutting_down"
+    else:
+        assert response.status_code == 503
+        assert response.json()["error"]["code"] == "shutting_down"
+        assert response.headers["retry-after"] == "30"
+
+
+def test_metrics_have_vllms_suffixes_and_the_gateways_gauges() -> None:
+    app = create_echo_app(FakeClient(), ServerConfig())
+    assert post_echo(app).status_code == 200
+    text = send(app, "GET", "/metrics").text
+    for line in (
+        'mega_serve_num_requests_running{model_name="echo"} 2.0',
+        'mega_serve_num_requests_waiting{model_name="echo"} 3.0',
+        'mega_serve_kv_cache_usage_perc{model_name="echo"} 0.25',
+        'mega_serve_generation_tokens_total{model_name="echo"} 11.0',
+        'mega_serve_request_success_total{finished_reason="length",model_name="echo"} 1.0',
+        'mega_serve_time_to_first_token_seconds_count{model_name="echo"} 1.0',
+        'mega_serve_inter_token_latency_seconds_count{model_name="echo"} 1.0',
+        'mega_serve_e2e_request_latency_seconds_count{model_name="echo"} 1.0',
+        'mega_serve_http_requests_total{model_name="echo",route="/echo",status="200"} 1.0',
+        "# TYPE mega_serve_num_requests_waiting gauge",
+    ):
+        assert line in text
+    assert "vllm:" not in text
+
+
+def test_metrics_have_vllms_names_if_asked() -> None:
+    text = send(create_echo_app(FakeClient(), ServerConfig(vllm_metrics=True)), "GET", "/metrics").text
+    for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
+        assert f'vllm:{name}{{model_name="echo"}}' in text
+        assert f'mega_serve_{name}{{model_name="echo"}}' in text
+    assert "# TYPE vllm:request_success counter" in text.replace("_total counter", " counter")
+
+
+def test_paths_of_clients_do_not_become_labels() -> None:
+    app = create_echo_app(FakeClient(), ServerConfig())
+    for number in range(50):
+        send(app, "GET", f"/scan-{number}")
+    text = send(app, "GET", "/metrics").text
+    assert "scan" not in text
+    assert 'route="unmatched",status="404"} 50.0' in text
+
+
+def test_load_and_version_answer() -> None:
+    app = create_echo_app(FakeClient(), ServerConfig())
+    assert send(app, "GET", "/load").json()["running"] == 2
+    assert set(send(app, "GET", "/version").json()) == {"version"}
+
+
+def test_the_documentation_page_loads_nothing_from_elsewhere() -> None:
+    app = create_echo_app(FakeClient(), ServerConfig())
+    assert "/echo" in send(app, "GET", "/openapi.json").json()["paths"]
+    response = send(app, "GET", "/docs")
+    assert "POST /echo" in response.text
+    assert "<script" not in response.text
+    assert "http://" not in response.text
+    assert "https://" not in response.text
+    assert "default-src 'none'" in response.headers["content-security-policy"]
+
+
+def test_no_variable_of_opentelemetry_makes_the_server_connect(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("OTEL_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("FASTAPI_OTEL_AUTO_CONFIGURE", "true")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector.example:4318")
+
+    def refuse(*arguments: object) -> None:
+        raise AssertionError("the server opened a connection")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    app = create_echo_app(FakeClient(), ServerConfig())
+
+    async def scenario() -> None:
+        async with app.asgi.router.lifespan_context(app.asgi):
+            transport = httpx.ASGITransport(app.asgi)
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+                assert (await client.post("/echo", json={"prompt": "A"})).status_code == 200
+
+    asyncio.run(scenario())
+
+
+def test_a_server_knows_its_number_of_connections() -> None:
+    app = create_echo_app(FakeClient(), ServerConfig())
+    server = Server(app, Limits(), on_ready=lambda: None)
+    assert server.connections == 0

@@ -1,9 +1,11 @@
 """Parse the body of `PUT /api`: Megatron's fields, with its order of checks and its error messages.
 
 Megatron's server answers most bad requests with status 200, accepts `true` as an integer and refuses `1`
-where it expects 1.0. `parse_request` does none of this; `parse_request(..., legacy=True)` does all of it, for
-clients that depend on it. One difference remains: a prompt that is not a string is refused, where Megatron's
-server crashes.
+where it expects 1.0, and ignores fields it does not know. `parse_request` does none of this;
+`parse_request(..., legacy=True)` does all of it, for clients that depend on it. One difference remains: a
+prompt that is not a string is refused, where Megatron's server crashes.
+
+Fields beyond Megatron's are checked after all of Megatron's: `priority`, `cache_salt`, `structured_outputs`.
 """
 
 from __future__ import annotations
@@ -14,14 +16,47 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mega_schema.errors import RequestError
+from mega_serve.api.bodies import printable, unknown_field_message
 
 MAX_PROMPTS = 128
 MAX_TOP_K = 1000
 MAX_TEMPERATURE = 100.0
 # a score is a sum divided by length ** penalty, which overflows far outside this range
 MAX_LENGTH_PENALTY = 50.0
+MAX_BEAM_WIDTH = 32
+MAX_PRIORITY = 2**31 - 1
+MAX_SALT_CHARS = 256
+FIELDS = (
+    "prompts",
+    "tokens_to_generate",
+    "logprobs",
+    "temperature",
+    "top_k",
+    "top_p",
+    "top_p_decay",
+    "top_p_bound",
+    "add_BOS",
+    "stop_on_double_eol",
+    "stop_on_eol",
+    "prevent_newline_after_colon",
+    "random_seed",
+    "no_log",
+    "beam_width",
+    "stop_token",
+    "length_penalty",
+    "priority",
+    "cache_salt",
+    "structured_outputs",
+)
 
-Code = Literal["missing", "invalid_type", "invalid_value", "unsupported", "context_length_exceeded"]
+Code = Literal[
+    "missing",
+    "invalid_type",
+    "invalid_value",
+    "unsupported",
+    "unknown_parameter",
+    "context_length_exceeded",
+]
 
 
 class BadRequest(RequestError):
@@ -32,16 +67,24 @@ class BadRequest(RequestError):
         message: the text that the client receives; Megatron's if Megatron checks the same.
         legacy_status: the HTTP status of Megatron's server for this error.
         code: the kind of error, for programs.
+        detail: the text of the OpenAI object, if it says more than Megatron's.
     """
 
     def __init__(
-        self, param: str, message: str, *, legacy_status: int = 200, code: Code = "invalid_value"
+        self,
+        param: str,
+        message: str,
+        *,
+        legacy_status: int = 200,
+        code: Code = "invalid_value",
+        detail: str | None = None,
     ) -> None:
         super().__init__(param, message)
         self.param = param
         self.message = message
         self.legacy_status = legacy_status
         self.code = code
+        self.detail = message if detail is None else detail
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +93,9 @@ class SamplingRequest:
 
     Attributes:
         random_seed: None gives a different sample every time.
+        priority: a smaller number is served first.
+        cache_salt: requests of another salt do not share cached prefixes.
+        structured_outputs: vLLM's constraint on the text, unchecked.
     """
 
     prompts: tuple[str, ...]
@@ -66,6 +112,9 @@ class SamplingRequest:
     prevent_newline_after_colon: bool
     random_seed: int | None
     no_log: bool
+    priority: int = 0
+    cache_salt: str = ""
+    structured_outputs: Mapping[str, object] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,31 +133,29 @@ class BeamSearchRequest:
     length_penalty: float
     prevent_newline_after_colon: bool
     no_log: bool
+    priority: int = 0
+    cache_salt: str = ""
 
 
 GenerationRequest = SamplingRequest | BeamSearchRequest
 
 
-def parse_request(body: object, *, legacy: bool = False) -> GenerationRequest:
+def parse_request(
+    body: object, *, legacy: bool = False, lenient: bool = False, max_beam_width: int = MAX_BEAM_WIDTH
+) -> GenerationRequest:
     """Parse and check a request.
 
     Args:
         body: the decoded JSON.
         legacy: accept and refuse the types that Megatron accepts and refuses.
+        lenient: ignore unknown fields.
 
     Raises:
         BadRequest: the first of Megatron's checks, in its order, that the body fails.
     """
     fields = _FieldReader(body if isinstance(body, Mapping) else {}, legacy)
     prompts = _parse_prompts(fields)
-    new_tokens = fields.integer(
-        "tokens_to_generate", 64, "tokens_to_generate must be an integer greater than 0"
-    )
-    _require(
-        new_tokens >= 0,
-        "tokens_to_generate",
-        "tokens_to_generate must be an integer greater than or equal to 0",
-    )
+    new_tokens = _parse_new_tokens(fields)
     logprobs = fields.boolean("logprobs")
     _require(new_tokens > 0 or logprobs, "logprobs", "tokens_to_generate=0 implies logprobs should be True")
     temperature_range = "temperature must be a positive number less than or equal to 100.0"
@@ -123,7 +170,10 @@ def parse_request(body: object, *, legacy: bool = False) -> GenerationRequest:
     random_seed = fields.optional_integer("random_seed", "random_seed must be integer")
     _require(random_seed is None or random_seed >= 0, "random_seed", "random_seed must be a positive integer")
     no_log = fields.boolean("no_log")
-    beam_width, stop_token, length_penalty = _parse_beam_search(fields, prompts)
+    beam_width, stop_token, length_penalty = _parse_beam_search(fields, prompts, max_beam_width)
+    priority, cache_salt, structured_outputs = _parse_extensions(fields)
+    if not (legacy or lenient):
+        _refuse_unknown(fields)
     if beam_width is not None:
         return BeamSearchRequest(
             prompts=(prompts[0],),
@@ -134,6 +184,8 @@ def parse_request(body: object, *, legacy: bool = False) -> GenerationRequest:
             length_penalty=length_penalty,
             prevent_newline_after_colon=prevent_newline_after_colon,
             no_log=no_log,
+            priority=priority,
+            cache_salt=cache_salt,
         )
     return SamplingRequest(
         prompts=prompts,
@@ -150,6 +202,9 @@ def parse_request(body: object, *, legacy: bool = False) -> GenerationRequest:
         prevent_newline_after_colon=prevent_newline_after_colon,
         random_seed=random_seed,
         no_log=no_log,
+        priority=priority,
+        cache_salt=cache_salt,
+        structured_outputs=structured_outputs,
     )
 
 
@@ -224,6 +279,13 @@ def _parse_prompts(fields: _FieldReader) -> tuple[str, ...]:
     return tuple(prompts)
 
 
+def _parse_new_tokens(fields: _FieldReader) -> int:
+    name = "tokens_to_generate"
+    new_tokens = fields.integer(name, 64, f"{name} must be an integer greater than 0")
+    _require(new_tokens >= 0, name, f"{name} must be an integer greater than or equal to 0")
+    return new_tokens
+
+
 def _parse_filters(fields: _FieldReader) -> tuple[int, float, float, float]:
     """Return top_k, top_p, top_p_decay and top_p_bound."""
     top_k = fields.body.get("top_k", 0)
@@ -249,13 +311,15 @@ def _parse_filters(fields: _FieldReader) -> tuple[int, float, float, float]:
 
 
 def _parse_beam_search(
-    fields: _FieldReader, prompts: tuple[str, ...]
+    fields: _FieldReader, prompts: tuple[str, ...], max_width: int
 ) -> tuple[int | None, int | None, float]:
     """Return beam_width, stop_token and length_penalty; the last two are checked in every request."""
     beam_width = fields.optional_integer("beam_width", "beam_width must be integer")
     if beam_width is not None:
         _require(beam_width >= 1, "beam_width", "beam_width must be an integer > 1")
         _require(len(prompts) == 1, "beam_width", "When doing beam_search, batch size must be 1")
+        limit = f"beam_width must be less than or equal to {max_width}"
+        _require(beam_width <= max_width, "beam_width", limit)
     stop_token = fields.optional_integer("stop_token", "stop_token must be an integer")
     length_penalty = fields.real("length_penalty", 1.0, "length_penalty must be a float")
     _require(
@@ -264,6 +328,33 @@ def _parse_beam_search(
         f"length_penalty must be between {-MAX_LENGTH_PENALTY} and {MAX_LENGTH_PENALTY}",
     )
     return beam_width, stop_token, float(length_penalty)
+
+
+def _parse_extensions(fields: _FieldReader) -> tuple[int, str, Mapping[str, object] | None]:
+    """Return priority, cache_salt and structured_outputs."""
+    priority_range = f"priority must be an integer between {-MAX_PRIORITY} and {MAX_PRIORITY}"
+    priority = fields.integer("priority", 0, priority_range)
+    _require(-MAX_PRIORITY <= priority <= MAX_PRIORITY, "priority", priority_range)
+    cache_salt = fields.body.get("cache_salt", "")
+    salt_range = f"cache_salt must be a string of at most {MAX_SALT_CHARS} characters"
+    if not isinstance(cache_salt, str):
+        raise BadRequest("cache_salt", salt_range, code="invalid_type")
+    is_text = cache_salt.encode("utf-8", "replace").decode() == cache_salt
+    _require(len(cache_salt) <= MAX_SALT_CHARS and is_text, "cache_salt", salt_range)
+    outputs = fields.body.get("structured_outputs")
+    if outputs is not None and not isinstance(outputs, Mapping):
+        raise BadRequest("structured_outputs", "structured_outputs must be an object", code="invalid_type")
+    if outputs is not None and "beam_width" in fields:
+        message = "structured_outputs cannot be set with beam_width"
+        raise BadRequest("structured_outputs", message, code="unsupported")
+    return priority, cache_salt, outputs
+
+
+def _refuse_unknown(fields: _FieldReader) -> None:
+    name = next((name for name in fields.body if name not in FIELDS), None)
+    if name is not None:
+        message = unknown_field_message(name, list(FIELDS))
+        raise BadRequest(printable(name), message, code="unknown_parameter")
 
 
 def _require(condition: bool, param: str, message: str) -> None:

@@ -1,0 +1,75 @@
+"""The request body of /api in the OpenAPI schema. `megatron.parse_request` checks it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mega_serve.api.megatron import (
+    MAX_BEAM_WIDTH,
+    MAX_LENGTH_PENALTY,
+    MAX_PRIORITY,
+    MAX_PROMPTS,
+    MAX_SALT_CHARS,
+    MAX_TEMPERATURE,
+    MAX_TOP_K,
+)
+
+
+def request_body() -> dict[str, Any]:
+    """Return the request body of the operation, with examples."""
+    schema = {
+        "type": "object",
+        "required": ["prompts"],
+        "additionalProperties": False,
+        "properties": _properties(),
+    }
+    examples = {
+        "sample": {"value": {"prompts": ["Once upon a time"], "tokens_to_generate": 16, "top_k": 40}},
+        "score": {"value": {"prompts": ["Hello world"], "tokens_to_generate": 0, "logprobs": True}},
+        "beam search": {"value": {"prompts": ["Hello"], "tokens_to_generate": 8, "beam_width": 4}},
+    }
+    content = {"application/json": {"schema": schema, "examples": examples}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def _properties() -> dict[str, object]:
+    boolean = {"type": "boolean", "default": False}
+    return {
+        "prompts": {
+            "type": "array",
+            "items": {"type": "string"},
+            "minItems": 1,
+            "maxItems": MAX_PROMPTS,
+            "description": "An empty prompt needs add_BOS.",
+        },
+        "tokens_to_generate": _integer(0, default=64, description="0 scores the prompts; needs logprobs."),
+        "logprobs": boolean,
+        "temperature": {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_TEMPERATURE, "default": 1.0},
+        "top_k": _integer(0, maximum=MAX_TOP_K, default=0, description="1 is greedy. Excludes top_p."),
+        "top_p": _number(0, 1, 0.0),
+        "top_p_decay": {**_number(0, 1, 0.0), "description": "Needs top_p."},
+        "top_p_bound": {**_number(0, 1, 0.0), "description": "Above 0, at most top_p."},
+        "add_BOS": boolean,
+        "stop_on_double_eol": boolean,
+        "stop_on_eol": boolean,
+        "prevent_newline_after_colon": boolean,
+        "random_seed": _integer(0),
+        "no_log": boolean,
+        "beam_width": _integer(1, maximum=MAX_BEAM_WIDTH, description="Beam search; one prompt only."),
+        "stop_token": {"type": "integer", "description": "Id that ends a beam; default end of document."},
+        "length_penalty": _number(-MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY, 1.0),
+        "priority": _integer(-MAX_PRIORITY, maximum=MAX_PRIORITY, default=0),
+        "cache_salt": {"type": "string", "maxLength": MAX_SALT_CHARS, "default": ""},
+        "structured_outputs": {
+            "type": ["object", "null"],
+            "description": "One of json, regex, choice, grammar, json_object.",
+        },
+    }
+
+
+def _number(low: float, high: float, default: float) -> dict[str, object]:
+    return {"type": "number", "minimum": low, "maximum": high, "default": default}
+
+
+def _integer(low: int, **rest: object) -> dict[str, object]:
+    return {"type": "integer", "minimum": low, **rest}

@@ -1,0 +1,92 @@
+"""Convert prompts to token ids, and check that they fit the model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from mega_schema.errors import RequestError
+from mega_schema.tokenizer.special_tokens import SpecialTokens, added_tokens
+from mega_serve.api.context import ApiContext
+from mega_serve.http.errors import HttpError
+
+_CONTEXT = "context_length_exceeded"
+
+
+async def encode_texts(
+    context: ApiContext, texts: Sequence[str], *, special_tokens: SpecialTokens | None = None
+) -> list[list[int]]:
+    """Encode texts in a thread, without the interpreter's lock.
+
+    Args:
+        special_tokens: added around every text.
+
+    Raises:
+        RequestError: a text has no ids.
+    """
+    around = special_tokens or SpecialTokens()
+    rows = await asyncio.to_thread(context.tokenizer.encode_batch, list(texts))
+    return [[*around.prefix, *row, *around.suffix] for row in rows]
+
+
+def find_special_tokens(context: ApiContext) -> SpecialTokens:
+    """Return the ids that the tokenizer adds around a text (such as BOS), as Hugging Face's does."""
+    return added_tokens(context.tokenizer)
+
+
+def check_token_ids(context: ApiContext, ids: Sequence[int], param: str) -> None:
+    """Refuse ids that the model has no embedding for.
+
+    Raises:
+        RequestError: an id is out of range.
+    """
+    vocab_size = context.client.model.vocab_size
+    outside = next((token for token in ids if not 0 <= token < vocab_size), None)
+    if outside is not None:
+        raise RequestError(param, "no such token id", found=outside, wanted=f"0 to {vocab_size - 1}")
+
+
+def check_length(context: ApiContext, prompts: Sequence[Sequence[int]], new_tokens: int, rows: int) -> None:
+    """Refuse prompts that exceed the model's context or the server's limit.
+
+    Args:
+        rows: sequences per prompt.
+
+    Raises:
+        RequestError: a prompt has no tokens.
+        HttpError: 400, with limit and asked number of tokens.
+    """
+    if not all(prompts):
+        raise RequestError("prompt", "a prompt has no tokens", wanted="at least one")
+    longest = max(map(len, prompts))
+    limit = context.client.model.max_seq_len
+    if longest + new_tokens > limit:
+        raise HttpError(400, context_message(limit, longest, new_tokens), param="prompt", code=_CONTEXT)
+    total = rows * len(prompts) * (longest + new_tokens)
+    if total > context.limits.request_tokens:
+        raise HttpError(
+            400, tokens_message(context.limits.request_tokens, total), param="prompt", code=_CONTEXT
+        )
+
+
+def default_new_tokens(context: ApiContext, longest: int, rows: int) -> int:
+    """Return the new tokens of a request that names no number: as many as fit, at least one."""
+    within_limit = context.limits.request_tokens // rows
+    return max(1, min(context.client.model.max_seq_len, within_limit) - longest)
+
+
+def context_message(limit: int, prompt_tokens: int, new_tokens: int) -> str:
+    """Describe a request over the model's context, with limit and asked."""
+    return (
+        f"the model's context is {limit:,} tokens, and {prompt_tokens + new_tokens:,} were asked for "
+        f"({prompt_tokens:,} in the longest prompt, {new_tokens:,} new); "
+        "hint: shorten the prompt or ask for fewer new tokens"
+    )
+
+
+def tokens_message(limit: int, asked: int) -> str:
+    """Describe a request over the server's limit of tokens, with limit and asked."""
+    return (
+        f"a request may hold {limit:,} tokens, and {asked:,} were asked for "
+        "(sequences x tokens of the longest); hint: send fewer prompts at a time"
+    )

@@ -1,0 +1,278 @@
+"""The fields of OpenAI's requests that choose tokens, with vLLM's additions."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from mega_schema.errors import RequestError
+from mega_serve.api.bodies import Body
+from mega_serve.api.context import ApiContext
+from mega_serve.api.megatron import MAX_PRIORITY
+from mega_serve.engine.requests import GrammarSpec, SamplingParams
+from mega_serve.http.errors import HttpError
+
+MAX_INT32 = 2**31 - 1
+
+TokenId = Annotated[int, Field(ge=0, le=MAX_INT32)]
+TokenCount = Annotated[int, Field(ge=0, le=MAX_INT32)]
+ShortText = Annotated[str, Field(max_length=256)]
+
+
+def real(low: float, high: float) -> Any:
+    """Return the field of an optional finite number from `low` to `high`."""
+    return Field(None, ge=low, le=high, allow_inf_nan=False)
+
+
+class JsonSchemaFormat(Body):
+    """OpenAI's `json_schema`."""
+
+    name: Annotated[str, Field(max_length=256)]
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Body):
+    """OpenAI's `response_format`."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+    def grammar(self) -> GrammarSpec | None:
+        """Return the constraint; None for text."""
+        if self.type == "text":
+            return None
+        if self.type == "json_object":
+            return GrammarSpec(kind="json_object")
+        if self.json_schema is None or self.json_schema.schema_ is None:
+            raise RequestError("response_format.json_schema.schema", "missing", wanted="a JSON schema")
+        return GrammarSpec(kind="json_schema", text=json.dumps(self.json_schema.schema_))
+
+
+class StructuredOutputs(Body):
+    """vLLM's `structured_outputs`: one of its fields."""
+
+    json_: dict[str, Any] | str | None = Field(default=None, alias="json")
+    regex: str | None = None
+    choice: Annotated[list[str], Field(min_length=1)] | None = None
+    grammar: str | None = Field(None, description="a Lark grammar")
+    json_object: Literal[True] | None = None
+
+    def specs(self) -> list[GrammarSpec]:
+        """Return the constraints of the fields that are given."""
+        return _specs(self.json_, self.regex, self.choice, self.grammar, self.json_object)
+
+
+class StreamOptions(Body):
+    """OpenAI's `stream_options`."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+    include_obfuscation: Literal[False] | None = None
+
+
+class SamplingFields(Body):
+    """The fields that completions and chat completions share. An absent field and null are the same."""
+
+    model: Annotated[str, Field(max_length=256)] | None = None
+    temperature: float | None = real(0, 100)
+    top_p: float | None = real(0, 1)
+    top_k: Annotated[int, Field(ge=-1, le=MAX_INT32)] | None = None
+    min_p: float | None = real(0, 1)
+    repetition_penalty: float | None = real(0.01, 100)
+    presence_penalty: float | None = real(-2, 2)
+    frequency_penalty: float | None = real(-2, 2)
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]] | None = None
+    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1)] | None = None
+    bad_words: list[ShortText] | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=128)] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    min_tokens: TokenCount | None = None
+    seed: Annotated[int, Field(ge=-(2**63), le=2**64 - 1)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: Annotated[list[str], Field(min_length=1)] | None = None
+    guided_grammar: str | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_INT32)] | None = None
+    priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    user: Annotated[str, Field(max_length=1024)] | None = None
+
+    def check_shared(self, context: ApiContext) -> None:
+        """Check what does not depend on the prompt.
+
+        Raises:
+            HttpError: 404, another model is asked for.
+            RequestError: a field exceeds a limit of the server, or two fields exclude each other.
+        """
+        check_model(context, self.model)
+        limits = context.limits
+        _check_maximum("n", self.n or 1, limits.n)
+        _check_maximum("stop", len(self.stop_strings), limits.stop_strings, "strings")
+        for text in self.stop_strings:
+            if not text:
+                raise RequestError("stop", "an empty string", wanted="at least one character")
+            _check_maximum("stop", len(text), limits.stop_string_chars, "characters")
+        _check_maximum("bad_words", len(self.bad_words or ()), limits.bad_words, "words")
+        _check_maximum("logit_bias", len(self.logit_bias or ()), limits.logit_biases, "ids")
+        _check_maximum("allowed_token_ids", len(self.allowed_token_ids or ()), limits.logit_biases, "ids")
+        _check_maximum("prompt_logprobs", self.prompt_logprobs or 0, limits.logprobs)
+        if self.temperature == 0.0 and (self.n or 1) > 1:
+            raise RequestError("n", "greedy sequences would all be equal", found=self.n, hint="temperature 1")
+        if self.top_p == 0.0:
+            raise RequestError("top_p", "keeps no word", found=0, wanted="above 0", hint="1 keeps all")
+        if self.stream_options is not None and not self.stream:
+            raise RequestError("stream_options", "the response is not a stream", hint='"stream": true')
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def grammar(self, context: ApiContext) -> GrammarSpec | None:
+        """Return the constraint on the text.
+
+        Raises:
+            RequestError: several are given, or it is too long.
+        """
+        specs = [] if self.structured_outputs is None else self.structured_outputs.specs()
+        specs += _specs(self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar)
+        if self.response_format is not None and (spec := self.response_format.grammar()) is not None:
+            specs.append(spec)
+        if len(specs) > 1:
+            kinds = ", ".join(spec.kind for spec in specs)
+            raise RequestError("response_format", "several constraints", found=kinds, wanted="one")
+        return check_grammar(context, specs[0]) if specs else None
+
+    def sampling_params(
+        self, context: ApiContext, *, max_tokens: int, logprobs: int | None, grammar: GrammarSpec | None
+    ) -> SamplingParams:
+        """Return the engine's parameters.
+
+        Raises:
+            RequestError: an id is outside the vocabulary, or a bad word has no ids.
+        """
+        biases = tuple(
+            (self._token_id(context, "logit_bias", token), bias)
+            for token, bias in (self.logit_bias or {}).items()
+        )
+        for name in ("allowed_token_ids", "stop_token_ids"):
+            for token in getattr(self, name) or ():
+                self._token_id(context, name, token)
+        return SamplingParams(
+            max_tokens=max_tokens,
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_k=max(0, self.top_k or 0),
+            top_p=1.0 if self.top_p is None else self.top_p,
+            min_p=self.min_p or 0.0,
+            repetition_penalty=1.0 if self.repetition_penalty is None else self.repetition_penalty,
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            logit_bias=biases,
+            allowed_token_ids=None if self.allowed_token_ids is None else tuple(self.allowed_token_ids),
+            bad_words=encode_bad_words(context, self.bad_words or ()),
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            stop=self.stop_strings,
+            include_stop_str_in_output=bool(self.include_stop_str_in_output),
+            ignore_eos=bool(self.ignore_eos),
+            min_tokens=min(self.min_tokens or 0, max_tokens),
+            seed=None if self.seed is None else self.seed % 2**63,
+            logprobs=logprobs,
+            prompt_logprobs=self.prompt_logprobs,
+            grammar=grammar,
+        )
+
+    @staticmethod
+    def _token_id(context: ApiContext, name: str, token: str | int) -> int:
+        vocab_size = context.client.model.vocab_size
+        if isinstance(token, str):
+            if not (token.isascii() and token.isdigit() and len(token) < 10):
+                raise RequestError(name, "not a token id", wanted=f"0 to {vocab_size - 1}")
+            token = int(token)
+        if token >= vocab_size:
+            raise RequestError(name, "no such token id", found=token, wanted=f"0 to {vocab_size - 1}")
+        return token
+
+
+def check_model(context: ApiContext, name: str | None) -> None:
+    """Refuse a request for a model that is not served.
+
+    Raises:
+        HttpError: 404.
+    """
+    served = model_name(context)
+    if name is not None and name != served:
+        message = f"the model {name!r} does not exist; hint: this server has {served!r}"
+        raise HttpError(404, message, param="model", code="model_not_found")
+
+
+def model_name(context: ApiContext) -> str:
+    """Return the id of the served model."""
+    return context.served_model_name or context.client.model.name
+
+
+def check_grammar(context: ApiContext, spec: GrammarSpec) -> GrammarSpec:
+    """Return the constraint if it is not longer than the server's limit.
+
+    Raises:
+        RequestError: it is longer.
+    """
+    _check_maximum("response_format", len(spec.text.encode()), context.limits.grammar_bytes, "bytes")
+    return spec
+
+
+def encode_bad_words(context: ApiContext, words: list[str] | tuple[()]) -> tuple[tuple[int, ...], ...]:
+    """Return the ids of every word, at the beginning of a text and after a space.
+
+    Raises:
+        RequestError: a word has no ids.
+    """
+    sequences: dict[tuple[int, ...], None] = {}
+    for word in words:
+        texts = (word, " " + word.lstrip(" "))
+        for ids in context.tokenizer.encode_batch(texts):
+            if not ids or not word.strip():
+                raise RequestError("bad_words", "a word without tokens", wanted="at least one")
+            sequences[tuple(ids)] = None
+    return tuple(sequences)
+
+
+def _check_maximum(name: str, value: int, limit: int, unit: str = "") -> None:
+    if value > limit:
+        wanted = f"at most {limit:,} {unit}".rstrip()
+        raise RequestError(name, "above the server's limit", found=f"{value:,}", wanted=wanted)
+
+
+def _specs(
+    schema: dict[str, Any] | str | None,
+    regex: str | None,
+    choice: list[str] | None,
+    lark: str | None,
+    json_object: bool | None = None,
+) -> list[GrammarSpec]:
+    specs = []
+    if schema is not None:
+        text = schema if isinstance(schema, str) else json.dumps(schema)
+        specs.append(GrammarSpec(kind="json_schema", text=text))
+    if regex is not None:
+        specs.append(GrammarSpec(kind="regex", text=regex))
+    if choice is not None:
+        specs.append(GrammarSpec(kind="choice", text=json.dumps(choice)))
+    if lark is not None:
+        specs.append(GrammarSpec(kind="lark", text=lark))
+    if json_object:
+        specs.append(GrammarSpec(kind="json_object"))
+    return specs

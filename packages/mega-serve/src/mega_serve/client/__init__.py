@@ -1,0 +1,1 @@
+"""Clients of the server: HTTP client, load generator, offline batches. No torch and no web framework."""

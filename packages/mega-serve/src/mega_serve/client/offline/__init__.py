@@ -1,0 +1,1 @@
+"""Offline generation: batches of prompts from files, without a server."""

@@ -24,7 +24,7 @@ PACKAGES := packages/mega-schema[model] packages/mega-data packages/mega-train[p
 # Meta's own model, with which the tests compare. Installed without its dependencies, which would bring CUDA
 REFERENCES := fairscale==0.4.13 llama-models==0.3.0
 
-.PHONY: demo test test-long test-lowest check clean
+.PHONY: demo test test-long soak test-lowest check clean
 
 demo: .venv/demo.stamp  ## from text to a chat, on this machine
 	$(BIN)/python demo/run.py --output "$(OUT)" --began $(BEGAN) $(if $(KEEP),--keep)
@@ -34,6 +34,9 @@ test: .venv/test.stamp  ## every test but the long ones; shared data is looked f
 
 test-long: .venv/test.stamp  ## the long tests: kills by the dozen, thousands of drawn cases, the whole parity matrix
 	$(PYTEST) -m long
+
+soak: .venv/test.stamp  ## a server under random load for MEGA_SOAK_MINUTES, by default 20, and a fuzzer of its API
+	MEGA_SOAK_MINUTES=$${MEGA_SOAK_MINUTES:-20} $(PYTEST) -n 0 -s -m long tests/faults/test_serving_soak.py
 
 test-lowest:  ## the unit tests of the packages with the lowest versions that their metadata allow
 	PYTHON="$(PYTHON)" TORCH="$(TORCH)" .ci/test-lowest
@@ -59,5 +62,5 @@ clean:  ## what these commands made, apart from OUT
 .venv/test.stamp: .venv/demo.stamp requirements-test.txt
 	$(PIP) -r requirements-test.txt
 	$(PIP) --no-build-isolation --no-deps $(REFERENCES)
-	$(PIP) --no-build-isolation -e packages/mega-schema -e "packages/mega-data[all]"
+	$(PIP) --no-build-isolation -e packages/mega-schema -e "packages/mega-data[all]" -e "packages/mega-serve[cpu,plot]"
 	@touch $@

@@ -30,7 +30,13 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 TRAINER = ("tests.parity.runs", "torch._dynamo", "torch.distributed.fsdp")
-SERVER = ("mega_serve.server", "mega_serve.api.app", "mega_serve.engine", "mega_model.generate", "uvicorn")
+SERVER = (
+    "mega_serve.http.serving",
+    "mega_serve.api.routers",
+    "mega_serve.execution.engine_factory",
+    "mega_model.generate",
+    "uvicorn",
+)
 REQUEST_BYTES = 1 << 17
 
 

@@ -1,0 +1,63 @@
+"""`mega-serve generate` with the engine of the server, in a child process and without a socket."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from mega_schema.errors import ConfigError
+from mega_serve.commands.engine_options import (
+    ENGINE_FACTORY,
+    engine_options,
+    engine_settings,
+    open_checkpoint,
+)
+from mega_serve.commands.generate import OfflineEngine, build_generate_command
+
+
+@asynccontextmanager
+async def open_engine(values: Mapping[str, Any]) -> AsyncIterator[OfflineEngine]:
+    """Start the engine process; end it afterwards.
+
+    Raises:
+        ConfigError: the engine refuses its options.
+    """
+    from fastapi import FastAPI
+
+    from mega_schema.tokenizer.tokenizer import open_tokenizer_folder
+    from mega_serve.api.chat_templates import find_chat_template
+    from mega_serve.api.context import ApiContext
+    from mega_serve.api.routers import build_routers
+    from mega_serve.api.services import ApiServices
+    from mega_serve.client.offline.asgi_handler import AsgiHandler
+    from mega_serve.http.app import create_app
+    from mega_serve.http.config import ServerConfig
+    from mega_serve.http.limits import Limits
+    from mega_serve.process.engine_client import EngineProcessClient, EngineSettings
+
+    tokenizer = open_tokenizer_folder(open_checkpoint(values).tokenizer_folder)
+    client = EngineProcessClient(
+        EngineSettings(factory=ENGINE_FACTORY, options=engine_settings(values), restart=False)
+    )
+    # nobody else sends requests: what one asks for is bounded by the model's context alone
+    limits = Limits(request_tokens=2**31, request_timeout=86_400.0)
+    context = ApiContext(
+        client=client, tokenizer=tokenizer, limits=limits, chat_template=find_chat_template(tokenizer)
+    )
+    services = ApiServices.from_context(context)
+    await client.start()
+    try:
+        if await client.wait_status("ready", "dead") == "dead":
+            where, _, what = client.failure.partition(": ")
+            raise ConfigError(where, what)
+        app: FastAPI = create_app(
+            client, ServerConfig(limits=limits), apis=build_routers(context, services)
+        ).asgi
+        yield OfflineEngine(client, tokenizer.encode, AsgiHandler(app))
+    finally:
+        services.close()
+        await client.close()
+
+
+generate = build_generate_command(open_engine, [engine_options])

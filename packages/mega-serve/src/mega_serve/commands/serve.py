@@ -1,0 +1,226 @@
+"""`mega-serve serve`: open the port, start the engine process, answer requests."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mega_schema.app.click_options import NonEmptyPath
+from mega_schema.errors import ConfigError
+from mega_serve import __version__
+from mega_serve.commands.engine_options import (
+    ENGINE_FACTORY,
+    engine_options,
+    engine_settings,
+    open_checkpoint,
+)
+from mega_serve.commands.option_groups import GroupedCommand, add_options, option_group
+from mega_serve.commands.server_options import (
+    build_certificate,
+    build_config,
+    build_limits,
+    limit_options,
+    security_options,
+)
+from mega_serve.http.config import ServerConfig
+
+if TYPE_CHECKING:  # --help answers without these
+    from fastapi import APIRouter
+
+    from mega_serve.api.context import ApiContext
+    from mega_serve.engine.interfaces import ModelInfo
+
+_server = option_group("Server")
+
+
+def build_serve_command(
+    engine_factory: str,
+    build_apis: Callable[[ApiContext], Sequence[APIRouter]],
+    build_pages: Callable[[], Sequence[APIRouter]] = tuple,
+) -> click.Command:
+    """Make the command.
+
+    Args:
+        engine_factory: `module:function` that the engine process calls with `engine_options`.
+        build_apis: returns the routers of the APIs.
+        build_pages: returns the routers of the web page.
+    """
+
+    @click.command(name="serve", cls=GroupedCommand, context_settings={"help_option_names": ["-h", "--help"]})
+    @engine_options
+    @server_options
+    @limit_options
+    @security_options
+    @click.version_option(__version__)
+    def serve(**values: Any) -> None:
+        """Serve text generation requests over HTTP with the checkpoint in DIR.
+
+        PUT /api takes Megatron-LM's requests, /v1/... OpenAI's; GET / is a page. /docs lists all routes.
+        """
+        sys.exit(asyncio.run(_serve(values, engine_factory, build_apis, build_pages)))
+
+    return serve
+
+
+def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the flags of the server and the APIs."""
+    seconds = click.FloatRange(min=0, min_open=True)
+    options = (
+        _server(
+            "--host",
+            default="127.0.0.1",
+            show_default=True,
+            help="Address to listen on; 0.0.0.0 listens on all interfaces.",
+        ),
+        _server(
+            "--port",
+            default=5000,
+            show_default=True,
+            type=click.IntRange(0, 65535),
+            help="Port to listen on; 0 selects a free port.",
+        ),
+        _server("--served-model-name", help="Id of the model in the APIs; by default its directory."),
+        _server(
+            "--chat-template",
+            type=NonEmptyPath(exists=True, path_type=Path, dir_okay=False),
+            help="Jinja template of chats; by default the checkpoint's.",
+        ),
+        _server("--lenient", is_flag=True, help="Ignore unknown fields of requests."),
+        _server(
+            "--megatron-legacy-status",
+            is_flag=True,
+            help="Answer bad requests as Megatron does: most with status 200 and a bare JSON string.",
+        ),
+        _server(
+            "--log-prompts", is_flag=True, help='Log the prompts, except of requests with "no_log": true.'
+        ),
+        _server(
+            "--drain-timeout",
+            default=30.0,
+            show_default=True,
+            type=seconds,
+            help="Seconds after SIGTERM for the requests in progress.",
+        ),
+        _server(
+            "--engine-timeout",
+            default=60.0,
+            show_default=True,
+            type=seconds,
+            help="Seconds without a step after which the engine is taken for hung.",
+        ),
+        _server(
+            "--no-restart", is_flag=True, help="Exit when the engine dies, instead of starting it again."
+        ),
+    )
+    return add_options(command, options)
+
+
+async def _serve(
+    values: dict[str, Any],
+    engine_factory: str,
+    build_apis: Callable[[ApiContext], Sequence[APIRouter]],
+    build_pages: Callable[[], Sequence[APIRouter]],
+) -> int:
+    """Run the server. Return the exit code."""
+    from mega_serve.http.listener import bind_listener
+
+    logging.basicConfig(format="%(asctime)s %(name)s %(message)s", level=logging.INFO)
+    host, log_prompts = values["host"], values["log_prompts"]
+    limits = build_limits(values)
+    config = build_config(values, host=host, limits=limits, log_prompts=log_prompts)
+    certificate = build_certificate(values)
+    with bind_listener(host, values["port"]) as listener:
+        return await _serve_on(listener, values, config, certificate, engine_factory, build_apis, build_pages)
+
+
+async def _serve_on(
+    listener: socket.socket,
+    values: dict[str, Any],
+    config: ServerConfig,
+    certificate: tuple[str, str] | None,
+    engine_factory: str,
+    build_apis: Callable[[ApiContext], Sequence[APIRouter]],
+    build_pages: Callable[[], Sequence[APIRouter]],
+) -> int:
+    """Serve on a bound socket. Return the exit code."""
+    from mega_schema.tokenizer.tokenizer import open_tokenizer_folder
+    from mega_serve.api.chat_templates import find_chat_template
+    from mega_serve.api.context import ApiContext
+    from mega_serve.http.app import create_app
+    from mega_serve.http.listener import listener_url
+    from mega_serve.http.server import Server
+    from mega_serve.http.serving import serve_engine
+    from mega_serve.process.engine_client import EngineProcessClient, EngineSettings
+
+    limits = config.limits
+    checkpoint = open_checkpoint(values)
+    client = EngineProcessClient(
+        EngineSettings(
+            factory=engine_factory,
+            options=engine_settings(values),
+            queue_requests=limits.queue_requests,
+            queue_tokens=limits.queue_tokens,
+            heartbeat_timeout=values["engine_timeout"],
+            restart=not values["no_restart"],
+        )
+    )
+    tokenizer = open_tokenizer_folder(checkpoint.tokenizer_folder)
+    context = ApiContext(
+        client=client,
+        tokenizer=tokenizer,
+        limits=limits,
+        chat_template=_read_template(values["chat_template"]) or find_chat_template(tokenizer),
+        log_prompts=config.log_prompts,
+        legacy_status=values["megatron_legacy_status"],
+        served_model_name=values["served_model_name"],
+        lenient=values["lenient"],
+    )
+    application = create_app(
+        client, config, apis=build_apis(context), pages=build_pages(), connections=lambda: server.connections
+    )
+    url = listener_url(listener, tls=certificate is not None)
+    server = Server(
+        application,
+        limits,
+        on_ready=lambda: click.echo(f"mega-serve: {url} loads the model", err=True),
+        drain_timeout=values["drain_timeout"],
+        certificate=certificate,
+    )
+
+    def report(model: ModelInfo) -> None:
+        spec = checkpoint.spec
+        what = f"{spec.family}, {spec.layers} layers, {model.max_seq_len:,} tokens of context"
+        click.echo(f"mega-serve: {url} ready ({what}, iteration {model.iteration})")
+
+    return await serve_engine(client, server, listener, report)
+
+
+def _read_template(path: Path | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        return path.read_text("utf-8")
+    except UnicodeDecodeError:
+        raise ConfigError("--chat-template", "not a text file", found=path) from None
+
+
+def _build_apis(context: ApiContext) -> list[APIRouter]:
+    from mega_serve.api.routers import build_routers
+
+    return build_routers(context)
+
+
+def _build_pages() -> list[APIRouter]:
+    from mega_serve.web.page_routes import build_router
+
+    return [build_router()]
+
+
+serve = build_serve_command(ENGINE_FACTORY, _build_apis, _build_pages)

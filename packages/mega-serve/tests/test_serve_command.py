@@ -1,0 +1,93 @@
+"""The command: wrong values in one line, and a server from flags to exit code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import httpx
+import pytest
+
+from mega_schema.errors import ConfigError, FormatError
+from mega_serve.commands.serve import build_serve_command
+from mega_serve.commands.server_options import LIMIT_FLAGS
+from mega_serve.http.auth import ENVIRONMENT
+from mega_serve.http.limits import Limits
+from tests.serving.echo_server import REPOSITORY, build_echo_router
+
+FACTORY = "tests.serving.echo_engine:build_echo_engine"
+KEY = "k" * 32
+
+
+def run_command(*flags: str) -> None:
+    command = build_serve_command(FACTORY, lambda context: [build_echo_router(context)])
+    command.main(list(flags), standalone_mode=False)
+
+
+def test_every_limit_has_a_flag() -> None:
+    assert sorted(name for name, _ in LIMIT_FLAGS.values()) == sorted(field.name for field in fields(Limits))
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--host", "no such host"], "--host: no such address: found no such host; hint: --host 127.0.0.1"),
+        (["--allowed-origin", "app.example"], "--allowed-origin: not an origin: found app.example"),
+        (["--allowed-origin", "*"], "--allowed-origin: not an origin"),
+        (["--ssl-certfile", "c.pem"], "--ssl-keyfile: missing"),
+        (["--ssl-certfile", "c.pem", "--ssl-keyfile", "k.pem"], "--ssl-certfile: no such file: found c.pem"),
+    ],
+)
+def test_a_wrong_value_is_one_line(checkpoint: Path, flags: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        run_command("--load", str(checkpoint), "--port", "0", *flags)
+    assert str(error.value).startswith(message)
+
+
+def test_a_model_of_hugging_face_gets_the_line_that_converts_it(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(FormatError, match="mega-ckpt convert --from hf --to mega --load .* --save "):
+        run_command("--load", str(tmp_path), "--port", "0")
+
+
+def test_no_flag_takes_an_api_key() -> None:
+    command = build_serve_command(FACTORY, lambda context: [])
+    flags = [flag for param in command.params for flag in param.opts]
+    assert [flag for flag in flags if "key" in flag and "ssl" not in flag] == ["--api-key-file"]
+
+
+def test_the_command_serves_and_ends_at_a_signal(checkpoint: Path) -> None:
+    program = f"""
+from mega_schema.app.cli_runner import run_command
+from mega_serve.commands.serve import build_serve_command
+from tests.serving.echo_server import build_echo_router
+
+run_command(build_serve_command({FACTORY!r}, lambda context: [build_echo_router(context)]))
+"""
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), ENVIRONMENT: f"alice:{KEY}"}
+    command = [sys.executable, "-c", program, "--load", str(checkpoint), "--port", "0"]
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout
+            line = process.stdout.readline()
+            assert line.startswith("mega-serve: http://127.0.0.1:"), line
+            assert line.endswith("ready (gpt, 2 layers, 4,096 tokens of context, iteration 7)\n")
+            url = line.split()[1]
+            body = {"prompt": "A"}
+            assert httpx.post(f"{url}/echo", json=body).status_code == 401
+            response = httpx.post(f"{url}/echo", json=body, headers={"Authorization": f"Bearer {KEY}"})
+            assert response.json() == {"text": "AAAA"}
+            process.send_signal(signal.SIGTERM)
+            log = process.communicate(timeout=10)[1]
+            assert process.returncode == 0
+            assert "Traceback" not in log
+            assert '"key_id": "alice"' in log
+            assert KEY not in log
+        finally:
+            process.kill()

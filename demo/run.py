@@ -214,7 +214,7 @@ def serve(demo: Demo, *, keep: bool) -> str:
             server = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=keep)
         is_kept = False
         try:
-            wait_for_server(f"http://127.0.0.1:{port}/health", server, log)
+            wait_for_server(f"http://127.0.0.1:{port}/ready", server, log)
             url = f"http://127.0.0.1:{port}/api"
             line = f"curl -X PUT {url} -H 'Content-Type: application/json' -d {shlex.quote(body)}"
             print(f"$ {line}", flush=True)
@@ -301,7 +301,7 @@ def find_free_port() -> int:
 
 
 def wait_for_server(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
-    """Wait until the server answers."""
+    """Wait until the model is loaded: the port is open before, and answers with status 503."""
     for _ in range(600):
         try:
             with urllib.request.urlopen(url, timeout=1):

@@ -6,8 +6,10 @@ import importlib.util
 import os
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -73,6 +75,28 @@ def test_an_interrupted_command_is_never_left_before_it_has_ended(demo: ModuleTy
         demo.wait_for_exit(slow)
     assert slow.asked == ["wait", "wait a while", "terminate", "wait"]
     assert demo.wait_for_exit(Torchrun(3)) == 3
+
+
+def test_the_demo_waits_while_the_server_loads_the_model(demo: ModuleType, tmp_path: Path) -> None:
+    statuses = [503, 503, 200]
+
+    class LoadingHandler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(statuses.pop(0))
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Print nothing."""
+
+    with HTTPServer(("127.0.0.1", 0), LoadingHandler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/ready"
+        demo.wait_for_server(url, SimpleNamespace(poll=lambda: None), tmp_path / "log")
+        server.shutdown()
+    assert statuses == []
+    (tmp_path / "log").write_text("error: --load: no checkpoint\n")
+    with pytest.raises(SystemExit, match="--load: no checkpoint"):
+        demo.wait_for_server(url, SimpleNamespace(poll=lambda: 2), tmp_path / "log")
 
 
 @pytest.mark.long

@@ -38,7 +38,7 @@ def train(*argv: object) -> str:
 
 @contextmanager
 def run_server(load: Path) -> Iterator[str]:
-    """Serve the checkpoint; yields the URL."""
+    """Serve the checkpoint; yields the URL once the model is loaded. The server ends well at SIGTERM."""
     command = [str(BIN / "mega-serve"), "--load", str(load), "--port", "0", "--device", "cpu"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
@@ -48,6 +48,8 @@ def run_server(load: Path) -> Iterator[str]:
             match = re.search(r"http://[\d.:]+", server.stdout.readline())
             assert match, server.communicate()[1]
             yield match[0]
+            server.terminate()
+            assert server.wait(60) == 0
         finally:
             server.kill()
 
@@ -104,5 +106,8 @@ def test_raw_text_becomes_generated_text_over_http(tmp_path: Path) -> None:
     with run_server(pipeline) as url:
         body = {"prompts": ["The module"], "tokens_to_generate": 8, "top_k": 1}
         (generated,) = httpx.put(f"{url}/api", json=body, timeout=60).json()["text"]
+        completion = {"prompt": "The module", "max_tokens": 8, "temperature": 0}
+        answer = httpx.post(f"{url}/v1/completions", json=completion, timeout=60).json()
     assert generated.startswith("The module")
     assert len(generated) > len("The module")
+    assert answer["choices"][0]["text"] == generated.removeprefix("The module"), "both APIs, one model"

@@ -60,7 +60,7 @@ class DeploymentSpec(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    replicas: StrictInt
+    replicas: StrictInt | None = None  # an autoscaler sets them
     selector: models.IoK8sApimachineryPkgApisMetaV1LabelSelector
     strategy: Strategy
     template: Annotated[Pod, BeforeValidator(Pod.from_dict), PlainSerializer(Pod.to_dict)]
@@ -84,9 +84,42 @@ class Deployment(BaseModel):
         return self.model_dump(by_alias=True, exclude_none=True)
 
 
+class DisruptionBudgetSpec(BaseModel):
+    """How many pods a drained node may take away."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    max_unavailable: StrictInt = Field(alias="maxUnavailable")
+    selector: models.IoK8sApimachineryPkgApisMetaV1LabelSelector
+
+
+class PodDisruptionBudget(BaseModel):
+    """A PodDisruptionBudget, of which Kubeflow publishes no model."""
+
+    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+
+    api_version: Literal["policy/v1"] = Field(alias="apiVersion")
+    kind: Literal["PodDisruptionBudget"]
+    metadata: models.IoK8sApimachineryPkgApisMetaV1ObjectMeta
+    spec: DisruptionBudgetSpec
+
+    @classmethod
+    def from_dict(cls, thing: dict[str, Any]) -> PodDisruptionBudget:
+        return cls.model_validate(thing)
+
+    def to_dict(self) -> dict[str, Any]:
+        return self.model_dump(by_alias=True, exclude_none=True)
+
+
 KINDS: tuple[tuple[str, str, type[BaseModel]], ...] = (
     ("v1", "Service", models.IoK8sApiCoreV1Service),
     ("apps/v1", "Deployment", Deployment),
+    (
+        "autoscaling/v2",
+        "HorizontalPodAutoscaler",
+        models.IoK8sApiAutoscalingV2HorizontalPodAutoscaler,
+    ),
+    ("policy/v1", "PodDisruptionBudget", PodDisruptionBudget),
     ("batch/v1", "Job", models.IoK8sApiBatchV1Job),
     ("jobset.x-k8s.io/v1alpha2", "JobSet", models.JobsetV1alpha2JobSet),
     ("trainer.kubeflow.org/v1alpha1", "TrainJob", models.TrainerV1alpha1TrainJob),
@@ -187,7 +220,7 @@ def test_a_mistake_in_a_manifest_would_be_found(old: str, new: str, message: str
     ("old", "new", "message"),
     [
         ("maxSurge: 0", "maxSurge: none", "spec.strategy"),
-        ("replicas: 2", 'replicas: "2"', "spec.replicas: Input should be a valid integer"),
+        ("  strategy:\n", '  replicas: "2"\n  strategy:\n', "spec.replicas: Input should be a valid integer"),
         ("  strategy:", "  strategies:", "spec.strategies: Extra inputs are not permitted"),
         ("failureThreshold: 120", "failureThresholds: 120", ".failureThresholds: 120 is read as None"),
         ("      containers:", "      container:", "containers"),
@@ -196,7 +229,7 @@ def test_a_mistake_in_a_manifest_would_be_found(old: str, new: str, message: str
 def test_a_mistake_in_the_deployment_would_be_found(old: str, new: str, message: str) -> None:
     text = (INFRA / "kubernetes/serve.yaml").read_text("utf-8")
     assert text.count(old) == 1
-    *_, deployment = yaml.safe_load_all(text.replace(old, new))
+    _, deployment, *_ = yaml.safe_load_all(text.replace(old, new))
     assert [line for line in mistakes(deployment) if message in line] != []
 
 
@@ -285,7 +318,8 @@ def test_a_save_has_time_before_a_pod_is_killed_and_its_metrics_have_a_port(mani
     assert 600 <= int(says["shutdown-timeout"]) < grace
     (port,) = (port for every in parts(things, "ports") for port in every)
     assert str(port["containerPort"]) == says["prometheus-port"]
-    monitor = yaml.safe_load((INFRA / "monitoring/pod-monitor.yaml").read_text("utf-8"))["spec"]
+    monitors = objects(INFRA / "monitoring/pod-monitor.yaml")
+    (monitor,) = [thing["spec"] for thing in monitors if thing["metadata"]["name"] == "mega-train"]
     assert [entry["port"] for entry in monitor["podMetricsEndpoints"]] == [port["name"]]
     assert monitor["selector"]["matchLabels"] in parts(things, "labels")
     assert {"cpu", "memory"} <= parts(things, "requests")[0].keys()

@@ -1,4 +1,4 @@
-"""The dashboard under infra/ queries exactly the metrics that a run exports."""
+"""The dashboard and the alerts under infra/ query the metrics that runs and servers export."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import yaml
 from mega_train.telemetry.gauges import GAUGES, LABELS
 from mega_train.telemetry.prometheus import METRIC_PREFIX
 from tests.repo_rules.repository import ROOT
+from tests.serving.metrics_page import served_samples
 
 MONITORING = ROOT / "infra/monitoring"
 DASHBOARD: dict[str, Any] = json.loads((MONITORING / "grafana-dashboard.json").read_text("utf-8"))
@@ -46,17 +47,42 @@ def test_a_query_names_only_labels_that_the_metric_has() -> None:
             assert query.count("(") == query.count(")")
 
 
-def test_every_alert_asks_for_metrics_that_a_run_serves() -> None:
+def _alerts(group_name: str) -> list[dict[str, Any]]:
+    """The alerts of a group of the file that Prometheus loads."""
     scrape = yaml.safe_load((MONITORING / "prometheus.yml").read_text("utf-8"))
-    (group,) = yaml.safe_load((MONITORING / scrape["rule_files"][0]).read_text("utf-8"))["groups"]
+    groups = yaml.safe_load((MONITORING / scrape["rule_files"][0]).read_text("utf-8"))["groups"]
+    assert {group["name"] for group in groups} == {job["job_name"] for job in scrape["scrape_configs"]}
+    (group,) = [group for group in groups if group["name"] == group_name]
     assert len(group["rules"]) >= 5
+    rules: list[dict[str, Any]] = group["rules"]
+    for rule in rules:
+        assert rule["labels"]["severity"] in ("critical", "warning")
+        assert rule["annotations"]["summary"]
+        assert rule["expr"].count("(") == rule["expr"].count(")"), rule
+    return rules
+
+
+def test_every_alert_of_a_run_asks_for_metrics_that_a_run_serves() -> None:
     served = {METRIC_PREFIX + name for name in GAUGES}
-    for rule in group["rules"]:
+    for rule in _alerts("mega-train"):
         asked = set(re.findall(r"\bmega_\w+", rule["expr"]))
         assert asked, rule
         assert asked <= served, rule
-        assert rule["labels"]["severity"] in ("critical", "warning")
-        assert rule["annotations"]["summary"]
+
+
+def test_every_alert_of_a_server_asks_for_metrics_and_labels_that_a_server_has() -> None:
+    samples = served_samples()
+    for rule in _alerts("mega-serve"):
+        asked = re.findall(r"\b(mega_\w+)(?:\{(.*?)\})?", rule["expr"])
+        assert asked, rule
+        for metric, selectors in asked:
+            assert samples[metric], (metric, rule)
+            keys = {"instance"}.union(*(labels for labels in samples[metric]))
+            for label, value in re.findall(r'(\w+)="(.*?)"', selectors):
+                assert value in {labels.get(label) for labels in samples[metric]}, (metric, label, value)
+            assert set(re.findall(r"(\w+)(?:=~|!~|!=|=)", selectors)) <= keys, rule
+            for grouping in re.findall(r"by \((.*?)\)", rule["expr"]):
+                assert set(grouping.split(", ")) <= keys, rule
 
 
 def test_panels_do_not_cover_each_other() -> None:

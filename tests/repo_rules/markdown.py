@@ -81,13 +81,25 @@ def check_command(words: list[str]) -> None:
     elif words[0].startswith("python"):
         words = [MODULES[words[2]], *words[3:]]
     command, rest, name = program(words[0]), words[1:], words[0]
-    if isinstance(command, click.Group) and rest and not rest[0].startswith("-"):
-        if rest[0] not in command.commands:
-            raise click.UsageError(f"{name} has no command {rest[0]}")
-        command, rest, name = command.commands[rest[0]], rest[1:], rest[0]
+    if isinstance(command, click.Group) and rest:
+        default = getattr(command, "default_command", None)
+        if rest[0].startswith("-") and default and rest[0] not in ("--help", "-h", "--version"):
+            rest = [default, *rest]
+        if not rest[0].startswith("-"):
+            subcommands = subcommands_of(command)
+            if rest[0] not in subcommands:
+                raise click.UsageError(f"{name} has no command {rest[0]}")
+            command, rest, name = subcommands[rest[0]], rest[1:], rest[0]
     if {"--help", "-h", "--version"} & set(rest):
         return
     command.make_context(name, rest)
+
+
+def subcommands_of(group: click.Group) -> dict[str, click.Command]:
+    """The commands of a group by name, also of one that imports them when they are used."""
+    context = click.Context(group)
+    commands_of_group = {name: group.get_command(context, name) for name in group.list_commands(context)}
+    return {name: command for name, command in commands_of_group.items() if command is not None}
 
 
 def program(name: str) -> click.Command:
@@ -98,7 +110,7 @@ def program(name: str) -> click.Command:
         id(sub)
         for group in commands_of_module
         if isinstance(group, click.Group)
-        for sub in group.commands.values()
+        for sub in subcommands_of(group).values()
     }
     (outer,) = (command for command in commands_of_module if id(command) not in inner)
     return outer

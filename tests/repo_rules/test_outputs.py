@@ -6,6 +6,7 @@ A command with a new output must be listed here: the lists are compared with the
 from __future__ import annotations
 
 import importlib
+import json
 import re
 import shlex
 import shutil
@@ -18,6 +19,7 @@ import pytest
 
 from mega_schema.app.output_option import OutputPath
 from tests.repo_rules import faulty_inputs
+from tests.repo_rules.markdown import subcommands_of
 from tests.repo_rules.repository import PROGRAMS
 
 LINE = '{"text": "one two three four"}\n'
@@ -109,6 +111,24 @@ OUTPUTS = {
         "--load runs/small --data text.jsonl --baseline-data corpus_text_document",
         ("text.jsonl", "corpus_text_document.bin"),
     ),
+    "mega-serve bench --result-filename": Output(
+        "--result-filename",
+        "file",
+        "--save-result --dataset-name custom --dataset-path in/prompts.jsonl",
+        ("in/prompts.jsonl",),
+    ),
+    "mega-serve bench --result-dir": Output("--result-dir", "folder", "--save-result", shared=True),
+    "mega-serve bench --plot": Output("--plot", "file", ""),
+    "mega-serve generate --output-file": Output(
+        "--output-file", "file", "--load runs/small --input-file in/batch.jsonl", ("in/batch.jsonl",)
+    ),
+    "mega-serve generate --sample-output-file": Output(
+        "--sample-output-file",
+        "file",
+        "--load runs/small --sample-input-file in/prompts.jsonl",
+        ("in/prompts.jsonl",),
+    ),
+    "mega-serve generate --genfile": Output("--genfile", "file", "--load runs/small --num-samples 1"),
     "mega-train curve --output": Output("--output", "file", "runs/small"),
     "mega-train report --output": Output("--output", "file", "runs/small"),
 } | {
@@ -118,7 +138,7 @@ OUTPUTS = {
 }
 # options that name a path and are read; `plan` and `validate` of mega-train write nothing
 READ = re.compile(
-    r"--(input|load|data|config|tokenizer|vocab|merge|pretrained|baseline|compare-with|per-split|train-weighted|valid-weighted|test-weighted|kill-switch|datasets)\b.*"
+    r"--(input|load|data|dataset|sample-input|api-key|ssl|chat-template|config|tokenizer|vocab|merge|pretrained|baseline|compare-with|per-split|train-weighted|valid-weighted|test-weighted|kill-switch|datasets)\b.*"
 )
 WRITES_NOTHING = {"mega-train plan", "mega-train validate"}
 
@@ -132,7 +152,7 @@ def options() -> Iterator[tuple[str, click.Option]]:
         inner = [
             (f"{program} {name}", subcommand)
             for group in groups
-            for name, subcommand in group.commands.items()
+            for name, subcommand in subcommands_of(group).items()
         ]
         for command, subcommand in inner or alone:
             for option in subcommand.params:
@@ -163,6 +183,10 @@ def faulty_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     page = "<html><body><p>One paragraph that is long enough to be text.</p></body></html>"
     for name in ("p.html", "p.jsonl"):
         (folder / "in" / name).write_text(page)
+    (folder / "in/prompts.jsonl").write_text('{"prompt": "one two"}\n')
+    body = {"model": "small", "prompt": "one two", "max_tokens": 1}
+    request = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": body}
+    (folder / "in/batch.jsonl").write_text(json.dumps(request) + "\n")
     (folder / "words.txt").write_text("one two three\n" * 20)
     return folder
 

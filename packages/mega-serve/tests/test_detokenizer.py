@@ -10,6 +10,7 @@ import pytest
 
 from mega_schema.tokenizer.tokenizer import Tokenizer, open_tokenizer
 from mega_serve.engine.detokenizer import Detokenizer
+from tests.serving.sentencepiece_model import train_sentencepiece
 from tests.shared_data import require_shared
 
 TEXTS = [
@@ -23,21 +24,11 @@ TEXTS = [
 @pytest.fixture(scope="session")
 def byte_fallback(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     """A SentencePiece model with Llama's settings: dummy prefix and byte fallback."""
-    sentencepiece = pytest.importorskip("sentencepiece")
-    folder = tmp_path_factory.mktemp("sentencepiece")
-    corpus = folder / "corpus.txt"
-    corpus.write_text("\n".join(["the quick brown fox jumps over the lazy dog", "hello world again"] * 20))
-    sentencepiece.SentencePieceTrainer.train(
-        input=str(corpus),
-        model_prefix=str(folder / "words"),
-        model_type="bpe",
-        vocab_size=320,
-        byte_fallback=True,
+    return train_sentencepiece(
+        tmp_path_factory.mktemp("sentencepiece"),
         remove_extra_whitespaces=False,
         normalization_rule_name="identity",
-        minloglevel=3,
     )
-    return open_tokenizer("Llama2Tokenizer", model=folder / "words.model")
 
 
 @pytest.fixture(params=["bytes", "byte_fallback", "gpt2", "sentencepiece", "t5"])

@@ -6,7 +6,6 @@ import json
 import random
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from mega_serve.engine.interfaces import SamplingRow
 from mega_serve.engine.requests import GrammarSpec, SamplingParams
 from mega_serve.engine.token_bytes import list_token_bytes
 from mega_serve.execution.sampler import BatchSampler
+from tests.serving.sentencepiece_model import train_sentencepiece
 from tests.shared_data import require_shared
 
 SCHEMA = {
@@ -37,28 +37,13 @@ SCHEMA = {
 }
 
 
-def sentencepiece_tokenizer(folder: Path) -> Tokenizer:
-    sentencepiece = pytest.importorskip("sentencepiece")
-    corpus = folder / "corpus.txt"
-    corpus.write_text("\n".join(["the quick brown fox jumps over the lazy dog", "hello world again"] * 20))
-    sentencepiece.SentencePieceTrainer.train(
-        input=str(corpus),
-        model_prefix=str(folder / "words"),
-        model_type="bpe",
-        vocab_size=320,
-        byte_fallback=True,
-        minloglevel=3,
-    )
-    return open_tokenizer("Llama2Tokenizer", model=folder / "words.model")
-
-
 @pytest.fixture(scope="module", params=["bytes", "sentencepiece", "gpt2"])
 def any_tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     if request.param == "bytes":
         tokenizer: Tokenizer = request.getfixturevalue("tokenizer")
         return tokenizer
     if request.param == "sentencepiece":
-        return sentencepiece_tokenizer(tmp_path_factory.mktemp("sentencepiece"))
+        return train_sentencepiece(tmp_path_factory.mktemp("sentencepiece"))
     path = require_shared() / "data" / "tokenizers" / "gpt2" / "tokenizer.json"
     return open_tokenizer("HuggingFaceTokenizer", model=path)
 

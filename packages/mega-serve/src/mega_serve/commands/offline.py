@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from mega_schema.errors import ConfigError
 from mega_serve.commands.engine_options import (
     ENGINE_FACTORY,
     engine_options,
@@ -21,7 +20,7 @@ async def open_engine(values: Mapping[str, Any]) -> AsyncIterator[OfflineEngine]
     """Start the engine process; end it afterwards.
 
     Raises:
-        ConfigError: the engine refuses its options.
+        EngineRefusedError: the engine refuses its options, or cannot load the model.
     """
     from fastapi import FastAPI
 
@@ -34,6 +33,7 @@ async def open_engine(values: Mapping[str, Any]) -> AsyncIterator[OfflineEngine]
     from mega_serve.http.app import create_app
     from mega_serve.http.config import ServerConfig
     from mega_serve.http.limits import Limits
+    from mega_serve.http.serving import EngineRefusedError
     from mega_serve.process.engine_client import EngineProcessClient, EngineSettings
 
     tokenizer = open_tokenizer_folder(open_checkpoint(values).tokenizer_folder)
@@ -49,8 +49,7 @@ async def open_engine(values: Mapping[str, Any]) -> AsyncIterator[OfflineEngine]
     await client.start()
     try:
         if await client.wait_status("ready", "dead") == "dead":
-            where, _, what = client.failure.partition(": ")
-            raise ConfigError(where, what)
+            raise EngineRefusedError(client.failure)
         app: FastAPI = create_app(
             client, ServerConfig(limits=limits), apis=build_routers(context, services)
         ).asgi

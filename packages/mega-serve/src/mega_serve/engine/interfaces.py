@@ -72,7 +72,7 @@ class RunnerOutput:
 
 
 class ModelRunner(Protocol):
-    """Runs the model on chunks of sequences whose keys and values lie in pages.
+    """Runs the model on chunks of sequences whose keys and values are in pages.
 
     Attributes:
         page_size: tokens of a page.

@@ -19,6 +19,7 @@ from mega_model.decoder import Decoder
 from mega_model.devices import resolve_device
 from mega_model.distributed.mesh import Mesh
 from mega_model.runtime import Runtime
+from mega_schema.checkpoint.checkpoint_dir import MANIFEST
 from mega_schema.checkpoint.checkpoint_tokenizer import open_checkpoint_tokenizer
 from mega_schema.checkpoint.reader import Checkpoint
 from mega_schema.errors import MegaError, RequestError
@@ -36,7 +37,6 @@ from mega_serve.execution.packed_weights import WeightDtype
 from mega_serve.execution.paged_attention import page_bytes
 from mega_serve.execution.parallel_runner import ParallelRunner, StageRunner, run_commands
 from mega_serve.execution.sampler import BatchSampler
-from mega_serve.execution.step_commands import CommandChannel
 from mega_serve.execution.weight_loading import compute_dtype, load_weights
 from mega_serve.execution.workers import WorkerGroup, join_ranks
 from mega_serve.process.engine_process import LoadedEngine
@@ -55,7 +55,6 @@ class EngineOptions:
 
     Attributes:
         load: a checkpoint, or a run, whose latest checkpoint is taken.
-        served_model_name: the id in /v1/models; None: the name of the folder.
         max_model_len: tokens of a sequence; None: the model's context.
         kv_cache_memory: bytes of the pool of pages; None: enough for `max_num_seqs` sequences of full length,
             but not more than the device has left.
@@ -65,7 +64,6 @@ class EngineOptions:
     """
 
     load: str
-    served_model_name: str | None = None
     dtype: WeightDtype = "float32"
     device: str = "auto"
     tp: int = 1
@@ -170,7 +168,7 @@ def run_worker(values: Mapping[str, Any], rank: int) -> None:
     model = _load_model(options, mesh, checkpoint)
     _, stage = _build_runner(options, model, mesh, checkpoint, open_checkpoint_tokenizer(checkpoint))
     assert isinstance(stage, StageRunner)
-    run_commands(stage, CommandChannel(None, is_source=False))
+    run_commands(stage)
     mesh.destroy()
 
 
@@ -179,11 +177,10 @@ def describe_model(
 ) -> ModelInfo:
     """Return what clients may know of the model."""
     run = Path(options.load).resolve()
-    name = options.served_model_name or (run.parent.name if run.name.startswith("iter_") else run.name)
     return ModelInfo(
-        name=name,
+        name=run.parent.name if run.name.startswith("iter_") else run.name,
         iteration=checkpoint.iteration,
-        created=int((checkpoint.folder / "manifest.json").stat().st_mtime),
+        created=int((checkpoint.folder / MANIFEST).stat().st_mtime),
         max_seq_len=runner.max_seq_len,
         vocab_size=runner.vocab_size,
         eod=tokenizer.identity.eod,
@@ -255,7 +252,8 @@ def _join(options: EngineOptions, rank: int, init_method: str | None) -> Mesh:
     device = resolve_device(options.device, where="--device")
     if options.layout.world == 1:
         return Mesh(options.layout, 0, device)
-    return join_ranks(options.layout, rank, init_method or "env://", device.type)
+    assert init_method is not None, "ranks without a place to meet"
+    return join_ranks(options.layout, rank, init_method, device.type)
 
 
 def _load_model(options: EngineOptions, mesh: Mesh, checkpoint: Checkpoint) -> Decoder:
@@ -287,7 +285,7 @@ def _build_runner(
         runner = TorchModelRunner(model, settings, vocab_size=vocab_size)
         return runner, runner
     stage = StageRunner(model, settings, mesh, vocab_size=vocab_size)
-    return ParallelRunner(stage, CommandChannel(None, is_source=mesh.rank == 0)), stage
+    return ParallelRunner(stage), stage
 
 
 def _kv_memory(options: EngineOptions, checkpoint: Checkpoint, mesh: Mesh) -> int:

@@ -1,7 +1,7 @@
 """Attention over pages of keys and values on a CPU, compiled by numba: one call a layer, no gather.
 
-Keys and values lie in blocks of 16 positions. A block of keys is transposed: one vector holds one component
-of 16 keys. A block of values has a row per position:
+Keys and values are stored in blocks of 16 positions. A block of keys is transposed: one vector holds one
+component of 16 keys. A block of values has a row per position:
 
     keys    (pages, K, blocks of a page, H, 16)
     values  (pages, K, blocks of a page, 16, W)     W: H rounded up to a multiple of 16

@@ -17,7 +17,7 @@ from mega_model.decoder import Decoder
 from mega_model.distributed.mesh import Mesh
 from mega_serve.engine.interfaces import Chunk, RunnerOutput
 from mega_serve.execution.model_runner import RunnerOptions, TorchModelRunner
-from mega_serve.execution.step_commands import CommandChannel, chunks_from_json, chunks_to_json
+from mega_serve.execution.step_commands import chunks_from_json, receive_command, send_command
 
 
 class StageRunner(TorchModelRunner):
@@ -71,9 +71,8 @@ class StageRunner(TorchModelRunner):
 class ParallelRunner:
     """The `ModelRunner` of rank 0: every call is a command to all ranks."""
 
-    def __init__(self, stage: StageRunner, channel: CommandChannel) -> None:
+    def __init__(self, stage: StageRunner) -> None:
         self.stage = stage
-        self.channel = channel
         self.page_size = stage.page_size
         self.num_pages = stage.num_pages
         self.vocab_size = stage.vocab_size
@@ -81,23 +80,23 @@ class ParallelRunner:
 
     def run(self, chunks: Sequence[Chunk]) -> RunnerOutput:
         """Run one forward pass over all chunks, on all ranks."""
-        self.channel.send({"run": chunks_to_json(chunks)})
+        send_command({"run": chunks})
         return self.stage.run(chunks)
 
     def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy keys and values of whole pages, on all ranks."""
-        self.channel.send({"copy_pages": list(pairs)})
+        send_command({"copy_pages": pairs})
         self.stage.copy_pages(pairs)
 
     def stop(self) -> None:
         """End the loops of the other ranks."""
-        self.channel.send({"stop": True})
+        send_command({"stop": True})
 
 
-def run_commands(stage: StageRunner, channel: CommandChannel) -> None:
+def run_commands(stage: StageRunner) -> None:
     """Obey rank 0 until it stops: the loop of every other rank."""
     while True:
-        command = channel.receive()
+        command = receive_command()
         if "run" in command:
             stage.run(chunks_from_json(command["run"]))
         elif "copy_pages" in command:

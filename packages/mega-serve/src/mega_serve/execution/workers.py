@@ -39,8 +39,7 @@ class WorkerGroup:
         settings = {**options, "init_method": self.init_method}
         command = [sys.executable, "-P", "-m", "mega_serve.execution.workers"]
         self._processes = [
-            subprocess.Popen([*command, str(rank), json.dumps(settings)], env=worker_environment())
-            for rank in range(1, world)
+            subprocess.Popen([*command, str(rank), json.dumps(settings)]) for rank in range(1, world)
         ]
 
     def stop(self) -> None:
@@ -53,14 +52,9 @@ class WorkerGroup:
         self._folder.cleanup()
 
 
-def worker_environment() -> dict[str, str]:
-    """Return this process' environment with gloo bound to the loopback device."""
-    return {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
-
-
 def join_ranks(layout: Layout, rank: int, init_method: str, device: str) -> Mesh:
-    """Join the other ranks; one process joins nobody."""
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # torch reads it when it creates a group
+    """Join the other ranks over the loopback device."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # torch reads it when it creates a group
     return Mesh.join(
         layout,
         World(layout.world, rank, rank),

@@ -55,7 +55,7 @@ class HttpError(Exception):
 def as_http_error(error: Exception, request_id: str = "") -> HttpError:
     """Return the response to an exception of an API or of the engine.
 
-    An exception that is not one of ours becomes a 500 that tells the client nothing but the request's id.
+    Any other exception becomes a 500 that tells the client nothing but the request's id.
     """
     match error:
         case HttpError():

@@ -11,11 +11,12 @@ import torch.nn.functional as F
 
 from mega_model.attention_backends import PackedAttention
 from mega_model.build import load_model
+from mega_model.kernels.numba import NumbaKernels, load_kernels
 from mega_model.runtime import Runtime
+from mega_schema.app.kernel_cache import check_private_folder
 from mega_schema.checkpoint.reader import Checkpoint
 from mega_schema.errors import ConfigError
 from mega_serve.engine.interfaces import Chunk
-from mega_serve.execution.cpu_kernels import CpuKernels, check_private_folder, load_kernels
 from mega_serve.execution.model_runner import RunnerOptions, TorchModelRunner
 from mega_serve.execution.packed_weights import Int8Linear, PackedLinear, choose_packing
 from mega_serve.execution.weight_loading import compute_dtype, load_weights
@@ -25,7 +26,7 @@ DTYPES = [torch.float32, torch.bfloat16]
 
 
 @pytest.fixture(scope="module")
-def kernels() -> CpuKernels:
+def kernels() -> NumbaKernels:
     return load_kernels()
 
 
@@ -40,7 +41,7 @@ def _case(inputs: int, outputs: int, rows: int, dtype: torch.dtype) -> tuple[tor
 @pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
 @pytest.mark.parametrize("batch_invariant", [False, True])
 def test_packed_products_equal_linear(
-    kernels: CpuKernels, inputs: int, outputs: int, dtype: torch.dtype, batch_invariant: bool
+    kernels: NumbaKernels, inputs: int, outputs: int, dtype: torch.dtype, batch_invariant: bool
 ) -> None:
     tolerance = 1e-5 if dtype == torch.float32 else 1e-2
     for rows in (1, 2, 3, 4, 9, 130):
@@ -55,7 +56,7 @@ def test_packed_products_equal_linear(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
 def test_a_row_of_a_batch_invariant_product_ignores_other_rows(
-    kernels: CpuKernels, inputs: int, outputs: int, dtype: torch.dtype
+    kernels: NumbaKernels, inputs: int, outputs: int, dtype: torch.dtype
 ) -> None:
     x, weight, bias = _case(inputs, outputs, 37, dtype)
     packed = PackedLinear(weight, kernels, batch_invariant=True)
@@ -65,7 +66,7 @@ def test_a_row_of_a_batch_invariant_product_ignores_other_rows(
         assert torch.equal(packed(x[:rows], weight, bias), together[:rows])
 
 
-def test_two_threads_change_no_bits(kernels: CpuKernels) -> None:
+def test_two_threads_change_no_bits(kernels: NumbaKernels) -> None:
     threads = torch.get_num_threads()
     x, weight, bias = _case(192, 640, 5, torch.bfloat16)
     packed = PackedLinear(weight, kernels, batch_invariant=True)
@@ -78,7 +79,7 @@ def test_two_threads_change_no_bits(kernels: CpuKernels) -> None:
         torch.set_num_threads(threads)
 
 
-def test_an_input_of_another_width_or_dtype_is_refused(kernels: CpuKernels) -> None:
+def test_an_input_of_another_width_or_dtype_is_refused(kernels: NumbaKernels) -> None:
     x, weight, bias = _case(64, 128, 2, torch.float32)
     packed = PackedLinear(weight, kernels, batch_invariant=True)
     for wrong in (x[:, :32], x.bfloat16()):
@@ -98,7 +99,9 @@ def test_int8_products_have_an_error_below_two_percent(inputs: int, outputs: int
 
 
 @pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
-def test_int8_products_by_numba_equal_those_by_torch(kernels: CpuKernels, inputs: int, outputs: int) -> None:
+def test_int8_products_by_numba_equal_those_by_torch(
+    kernels: NumbaKernels, inputs: int, outputs: int
+) -> None:
     for rows in (1, 5, 40):
         x, weight, bias = _case(inputs, outputs, rows, torch.bfloat16)
         x[0] = 0.0
@@ -114,7 +117,7 @@ def test_batch_invariance_without_numba_is_refused() -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_loaded_checkpoint_computes_the_logits_of_the_whole_model(
-    checkpoint: Path, kernels: CpuKernels, dtype: str
+    checkpoint: Path, kernels: NumbaKernels, dtype: str
 ) -> None:
     source = Checkpoint.open(checkpoint)
     number = compute_dtype(dtype)  # type: ignore[arg-type]

@@ -18,6 +18,7 @@ import torch
 from mega_model.decoder import Decoder
 from mega_model.devices import resolve_device
 from mega_model.distributed.mesh import Mesh
+from mega_model.kernels.numba import has_numba, load_kernels
 from mega_model.runtime import Runtime
 from mega_schema.checkpoint.checkpoint_dir import MANIFEST
 from mega_schema.checkpoint.checkpoint_tokenizer import open_checkpoint_tokenizer
@@ -31,7 +32,6 @@ from mega_serve.engine.grammar import GrammarCompiler
 from mega_serve.engine.interfaces import Chunk, ModelInfo, ModelRunner
 from mega_serve.engine.option_checks import check_context_length, check_follow, check_layout
 from mega_serve.engine.scheduler import EngineConfig
-from mega_serve.execution.cpu_kernels import has_numba, load_kernels
 from mega_serve.execution.model_runner import AttentionName, RunnerOptions, TorchModelRunner
 from mega_serve.execution.packed_weights import WeightDtype
 from mega_serve.execution.paged_attention import page_bytes

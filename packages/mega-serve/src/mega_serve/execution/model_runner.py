@@ -16,11 +16,11 @@ from torch import Tensor
 from mega_model.attention import RotaryTable
 from mega_model.attention_backends import AttentionBackend
 from mega_model.decoder import Decoder
+from mega_model.kernels.numba import has_numba, load_kernels
 from mega_schema.app.install_hint import install_hint
 from mega_schema.errors import ConfigError
 from mega_serve.engine.interfaces import Chunk, RunnerOutput
 from mega_serve.engine.requests import TokenLogprob
-from mega_serve.execution.cpu_kernels import has_numba, load_kernels
 from mega_serve.execution.paged_attention import KeyValuePages, NumbaPages, TorchPages, page_bytes
 from mega_serve.execution.step_layout import StepLayout
 from mega_serve.execution.token_scores import score_tokens

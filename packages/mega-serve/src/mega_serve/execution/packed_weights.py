@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from mega_model.decoder import Decoder
+from mega_model.kernels.numba import NumbaKernels
 from mega_model.layers import ColumnLinear, LMHead, RowLinear
 from mega_model.matmul_precision import has_native
 from mega_schema.app.install_hint import install_hint
 from mega_schema.errors import ConfigError
-from mega_serve.execution.cpu_kernels import CpuKernels
 
 WeightDtype = Literal["float32", "bfloat16", "int8"]
 LinearLayer = ColumnLinear | RowLinear | LMHead
@@ -45,7 +45,7 @@ class PackedLinear:
     """
 
     def __init__(
-        self, weight_OI: Tensor, kernels: CpuKernels | None = None, *, batch_invariant: bool = False
+        self, weight_OI: Tensor, kernels: NumbaKernels | None = None, *, batch_invariant: bool = False
     ) -> None:
         self._weight: Tensor | None = torch.ops.mkldnn._reorder_linear_weight(weight_OI, None)
         self._outputs, self._inputs = weight_OI.shape
@@ -86,7 +86,7 @@ class PackedLinear:
         return y_TO
 
     def _view_panels(self, weight_OI: Tensor) -> np.ndarray[Any, Any] | None:
-        """Return oneDNN's memory, if it holds the layout that `numba_linear` describes."""
+        """Return oneDNN's memory, if it holds the layout that `kernels.numba.linear` describes."""
         if self._dtype == torch.bfloat16 and self._inputs % 2:
             return None
         mkldnn = torch.ops.mkldnn
@@ -109,7 +109,7 @@ class PackedLinear:
 
 
 def _build_panels(weight_OI: Tensor) -> np.ndarray[Any, Any]:
-    """Return a weight in the layout that `numba_linear` describes."""
+    """Return a weight in the layout that `kernels.numba.linear` describes."""
     outputs, inputs = weight_OI.shape
     rows, width = _round_up(outputs), _round_up(inputs)
     pairs = _PAIRS[weight_OI.dtype]
@@ -128,7 +128,7 @@ class Int8Linear:
         kernels: if given, they round bfloat16 inputs and outputs in one pass each.
     """
 
-    def __init__(self, weight_OI: Tensor, kernels: CpuKernels | None = None) -> None:
+    def __init__(self, weight_OI: Tensor, kernels: NumbaKernels | None = None) -> None:
         weight_OI = weight_OI.float()
         scale_O = _scale(weight_OI)
         integers_OI = (weight_OI / scale_O[:, None]).round_().to(torch.int8)
@@ -150,7 +150,7 @@ class Int8Linear:
             y_TO += bias_O
         return y_TO.to(x_TI.dtype)
 
-    def _multiply_bf16(self, kernels: CpuKernels, x_TI: Tensor, bias_O: Tensor | None) -> Tensor:
+    def _multiply_bf16(self, kernels: NumbaKernels, x_TI: Tensor, bias_O: Tensor | None) -> Tensor:
         integers_TI = torch.empty(x_TI.shape, dtype=torch.uint8)
         scale_T = np.empty(len(x_TI), np.float32)
         kernels.linear.quantize_rows(_as_array(x_TI), integers_TI.numpy(), scale_T)
@@ -174,7 +174,7 @@ Pack = Callable[[Tensor], PackedLinear | Int8Linear]
 
 
 def choose_packing(
-    dtype: WeightDtype, kernels: CpuKernels | None = None, *, batch_invariant: bool = False
+    dtype: WeightDtype, kernels: NumbaKernels | None = None, *, batch_invariant: bool = False
 ) -> Pack | None:
     """Return a function that packs weights for this CPU; None: weights stay as they are.
 

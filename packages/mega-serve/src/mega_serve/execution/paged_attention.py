@@ -129,12 +129,12 @@ def _first_key(mask: AttentionMask, start: int) -> int:
 
 
 class NumbaPages:
-    """Pages in the layout of `numba_attention`, which computes all chunks of a layer in one call.
+    """Pages in the layout of `page_attention`, which computes all chunks of a layer in one call.
 
     Args:
         layers: global numbers of the layers of this rank's stage.
         dtype: of keys and values, bfloat16 or float32.
-        kernels: the module `numba_attention`, as `cpu_kernels.load_kernels` returns it.
+        kernels: the module `page_attention`, as `kernels.numba.load_kernels` returns it.
     """
 
     def __init__(

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from mega_model.build import build_model
 from mega_model.decoder import Decoder
+from mega_model.kernels.numba import NumbaKernels
 from mega_model.runtime import Runtime
 from mega_schema.checkpoint.reader import MODEL, Checkpoint
 from mega_schema.params import Param
 from mega_schema.sharding import Slab
-from mega_serve.execution.cpu_kernels import CpuKernels
 from mega_serve.execution.packed_weights import WeightDtype, choose_packing, linear_layers, pack_layer
 
 ReadRaw = Callable[[str, Slab], Tensor]
@@ -59,7 +59,7 @@ def load_weights(
     rt: Runtime,
     *,
     dtype: WeightDtype,
-    kernels: CpuKernels | None = None,
+    kernels: NumbaKernels | None = None,
     batch_invariant: bool = False,
     clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[Decoder, LoadReport]:
@@ -94,7 +94,7 @@ def fill_model(
     read: ReadRaw,
     *,
     dtype: WeightDtype,
-    kernels: CpuKernels | None = None,
+    kernels: NumbaKernels | None = None,
     batch_invariant: bool = False,
 ) -> Decoder:
     """Build this rank's stage of the model with weights from a source of boxes, in evaluation mode.

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numba import njit, prange
 
-from mega_serve.execution.simd import (
+from mega_model.kernels.numba.simd import (
     LANES,
     bf16_to_float,
     build_tile_product,

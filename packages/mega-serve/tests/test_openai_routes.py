@@ -625,7 +625,7 @@ def test_a_long_prompt_does_not_hold_the_loop(scripted_context: ApiContext, scri
 def test_the_schema_describes_every_route_with_examples(scripted_app: Any) -> None:
     schema = scripted_app.openapi()
     posts = [operation["post"] for operation in schema["paths"].values() if "post" in operation]
-    assert len(posts) == 6
+    assert len(posts) == 7
     for operation in posts:
         content = operation["requestBody"]["content"]["application/json"]
         assert content["schema"]["additionalProperties"] is False
@@ -643,10 +643,13 @@ def test_requests_of_one_completion_have_their_own_ids_and_seeds(scripted_contex
 
 
 @pytest.mark.parametrize("name", ["x-a", "Temperature", "a[0]", "f(x)", "int", ""])
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize"])
+@pytest.mark.parametrize(
+    "path", ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/embeddings", "/tokenize"]
+)
 def test_an_unknown_field_of_any_name_is_a_400(scripted_app: Any, path: str, name: str) -> None:
     body = {"prompt": "x", "messages": [USER], "input": "x"}
-    field = {"/v1/chat/completions": "messages", "/v1/responses": "input"}.get(path, "prompt")
+    fields = {"/v1/chat/completions": "messages", "/v1/responses": "input", "/v1/embeddings": "input"}
+    field = fields.get(path, "prompt")
     response = send(scripted_app, "POST", path, json={field: body[field], name: 1})
     assert response.status_code == 400, response.text
     assert response.json()["error"]["param"] == (name or None)

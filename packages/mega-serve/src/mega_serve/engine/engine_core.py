@@ -251,6 +251,7 @@ class EngineCore:
         """Sample from the logits of a step and append the tokens."""
         sampled_chunks: list[tuple[Sequence, ScheduledChunk]] = []
         groups: dict[int, BeamGroup] = {}
+        hidden = iter(result.hidden)
         for scheduled_chunk, scores in zip(scheduled, result.scores, strict=True):
             unit = scheduled_chunk.unit
             if isinstance(unit, BeamGroup):
@@ -262,6 +263,8 @@ class EngineCore:
             if scores and missing:
                 start = scheduled_chunk.chunk.start
                 unit.state.prompt_logprobs += scores[len(unit.state.prompt_logprobs) - start :]
+            if scheduled_chunk.chunk.hidden is not None:
+                unit.add_hidden(next(hidden))
             scheduled_chunk.lane.advance(self.pool, scheduled_chunk.tokens)
             if unit.is_computed:
                 sampled_chunks.append((unit, scheduled_chunk))
@@ -288,8 +291,8 @@ class EngineCore:
         first = 0
         for sequence, chunk in sampled_chunks:
             count = chunk.logits_rows
-            if not count:  # scoring only
-                output = self._processor.finish(sequence, "length")
+            if not count:  # scores or an embedding only
+                output = self._processor.finish(sequence, "stop" if sequence.params.pooling else "length")
             else:
                 output = self._processor.append(sequence, sampled[first : first + count], chunk.drafts)
                 first += count

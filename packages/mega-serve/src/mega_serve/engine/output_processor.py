@@ -138,6 +138,7 @@ class OutputProcessor:
             cached_tokens=state.cached_tokens if is_first else 0,
             finish_reason=new.finish_reason,
             stop_reason=new.stop_reason,
+            embedding=sequence.embedding,
             error=new.error,
         )
 

@@ -16,6 +16,7 @@ NO_TOKEN_ALLOWED = (
 )
 
 FinishReason = Literal["stop", "length", "abort", "timeout", "error"]
+Pooling = Literal["last", "mean"]
 GrammarKind = Literal["json_schema", "json_object", "regex", "lark", "choice", "structural_tag"]
 
 
@@ -64,6 +65,8 @@ class SamplingParams:
         logprobs: number of most probable words to report with each token; 0 reports the token alone; None
             reports nothing. All are of the unmodified logits.
         prompt_logprobs: the same for the tokens of the prompt, of which the first has none.
+        pooling: report an embedding of the prompt: the hidden state, after the final norm, of its last token,
+            or the mean of all; needs `max_tokens` 0 and one sequence.
     """
 
     max_tokens: int
@@ -90,6 +93,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     grammar: GrammarSpec | None = None
+    pooling: Pooling | None = None
 
     @property
     def is_greedy(self) -> bool:
@@ -184,6 +188,7 @@ class SequenceOutput:
         finish_reason: None while the sequence continues.
         stop_reason: the stop string or id that ended it.
         score: of a beam search hypothesis.
+        embedding: in the last output, if `pooling` asks: one number per dimension of the hidden states.
         error: message of finish_reason "error".
     """
 
@@ -197,6 +202,7 @@ class SequenceOutput:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     score: float | None = None
+    embedding: tuple[float, ...] = ()
     error: str | None = None
 
     @classmethod

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Ids
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from mega_serve.engine.interfaces import Chunk, GrammarState, IncrementalDetokenizer, SamplingRow
 from mega_serve.engine.page_pool import PagePool, PageTable
@@ -90,6 +90,7 @@ class Sequence:
         lane: its pages; None while it waits.
         top_p: the value for the next token.
         has_output: an output was delivered.
+        hidden_sum: sum of the hidden states that `pooling` needs, of the tokens computed so far.
     """
 
     slots = 1  # of the batch
@@ -98,6 +99,7 @@ class Sequence:
         "detokenizer",
         "grammar",
         "has_output",
+        "hidden_sum",
         "index",
         "is_finished",
         "key",
@@ -135,6 +137,7 @@ class Sequence:
         self.top_p = params.top_p
         self.lane: Lane | None = None
         self.has_output = False
+        self.hidden_sum: Ids[float] = ()
         self.is_finished = False
 
     @property
@@ -162,8 +165,8 @@ class Sequence:
     def start(self, pool: PagePool, reserve: int) -> int | None:
         """Allocate the pages of all tokens so far; reuse the prefix cache.
 
-        The last token is always computed, because its logits are needed; and so are the tokens whose scores
-        are.
+        The last token is always computed, because its logits or its hidden state are needed; and so are the
+        tokens whose scores or hidden states are.
 
         Args:
             reserve: pages that must remain available for the sequences that run.
@@ -174,6 +177,9 @@ class Sequence:
         reusable = len(self.token_ids) - 1
         if self.index == 0 and self.state.missing_scores:
             reusable = len(self.state.prompt_logprobs)
+        if self.params.pooling == "mean":
+            reusable = 0
+        self.hidden_sum = ()
         prefix = pool.find_prefix(self.token_ids, self.state.request.cache_namespace, reusable)
         pages = pool.pages_of(len(self.token_ids))
         table = pool.open_table(self.state.request.cache_namespace, prefix, pages, reserve=reserve)
@@ -228,11 +234,29 @@ class Sequence:
             top_p = decay_top_p(top_p, self.params)
         return rows
 
+    def add_hidden(self, row: Ids[float]) -> None:
+        """Add the hidden state that a chunk asked for."""
+        self.hidden_sum = (
+            [a + b for a, b in zip(self.hidden_sum, row, strict=True)] if self.hidden_sum else row
+        )
+
+    @property
+    def embedding(self) -> tuple[float, ...]:
+        """The pooled hidden state of the prompt; empty while it is not computed, or if nobody asks for it."""
+        if self.params.pooling is None or not self.is_computed:
+            return ()
+        tokens = len(self.token_ids) if self.params.pooling == "mean" else 1
+        return tuple(value / tokens for value in self.hidden_sum)
+
     def _prefill_chunk(self, lane: Lane, budget: int) -> Chunk:
         start = lane.num_computed
         tokens = min(budget, len(self.token_ids) - start)
-        is_last = start + tokens == len(self.token_ids) and self.max_output_tokens > 0
-        chunk = lane.chunk(tokens, has_logits=is_last)
+        is_end = start + tokens == len(self.token_ids)
+        chunk = lane.chunk(tokens, has_logits=is_end and self.max_output_tokens > 0)
+        if self.params.pooling == "mean":
+            return replace(chunk, hidden="sum")
+        if self.params.pooling == "last":
+            return replace(chunk, hidden="last" if is_end else None)
         scored_end = min(start + tokens + 1, len(self.state.request.prompt_token_ids))
         if self.index or not self.state.missing_scores or scored_end <= start + 1:
             return chunk

@@ -80,6 +80,14 @@ def build_router(context: ApiContext, services: ApiServices | None = None) -> AP
         CompletionBody,
         generate={"prompt": "Once upon a time", "max_tokens": 16, "temperature": 0.8},
         stream={"prompt": "Once upon a time", "stream": True, "stream_options": {"include_usage": True}},
+        structural_tag={
+            "prompt": "Call <f=add>",
+            "response_format": {
+                "type": "structural_tag",
+                "structures": [{"begin": "<f=add>", "schema": {"type": "object"}, "end": "</f>"}],
+                "triggers": ["<f="],
+            },
+        },
         score={"prompt": "Hello world", "max_tokens": 0, "echo": True, "logprobs": 1},
     )
 

@@ -25,8 +25,8 @@ class GrammarSpec:
     """A constraint on the generated text.
 
     Attributes:
-        text: the JSON schema, regular expression or Lark grammar; for "choice" a JSON list of strings; empty
-            for "json_object".
+        text: the JSON schema, regular expression or Lark grammar; for "choice" a JSON list of strings; for
+            "structural_tag" a JSON object (see `structural_tags`); empty for "json_object".
     """
 
     kind: GrammarKind

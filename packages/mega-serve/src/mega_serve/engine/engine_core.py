@@ -79,7 +79,7 @@ class EngineCore:
         self._draw_seed = draw_seed
         self._grammar_factory = grammar_factory
         self._iteration = iteration
-        self._processor = OutputProcessor(tokenizer, detokenizer_factory)
+        self._processor = OutputProcessor(tokenizer, detokenizer_factory, clock)
         self._units: dict[str, list[Unit]] = {}  # of each unfinished request
         self._deadlines: WaitingQueue[str] = WaitingQueue()
         self._arrivals = 0
@@ -118,6 +118,7 @@ class EngineCore:
             deadline=deadline,
             seed=self._draw_seed() if seed is None else seed,
             unfinished=request.n,
+            queue_time=self._clock(),
         )
         self._arrivals += 1
         try:
@@ -235,6 +236,7 @@ class EngineCore:
     def _count_admitted(self, state: RequestState) -> None:
         if not state.is_admitted:
             state.is_admitted = True
+            state.start_time = self._clock()
             self._waiting_tokens -= state.request.max_total_tokens
             self._prompt_tokens += len(state.request.prompt_token_ids)
 
@@ -351,6 +353,8 @@ class EngineCore:
             beams = len(group.beams)
             top = [row[: 2 * group.params.width] for row in rows[first : first + beams]]
             first += beams
+            if group.state.first_token_time is None:
+                group.state.first_token_time = self._clock()
             if group.select(self.pool, top):
                 self._remove(group)
                 outputs += self._processor.finish_beams(group)

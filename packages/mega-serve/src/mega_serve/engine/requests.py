@@ -174,6 +174,21 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RequestTimes:
+    """Where the time of a request went, in seconds.
+
+    Attributes:
+        queue: from arrival in the engine to the first step.
+        prefill: from there to the first token; to the end if there is none.
+        decode: from the first token to the end.
+    """
+
+    queue: float
+    prefill: float
+    decode: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceOutput:
     """What one sequence of a request gained in a step.
 
@@ -190,6 +205,7 @@ class SequenceOutput:
         score: of a beam search hypothesis.
         embedding: in the last output, if `pooling` asks: one number per dimension of the hidden states.
         error: message of finish_reason "error".
+        times: in the last output of a sequence that came to its end; of beams, in that of the best one.
     """
 
     request_id: str
@@ -204,16 +220,18 @@ class SequenceOutput:
     score: float | None = None
     embedding: tuple[float, ...] = ()
     error: str | None = None
+    times: RequestTimes | None = None
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> SequenceOutput:
         """Return the output that orjson wrote."""
-        fields = {name: value for name, value in values.items() if name not in _LOGPROBS}
+        fields = {name: value for name, value in values.items() if name not in _OBJECTS}
         logprobs: dict[str, Any] = {
             name: tuple(None if value is None else TokenLogprob(**_tuples(value)) for value in values[name])
             for name in _LOGPROBS
         }
-        return cls(**_tuples(fields), **logprobs)
+        times = values["times"]
+        return cls(**_tuples(fields), **logprobs, times=None if times is None else RequestTimes(**times))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,6 +261,7 @@ class EngineStats:
 
 
 _LOGPROBS = ("logprobs", "prompt_logprobs")
+_OBJECTS = (*_LOGPROBS, "times")
 
 
 def _sampling_params(values: Mapping[str, Any]) -> SamplingParams:

@@ -7,7 +7,13 @@ from dataclasses import dataclass, field, replace
 
 from mega_serve.engine.interfaces import Chunk, GrammarState, IncrementalDetokenizer, SamplingRow
 from mega_serve.engine.page_pool import PagePool, PageTable
-from mega_serve.engine.requests import BeamSearchParams, EngineRequest, SamplingParams, TokenLogprob
+from mega_serve.engine.requests import (
+    BeamSearchParams,
+    EngineRequest,
+    RequestTimes,
+    SamplingParams,
+    TokenLogprob,
+)
 from mega_serve.engine.speculation import PromptLookup
 
 Key = tuple[int, int, int]  # priority, number of arrival, index: a smaller one is served first
@@ -53,6 +59,7 @@ class RequestState:
         deadline: time after which it is finished with "timeout"; None: never.
         seed: the request's, or a fresh one.
         unfinished: number of sequences without a finish reason.
+        queue_time, start_time, first_token_time: of the engine's clock, in seconds; None: not yet.
         is_prefilled: the sequences other than the first have begun.
         is_admitted: it has left the queue once.
         cached_tokens: tokens of the prompt found in the prefix cache when it left the queue first.
@@ -64,6 +71,9 @@ class RequestState:
     deadline: float | None
     seed: int
     unfinished: int
+    queue_time: float
+    start_time: float | None = None
+    first_token_time: float | None = None
     is_prefilled: bool = False
     is_admitted: bool = False
     cached_tokens: int = 0
@@ -76,6 +86,14 @@ class RequestState:
         if isinstance(params, BeamSearchParams) or params.prompt_logprobs is None:
             return 0
         return len(self.request.prompt_token_ids) - 1 - len(self.prompt_logprobs)
+
+    def times(self, now: float) -> RequestTimes:
+        """Return where the time went, of a request that came to its end now."""
+        start = now if self.start_time is None else self.start_time
+        first_token = now if self.first_token_time is None else self.first_token_time
+        return RequestTimes(
+            queue=start - self.queue_time, prefill=first_token - start, decode=now - first_token
+        )
 
     def key(self, index: int) -> Key:
         """Return the rank of a sequence among all: smaller is served first."""

@@ -60,4 +60,5 @@ def join_outputs(parts: Sequence[SequenceOutput]) -> SequenceOutput:
         score=last.score,
         embedding=last.embedding,
         error=last.error,
+        times=last.times,
     )

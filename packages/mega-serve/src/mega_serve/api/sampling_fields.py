@@ -12,6 +12,7 @@ from mega_serve.api.bodies import Body
 from mega_serve.api.context import ApiContext
 from mega_serve.api.megatron import MAX_PRIORITY
 from mega_serve.engine.requests import GrammarSpec, SamplingParams
+from mega_serve.engine.structural_tags import MAX_CHARS, MAX_STRUCTURES, MAX_TRIGGERS
 from mega_serve.http.errors import HttpError
 
 MAX_INT32 = 2**31 - 1
@@ -35,11 +36,30 @@ class JsonSchemaFormat(Body):
     strict: bool | None = None
 
 
-class ResponseFormat(Body):
-    """OpenAI's `response_format`."""
+class TagStructure(Body):
+    """A structure in a text: JSON between two texts."""
 
-    type: Literal["text", "json_object", "json_schema"]
+    begin: Annotated[str, Field(min_length=1, max_length=MAX_CHARS)]
+    schema_: dict[str, Any] | None = Field(
+        default=None, alias="schema", description="By default any JSON value."
+    )
+    end: Annotated[str, Field(max_length=MAX_CHARS)]
+
+
+TagStructures = Annotated[list[TagStructure], Field(min_length=1, max_length=MAX_STRUCTURES)]
+TagTriggers = Annotated[
+    list[Annotated[str, Field(min_length=1, max_length=MAX_CHARS)]],
+    Field(min_length=1, max_length=MAX_TRIGGERS),
+]
+
+
+class ResponseFormat(Body):
+    """OpenAI's `response_format`, with vLLM's structural tags."""
+
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
+    structures: TagStructures | None = None
+    triggers: TagTriggers | None = None
 
     def grammar(self) -> GrammarSpec | None:
         """Return the constraint; None for text."""
@@ -47,9 +67,18 @@ class ResponseFormat(Body):
             return None
         if self.type == "json_object":
             return GrammarSpec(kind="json_object")
+        if self.type == "structural_tag":
+            return self._structural_tag()
         if self.json_schema is None or self.json_schema.schema_ is None:
             raise RequestError("response_format.json_schema.schema", "missing", wanted="a JSON schema")
         return GrammarSpec(kind="json_schema", text=json.dumps(self.json_schema.schema_))
+
+    def _structural_tag(self) -> GrammarSpec:
+        for name in ("structures", "triggers"):
+            if getattr(self, name) is None:
+                raise RequestError(f"response_format.{name}", "missing", wanted="a list")
+        fields = self.model_dump(include={"structures", "triggers"}, by_alias=True)
+        return GrammarSpec(kind="structural_tag", text=json.dumps(fields))
 
 
 class StructuredOutputs(Body):
@@ -60,10 +89,17 @@ class StructuredOutputs(Body):
     choice: Annotated[list[str], Field(min_length=1)] | None = None
     grammar: str | None = Field(None, description="a Lark grammar")
     json_object: Literal[True] | None = None
+    structural_tag: dict[str, Any] | str | None = Field(
+        None, description="structures and triggers, or their JSON text"
+    )
 
     def specs(self) -> list[GrammarSpec]:
         """Return the constraints of the fields that are given."""
-        return _specs(self.json_, self.regex, self.choice, self.grammar, self.json_object)
+        specs = _specs(self.json_, self.regex, self.choice, self.grammar, self.json_object)
+        if (tag := self.structural_tag) is not None:
+            text = tag if isinstance(tag, str) else json.dumps(tag)
+            specs.append(GrammarSpec(kind="structural_tag", text=text))
+        return specs
 
 
 class StreamOptions(Body):

@@ -92,6 +92,13 @@ def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
             type=NonEmptyPath(exists=True, path_type=Path, dir_okay=False),
             help="Jinja template of chats; by default the checkpoint's.",
         ),
+        _server(
+            "--pooling",
+            default="last",
+            show_default=True,
+            type=click.Choice(["last", "mean"]),
+            help="Hidden states that are the embedding of a text: of its last token, or the mean of all.",
+        ),
         _server("--lenient", is_flag=True, help="Ignore unknown fields of requests."),
         _server(
             "--megatron-legacy-status",
@@ -181,6 +188,7 @@ async def _serve_on(
         legacy_status=values["megatron_legacy_status"],
         served_model_name=values["served_model_name"],
         lenient=values["lenient"],
+        pooling=values["pooling"],
     )
     application = create_app(
         client, config, apis=build_apis(context), pages=build_pages(), connections=lambda: server.connections

@@ -20,6 +20,7 @@ from mega_schema.tokenizer.tokenizer import Tokenizer
 from mega_serve.engine.grammar_checker import GrammarChecker
 from mega_serve.engine.grammar_matcher import first_line, open_matcher, open_vocabulary
 from mega_serve.engine.requests import GrammarSpec
+from mega_serve.engine.structural_tags import write_structural_tag
 from mega_serve.engine.token_bytes import list_token_bytes
 
 if TYPE_CHECKING:
@@ -185,6 +186,16 @@ def _write_choice(spec: GrammarSpec) -> str:
     return str(LLMatcher.grammar_from_regex("|".join(map(re.escape, sorted(set(choices))))))
 
 
+def _write_structural_tag(spec: GrammarSpec) -> str:
+    from llguidance import LLMatcher
+
+    try:
+        grammar = write_structural_tag(spec.text, {"whitespace_pattern": _BLANKS})
+    except ValueError as error:
+        raise _refuse(spec, first_line(str(error)), "structures and triggers, as in vLLM") from None
+    return str(LLMatcher.grammar_from_lark(grammar))
+
+
 _WRITERS: Final[Mapping[str, Callable[[GrammarSpec], str]]] = MappingProxyType(
     {
         "json_schema": _write_schema,
@@ -192,6 +203,7 @@ _WRITERS: Final[Mapping[str, Callable[[GrammarSpec], str]]] = MappingProxyType(
         "regex": _write_regex,
         "lark": _write_lark,
         "choice": _write_choice,
+        "structural_tag": _write_structural_tag,
     }
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass, field, replace
 
@@ -29,9 +30,13 @@ class OutputProcessor:
 
     Args:
         detokenizer_factory: the constructor of the detokenizers.
+        clock: the engine's, in seconds.
     """
 
-    def __init__(self, tokenizer: Tokenizer, detokenizer_factory: DetokenizerFactory) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, detokenizer_factory: DetokenizerFactory, clock: Callable[[], float]
+    ) -> None:
+        self._clock = clock
         self._tokenizer = tokenizer
         self._detokenizer_factory = detokenizer_factory
         self._eod = tokenizer.identity.eod
@@ -84,6 +89,7 @@ class OutputProcessor:
         for rank in range(len(outputs), group.params.width):
             outputs.append(SequenceOutput(request_id=request_id, index=rank, finish_reason=missing))
         if reason is None:
+            outputs[0] = replace(outputs[0], times=group.state.times(self._clock()))
             return outputs
         return [_with_reason(output, reason) for output in outputs]
 
@@ -122,6 +128,8 @@ class OutputProcessor:
 
     def _output(self, sequence: Sequence, new: _NewTokens) -> SequenceOutput:
         state = sequence.state
+        if new.token_ids and state.first_token_time is None:
+            state.first_token_time = self._clock()
         is_first = not sequence.has_output
         sequence.has_output = True
         prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
@@ -138,7 +146,9 @@ class OutputProcessor:
             cached_tokens=state.cached_tokens if is_first else 0,
             finish_reason=new.finish_reason,
             stop_reason=new.stop_reason,
+            embedding=sequence.embedding,
             error=new.error,
+            times=state.times(self._clock()) if new.finish_reason in ("stop", "length") else None,
         )
 
     def _beam_output(self, group: BeamGroup, rank: int, beam: FinishedBeam) -> SequenceOutput:

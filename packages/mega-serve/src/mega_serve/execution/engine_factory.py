@@ -185,6 +185,7 @@ def describe_model(
         vocab_size=runner.vocab_size,
         eod=tokenizer.identity.eod,
         bos=tokenizer.identity.bos,
+        hidden_size=checkpoint.spec.hidden,
     )
 
 

@@ -1,6 +1,7 @@
 """The model runner: one forward pass over chunks of sequences whose keys and values are in pages.
 
-Legend: T tokens of all chunks; R rows whose logits are returned; D width; V words without padding.
+Legend: T tokens of all chunks; R rows whose logits are returned; P chunks whose hidden state is; D width;
+V words without padding.
 """
 
 from __future__ import annotations
@@ -86,7 +87,8 @@ class TorchModelRunner:
         row_R = torch.tensor(rows, dtype=torch.long, device=self.device)
         x_RD = x_TD if len(rows) == len(x_TD) else x_TD[row_R]
         scores = tuple(self._score(x_TD[first:], chunk) for first, chunk in zip(first_C, chunks, strict=True))
-        return RunnerOutput(self._logits(x_RD), scores)
+        logit_RV = self._logits(x_RD)
+        return RunnerOutput(logit_RV, scores, self._pool_hidden(x_TD, first_C, chunks))
 
     @torch.inference_mode()
     def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
@@ -108,6 +110,22 @@ class TorchModelRunner:
             return ()
         vocab = self.model.spec.vocab
         return score_tokens(self._logits, x_TD[: len(chunk.score)], chunk.score, chunk.score_top, vocab)
+
+    def _pool_hidden(
+        self, x_TD: Tensor, first_C: Sequence[int], chunks: Sequence[Chunk]
+    ) -> list[list[float]]:
+        """Return the hidden states that the chunks ask for, in their order."""
+        rows = []
+        for first, chunk in zip(first_C, chunks, strict=True):
+            end = first + len(chunk.token_ids)
+            if chunk.hidden is not None:
+                rows.append(x_TD[first if chunk.hidden == "sum" else end - 1 : end].float().sum(0))
+        pooled: list[list[float]] = self._share_hidden(torch.stack(rows)).tolist() if rows else []
+        return pooled
+
+    def _share_hidden(self, x_PD: Tensor) -> Tensor:
+        """Return the pooled rows of the last stage, (P, D) float32."""
+        return x_PD
 
     def _logits(self, x_RD: Tensor) -> Tensor:
         """Compute the logits, (R, V) float32."""

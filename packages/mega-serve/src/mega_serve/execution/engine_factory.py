@@ -60,6 +60,7 @@ class EngineOptions:
             but not more than the device has left.
         threads: of torch and the kernels on a CPU; None: all cores.
         follow: swap in newer checkpoints of the run.
+        verify: compare the checksums of the weights while loading.
         init_method: how the ranks meet; None: rank 0 starts the others.
     """
 
@@ -79,6 +80,7 @@ class EngineOptions:
     speculative_tokens: int = 0
     threads: int | None = None
     follow: bool = False
+    verify: bool = True
     init_method: str | None = None
 
     @classmethod
@@ -265,6 +267,7 @@ def _load_model(options: EngineOptions, mesh: Mesh, checkpoint: Checkpoint) -> D
         dtype=options.dtype,
         kernels=load_kernels() if takes_kernels else None,
         batch_invariant=options.batch_invariant,
+        verify=options.verify and mesh.rank == 0,  # once for all ranks: they share the machine
     )
     logger.info("rank %d: %s", mesh.rank, report)
     return model

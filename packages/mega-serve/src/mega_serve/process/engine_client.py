@@ -238,7 +238,8 @@ class EngineProcessClient:
             start = self._clock()
             reason = await self._run_child()
             self._fail_pending(reason)
-            logger.error("the engine stopped: %s", reason)
+            if not self.is_refused:  # the command ends with that line
+                logger.error("the engine stopped: %s", reason)
             # a load that fails the first time fails every time: missing library, too little memory
             if self.is_refused or not self.settings.restart or self._model is None:
                 self.failure = reason

@@ -127,6 +127,6 @@ def open_checkpoint(values: Mapping[str, Any]) -> Checkpoint:
     check_device(values["device"], values["dtype"])
     checkpoint = Checkpoint.open(Path(values["load"]))
     check_layout(checkpoint.spec, values["tp"], values["pp"])
-    check_follow(values["follow"], values["tp"] * values["pp"])
+    check_follow(values["follow"], values["tp"] * values["pp"], Path(values["load"]))
     check_context_length(values["max_model_len"], checkpoint.spec.max_seq_len)
     return checkpoint

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,9 @@ from mega_model.kernels.numba import NumbaKernels, load_kernels
 from mega_model.runtime import Runtime
 from mega_schema.app.kernel_cache import check_private_folder
 from mega_schema.checkpoint.reader import Checkpoint
-from mega_schema.errors import ConfigError
+from mega_schema.errors import ConfigError, CorruptFileError
 from mega_serve.engine.interfaces import Chunk
+from mega_serve.execution.engine_factory import build_engine
 from mega_serve.execution.model_runner import RunnerOptions, TorchModelRunner
 from mega_serve.execution.packed_weights import Int8Linear, PackedLinear, choose_packing
 from mega_serve.execution.weight_loading import compute_dtype, load_weights
@@ -127,6 +129,7 @@ def test_a_loaded_checkpoint_computes_the_logits_of_the_whole_model(
         source
     )
     assert "times the" in str(report)
+    assert "checksums verified in" in str(report)
     runner = TorchModelRunner(model, RunnerOptions(kv_memory=1 << 20))
     ids = list(range(20))
     logits = runner.run([Chunk(ids, 0, [3, 1], 0)]).logits
@@ -135,6 +138,27 @@ def test_a_loaded_checkpoint_computes_the_logits_of_the_whole_model(
         wanted = expected(torch.tensor(ids), torch.arange(20), PackedAttention(1, 20))
     tolerance = 1e-4 if number == torch.float32 else 0.1
     torch.testing.assert_close(logits, wanted[:, : source.spec.vocab].float(), rtol=0.0, atol=tolerance)
+
+
+def test_a_flipped_bit_in_the_weights_is_refused_unless_verifying_is_off(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(Checkpoint.open(checkpoint).folder, folder)
+    (weights,) = folder.glob("model-*")
+    content = bytearray(weights.read_bytes())
+    content[-100] ^= 0x40
+    weights.write_bytes(content)
+    source = Checkpoint.open(folder)
+    rt = Runtime.single_process(source.spec)
+    with pytest.raises(CorruptFileError, match="values are not those that were written: crc32"):
+        load_weights(source, rt, dtype="float32")
+    _, report = load_weights(source, rt, dtype="float32", verify=False)
+    assert report.verify_seconds is None
+    assert "checksums" not in str(report)
+    with pytest.raises(CorruptFileError, match="crc32"):
+        build_engine({"load": str(folder), "device": "cpu"})
+    assert build_engine({"load": str(folder), "device": "cpu", "verify": False}).model.iteration == 7
 
 
 def _header(source: Checkpoint) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from mega_schema.checkpoint.reader import Checkpoint
 from mega_schema.errors import ConfigError, FormatError
 from mega_serve.commands.serve import build_serve_command
 from mega_serve.commands.server_options import LIMIT_FLAGS
@@ -52,6 +54,24 @@ def test_a_model_of_hugging_face_gets_the_line_that_converts_it(tmp_path: Path) 
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(FormatError, match="mega-ckpt convert --from hf --to mega --load .* --save "):
         run_command("--load", str(tmp_path), "--port", "0")
+
+
+def test_weights_that_were_damaged_on_disk_are_one_line_and_exit_code_2(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(Checkpoint.open(checkpoint).folder, folder)
+    (weights,) = folder.glob("model-*")
+    content = bytearray(weights.read_bytes())
+    content[-100] ^= 1
+    weights.write_bytes(content)
+    command = [sys.executable, "-m", "mega_serve", "--load", str(folder), "--port", "0"]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert process.returncode == 2
+    *progress, line = process.stderr.splitlines()
+    assert line.startswith(f"error: {weights}: model ")
+    assert "values are not those that were written: crc32: found" in line
+    assert [text for text in progress if "crc32" in text] == []  # said once
 
 
 def test_no_flag_takes_an_api_key() -> None:

@@ -41,6 +41,12 @@ _OPTIONS = (
     _model("--pp", default=1, show_default=True, type=_DEGREE, help="Pipeline stages."),
     _model("--max-model-len", type=_COUNT, help="Maximum tokens of a sequence.  [default: the model's]"),
     _model("--follow", is_flag=True, help="Swap in newer checkpoints of the run directory as they appear."),
+    _model(
+        "--verify/--no-verify",
+        default=True,
+        show_default=True,
+        help="Compare the checksums of the weights while loading.",
+    ),
     _engine(
         "--max-num-seqs",
         default=64,
@@ -86,7 +92,7 @@ _OPTIONS = (
     _engine("--threads", type=_COUNT, help="Threads of a process on a CPU.  [default: all cores]"),
 )
 _NAMES = (
-    "load", "device", "dtype", "tp", "pp", "max_model_len", "follow", "max_num_seqs",
+    "load", "device", "dtype", "tp", "pp", "max_model_len", "follow", "verify", "max_num_seqs",
     "max_num_batched_tokens", "kv_cache_memory", "prefix_caching", "speculative_tokens", "batch_invariant",
     "attention", "threads",
 )  # fmt: skip
@@ -121,6 +127,6 @@ def open_checkpoint(values: Mapping[str, Any]) -> Checkpoint:
     check_device(values["device"], values["dtype"])
     checkpoint = Checkpoint.open(Path(values["load"]))
     check_layout(checkpoint.spec, values["tp"], values["pp"])
-    check_follow(values["follow"], values["tp"] * values["pp"])
+    check_follow(values["follow"], values["tp"] * values["pp"], Path(values["load"]))
     check_context_length(values["max_model_len"], checkpoint.spec.max_seq_len)
     return checkpoint

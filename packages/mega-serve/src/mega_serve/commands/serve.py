@@ -175,6 +175,7 @@ async def _serve_on(
             queue_requests=limits.queue_requests,
             queue_tokens=limits.queue_tokens,
             heartbeat_timeout=values["engine_timeout"],
+            log_prompts=config.log_prompts,
             restart=not values["no_restart"],
         )
     )

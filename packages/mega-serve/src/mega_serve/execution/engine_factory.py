@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import random
-import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -23,7 +22,7 @@ from mega_model.runtime import Runtime
 from mega_schema.checkpoint.checkpoint_dir import MANIFEST
 from mega_schema.checkpoint.checkpoint_tokenizer import open_checkpoint_tokenizer
 from mega_schema.checkpoint.reader import Checkpoint
-from mega_schema.errors import MegaError, RequestError
+from mega_schema.errors import RequestError
 from mega_schema.parallel_layout import Layout
 from mega_schema.tokenizer.tokenizer import Tokenizer
 from mega_serve.engine.detokenizer import Detokenizer
@@ -32,6 +31,7 @@ from mega_serve.engine.grammar import GrammarCompiler
 from mega_serve.engine.interfaces import Chunk, ModelInfo, ModelRunner
 from mega_serve.engine.option_checks import check_context_length, check_follow, check_layout
 from mega_serve.engine.scheduler import EngineConfig
+from mega_serve.execution.checkpoint_follower import CheckpointFollower
 from mega_serve.execution.model_runner import AttentionName, RunnerOptions, TorchModelRunner
 from mega_serve.execution.packed_weights import WeightDtype
 from mega_serve.execution.paged_attention import page_bytes
@@ -46,7 +46,6 @@ logger = logging.getLogger("mega.serve.engine")
 _CPU_MEMORY_FRACTION = 0.4  # of the memory that is available after loading
 _GPU_MEMORY_FRACTION = 0.9
 _WARM_UP_TOKENS = 20  # more rows than one tile of a kernel
-_FOLLOW_SECONDS = 2.0  # between two looks at the run for a newer checkpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +59,7 @@ class EngineOptions:
             but not more than the device has left.
         threads: of torch and the kernels on a CPU; None: all cores.
         follow: swap in newer checkpoints of the run.
+        verify: compare the checksums of the weights while loading.
         init_method: how the ranks meet; None: rank 0 starts the others.
     """
 
@@ -79,6 +79,7 @@ class EngineOptions:
     speculative_tokens: int = 0
     threads: int | None = None
     follow: bool = False
+    verify: bool = True
     init_method: str | None = None
 
     @classmethod
@@ -104,7 +105,7 @@ def build_engine(values: Mapping[str, Any]) -> LoadedEngine:
     checkpoint = Checkpoint.open(Path(options.load))
     tokenizer = open_checkpoint_tokenizer(checkpoint)
     check_layout(checkpoint.spec, options.tp, options.pp)
-    check_follow(options.follow, options.layout.world)
+    check_follow(options.follow, options.layout.world, Path(options.load))
     workers = None
     if options.layout.world > 1 and options.init_method is None:
         workers = WorkerGroup(values, options.layout.world)
@@ -132,17 +133,22 @@ def build_engine(values: Mapping[str, Any]) -> LoadedEngine:
     info = describe_model(options, checkpoint, tokenizer, runner)
     if not options.follow:
         return LoadedEngine(core=core, model=info, close=partial(_close, runner, mesh, workers))
-    load = partial(_load_model, options, mesh)
-    follower = CheckpointFollower(Path(options.load), checkpoint.iteration, load)
+
+    def load_newer(newer: Checkpoint) -> tuple[Decoder, ModelInfo]:
+        # described here: the run may remove the checkpoint before the swap
+        return _load_model(options, mesh, newer), describe_model(options, newer, tokenizer, runner)
+
+    follower = CheckpointFollower(Path(options.load), checkpoint, load_newer)
+    follower.start()
 
     def swap_newer() -> ModelInfo | None:
         newer = follower.take()
         if newer is None:
             return None
-        newer_checkpoint, model = newer
-        stage.replace_model(model)
-        core.swap(newer_checkpoint.iteration)
-        return describe_model(options, newer_checkpoint, tokenizer, runner)
+        newer_model, newer_info = newer
+        stage.replace_model(newer_model)
+        core.swap(newer_info.iteration)
+        return newer_info
 
     return LoadedEngine(core=core, model=info, between_steps=swap_newer)
 
@@ -189,47 +195,6 @@ def describe_model(
     )
 
 
-class CheckpointFollower:
-    """Loads newer checkpoints of a run in a thread, while the engine serves the present one.
-
-    Two sets of weights are in memory from the start of a load to the swap.
-
-    Args:
-        iteration: of the weights that are served already.
-        load: loads the model of a checkpoint.
-    """
-
-    def __init__(self, run: Path, iteration: int, load: Callable[[Checkpoint], Decoder]) -> None:
-        self._run = run
-        self._iteration = iteration
-        self._load = load
-        self._loaded: tuple[Checkpoint, Decoder] | None = None
-        self._lock = threading.Lock()
-        threading.Thread(target=self._follow, name="follow", daemon=True).start()
-
-    def take(self) -> tuple[Checkpoint, Decoder] | None:
-        """Return a newer checkpoint and its model, once."""
-        with self._lock:
-            loaded, self._loaded = self._loaded, None
-        return loaded
-
-    def _follow(self) -> None:
-        while True:
-            time.sleep(_FOLLOW_SECONDS)
-            try:
-                checkpoint = Checkpoint.open(self._run)
-                if checkpoint.iteration == self._iteration:
-                    continue
-                logger.info("loading iteration %d", checkpoint.iteration)
-                model = self._load(checkpoint)
-            except MegaError as error:  # being replaced, or damaged: the present weights stay
-                logger.warning("no newer checkpoint: %s", error)
-                continue
-            self._iteration = checkpoint.iteration
-            with self._lock:
-                self._loaded = checkpoint, model
-
-
 def _close(runner: ModelRunner, mesh: Mesh, workers: WorkerGroup | None) -> None:
     """End the other ranks."""
     if isinstance(runner, ParallelRunner):
@@ -266,6 +231,7 @@ def _load_model(options: EngineOptions, mesh: Mesh, checkpoint: Checkpoint) -> D
         dtype=options.dtype,
         kernels=load_kernels() if takes_kernels else None,
         batch_invariant=options.batch_invariant,
+        verify=options.verify and mesh.rank == 0,  # once for all ranks: they share the machine
     )
     logger.info("rank %d: %s", mesh.rank, report)
     return model

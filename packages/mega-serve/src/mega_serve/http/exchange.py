@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import traceback
 from collections import deque
 from collections.abc import Callable
 from types import MappingProxyType
@@ -21,6 +20,7 @@ from mega_serve.http.errors import SERVER_ERROR, HttpError, as_http_error, retry
 from mega_serve.http.metrics import ServerMetrics
 from mega_serve.http.rate_limit import RateLimiter
 from mega_serve.http.responses import error_response
+from mega_serve.process.failure_log import describe_failure
 
 logger = logging.getLogger("mega.serve")
 audit_logger = logging.getLogger("mega.serve.audit")
@@ -172,11 +172,8 @@ class _Exchange:
         """Return the response to an exception that no handler knew, and log it without the values in it."""
         http_error = as_http_error(error, self._account.request_id)
         if http_error.code == "internal_error":
-            text = str(error) if self._config.log_prompts else "(message withheld: it may quote a request)"
-            trace = "".join(traceback.format_tb(error.__traceback__))
-            logger.error(
-                "request %s failed: %s: %s\n%s", self._account.request_id, type(error).__name__, text, trace
-            )
+            text = describe_failure(error, with_messages=self._config.log_prompts)
+            logger.error("request %s failed: %s", self._account.request_id, text)
         return http_error
 
     async def _end(self, error: HttpError) -> None:

@@ -130,7 +130,8 @@ class Server(uvicorn.Server):
 
     async def _drain(self) -> None:
         active = self._lifecycle.active_requests
-        logger.info("stopping: %d requests in progress, at most %g s", active, self._drain_timeout)
+        if not self._stop_now.is_set():
+            logger.info("stopping: %d requests in progress, at most %g s", active, self._drain_timeout)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._drain_timeout):
                 while self._lifecycle.active_requests and not self._stop_now.is_set():

@@ -22,6 +22,7 @@ from mega_schema.app.install_hint import install_hint
 from mega_schema.errors import ConfigError
 from mega_serve.engine.interfaces import Chunk, RunnerOutput
 from mega_serve.engine.requests import TokenLogprob
+from mega_serve.execution.fused_decoder import FusedDecoder
 from mega_serve.execution.paged_attention import KeyValuePages, NumbaPages, TorchPages, page_bytes
 from mega_serve.execution.step_layout import StepLayout
 from mega_serve.execution.token_scores import score_tokens
@@ -69,7 +70,9 @@ class TorchModelRunner:
         self.attention: Literal["numba", "torch"] = _choose_attention(options, self.device)
         if spec.rotary_dim:
             model.rotary = RotaryTable(spec, self.device)
+        self._batch_invariant = options.batch_invariant
         self.num_pages, self._pages = self._new_pool(options, weight.dtype)
+        self.fused = self._fuse()
 
     @torch.inference_mode()
     def run(self, chunks: Sequence[Chunk]) -> RunnerOutput:
@@ -77,7 +80,10 @@ class TorchModelRunner:
         layout = StepLayout.from_chunks(chunks, page_size=self.page_size, num_pages=self.num_pages)
         ids = np.concatenate([np.asarray(chunk.token_ids, np.int64) for chunk in chunks])
         token_T, position_T = (torch.from_numpy(x).to(self.device) for x in (ids, layout.position_T))
-        x_TD = self._hidden_states(token_T, position_T, self._pages.begin_step(layout))
+        if self.fused is not None and self.fused.takes(layout):
+            x_TD = self.fused.hidden_states(token_T, position_T, layout)
+        else:
+            x_TD = self._hidden_states(token_T, position_T, self._pages.begin_step(layout))
         first_C = layout.chunk_C4[:, 0].tolist()
         rows = [
             first + i
@@ -100,6 +106,15 @@ class TorchModelRunner:
         if model.spec.rotary_dim:
             model.rotary = self.model.rotary
         self.model = model
+        self.fused = self._fuse()
+
+    def _fuse(self) -> FusedDecoder | None:
+        """Return the fast form of a step of a few single tokens, if this model and its pages have one."""
+        if self._batch_invariant or not isinstance(self._pages, NumbaPages):
+            return None
+        if not FusedDecoder.is_supported(self.model):
+            return None
+        return FusedDecoder(self.model, self._pages, load_kernels())
 
     def _hidden_states(self, token_T: Tensor, position_T: Tensor, attend: AttentionBackend) -> Tensor:
         """Compute everything but the head: (T, D)."""

@@ -24,6 +24,7 @@ from mega_model.matmul_precision import has_native
 from mega_schema.app.install_hint import install_hint
 from mega_schema.errors import ConfigError
 
+Array = np.ndarray[Any, Any]
 WeightDtype = Literal["float32", "bfloat16", "int8"]
 LinearLayer = ColumnLinear | RowLinear | LMHead
 
@@ -42,6 +43,9 @@ class PackedLinear:
             from the same memory.
         batch_invariant: they compute all products, so that a row of the result has the same bits whatever the
             other rows are. oneDNN's order of additions depends on the number of rows for some shapes.
+
+    Attributes:
+        panels: the packed memory, if the kernels read it; bfloat16 as uint16.
     """
 
     def __init__(
@@ -51,12 +55,12 @@ class PackedLinear:
         self._outputs, self._inputs = weight_OI.shape
         self._dtype = weight_OI.dtype
         self._kernels = kernels
-        self._panels = None if kernels is None else self._view_panels(weight_OI)
-        self._max_rows = 0 if self._panels is None else _MAX_ROWS
+        self.panels = None if kernels is None else self._view_panels(weight_OI)
+        self._max_rows = 0 if self.panels is None else _MAX_ROWS
         if batch_invariant:
             self._max_rows = _ALL_ROWS
-            if self._panels is None:  # oneDNN chose another layout, as for narrow weights
-                self._panels = _build_panels(weight_OI)
+            if self.panels is None:  # oneDNN chose another layout, as for narrow weights
+                self.panels = _build_panels(weight_OI)
                 self._weight = None
 
     def __call__(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
@@ -68,7 +72,7 @@ class PackedLinear:
 
     def _multiply(self, x_TI: Tensor, bias_O: Tensor | None) -> Tensor:
         assert self._kernels is not None
-        assert self._panels is not None
+        assert self.panels is not None
         assert x_TI.shape[1] == self._inputs, f"inputs of width {x_TI.shape[1]} for {self._inputs}"
         assert x_TI.dtype == self._dtype, f"inputs of {x_TI.dtype} for {self._dtype}"
         assert bias_O is None or bias_O.shape == (self._outputs,), "a bias per output"
@@ -76,16 +80,16 @@ class PackedLinear:
         threads = torch.get_num_threads()
         module = self._kernels.linear
         is_bf16 = self._dtype == torch.bfloat16
-        x, y, bias = (_as_array(t) for t in (x_TI, y_TO, y_TO[0, :0] if bias_O is None else bias_O))
+        x, y, bias = (as_array(t) for t in (x_TI, y_TO, y_TO[0, :0] if bias_O is None else bias_O))
         if is_bf16:
             multiply = module.bf16_serial if threads == 1 else module.bf16_parallel
             x = x.view(np.uint32)
         else:
             multiply = module.float_serial if threads == 1 else module.float_parallel
-        multiply(x, self._panels, bias, y, _PANEL * _round_up(self._inputs), threads)
+        multiply(x, self.panels, bias, y, _PANEL * _round_up(self._inputs), threads)
         return y_TO
 
-    def _view_panels(self, weight_OI: Tensor) -> np.ndarray[Any, Any] | None:
+    def _view_panels(self, weight_OI: Tensor) -> Array | None:
         """Return oneDNN's memory, if it holds the layout that `kernels.numba.linear` describes."""
         if self._dtype == torch.bfloat16 and self._inputs % 2:
             return None
@@ -97,7 +101,7 @@ class PackedLinear:
             return None
         memory = (ctypes.c_uint8 * (count * element.itemsize)).from_address(mkldnn.data_ptr(self._weight))
         panels = np.frombuffer(memory, element)
-        weight = _as_array(weight_OI)
+        weight = as_array(weight_OI)
         pairs = _PAIRS[self._dtype]
         blocks = panels.reshape(-1, width // pairs, _PANEL, pairs)
         for panel in {0, len(blocks) - 1}:  # the layout of one weight is the same in all its panels
@@ -108,7 +112,7 @@ class PackedLinear:
         return panels
 
 
-def _build_panels(weight_OI: Tensor) -> np.ndarray[Any, Any]:
+def _build_panels(weight_OI: Tensor) -> Array:
     """Return a weight in the layout that `kernels.numba.linear` describes."""
     outputs, inputs = weight_OI.shape
     rows, width = _round_up(outputs), _round_up(inputs)
@@ -116,7 +120,7 @@ def _build_panels(weight_OI: Tensor) -> np.ndarray[Any, Any]:
     whole = weight_OI.new_zeros(rows, width)
     whole[:outputs, :inputs] = weight_OI
     panels = whole.view(-1, _PANEL, width // pairs, pairs).transpose(1, 2).contiguous()
-    return _as_array(panels).reshape(-1)
+    return as_array(panels).reshape(-1)
 
 
 class Int8Linear:
@@ -153,12 +157,12 @@ class Int8Linear:
     def _multiply_bf16(self, kernels: NumbaKernels, x_TI: Tensor, bias_O: Tensor | None) -> Tensor:
         integers_TI = torch.empty(x_TI.shape, dtype=torch.uint8)
         scale_T = np.empty(len(x_TI), np.float32)
-        kernels.linear.quantize_rows(_as_array(x_TI), integers_TI.numpy(), scale_T)
+        kernels.linear.quantize_rows(as_array(x_TI), integers_TI.numpy(), scale_T)
         sums_TO = self._multiply(integers_TI)
         y_TO = x_TI.new_empty(sums_TO.shape)
         assert bias_O is None or bias_O.shape == sums_TO.shape[1:], "a bias per output"
-        bias = _as_array(y_TO[0, :0] if bias_O is None else bias_O)
-        kernels.linear.rescale_rows(sums_TO.numpy(), scale_T, bias, _as_array(y_TO))
+        bias = as_array(y_TO[0, :0] if bias_O is None else bias_O)
+        kernels.linear.rescale_rows(sums_TO.numpy(), scale_T, bias, as_array(y_TO))
         return y_TO
 
     def _multiply(self, integers_TI: Tensor) -> Tensor:
@@ -224,6 +228,6 @@ def _round_up(width: int) -> int:
     return -(-width // _PANEL) * _PANEL
 
 
-def _as_array(x: Tensor) -> np.ndarray[Any, Any]:
+def as_array(x: Tensor) -> Array:
     """Return a tensor's memory as numpy's; bfloat16 as its 16 bits."""
     return (x.view(torch.uint16) if x.dtype == torch.bfloat16 else x).numpy()

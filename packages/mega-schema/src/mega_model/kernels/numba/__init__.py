@@ -11,13 +11,16 @@ from mega_schema.app.install_hint import install_hint
 from mega_schema.app.kernel_cache import private_cache
 from mega_schema.errors import ConfigError
 
+_MODULES = ("page_attention", "linear", "decoder")  # in the order of the fields of NumbaKernels
+
 
 @dataclass(frozen=True, slots=True)
 class NumbaKernels:
-    """The modules of compiled kernels: `page_attention` and `linear`."""
+    """The modules of compiled kernels: `page_attention`, `linear` and `decoder`."""
 
     attention: ModuleType
     linear: ModuleType
+    decoder: ModuleType
 
 
 def has_numba() -> bool:
@@ -44,4 +47,4 @@ def load_kernels(cache: str | None = None, *, package: str = "mega-serve") -> Nu
     numba.config.CACHE_DIR = folder
     # the default layer may be `workqueue`, which ends the process if two threads use it at once
     numba.config.THREADING_LAYER = "omp"
-    return NumbaKernels(import_module(f"{__name__}.page_attention"), import_module(f"{__name__}.linear"))
+    return NumbaKernels(*(import_module(f"{__name__}.{name}") for name in _MODULES))

@@ -133,8 +133,8 @@ def _answers(url: str) -> bool:
 
 def cpu_seconds(process: psutil.Process) -> float:
     """Return user and system time of a process and its children so far."""
-    times = [one.cpu_times() for one in [process, *process.children(recursive=True)]]
-    return sum(one.user + one.system for one in times)
+    times = [member.cpu_times() for member in [process, *process.children(recursive=True)]]
+    return sum(used.user + used.system for used in times)
 
 
 def send_load(way: str, url: str, prompts: Path, count: int, folder: Path) -> dict[str, Any]:
@@ -200,21 +200,21 @@ def run_guidellm(url: str, folder: Path, prompts: Path, options: Any) -> dict[st
     benchmark = json.loads(result.read_text())["benchmarks"][0]
     metrics = benchmark["metrics"]
 
-    def of(name: str) -> dict[str, Any]:
+    def read_metric(name: str) -> dict[str, Any]:
         values: dict[str, Any] = metrics[name]["successful"]
         return values
 
     requests = benchmark["requests"]["successful"]
     start = min(request["request_start_time"] for request in requests)
     end = max(request["request_end_time"] for request in requests)
-    tokens = round(of("output_token_count")["total_sum"])
+    tokens = round(read_metric("output_token_count")["total_sum"])
     return {
         "completed": len(requests),
         "total_output_tokens": tokens,
         "output_throughput": tokens / (end - start),
-        "mean_ttft_ms": of("time_to_first_token_ms")["mean"],
-        "p99_ttft_ms": of("time_to_first_token_ms")["percentiles"]["p99"],
-        "mean_itl_ms": of("inter_token_latency_ms")["mean"],
+        "mean_ttft_ms": read_metric("time_to_first_token_ms")["mean"],
+        "p99_ttft_ms": read_metric("time_to_first_token_ms")["percentiles"]["p99"],
+        "mean_itl_ms": read_metric("inter_token_latency_ms")["mean"],
     }
 
 
@@ -313,8 +313,8 @@ def _versions(ways: list[str]) -> dict[str, str]:
         python = os.environ.get(PEER_PYTHONS.get(way, ""), "")
         if python:
             program = f"from importlib.metadata import version; print(version({names[way]!r}))"
-            done = subprocess.run([python, "-c", program], capture_output=True, text=True, check=True)
-            versions[names[way]] = done.stdout.strip()
+            process = subprocess.run([python, "-c", program], capture_output=True, text=True, check=True)
+            versions[names[way]] = process.stdout.strip()
     return versions
 
 

@@ -163,6 +163,7 @@ class LetterDetokenizer:
         stop: Sequence[str],
         include_stop_str: bool,
         min_tokens: int,
+        skip_special_tokens: bool | None,
     ) -> None:
         self._stop = stop
         self._unmatched = min_tokens

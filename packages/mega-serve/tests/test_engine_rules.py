@@ -69,6 +69,7 @@ def run_script(script: Sequence[int], prompt: Sequence[int] = PROMPT, **values: 
         ({"ignore_eos": True}, (1, 2, 2, EOD, 4, 5), "bccaef", "length", None),
         ({"max_tokens": 2}, (1, 2), "bc", "length", None),
         ({"stop_token_ids": (7, 2)}, (1, 2), "b", "stop", 2),
+        ({"stop_token_ids": (7, 2), "include_stop_str_in_output": True}, (1, 2), "bc", "stop", 2),
         ({"stop_repeated_id": 2}, (1, 2, 2), "bc", "stop", 2),
         ({"stop": ("cc",)}, (1, 2, 2), "b", "stop", "cc"),
         ({"stop": ("cc",), "include_stop_str_in_output": True}, (1, 2, 2), "bcc", "stop", "cc"),

@@ -24,6 +24,7 @@ from mega_serve.api.prompts import (
     check_prompt_count,
     encode_prompts,
     find_special_tokens,
+    truncate_prompts,
 )
 from mega_serve.api.sampling_fields import SamplingFields, TokenCount, model_name
 from mega_serve.api.services import ApiServices
@@ -113,7 +114,8 @@ async def _prepare(
     if not body.add_special_tokens:
         special_tokens = SpecialTokens()
     texts, rows = await encode_prompts(context, body.prompt, special_tokens, param="prompt")
-    if not texts:
+    rows = truncate_prompts(context, rows, body.truncate_prompt_tokens, body.new_tokens)
+    if not texts or body.truncate_prompt_tokens is not None:
         texts = [context.tokenizer.decode(row) if body.echo else "" for row in rows]
     check_length(context, rows, body.new_tokens, body.n or 1)
     job = _Job(body, new_id("cmpl"), created, model_name(context), texts, rows)
@@ -175,6 +177,9 @@ def _response(context: ApiContext, job: _Job, results: Sequence[GeneratedResult]
             if job.body.prompt_logprobs is not None:
                 top = job.body.prompt_logprobs
                 choice["prompt_logprobs"] = prompt_logprobs(context.tokenizer, result.prompt_logprobs, top)
+            if job.body.return_token_ids:
+                choice["prompt_token_ids"] = request.prompt_token_ids
+                choice["token_ids"] = sequence.token_ids
             choices.append(choice)
     return {**_envelope(job), "choices": choices, "usage": usage.as_dict()}
 
@@ -200,11 +205,7 @@ async def _stream(context: ApiContext, http_request: Request, job: _Job) -> Asyn
             choice = writers[index * job.n + output.index].write(output)
             if choice is None:
                 continue
-            if (
-                job.body.include_usage
-                and job.body.stream_options
-                and (job.body.stream_options.continuous_usage_stats)
-            ):
+            if job.body.has_continuous_usage:
                 extra = {"usage": usage.as_dict()}
             yield encode_event({**_envelope(job), "choices": [choice], **extra})
     if job.body.include_usage:
@@ -241,7 +242,8 @@ class _ChoiceWriter:
                 ids = [*self.job.rows[self.index // self.job.n], *ids]
                 entries = [*self.prompt_entries, *entries]
             logprobs = self.arrays.append(ids, entries) if ids else None
-        if not (prefix or output.text or logprobs or output.finish_reason):
+        has_ids = self.job.body.return_token_ids and output.token_ids
+        if not (prefix or output.text or logprobs or output.finish_reason or has_ids):
             return None
         choice = {
             "index": self.index,
@@ -253,5 +255,8 @@ class _ChoiceWriter:
         if self.is_first and self.job.body.prompt_logprobs is not None:
             top = self.job.body.prompt_logprobs
             choice["prompt_logprobs"] = prompt_logprobs(self.tokenizer, self.prompt_entries, top)
+        if self.job.body.return_token_ids:
+            choice["prompt_token_ids"] = self.job.rows[self.index // self.job.n] if self.is_first else None
+            choice["token_ids"] = output.token_ids
         self.is_first = False
         return choice

@@ -25,8 +25,9 @@ from mega_serve.api.prompts import (
     check_prompt_count,
     encode_prompts,
     find_special_tokens,
+    truncate_prompts,
 )
-from mega_serve.api.sampling_fields import MAX_INT32, check_model, model_name
+from mega_serve.api.sampling_fields import MAX_INT32, TruncatedTokens, check_model, model_name
 from mega_serve.api.services import ApiServices
 from mega_serve.engine.requests import EngineRequest, SamplingParams
 from mega_serve.http.errors import SERVER_ERROR, HttpError
@@ -45,6 +46,7 @@ class EmbeddingBody(Body):
     )
     normalize: bool | None = Field(None, description="Divide the embedding by its length. Default: true.")
     add_special_tokens: bool = Field(True, description="Add the tokenizer's BOS, as Hugging Face does.")
+    truncate_prompt_tokens: TruncatedTokens | None = None
     user: Annotated[str, Field(max_length=1024)] | None = None
     priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
@@ -88,6 +90,7 @@ async def _prepare(
     check_prompt_count(context, body.input, "input")
     around = special_tokens if body.add_special_tokens else SpecialTokens()
     _, rows = await encode_prompts(context, body.input, around, param="input")
+    rows = truncate_prompts(context, rows, body.truncate_prompt_tokens, 0)
     check_length(context, rows, 0, 1, param="input")
     request_id = new_id("embd")
     return [

@@ -101,6 +101,25 @@ def check_token_ids(context: ApiContext, ids: Sequence[int], param: str) -> None
         raise RequestError(param, "no such token id", found=outside, wanted=f"0 to {vocab_size - 1}")
 
 
+def truncate_prompts(
+    context: ApiContext, rows: Sequence[list[int]], tokens: int | None, new_tokens: int
+) -> list[list[int]]:
+    """Return the last tokens of each prompt (vLLM's `truncate_prompt_tokens`).
+
+    Args:
+        tokens: at most; None: all; -1: as many as the context holds before `new_tokens`.
+
+    Raises:
+        RequestError: no token would be kept.
+    """
+    if tokens is None:
+        return list(rows)
+    if tokens == 0:
+        raise RequestError("truncate_prompt_tokens", "keeps no token", found=0, wanted="1 or more, or -1")
+    most = max(1, context.client.model.max_seq_len - new_tokens) if tokens == -1 else tokens
+    return [row[-most:] for row in rows]
+
+
 def check_length(
     context: ApiContext,
     prompts: Sequence[Sequence[int]],

@@ -19,6 +19,17 @@ MAX_INT32 = 2**31 - 1
 
 TokenId = Annotated[int, Field(ge=0, le=MAX_INT32)]
 TokenCount = Annotated[int, Field(ge=0, le=MAX_INT32)]
+TruncatedTokens = Annotated[
+    int,
+    Field(ge=-1, le=MAX_INT32, description="Keep only the last tokens of a prompt; -1: as many as fit."),
+]
+SkipSpecialTokens = Annotated[
+    bool,
+    Field(
+        description="true: the text has no special tokens; false: it has all; "
+        "by default all but end-of-document, beginning and padding at its end."
+    ),
+]
 ShortText = Annotated[str, Field(max_length=256)]
 
 
@@ -127,6 +138,9 @@ class SamplingFields(Body):
     stop: str | list[str] | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=128)] | None = None
     include_stop_str_in_output: bool | None = None
+    skip_special_tokens: SkipSpecialTokens | None = None
+    truncate_prompt_tokens: TruncatedTokens | None = None
+    return_token_ids: bool | None = None
     ignore_eos: bool | None = None
     min_tokens: TokenCount | None = None
     seed: Annotated[int, Field(ge=-(2**63), le=2**64 - 1)] | None = None
@@ -178,6 +192,14 @@ class SamplingFields(Body):
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
+    @property
+    def has_continuous_usage(self) -> bool:
+        return (
+            self.include_usage
+            and self.stream_options is not None
+            and self.stream_options.continuous_usage_stats
+        )
+
     def grammar(self, context: ApiContext) -> GrammarSpec | None:
         """Return the constraint on the text.
 
@@ -223,6 +245,7 @@ class SamplingFields(Body):
             stop_token_ids=tuple(self.stop_token_ids or ()),
             stop=self.stop_strings,
             include_stop_str_in_output=bool(self.include_stop_str_in_output),
+            skip_special_tokens=self.skip_special_tokens,
             ignore_eos=bool(self.ignore_eos),
             min_tokens=min(self.min_tokens or 0, max_tokens),
             seed=None if self.seed is None else self.seed % 2**63,

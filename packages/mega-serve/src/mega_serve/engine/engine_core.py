@@ -222,6 +222,7 @@ class EngineCore:
             stop=params.stop,
             include_stop_str=params.include_stop_str_in_output,
             min_tokens=params.min_tokens,
+            skip_special_tokens=params.skip_special_tokens,
         )
         return Sequence(
             state,

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
 MAX_TEXT_BYTES: Final = 64 * 1024
-# between two tokens of JSON: without a bound a weak model fills its budget with blanks. A schema's own
-# "x-guidance" takes precedence
+# between two tokens of JSON: without a bound a weak model fills its budget with blanks
 _BLANKS: Final = r"\n?[ \t]{0,16}"
 
 
@@ -145,11 +144,25 @@ def _write_grammar(spec: GrammarSpec) -> str:
     return write(spec)
 
 
+def _json_options(schema: object) -> JsonCompileOptions:
+    """Return llguidance's options of JSON beside those of the schema's own "x-guidance".
+
+    A pattern of blanks would override the schema's `whitespace_flexible`.
+    """
+    own = schema.get("x-guidance") if isinstance(schema, dict) else None
+    has_no_blanks = isinstance(own, dict) and own.get("whitespace_flexible") is False
+    return {} if has_no_blanks else {"whitespace_pattern": _BLANKS}
+
+
 def _write_schema(spec: GrammarSpec) -> str:
     from llguidance import LLMatcher
 
     try:
-        return str(LLMatcher.grammar_from_json_schema(spec.text, defaults={"whitespace_pattern": _BLANKS}))
+        schema = json.loads(spec.text)
+    except (ValueError, RecursionError):
+        schema = None  # llguidance says what is wrong
+    try:
+        return str(LLMatcher.grammar_from_json_schema(spec.text, defaults=_json_options(schema)))
     except ValueError as error:
         raise _refuse(spec, first_line(str(error)), "a JSON schema") from None
 
@@ -157,8 +170,7 @@ def _write_schema(spec: GrammarSpec) -> str:
 def _write_json_object(spec: GrammarSpec) -> str:
     from llguidance import LLMatcher
 
-    defaults: JsonCompileOptions = {"whitespace_pattern": _BLANKS}
-    return str(LLMatcher.grammar_from_json_schema('{"type": "object"}', defaults=defaults))
+    return str(LLMatcher.grammar_from_json_schema('{"type": "object"}', defaults=_json_options({})))
 
 
 def _write_regex(spec: GrammarSpec) -> str:
@@ -190,7 +202,7 @@ def _write_structural_tag(spec: GrammarSpec) -> str:
     from llguidance import LLMatcher
 
     try:
-        grammar = write_structural_tag(spec.text, {"whitespace_pattern": _BLANKS})
+        grammar = write_structural_tag(spec.text, _json_options)
     except ValueError as error:
         raise _refuse(spec, first_line(str(error)), "structures and triggers, as in vLLM") from None
     return str(LLMatcher.grammar_from_lark(grammar))

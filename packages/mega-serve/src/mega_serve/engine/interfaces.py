@@ -196,11 +196,13 @@ class DetokenizerFactory(Protocol):
         stop: Sequence[str],
         include_stop_str: bool,
         min_tokens: int,
+        skip_special_tokens: bool | None,
     ) -> IncrementalDetokenizer:
         """Return a detokenizer of the tokens that follow a prompt.
 
         Args:
             min_tokens: first tokens in whose text no stop string is looked for.
+            skip_special_tokens: see `SamplingParams`.
         """
 
 

@@ -109,6 +109,8 @@ class OutputProcessor:
         if count > params.min_tokens and (is_eod or is_repeated or token_id in params.stop_token_ids):
             new.finish_reason = "stop"
             new.stop_reason = token_id
+            if params.include_stop_str_in_output:
+                new.text += sequence.detokenizer.append((token_id,))[0]
             new.text += sequence.detokenizer.flush()
             return
         if sequence.grammar is not None:
@@ -158,7 +160,12 @@ class OutputProcessor:
         text = ""
         try:
             detokenizer = self._detokenizer_factory(
-                self._tokenizer, state.request.prompt_token_ids, stop=(), include_stop_str=False, min_tokens=0
+                self._tokenizer,
+                state.request.prompt_token_ids,
+                stop=(),
+                include_stop_str=False,
+                min_tokens=0,
+                skip_special_tokens=None,
             )
             text = detokenizer.append(text_ids)[0] + detokenizer.flush()
         except Exception as text_error:

@@ -53,11 +53,13 @@ class SamplingParams:
         logit_bias: (id, bias) pairs.
         allowed_token_ids: None allows all.
         bad_words: id sequences that are never completed.
-        stop_token_ids: ids that end the sequence; the id is part of the output ids, not of the text.
+        stop_token_ids: ids that end the sequence; the id is part of the output ids.
         stop_repeated_id: an id that ends the sequence when it comes twice in a row (Megatron's
             stop_on_double_eol).
         stop: strings that end the sequence.
-        include_stop_str_in_output: whether the text ends with the stop string.
+        include_stop_str_in_output: whether the text ends with the stop string, or the text of the stop id.
+        skip_special_tokens: True: no special token contributes text; False: each does; None: each but
+            end-of-document, beginning and padding at the end of the text.
         banned_bigram: (a, b): after the token a, b is never sampled (prevent_newline_after_colon).
         ignore_eos: end-of-document does not end the sequence.
         seed: None draws a fresh one. The draw at a position depends only on the seed, the index of the
@@ -86,6 +88,7 @@ class SamplingParams:
     stop_repeated_id: int | None = None
     stop: tuple[str, ...] = ()
     include_stop_str_in_output: bool = False
+    skip_special_tokens: bool | None = None
     banned_bigram: tuple[int, int] | None = None
     ignore_eos: bool = False
     min_tokens: int = 0

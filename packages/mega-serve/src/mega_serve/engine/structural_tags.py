@@ -10,7 +10,7 @@ After a trigger, the text is one of the structures whose `begin` starts with it;
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 MAX_STRUCTURES: Final = 128
@@ -19,7 +19,7 @@ MAX_CHARS: Final = 256  # of a trigger, a begin or an end
 _FORM: Final = '{"structures": [{"begin", "schema", "end"}], "triggers": []}'
 
 
-def write_structural_tag(text: str, schema_defaults: Mapping[str, Any]) -> str:
+def write_structural_tag(text: str, json_options: Callable[[object], Mapping[str, Any]]) -> str:
     """Return a Lark grammar of llguidance's.
 
     A text is free up to the first trigger: a lazy lexeme ends where a trigger is complete, so no free text
@@ -27,7 +27,7 @@ def write_structural_tag(text: str, schema_defaults: Mapping[str, Any]) -> str:
 
     Args:
         text: the JSON form.
-        schema_defaults: llguidance's options of JSON, which a schema's own "x-guidance" replaces.
+        json_options: returns llguidance's options of JSON for a schema, beside those of its "x-guidance".
 
     Raises:
         ValueError: the text does not have the form; the message names the part.
@@ -43,7 +43,9 @@ def write_structural_tag(text: str, schema_defaults: Mapping[str, Any]) -> str:
         index = min(matching, key=lambda i: len(triggers[i]))
         bodies[index].append(f"structure_{number}")
         if isinstance(schema, dict):
-            schema = {"x-guidance": dict(schema_defaults), **schema}
+            own = schema.get("x-guidance", {})
+            if isinstance(own, dict):
+                schema = {**schema, "x-guidance": {**json_options(schema), **own}}
         parts = (_quote(begin[len(triggers[index]) :]), f"%json {json.dumps(schema)}", _quote(end))
         rules.append(f"structure_{number}: {' '.join(part for part in parts if part)}")
     for index, (trigger, names) in enumerate(zip(triggers, bodies, strict=True)):

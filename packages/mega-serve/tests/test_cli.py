@@ -141,6 +141,21 @@ def test_flags_that_mean_nothing_are_one_line(flags: list[str]) -> None:
     assert get_error(*flags).startswith("error: ")
 
 
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (
+            ["serv", "--load", "x"],
+            "serv: no such command: wanted serve | generate | chat | complete | bench; hint: did you mean",
+        ),
+        (["."], "hint: mega-serve --load ."),
+        (["--load", ""], "--load: is empty: wanted a path; hint: is a shell variable unset?"),
+    ],
+)
+def test_a_word_that_is_no_command_is_one_line(words: list[str], line: str) -> None:
+    assert line in get_error(*words)
+
+
 def test_help_and_version_answer_without_torch_or_a_web_framework() -> None:
     probe = """
 import contextlib, io, runpy, sys

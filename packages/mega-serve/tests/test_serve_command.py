@@ -40,6 +40,13 @@ def test_every_limit_has_a_flag() -> None:
         (["--host", "no such host"], "--host: no such address: found no such host; hint: --host 127.0.0.1"),
         (["--allowed-origin", "app.example"], "--allowed-origin: not an origin: found app.example"),
         (["--allowed-origin", "*"], "--allowed-origin: not an origin"),
+        (["--allowed-host", ""], "--allowed-host: not a host: found '', wanted a name or an address"),
+        (["--allowed-host", "https://a.example"], "--allowed-host: not a host: found 'https://a.example'"),
+        (["--allowed-host", "a.example:8000"], "--allowed-host: not a host: found 'a.example:8000'"),
+        (
+            ["--otlp-traces-endpoint", "collector"],
+            "--otlp-traces-endpoint: not a URL: found collector; hint: ",
+        ),
         (["--ssl-certfile", "c.pem"], "--ssl-keyfile: missing"),
         (["--ssl-certfile", "c.pem", "--ssl-keyfile", "k.pem"], "--ssl-certfile: no such file: found c.pem"),
     ],
@@ -48,6 +55,33 @@ def test_a_wrong_value_is_one_line(checkpoint: Path, flags: list[str], message: 
     with pytest.raises(ConfigError) as error:
         run_command("--load", str(checkpoint), "--port", "0", *flags)
     assert str(error.value).startswith(message)
+
+
+def make_certificate(folder: Path, name: str) -> tuple[Path, Path]:
+    """Return a certificate and its key."""
+    key, certificate = folder / f"{name}-key.pem", folder / f"{name}.pem"
+    words = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost"
+    command = [*words.split(), "-keyout", key, "-out", certificate]
+    subprocess.run(command, check=True, capture_output=True)
+    return certificate, key
+
+
+def test_tls_files_that_cannot_be_used_are_one_line(checkpoint: Path, tmp_path: Path) -> None:
+    certificate, key = make_certificate(tmp_path, "a")
+    _, other = make_certificate(tmp_path, "b")
+    text = tmp_path / "text.pem"
+    text.write_text("no certificate")
+    locked = tmp_path / "locked.pem"
+    command = ["openssl", "ec", "-in", key, "-aes256", "-passout", "pass:secret", "-out", locked]
+    subprocess.run(command, check=True, capture_output=True)
+    for files, message in (
+        ((text, text), f"--ssl-certfile: no certificate chain in PEM, .*: found {text} and {text}"),
+        ((certificate, other), f"--ssl-keyfile: is not the key of {certificate}: found {other}"),
+        ((certificate, locked), f"--ssl-keyfile: has a password: found {locked}; hint: openssl pkey -in "),
+    ):
+        flags = ("--ssl-certfile", str(files[0]), "--ssl-keyfile", str(files[1]))
+        with pytest.raises(ConfigError, match=message):
+            run_command("--load", str(checkpoint), "--port", "0", *flags)
 
 
 def test_a_model_of_hugging_face_gets_the_line_that_converts_it(tmp_path: Path) -> None:

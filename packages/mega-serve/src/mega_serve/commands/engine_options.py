@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mega_schema.app.click_options import NonEmptyPath
 from mega_serve.commands.option_groups import add_options, option_group
 
 if TYPE_CHECKING:  # --help answers without numpy
@@ -25,7 +26,7 @@ _OPTIONS = (
     _model(
         "--load",
         required=True,
-        type=click.Path(path_type=Path),
+        type=NonEmptyPath(path_type=Path),
         metavar="DIR",
         help="Checkpoint directory, or run directory (its latest).",
     ),

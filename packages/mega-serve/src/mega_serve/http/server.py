@@ -65,6 +65,7 @@ class Server(uvicorn.Server):
             )
         )
         self._lifecycle = application.lifecycle
+        self._client = application.client
         self._limits = limits
         self._on_ready = on_ready
         self._drain_timeout = drain_timeout
@@ -147,7 +148,12 @@ class Server(uvicorn.Server):
 
     def _make_connection(self) -> asyncio.Protocol:
         return GuardedConnection(
-            self.config, self.server_state, self.lifespan.state, self._loop, limits=self._limits
+            self.config,
+            self.server_state,
+            self.lifespan.state,
+            self._loop,
+            limits=self._limits,
+            client=self._client,
         )
 
 

@@ -11,16 +11,22 @@ from mega_schema.app.install_hint import install_hint
 from mega_schema.app.kernel_cache import private_cache
 from mega_schema.errors import ConfigError
 
-_MODULES = ("page_attention", "linear", "decoder")  # in the order of the fields of NumbaKernels
+_MODULES = (
+    "page_attention",
+    "linear",
+    "decoder_layers",
+    "nucleus",
+)  # in the order of the fields of NumbaKernels
 
 
 @dataclass(frozen=True, slots=True)
 class NumbaKernels:
-    """The modules of compiled kernels: `page_attention`, `linear` and `decoder`."""
+    """The modules of compiled kernels: `page_attention`, `linear`, `decoder_layers` and `nucleus`."""
 
     attention: ModuleType
     linear: ModuleType
     decoder: ModuleType
+    nucleus: ModuleType
 
 
 def has_numba() -> bool:

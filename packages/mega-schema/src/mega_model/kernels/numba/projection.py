@@ -16,7 +16,7 @@ from llvmlite import ir
 from numba import carray, njit, types
 from numba.extending import intrinsic, overload
 
-from mega_model.kernels.numba.activations import rounded
+from mega_model.kernels.numba.row_kernels import round_as
 from mega_model.kernels.numba.simd import bf16_to_float, build_bf16_panel, build_tile_product, round_like
 
 MAX_ROWS = 3
@@ -110,9 +110,9 @@ def project(x, weight_address, bias_address, out, is_residual, worker, workers):
         for r in range(rows):
             if is_residual:
                 for o in range(count):
-                    value = rounded(out, sums[r, o])
+                    value = round_as(out, sums[r, o])
                     if len(bias):
-                        value = rounded(out, value + bf16_to_float(bias[first + o]))
+                        value = round_as(out, value + bf16_to_float(bias[first + o]))
                     out[r, first + o] = round_like(out, bf16_to_float(out[r, first + o]) + value)
             else:
                 for o in range(count):

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit, prange
 
-from mega_model.kernels.numba.activations import SWIGLU, activate_row, norm_row, rounded
 from mega_model.kernels.numba.page_attention import TILE_ROWS, attend_tile
 from mega_model.kernels.numba.projection import MAX_ROWS, array_at, project
+from mega_model.kernels.numba.row_kernels import SWIGLU, activate_row, norm_row, round_as
 from mega_model.kernels.numba.simd import LANES, bf16_to_float, round_like
 
 # columns of the table of addresses: of each layer's weights, then of their biases; 0: no bias
@@ -32,7 +32,7 @@ class DecoderShape(NamedTuple):
     """Sizes of a decoder, and its functions.
 
     Attributes:
-        activation: GELU_TANH, GELU_ERF or SWIGLU of `activations`.
+        activation: GELU_TANH, GELU_ERF or SWIGLU of `row_kernels`.
         window: keys that a token sees; 0: all before it.
     """
 
@@ -74,10 +74,10 @@ def _rotate(head, cos, sin):
     """Turn the pairs (i, i + len(cos)) of a head in place, rounded as in `reference.apply_rotary`."""
     pairs = len(cos)
     for i in range(pairs):
-        c, s = rounded(head, cos[i]), rounded(head, sin[i])
+        c, s = round_as(head, cos[i]), round_as(head, sin[i])
         a, b = bf16_to_float(head[i]), bf16_to_float(head[pairs + i])
-        head[i] = round_like(head, rounded(head, a * c) - rounded(head, b * s))
-        head[pairs + i] = round_like(head, rounded(head, b * c) + rounded(head, a * s))
+        head[i] = round_like(head, round_as(head, a * c) - round_as(head, b * s))
+        head[pairs + i] = round_like(head, round_as(head, b * c) + round_as(head, a * s))
 
 
 @njit(nogil=True, cache=True)

@@ -11,21 +11,18 @@ from mega_schema.app.install_hint import install_hint
 from mega_schema.app.kernel_cache import private_cache
 from mega_schema.errors import ConfigError
 
-_MODULES = (
-    "page_attention",
-    "linear",
-    "decoder_layers",
-    "nucleus",
-)  # in the order of the fields of NumbaKernels
+# in the order of the fields of NumbaKernels
+_MODULES = ("page_attention", "linear", "projection", "decoder_layers", "nucleus")
 
 
 @dataclass(frozen=True, slots=True)
 class NumbaKernels:
-    """The modules of compiled kernels: `page_attention`, `linear`, `decoder_layers` and `nucleus`."""
+    """The modules of compiled kernels, those of `_MODULES`."""
 
     attention: ModuleType
     linear: ModuleType
-    decoder: ModuleType
+    projection: ModuleType
+    decoder_layers: ModuleType
     nucleus: ModuleType
 
 

@@ -88,9 +88,10 @@ def test_single_tokens_have_the_logits_of_the_naive_loop(name: str, rows: int) -
         torch.testing.assert_close(logits, expected[5:, : SPECS[name].vocab], rtol=0.0, atol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 @pytest.mark.parametrize("name", SPECS)
-def test_bfloat16_is_rounded_where_torch_rounds_it(name: str) -> None:
-    runner = _runner(SPECS[name], "bfloat16")
+def test_numbers_are_rounded_where_torch_rounds_them(name: str, dtype: WeightDtype) -> None:
+    runner = _runner(SPECS[name], dtype)
     assert runner.fused is not None
     fused = _decode(runner, 2)
     runner.fused = None

@@ -104,8 +104,9 @@ def test_int8_products_have_an_error_below_two_percent(inputs: int, outputs: int
 def test_int8_products_by_numba_equal_those_by_torch(
     kernels: NumbaKernels, inputs: int, outputs: int
 ) -> None:
-    for rows in (1, 5, 40):
+    for rows in (1, 2, 3, 5, 40):
         x, weight, bias = _case(inputs, outputs, rows, torch.bfloat16)
+        assert Int8Linear(weight, kernels).panels is not None
         x[0] = 0.0
         for b in (bias, None):
             expected = Int8Linear(weight)(x, weight, b)

@@ -28,8 +28,9 @@ from mega_schema.tokenizer.tokenizer import Tokenizer
 from mega_serve.engine.detokenizer import Detokenizer
 from mega_serve.engine.engine_core import EngineCore, GrammarFactory
 from mega_serve.engine.grammar import GrammarCompiler
-from mega_serve.engine.interfaces import Chunk, ModelInfo, ModelRunner
+from mega_serve.engine.interfaces import Chunk, ModelInfo, ModelRunner, SamplingRow
 from mega_serve.engine.option_checks import check_context_length, check_follow, check_layout
+from mega_serve.engine.requests import SamplingParams
 from mega_serve.engine.scheduler import EngineConfig
 from mega_serve.execution.checkpoint_follower import CheckpointFollower
 from mega_serve.execution.model_runner import AttentionName, RunnerOptions, TorchModelRunner
@@ -113,11 +114,13 @@ def build_engine(values: Mapping[str, Any]) -> LoadedEngine:
     model = _load_model(options, mesh, checkpoint)
     runner, stage = _build_runner(options, model, mesh, checkpoint, tokenizer)
     stage.max_seq_len = runner.max_seq_len = check_context_length(options.max_model_len, stage.max_seq_len)
-    warm_up(runner)
+    kernels = load_kernels() if has_numba() else None
+    sampler = BatchSampler(runner.vocab_size, tokenizer.identity.eod, kernels=kernels)
+    warm_up(runner, sampler)
     core = EngineCore(
         runner,
         tokenizer,
-        BatchSampler(runner.vocab_size, tokenizer.identity.eod),
+        sampler,
         EngineConfig(
             max_num_seqs=options.max_num_seqs,
             max_num_batched_tokens=max(options.max_num_batched_tokens, options.max_num_seqs),
@@ -153,8 +156,8 @@ def build_engine(values: Mapping[str, Any]) -> LoadedEngine:
     return LoadedEngine(core=core, model=info, between_steps=swap_newer)
 
 
-def warm_up(runner: ModelRunner) -> None:
-    """Run a prompt and a generated token, so that kernels are compiled before the first request.
+def warm_up(runner: ModelRunner, sampler: BatchSampler) -> None:
+    """Run a prompt and a sampled token, so that kernels are compiled before the first request.
 
     The keys and values go to pages that belong to no sequence yet.
     """
@@ -163,7 +166,11 @@ def warm_up(runner: ModelRunner) -> None:
     for start, count in ((0, length), (length, 1)):
         if count > 0:
             chunk = Chunk(token_ids=[0] * count, start=start, pages=pages, logits_from=count - 1)
-            runner.run([chunk])
+            output = runner.run([chunk])
+    row = SamplingRow(
+        SamplingParams(max_tokens=1, temperature=1.0), [0] * length, [], 0, length, 0, top_p=0.5
+    )
+    sampler.sample(output.logits, [row])
 
 
 def run_worker(values: Mapping[str, Any], rank: int) -> None:

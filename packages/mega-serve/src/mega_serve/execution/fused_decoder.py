@@ -14,7 +14,7 @@ from mega_model.decoder import Decoder
 from mega_model.kernels.numba import NumbaKernels
 from mega_model.layers import LayerNorm, RMSNorm
 from mega_schema.spec import ModelSpec
-from mega_serve.execution.packed_weights import Array, LinearLayer, PackedLinear, as_array
+from mega_serve.execution.packed_weights import Array, Int8Linear, LinearLayer, PackedLinear, as_array
 from mega_serve.execution.paged_attention import NumbaPages
 from mega_serve.execution.step_layout import StepLayout
 
@@ -33,13 +33,14 @@ class FusedDecoder:
         self._model = model
         self._pages = pages
         self._kernels = kernels
-        self.max_rows: int = kernels.decoder.MAX_ROWS
+        self.max_rows: int = kernels.decoder_layers.MAX_ROWS
         blocks = _blocks(model)
         self._arrays = [_layer_arrays(block) for block in blocks]  # they own the memory of the table
         self._table = np.array([list(map(_address, arrays)) for arrays in self._arrays], np.intp)
+        self._weights = _panels(blocks[0].qkv)[:0]
         self._slopes = np.array(blocks[0].mask.slopes or [0.0] * spec.heads, np.float32)
         self._eps = np.float32(spec.norm_eps)
-        self._shape = kernels.decoder.DecoderShape(
+        self._shape = kernels.decoder_layers.DecoderShape(
             heads=spec.heads,
             kv_heads=spec.kv_heads,
             head_dim=spec.head_dim,
@@ -68,10 +69,11 @@ class FusedDecoder:
         if model.spec.rotary_dim:
             cos_TR, sin_TR = model.rotary(position_T)
         threads = torch.get_num_threads()
-        module = self._kernels.decoder
+        module = self._kernels.decoder_layers
         run = module.layers_serial if threads == 1 else module.layers_parallel
         run(
             as_array(x_TD),
+            self._weights,
             self._table,
             cos_TR.numpy(),
             sin_TR.numpy(),
@@ -106,29 +108,31 @@ def _linear_layers(block: DecoderBlock) -> tuple[LinearLayer, ...]:
 
 
 def _has_panels(layer: LinearLayer) -> bool:
-    return isinstance(layer.linear, PackedLinear) and layer.linear.panels is not None
+    return isinstance(layer.linear, PackedLinear | Int8Linear) and layer.linear.panels is not None
 
 
 def _layer_arrays(block: DecoderBlock) -> list[Array | None]:
-    """Return a layer's weights and then their biases, in the order of the kernel's table."""
+    """Return a layer's weights, biases, scales and sums, in the order of the kernel's table."""
     qkv, out, up, down = _linear_layers(block)
-    attn_norm, ffn_norm = block.attn_norm, block.ffn_norm
-    weights = [
-        *(_norm_weight(attn_norm), _panels(qkv), _panels(out)),
-        *(_norm_weight(ffn_norm), _panels(up), _panels(down)),
-    ]
-    owners = (attn_norm, qkv, out, ffn_norm, up, down)
+    owners = (block.attn_norm, qkv, out, block.ffn_norm, up, down)
     biases = [getattr(owner, "bias", None) for owner in owners]  # RMSNorm has none
-    return [*weights, *(None if bias is None else as_array(bias.detach().contiguous()) for bias in biases)]
+    weights = [_weight(owner) for owner in owners]
+    linears = [getattr(owner, "linear", None) for owner in owners]
+    scales = [linear.scale_O.numpy() if isinstance(linear, Int8Linear) else None for linear in linears]
+    zeros = [linear.zero_O.numpy() if isinstance(linear, Int8Linear) else None for linear in linears]
+    bias_arrays = [None if bias is None else as_array(bias.detach().contiguous()) for bias in biases]
+    return [*weights, *bias_arrays, *scales, *zeros]
 
 
-def _norm_weight(norm: LayerNorm | RMSNorm) -> Array:
-    weight_D = norm.weight.detach()
-    return as_array(weight_D + 1 if norm.weight_plus_one else weight_D.contiguous())
+def _weight(owner: LinearLayer | LayerNorm | RMSNorm) -> Array:
+    if not isinstance(owner, LayerNorm | RMSNorm):
+        return _panels(owner)
+    weight_D = owner.weight.detach()
+    return as_array(weight_D + 1 if owner.weight_plus_one else weight_D.contiguous())
 
 
 def _panels(layer: LinearLayer) -> Array:
-    assert isinstance(layer.linear, PackedLinear)
+    assert isinstance(layer.linear, PackedLinear | Int8Linear)
     assert layer.linear.panels is not None
     return layer.linear.panels
 

@@ -11,16 +11,19 @@ from mega_schema.app.install_hint import install_hint
 from mega_schema.app.kernel_cache import private_cache
 from mega_schema.errors import ConfigError
 
-_MODULES = ("page_attention", "linear", "decoder")  # in the order of the fields of NumbaKernels
+# in the order of the fields of NumbaKernels
+_MODULES = ("page_attention", "linear", "projection", "decoder_layers", "nucleus")
 
 
 @dataclass(frozen=True, slots=True)
 class NumbaKernels:
-    """The modules of compiled kernels: `page_attention`, `linear` and `decoder`."""
+    """The modules of compiled kernels, those of `_MODULES`."""
 
     attention: ModuleType
     linear: ModuleType
-    decoder: ModuleType
+    projection: ModuleType
+    decoder_layers: ModuleType
+    nucleus: ModuleType
 
 
 def has_numba() -> bool:

@@ -18,21 +18,19 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit, prange
 
-from mega_model.kernels.numba.activations import SWIGLU, activate_row, norm_row, rounded
 from mega_model.kernels.numba.page_attention import TILE_ROWS, attend_tile
-from mega_model.kernels.numba.projection import MAX_ROWS, array_at, project
+from mega_model.kernels.numba.projection import BIASES, MAX_ROWS, array_at, project
+from mega_model.kernels.numba.row_kernels import SWIGLU, activate_row, norm_row, round_as
 from mega_model.kernels.numba.simd import LANES, bf16_to_float, round_like
 
-# columns of the table of addresses: of each layer's weights, then of their biases; 0: no bias
-ATTN_NORM, QKV, OUT, FFN_NORM, UP, DOWN = range(6)
-BIASES = 6
+ATTN_NORM, QKV, OUT, FFN_NORM, UP, DOWN = range(6)  # columns of the table of addresses, see `projection`
 
 
 class DecoderShape(NamedTuple):
     """Sizes of a decoder, and its functions.
 
     Attributes:
-        activation: GELU_TANH, GELU_ERF or SWIGLU of `activations`.
+        activation: GELU_TANH, GELU_ERF or SWIGLU of `row_kernels`.
         window: keys that a token sees; 0: all before it.
     """
 
@@ -74,10 +72,10 @@ def _rotate(head, cos, sin):
     """Turn the pairs (i, i + len(cos)) of a head in place, rounded as in `reference.apply_rotary`."""
     pairs = len(cos)
     for i in range(pairs):
-        c, s = rounded(head, cos[i]), rounded(head, sin[i])
+        c, s = round_as(head, cos[i]), round_as(head, sin[i])
         a, b = bf16_to_float(head[i]), bf16_to_float(head[pairs + i])
-        head[i] = round_like(head, rounded(head, a * c) - rounded(head, b * s))
-        head[pairs + i] = round_like(head, rounded(head, b * c) + rounded(head, a * s))
+        head[i] = round_like(head, round_as(head, a * c) - round_as(head, b * s))
+        head[pairs + i] = round_like(head, round_as(head, b * c) + round_as(head, a * s))
 
 
 @njit(nogil=True, cache=True)
@@ -135,13 +133,14 @@ def _attend_heads(qkv, cos, sin, keys, values, out, step, slopes, shape, worker,
 
 
 def _run_layers(
-    x, layers, cos, sin, keys, values, chunk_C4, pages, slot_T, longest, slopes, eps, shape, threads
+    x, weights, layers, cos, sin, keys, values, chunk_C4, pages, slot_T, longest, slopes, eps, shape, threads
 ):
     """Run all layers: x becomes their output.
 
     Args:
-        x: (R, D) with the dtype of the weights, bfloat16 as uint16; R at most 3.
-        layers: (layers, 12) addresses of weights and biases.
+        x: (R, D), bfloat16 as uint16; R at most 3.
+        weights: an array with the dtype of the packed weights.
+        layers: (layers, COLUMNS) addresses of norms, weights and biases, see `projection.project`.
         cos, sin: (R, rotary pairs) float32, see `_attend_heads`.
         keys, values: pages of all layers.
         chunk_C4, pages, slot_T, longest: see `page_attention`; every chunk has one token.
@@ -161,21 +160,21 @@ def _run_layers(
         layer = layers[number]
         for worker in prange(threads):
             y = _norm(x, layer, ATTN_NORM, eps)
-            project(y, layer[QKV], layer[BIASES + QKV], qkv, False, worker, threads)
+            project(y, weights, layer, QKV, True, qkv, False, worker, threads)
         for worker in prange(threads):
             _attend_heads(
                 qkv, cos, sin, keys[number], values[number], attended, step, slopes, shape, worker, threads
             )
         for worker in prange(threads):
             flat = attended.reshape(rows, shape.heads * shape.head_dim)
-            project(flat, layer[OUT], layer[BIASES + OUT], x, True, worker, threads)
+            project(flat, weights, layer, OUT, True, x, True, worker, threads)
         for worker in prange(threads):
             y = _norm(x, layer, FFN_NORM, eps)
-            bias = layer[BIASES + UP] if shape.activation == SWIGLU else 0
-            project(y, layer[UP], bias, inner, False, worker, threads)
+            has_bias = shape.activation == SWIGLU  # GELU's kernel adds it
+            project(y, weights, layer, UP, has_bias, inner, False, worker, threads)
         for worker in prange(threads):
             y = _activate(inner, layer, shape)
-            project(y, layer[DOWN], layer[BIASES + DOWN], x, True, worker, threads)
+            project(y, weights, layer, DOWN, True, x, True, worker, threads)
 
 
 layers_serial: Any = njit(nogil=True, cache=True)(_run_layers)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mega_model.kernels import reference
 
-activations = pytest.importorskip("mega_model.kernels.numba.activations", reason="numba is not installed")
+activations = pytest.importorskip("mega_model.kernels.numba.row_kernels", reason="numba is not installed")
 
 DTYPES = [torch.float32, torch.bfloat16]
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2**-7}  # of values of magnitude 1: one rounding each

@@ -24,7 +24,7 @@ _silu = build_activation("silu")
 
 
 @njit(nogil=True, cache=True)
-def rounded(array, x):
+def round_as(array, x):
     """Return a float32 number rounded to the dtype of `array`."""
     return bf16_to_float(round_like(array, x))
 
@@ -67,7 +67,7 @@ def norm_row(x, weight, bias, eps, out, row):
     if len(bias) == 0:
         scale = np.float32(1.0) / np.sqrt(_mean_square(row) + eps)
         for i in range(width):
-            out[i] = round_like(out, rounded(out, row[i] * scale) * bf16_to_float(weight[i]))
+            out[i] = round_like(out, round_as(out, row[i] * scale) * bf16_to_float(weight[i]))
     else:
         mean, variance = _row_moments(row)
         scale = np.float32(1.0) / np.sqrt(variance + eps)
@@ -92,7 +92,7 @@ def activate_row(x, bias, activation, out, row):
     for i in range(width):
         value = bf16_to_float(x[i])
         if len(bias):
-            value = rounded(out, value + bf16_to_float(bias[i]))
+            value = round_as(out, value + bf16_to_float(bias[i]))
         row[i] = value
     if activation == GELU_TANH:
         _gelu_tanh(row, 0, vectors)
@@ -102,7 +102,7 @@ def activate_row(x, bias, activation, out, row):
         _silu(row, 0, vectors)
     if activation == SWIGLU:
         for i in range(width):
-            out[i] = round_like(out, rounded(out, row[i]) * bf16_to_float(x[width + i]))
+            out[i] = round_like(out, round_as(out, row[i]) * bf16_to_float(x[width + i]))
     else:
         for i in range(width):
             out[i] = round_like(out, row[i])

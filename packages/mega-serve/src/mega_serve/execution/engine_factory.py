@@ -116,7 +116,7 @@ def build_engine(values: Mapping[str, Any]) -> LoadedEngine:
     core = EngineCore(
         runner,
         tokenizer,
-        BatchSampler(runner.vocab_size, tokenizer.identity.eod),
+        BatchSampler(runner.vocab_size, tokenizer.identity.eod, stage.log_softmax),
         EngineConfig(
             max_num_seqs=options.max_num_seqs,
             max_num_batched_tokens=max(options.max_num_batched_tokens, options.max_num_seqs),

@@ -18,7 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from mega_model.decoder import Decoder
-from mega_model.kernels.numba import NumbaKernels
+from mega_model.kernels.batch_invariant import check_dtype
+from mega_model.kernels.numba import NumbaKernels, as_array
+from mega_model.kernels.ordered_linear import PackedOrderedLinear
 from mega_model.layers import ColumnLinear, LMHead, RowLinear
 from mega_model.matmul_precision import has_native
 from mega_schema.app.install_hint import install_hint
@@ -29,7 +31,6 @@ LinearLayer = ColumnLinear | RowLinear | LMHead
 
 _PANEL = 64  # outputs of a panel of oneDNN's layout
 _PAIRS = MappingProxyType({torch.float32: 1, torch.bfloat16: 2})  # inputs that lie side by side
-_ALL_ROWS = 1 << 62
 _MAX_ROWS = 3  # up to which numba's products are faster than oneDNN's
 _ZERO_POINT = 128  # of 8-bit inputs, which oneDNN takes as unsigned integers
 
@@ -39,25 +40,16 @@ class PackedLinear:
 
     Args:
         kernels: if given, and if the layout is the one they read, they compute products of up to three rows
-            from the same memory.
-        batch_invariant: they compute all products, so that a row of the result has the same bits whatever the
-            other rows are. oneDNN's order of additions depends on the number of rows for some shapes.
+            from the same memory. oneDNN's order of additions depends on the number of rows for some shapes.
     """
 
-    def __init__(
-        self, weight_OI: Tensor, kernels: NumbaKernels | None = None, *, batch_invariant: bool = False
-    ) -> None:
-        self._weight: Tensor | None = torch.ops.mkldnn._reorder_linear_weight(weight_OI, None)
+    def __init__(self, weight_OI: Tensor, kernels: NumbaKernels | None = None) -> None:
+        self._weight: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight_OI, None)
         self._outputs, self._inputs = weight_OI.shape
         self._dtype = weight_OI.dtype
         self._kernels = kernels
         self._panels = None if kernels is None else self._view_panels(weight_OI)
         self._max_rows = 0 if self._panels is None else _MAX_ROWS
-        if batch_invariant:
-            self._max_rows = _ALL_ROWS
-            if self._panels is None:  # oneDNN chose another layout, as for narrow weights
-                self._panels = _build_panels(weight_OI)
-                self._weight = None
 
     def __call__(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
         """Compute x Wᵀ + b, (T, O); `weight_OI`, the released weight, is not read."""
@@ -76,7 +68,7 @@ class PackedLinear:
         threads = torch.get_num_threads()
         module = self._kernels.linear
         is_bf16 = self._dtype == torch.bfloat16
-        x, y, bias = (_as_array(t) for t in (x_TI, y_TO, y_TO[0, :0] if bias_O is None else bias_O))
+        x, y, bias = (as_array(t) for t in (x_TI, y_TO, y_TO[0, :0] if bias_O is None else bias_O))
         if is_bf16:
             multiply = module.bf16_serial if threads == 1 else module.bf16_parallel
             x = x.view(np.uint32)
@@ -97,7 +89,7 @@ class PackedLinear:
             return None
         memory = (ctypes.c_uint8 * (count * element.itemsize)).from_address(mkldnn.data_ptr(self._weight))
         panels = np.frombuffer(memory, element)
-        weight = _as_array(weight_OI)
+        weight = as_array(weight_OI)
         pairs = _PAIRS[self._dtype]
         blocks = panels.reshape(-1, width // pairs, _PANEL, pairs)
         for panel in {0, len(blocks) - 1}:  # the layout of one weight is the same in all its panels
@@ -106,17 +98,6 @@ class PackedLinear:
             if not np.array_equal(actual[: len(expected), : self._inputs], expected):
                 return None
         return panels
-
-
-def _build_panels(weight_OI: Tensor) -> np.ndarray[Any, Any]:
-    """Return a weight in the layout that `kernels.numba.linear` describes."""
-    outputs, inputs = weight_OI.shape
-    rows, width = _round_up(outputs), _round_up(inputs)
-    pairs = _PAIRS[weight_OI.dtype]
-    whole = weight_OI.new_zeros(rows, width)
-    whole[:outputs, :inputs] = weight_OI
-    panels = whole.view(-1, _PANEL, width // pairs, pairs).transpose(1, 2).contiguous()
-    return _as_array(panels).reshape(-1)
 
 
 class Int8Linear:
@@ -153,12 +134,12 @@ class Int8Linear:
     def _multiply_bf16(self, kernels: NumbaKernels, x_TI: Tensor, bias_O: Tensor | None) -> Tensor:
         integers_TI = torch.empty(x_TI.shape, dtype=torch.uint8)
         scale_T = np.empty(len(x_TI), np.float32)
-        kernels.linear.quantize_rows(_as_array(x_TI), integers_TI.numpy(), scale_T)
+        kernels.linear.quantize_rows(as_array(x_TI), integers_TI.numpy(), scale_T)
         sums_TO = self._multiply(integers_TI)
         y_TO = x_TI.new_empty(sums_TO.shape)
         assert bias_O is None or bias_O.shape == sums_TO.shape[1:], "a bias per output"
-        bias = _as_array(y_TO[0, :0] if bias_O is None else bias_O)
-        kernels.linear.rescale_rows(sums_TO.numpy(), scale_T, bias, _as_array(y_TO))
+        bias = as_array(y_TO[0, :0] if bias_O is None else bias_O)
+        kernels.linear.rescale_rows(sums_TO.numpy(), scale_T, bias, as_array(y_TO))
         return y_TO
 
     def _multiply(self, integers_TI: Tensor) -> Tensor:
@@ -170,7 +151,8 @@ class Int8Linear:
         return y_TO
 
 
-Pack = Callable[[Tensor], PackedLinear | Int8Linear]
+Packed = PackedLinear | Int8Linear | PackedOrderedLinear
+Pack = Callable[[Tensor], Packed]
 
 
 def choose_packing(
@@ -181,17 +163,25 @@ def choose_packing(
     Raises:
         ConfigError: batch-invariant products do not run here.
     """
-    if batch_invariant and kernels is None:
-        hint = install_hint("mega-serve", "cpu")
-        raise ConfigError("--batch-invariant", "needs the numba kernels, on a CPU", hint=hint)
+    if batch_invariant:
+        if kernels is None:
+            hint = install_hint("mega-serve", "cpu")
+            raise ConfigError("--batch-invariant", "needs the numba kernels, on a CPU", hint=hint)
+        if dtype == "int8":
+            raise ConfigError(
+                "--batch-invariant",
+                "training has no products of 8-bit integers",
+                found="--dtype int8",
+                wanted="float32 | bfloat16",
+            )
+        check_dtype(torch.float32 if dtype == "float32" else torch.bfloat16, hint="--dtype float32")
+        return lambda weight_OI: PackedOrderedLinear(weight_OI, kernels)
     is_native = has_mkldnn() and (dtype == "float32" or has_native(torch.bfloat16))
-    if batch_invariant and not is_native:
-        raise ConfigError("--batch-invariant", "this CPU has no products of bfloat16", hint="--dtype float32")
     if not is_native:
         return None
     if dtype == "int8":
         return lambda weight_OI: Int8Linear(weight_OI, kernels)
-    return lambda weight_OI: PackedLinear(weight_OI, kernels, batch_invariant=batch_invariant)
+    return lambda weight_OI: PackedLinear(weight_OI, kernels)
 
 
 def has_mkldnn() -> bool:
@@ -208,7 +198,7 @@ def linear_layers(model: Decoder) -> dict[str, LinearLayer]:
     }
 
 
-def pack_layer(layer: LinearLayer, packed: PackedLinear | Int8Linear) -> None:
+def pack_layer(layer: LinearLayer, packed: Packed) -> None:
     """Make a layer compute with a packed weight, and release its own."""
     layer.linear = packed
     layer.weight = nn.Parameter(torch.empty(0), requires_grad=False)
@@ -222,8 +212,3 @@ def _scale(x_RI: Tensor) -> Tensor:
 
 def _round_up(width: int) -> int:
     return -(-width // _PANEL) * _PANEL
-
-
-def _as_array(x: Tensor) -> np.ndarray[Any, Any]:
-    """Return a tensor's memory as numpy's; bfloat16 as its 16 bits."""
-    return (x.view(torch.uint16) if x.dtype == torch.bfloat16 else x).numpy()

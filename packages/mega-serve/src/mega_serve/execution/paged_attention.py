@@ -20,6 +20,8 @@ from torch import Tensor
 from mega_model.attention_backends import AttentionBackend
 from mega_model.attention_mask import PLAIN, AttentionMask
 from mega_model.kernels import Visible
+from mega_model.kernels.numba import as_array
+from mega_model.kernels.page_tiles import tile_tasks
 from mega_model.kernels.reference import attention
 from mega_schema.spec import ModelSpec
 from mega_serve.execution.step_layout import StepLayout
@@ -170,16 +172,16 @@ class NumbaPages:
             heads = q_TNH.shape[1]
             group_size = heads // kv_heads
             if group_size not in tasks:
-                tasks[group_size] = _tile_tasks(layout, kv_heads, group_size, self._kernels.TILE_ROWS)
+                tasks[group_size] = tile_tasks(layout.chunk_C4, kv_heads, group_size, self._kernels.TILE_ROWS)
             out_TNH = torch.empty(q_TNH.shape, dtype=q_TNH.dtype)
             slopes = np.array(mask.slopes or [0.0] * heads, np.float32)
             threads = torch.get_num_threads()
             run = self._kernels.attend_serial if threads == 1 else self._kernels.attend_parallel
             run(
-                *map(_as_array, (q_TNH, k_TKH, v_TKH)),
+                *map(as_array, (q_TNH, k_TKH, v_TKH)),
                 self._keys[number],
                 self._values[number],
-                _as_array(out_TNH),
+                as_array(out_TNH),
                 tasks[group_size],
                 layout.chunk_C4,
                 layout.pages,
@@ -200,17 +202,3 @@ class NumbaPages:
             sources, targets = np.array(pairs, np.intp).T
             for pages in (self._keys, self._values):
                 pages[:, targets] = pages[:, sources]
-
-
-def _tile_tasks(layout: StepLayout, kv_heads: int, group_size: int, tile_rows: int) -> np.ndarray:
-    """Return (tiles, 3): chunk, key head and number of every tile of rows; the longest sequences first."""
-    tiles_C = -(-layout.chunk_C4[:, 1] * group_size // tile_rows)
-    order = np.argsort(-(layout.chunk_C4[:, 1] + layout.chunk_C4[:, 2]), kind="stable")
-    heads = np.arange(kv_heads)[:, None]
-    tasks = [np.stack(np.broadcast_arrays(c, heads, np.arange(tiles_C[c])), -1) for c in order]
-    return np.concatenate([task.reshape(-1, 3) for task in tasks]).astype(np.intp)
-
-
-def _as_array(x: Tensor) -> np.ndarray:
-    """Return a tensor's memory as numpy's; bfloat16 as its 16 bits."""
-    return (x.view(torch.uint16) if x.dtype == torch.bfloat16 else x).numpy()

@@ -6,6 +6,11 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from mega_schema.app.install_hint import install_hint
 from mega_schema.app.kernel_cache import private_cache
@@ -14,10 +19,12 @@ from mega_schema.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class NumbaKernels:
-    """The modules of compiled kernels: `page_attention` and `linear`."""
+    """The modules of compiled kernels: `page_attention`, `linear`, `ordered_product` and `rows`."""
 
     attention: ModuleType
     linear: ModuleType
+    ordered: ModuleType
+    rows: ModuleType
 
 
 def has_numba() -> bool:
@@ -44,4 +51,11 @@ def load_kernels(cache: str | None = None, *, package: str = "mega-serve") -> Nu
     numba.config.CACHE_DIR = folder
     # the default layer may be `workqueue`, which ends the process if two threads use it at once
     numba.config.THREADING_LAYER = "omp"
-    return NumbaKernels(import_module(f"{__name__}.page_attention"), import_module(f"{__name__}.linear"))
+    names = ("page_attention", "linear", "ordered_product", "rows")
+    return NumbaKernels(*(import_module(f"{__name__}.{name}") for name in names))
+
+
+def as_array(x: Tensor) -> np.ndarray[Any, Any]:
+    """Return a tensor's memory as numpy's; bfloat16 as its 16 bits."""
+    x = x.detach()
+    return (x.view(torch.uint16) if x.dtype == torch.bfloat16 else x).numpy()

@@ -17,12 +17,19 @@ from torch import Tensor, nn
 
 from mega_model.build import build_model
 from mega_model.decoder import Decoder
+from mega_model.kernels.batch_invariant import build_kernels
 from mega_model.kernels.numba import NumbaKernels
 from mega_model.runtime import Runtime
 from mega_schema.checkpoint.reader import MODEL, Checkpoint
 from mega_schema.params import Param
+from mega_schema.row_segments import check_segments
 from mega_schema.sharding import Slab
-from mega_serve.execution.packed_weights import WeightDtype, choose_packing, linear_layers, pack_layer
+from mega_serve.execution.packed_weights import (
+    WeightDtype,
+    choose_packing,
+    linear_layers,
+    pack_layer,
+)
 
 ReadRaw = Callable[[str, Slab], Tensor]
 
@@ -67,10 +74,11 @@ def load_weights(
 
     Args:
         rt: the rank's runtime; its dtype is `compute_dtype(dtype)`.
-        kernels, batch_invariant: see `packed_weights.PackedLinear`.
+        kernels, batch_invariant: see `fill_model`.
 
     Raises:
         FormatError: the checkpoint lacks a weight, or a piece does not cover its box.
+        MegaError: batch-invariant products do not run here, or tp does not divide their segments.
     """
     assert rt.dtype == compute_dtype(dtype), f"a runtime of {rt.dtype} for weights of {dtype}"
     start = clock()
@@ -103,12 +111,16 @@ def fill_model(
 
     Args:
         read: returns a box of a tensor in any dtype, as a tensor of its own.
-        kernels, batch_invariant: see `packed_weights.PackedLinear`.
+        kernels: for products of a few rows, with `batch_invariant` for all; see `packed_weights`.
+        batch_invariant: compute with `mega_model.kernels.batch_invariant`.
     """
-    model = build_model(replace(rt, device=torch.device("meta")))
     pack = None
-    if rt.device.type == "cpu":
+    if rt.device.type == "cpu" or batch_invariant:
         pack = choose_packing(dtype, kernels, batch_invariant=batch_invariant)
+    if batch_invariant and kernels is not None:
+        check_segments(rt.spec, rt.tp.size)
+        rt = replace(rt, kernels=build_kernels(rt.kernels, kernels))
+    model = build_model(replace(rt, device=torch.device("meta")))
     layers = linear_layers(model)
     is_tied = rt.spec.tied and rt.stage.is_first and rt.stage.is_last
     with torch.no_grad():

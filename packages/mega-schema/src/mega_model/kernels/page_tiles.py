@@ -19,6 +19,8 @@ def tile_tasks(chunk_C4: IntArray, kv_heads: int, group_size: int, tile_rows: in
     """
     tiles_C = -(-chunk_C4[:, 1] * group_size // tile_rows)
     order = np.argsort(-(chunk_C4[:, 1] + chunk_C4[:, 2]), kind="stable")
-    heads = np.arange(kv_heads)[:, None]
-    tasks = [np.stack(np.broadcast_arrays(c, heads, np.arange(tiles_C[c])), -1) for c in order]
-    return np.concatenate([task.reshape(-1, 3) for task in tasks]).astype(np.intp)
+    tiles_c = tiles_C[order]
+    tasks_c = tiles_c * kv_heads
+    number = np.arange(tasks_c.sum()) - np.repeat(np.cumsum(tasks_c) - tasks_c, tasks_c)  # in its chunk
+    head, tile = np.divmod(number, np.repeat(tiles_c, tasks_c))
+    return np.stack([np.repeat(order, tasks_c), head, tile], -1).astype(np.intp)

@@ -19,6 +19,7 @@ from mega_model.build import build_model
 from mega_model.decoder import Decoder
 from mega_model.kernels.batch_invariant import build_kernels
 from mega_model.kernels.numba import NumbaKernels
+from mega_model.kernels.row_functions import with_row_functions
 from mega_model.runtime import Runtime
 from mega_schema.checkpoint.reader import MODEL, Checkpoint
 from mega_schema.params import Param
@@ -120,6 +121,8 @@ def fill_model(
     if batch_invariant and kernels is not None:
         check_segments(rt.spec, rt.tp.size)
         rt = replace(rt, kernels=build_kernels(rt.kernels, kernels))
+    elif pack is not None and kernels is not None:
+        rt = replace(rt, kernels=with_row_functions(rt.kernels, kernels))
     model = build_model(replace(rt, device=torch.device("meta")))
     layers = linear_layers(model)
     is_tied = rt.spec.tied and rt.stage.is_first and rt.stage.is_last

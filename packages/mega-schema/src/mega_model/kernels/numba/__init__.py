@@ -18,7 +18,8 @@ from mega_schema.errors import ConfigError
 
 # in the order of the fields of NumbaKernels
 _MODULES = (
-    "page_attention", "linear", "ordered_product", "rows", "projection", "decoder_layers", "nucleus",
+    "page_attention", "linear", "ordered_product", "rows",
+    "projection", "row_kernels", "decoder_layers", "nucleus",
 )  # fmt: skip
 
 
@@ -31,6 +32,7 @@ class NumbaKernels:
     ordered: ModuleType
     rows: ModuleType
     projection: ModuleType
+    row_kernels: ModuleType
     decoder_layers: ModuleType
     nucleus: ModuleType
 

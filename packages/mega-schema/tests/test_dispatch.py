@@ -101,9 +101,11 @@ def test_a_cpu_with_products_of_bfloat16_takes_what_was_compiled(monkeypatch: py
 
 def test_a_gpu_takes_triton_and_torchs_attention() -> None:
     kernels = choose_kernels("auto", GPU)
-    assert kernels.summary == "triton, reference (attention, linear, add_product)"
+    assert kernels.summary == "triton, reference (angles, attention, linear, add_product)"
     assert kernels.kernels.attention is REFERENCE.attention
-    own_kernels = {field.name for field in fields(Kernels)} - {"attention", "linear", "add_product"}
+    own_kernels = {field.name for field in fields(Kernels)} - {
+        "angles", "attention", "linear", "add_product",
+    }  # fmt: skip
     assert not [name for name in own_kernels if getattr(kernels.kernels, name) is getattr(REFERENCE, name)]
 
 
@@ -140,7 +142,7 @@ def test_what_needs_a_gpu_is_refused_without_one(monkeypatch: pytest.MonkeyPatch
 def test_a_package_gives_what_it_has_and_triton_the_rest() -> None:
     kernels = choose_kernels("apex", GPU)
     norms = "rms_norm, layer_norm, add_rms_norm, add_layer_norm"
-    assert kernels.summary == f"triton, apex ({norms}), reference (attention, linear, add_product)"
+    assert kernels.summary == f"triton, apex ({norms}), reference (angles, attention, linear, add_product)"
     assert kernels.reasons["rms_norm"] == "requested"
 
 
@@ -183,7 +185,8 @@ def test_the_definitions_pass_the_check(dtype: torch.dtype) -> None:
 def test_torch_compile_leaves_every_kernel_its_definition() -> None:
     kernels = choose_kernels("compile", CPU, backend="aot_eager")
     assert (
-        kernels.summary == "compile, reference (attention, cross_entropy, dropout_add, linear, add_product)"
+        kernels.summary
+        == "compile, reference (angles, attention, cross_entropy, dropout_add, linear, add_product)"
     )
     assert [result for result in check_kernels(kernels.kernels, CPU, torch.float32) if not result.ok] == []
 

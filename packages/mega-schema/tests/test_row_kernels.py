@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from mega_model.kernels import reference
+from mega_model.kernels.row_functions import RowFunctions
 
 activations = pytest.importorskip("mega_model.kernels.numba.row_kernels", reason="numba is not installed")
 
@@ -57,3 +61,42 @@ def test_activations_equal_the_reference(dtype: torch.dtype, name: str) -> None:
         else:
             expected = reference.bias_gelu(x, bias, "tanh" if name == "gelu_tanh" else "none")
         torch.testing.assert_close(out, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_functions_of_many_rows_equal_the_reference(dtype: torch.dtype, threads: int) -> None:
+    functions: Any = RowFunctions(SimpleNamespace(row_kernels=activations))  # type: ignore[arg-type]
+    x, residual = (_row(7 * 70, dtype, seed).view(7, 70) for seed in (2, 3))
+    scale, shift = (_row(70, dtype, seed) for seed in (4, 5))
+    cases: dict[str, tuple[Any, ...]] = {
+        "rms_norm": (x, scale, 1e-5),
+        "layer_norm": (x, scale, shift, 1e-5),
+        "add_rms_norm": (x, residual, scale, 1e-5),
+        "add_layer_norm": (x, residual, scale, shift, 1e-5),
+        "bias_gelu": (x, shift, "tanh"),
+        "swiglu": (x,),
+    }
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for name, arguments in cases.items():
+            actual = getattr(functions, name)(*arguments)
+            expected = getattr(reference, name)(*arguments)
+            torch.testing.assert_close(actual, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_operands_of_other_shapes_are_refused() -> None:
+    functions: Any = RowFunctions(SimpleNamespace(row_kernels=activations))  # type: ignore[arg-type]
+    x = torch.ones(2, 8)
+    for name, arguments in {
+        "rms_norm": (x, x[0, :4], 1e-5),
+        "layer_norm": (x, x[0], x[0, :4], 1e-5),
+        "add_rms_norm": (x, x[:1], x[0], 1e-5),
+        "bias_gelu": (x, x[0, :4], "tanh"),
+        "swiglu": (x[:, :5],),
+    }.items():
+        with pytest.raises(AssertionError, match="a |two "):
+            getattr(functions, name)(*arguments)

@@ -41,49 +41,22 @@ def _case(inputs: int, outputs: int, rows: int, dtype: torch.dtype) -> tuple[tor
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
-@pytest.mark.parametrize("batch_invariant", [False, True])
 def test_packed_products_equal_linear(
-    kernels: NumbaKernels, inputs: int, outputs: int, dtype: torch.dtype, batch_invariant: bool
+    kernels: NumbaKernels, inputs: int, outputs: int, dtype: torch.dtype
 ) -> None:
     tolerance = 1e-5 if dtype == torch.float32 else 1e-2
     for rows in (1, 2, 3, 4, 9, 130):
         x, weight, bias = _case(inputs, outputs, rows, dtype)
-        packed = PackedLinear(weight, kernels, batch_invariant=batch_invariant)
+        packed = PackedLinear(weight, kernels)
         for b in (bias, None):
             torch.testing.assert_close(
                 packed(x, weight, b), F.linear(x, weight, b), rtol=tolerance, atol=tolerance
             )
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
-def test_a_row_of_a_batch_invariant_product_ignores_other_rows(
-    kernels: NumbaKernels, inputs: int, outputs: int, dtype: torch.dtype
-) -> None:
-    x, weight, bias = _case(inputs, outputs, 37, dtype)
-    packed = PackedLinear(weight, kernels, batch_invariant=True)
-    together = packed(x, weight, bias)
-    for rows in range(1, 37):
-        assert torch.equal(packed(x[rows:], weight, bias), together[rows:])
-        assert torch.equal(packed(x[:rows], weight, bias), together[:rows])
-
-
-def test_two_threads_change_no_bits(kernels: NumbaKernels) -> None:
-    threads = torch.get_num_threads()
-    x, weight, bias = _case(192, 640, 5, torch.bfloat16)
-    packed = PackedLinear(weight, kernels, batch_invariant=True)
-    try:
-        torch.set_num_threads(1)
-        expected = packed(x, weight, bias)
-        torch.set_num_threads(2)
-        assert torch.equal(packed(x, weight, bias), expected)
-    finally:
-        torch.set_num_threads(threads)
-
-
 def test_an_input_of_another_width_or_dtype_is_refused(kernels: NumbaKernels) -> None:
     x, weight, bias = _case(64, 128, 2, torch.float32)
-    packed = PackedLinear(weight, kernels, batch_invariant=True)
+    packed = PackedLinear(weight, kernels)
     for wrong in (x[:, :32], x.bfloat16()):
         with pytest.raises(AssertionError, match="inputs of"):
             packed(wrong, weight, bias)
@@ -114,8 +87,26 @@ def test_int8_products_by_numba_equal_those_by_torch(
 
 
 def test_batch_invariance_without_numba_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--batch-invariant"):
+    with pytest.raises(ConfigError, match="--batch-invariant: needs the numba kernels, on a CPU"):
         choose_packing("float32", None, batch_invariant=True)
+
+
+def test_batch_invariance_with_int8_is_refused(kernels: NumbaKernels) -> None:
+    with pytest.raises(ConfigError) as caught:
+        choose_packing("int8", kernels, batch_invariant=True)
+    assert str(caught.value) == (
+        "--batch-invariant: training has no products of 8-bit integers: found --dtype int8, wanted "
+        "float32 | bfloat16"
+    )
+
+
+def test_batch_invariance_on_a_cpu_without_bfloat16_is_refused(
+    kernels: NumbaKernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mega_model.kernels.batch_invariant.has_native", lambda dtype: False)
+    choose_packing("float32", kernels, batch_invariant=True)
+    with pytest.raises(ConfigError, match="this CPU has no products of bfloat16; hint: --dtype float32"):
+        choose_packing("bfloat16", kernels, batch_invariant=True)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

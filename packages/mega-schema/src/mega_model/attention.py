@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
 from mega_model.attention_backends import AttentionBackend
 from mega_model.attention_mask import AttentionMask
+from mega_model.kernels import reference
 from mega_model.layers import ColumnLinear, RowLinear, build_norm
 from mega_model.recompute import recompute_closure
 from mega_model.runtime import Runtime
 from mega_schema.spec import ModelSpec
 
+AnglesFn = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 Angles = tuple[Tensor, Tensor] | None  # cosine and sine; None for models without rotary positions
 
 
@@ -96,14 +100,18 @@ def inv_freq(m: ModelSpec, device: torch.device | None = None) -> Tensor:
 class RotaryTable:
     """`rotary_angles` of all positions of a model, computed once and looked up."""
 
-    def __init__(self, m: ModelSpec, device: torch.device | None = None) -> None:
-        self._cos_SR, self._sin_SR = rotary_angles(torch.arange(m.max_seq_len, device=device), m)
+    def __init__(
+        self, m: ModelSpec, device: torch.device | None = None, angles: AnglesFn = reference.angles
+    ) -> None:
+        position_S = torch.arange(m.max_seq_len, device=device)
+        self._cos_SR, self._sin_SR = rotary_angles(position_S, m, angles)
 
     def __call__(self, position_T: Tensor) -> tuple[Tensor, Tensor]:
         return self._cos_SR[position_T], self._sin_SR[position_T]
 
 
-def rotary_angles(position_T: Tensor, m: ModelSpec) -> tuple[Tensor, Tensor]:
+def rotary_angles(
+    position_T: Tensor, m: ModelSpec, angles: AnglesFn = reference.angles
+) -> tuple[Tensor, Tensor]:
     """Return cosine and sine of every token's angles, two (T, rotary_dim / 2) tensors, float32."""
-    angle_TR = position_T.float()[:, None] * inv_freq(m, position_T.device)
-    return angle_TR.cos(), angle_TR.sin()
+    return angles(position_T, inv_freq(m, position_T.device))

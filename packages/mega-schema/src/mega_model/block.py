@@ -77,7 +77,7 @@ def activation(rt: Runtime) -> Callable[..., Tensor]:
         "gelu_erf": lambda x, bias: rt.kernels.bias_gelu(x, bias, "none"),
         "squared_relu": lambda x: F.relu(x).square(),
         "swiglu": rt.kernels.swiglu,
-        "geglu": partial(_multiply_by_gate, F.gelu),
+        "geglu": partial(_multiply_by_gate, lambda gate: rt.kernels.bias_gelu(gate, None, "none")),
         "reglu": partial(_multiply_by_gate, F.relu),
         "liglu": partial(_multiply_by_gate, lambda gate: gate),
     }

@@ -40,7 +40,9 @@ class Decoder(nn.Module):
         self.stage = rt.stage
         self.tp = rt.tp
         self.kernels = rt.kernels
-        self.rotary: Callable[[Tensor], tuple[Tensor, Tensor]] = partial(rotary_angles, m=rt.spec)
+        self.rotary: Callable[[Tensor], tuple[Tensor, Tensor]] = partial(
+            rotary_angles, m=rt.spec, angles=rt.kernels.angles
+        )
         self.recompute_groups = rt.recompute.groups(rt.stage.layers)
         self.distribute_saved = rt.recompute.distribute_saved
         if rt.stage.is_first:
@@ -112,6 +114,12 @@ class Decoder(nn.Module):
         """Return this rank's slice of the logits, (T, V); columns past the true vocabulary mean nothing."""
         return self.head(x_TD)
 
+    def token_losses(
+        self, token_T: Tensor, position_T: Tensor, attend: AttentionBackend, target_T: Tensor
+    ) -> Tensor:
+        """Return the negated log-probability of every target, (T,) float32, on a stage that is all stages."""
+        return self.head.token_losses(self.hidden_states(token_T, position_T, attend), target_T)
+
     def embed_tokens(self, token_T: Tensor, position_T: Tensor) -> Tensor:
         """Return the input of the first block, (T, D)."""
         x_TD = self.embed(token_T)
@@ -123,5 +131,5 @@ class Decoder(nn.Module):
         if self.spec.positions == "learned":
             x_TD = x_TD + self.position(local_position_T)
         elif self.spec.positions == "sinusoidal":
-            x_TD = x_TD + sinusoids(local_position_T, self.spec.hidden).to(x_TD.dtype)
+            x_TD = x_TD + sinusoids(local_position_T, self.spec.hidden, self.kernels.angles).to(x_TD.dtype)
         return x_TD

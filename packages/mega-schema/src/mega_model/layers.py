@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from mega_model import fp8
 from mega_model.dropout import DropoutFn, no_dropout
-from mega_model.loss import head_loss
+from mega_model.kernels import reference
+from mega_model.loss import head_loss, token_losses
 from mega_model.runtime import Runtime
 from mega_model.tensor_parallel_ops import column_linear, row_linear, vocab_embedding
 
@@ -74,6 +75,18 @@ class LMHead(nn.Module):
             kernel=self.kernel,
             linear=self.linear,
             gradient=gradient,
+        )
+
+    def token_losses(self, x: Tensor, target_T: Tensor) -> Tensor:
+        """Return the loss of every token in nats, (T,), without gradients."""
+        return token_losses(
+            x,
+            self.weight,
+            target_T,
+            vocab=self.vocab,
+            tp=self.tp,
+            kernel=self.kernel,
+            linear=self.linear,
         )
 
 
@@ -186,7 +199,11 @@ def dropout_add_norm(
     return sum_TD, norm(sum_TD)
 
 
-def sinusoids(position_T: Tensor, width: int) -> Tensor:
+def sinusoids(
+    position_T: Tensor,
+    width: int,
+    angles: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = reference.angles,
+) -> Tensor:
     """Return fairseq's sinusoidal positions: (T, width) float32, sines first, then cosines.
 
     fairseq counts positions from its padding id + 1, which is 2 in every dictionary it makes.
@@ -194,5 +211,5 @@ def sinusoids(position_T: Tensor, width: int) -> Tensor:
     half = width // 2
     step = -torch.log(torch.tensor(10000.0, device=position_T.device)) / (half - 1)
     freq = (torch.arange(half, device=position_T.device, dtype=torch.float32) * step).exp()
-    angle = (position_T.float() + 2)[:, None] * freq
-    return torch.cat((angle.sin(), angle.cos()), -1)
+    cos, sin = angles(position_T + 2, freq)
+    return torch.cat((sin, cos), -1)

@@ -63,6 +63,31 @@ def head_loss(
     return _HeadLoss.apply(x_TD, weight_VD, target_T, *options)
 
 
+@torch.no_grad()
+def token_losses(
+    x_TD: Tensor,
+    weight_VD: nn.Parameter,
+    target_T: Tensor,
+    *,
+    vocab: int,
+    tp: Axis,
+    kernel: CrossEntropy = cross_entropy,
+    linear: Linear = linear,
+) -> Tensor:
+    """Compute the cross-entropy of every token, (T,) float32, without gradients.
+
+    Args and errors: as for `head_loss`.
+    """
+    _check_targets(target_T, vocab)
+    local_T, columns_in_vocab = _local_targets(target_T, weight_VD.shape[0], vocab, tp)
+    dtype = matmul_dtype(x_TD)
+    whole_TD = tp.enter(x_TD).wait().to(dtype)
+    used_VD = weight_VD[:columns_in_vocab].to(dtype)
+    step = chunk_tokens(len(whole_TD), max_chunk_tokens(whole_TD.shape[1], dtype.itemsize))
+    chunks = zip(whole_TD.split(step), local_T.split(step), strict=True)
+    return torch.cat([kernel(linear(x_CD, used_VD), local_C, tp, None) for x_CD, local_C in chunks])
+
+
 def _check_targets(target_T: Tensor, vocab: int) -> None:
     if target_T.device.type == "cpu":
         out_of_range = target_T[(target_T != IGNORED) & ((target_T < 0) | (target_T >= vocab))]

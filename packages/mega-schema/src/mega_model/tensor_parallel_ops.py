@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from mega_model.distributed.mesh import Axis
-from mega_model.kernels.interface import Linear
+from mega_model.kernels.interface import Linear, OrderedLinear
 from mega_model.kernels.products import linear
 from mega_model.weight_gradients import WeightGradients
 
@@ -94,6 +94,8 @@ def _all_gather_matmul(
 
 def _matmul_reduce_scatter(x_TI: Tensor, weight_OI: Tensor, tp: Axis, matmul: Linear) -> Tensor:
     """Compute x Wᵀ summed over the ranks; return this rank's tokens of it."""
+    if isinstance(matmul, OrderedLinear):
+        return matmul.reduce_product(x_TI, weight_OI, tp)
     if not tp.fused:
         return tp.leave(matmul(x_TI, weight_OI)).wait()
     assert tp.group is not None

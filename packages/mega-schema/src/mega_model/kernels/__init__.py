@@ -16,6 +16,7 @@ REFERENCE = Kernels(
     add_layer_norm=reference.add_layer_norm,
     bias_gelu=reference.bias_gelu,
     swiglu=reference.swiglu,
+    angles=reference.angles,
     apply_rotary=reference.apply_rotary,
     apply_rotary_packed=reference.apply_rotary_packed,
     masked_softmax=reference.masked_softmax,

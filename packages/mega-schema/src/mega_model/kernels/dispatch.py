@@ -47,7 +47,7 @@ class KernelChoice:
 
     @property
     def summary(self) -> str:
-        """The sources, that of most fields first: "triton, reference (attention, linear, add_product)"."""
+        """The sources, that of most fields first: "triton, reference (attention, linear)"."""
         fields_by_source: dict[str, list[str]] = {}
         for field, source in self.sources.items():
             fields_by_source.setdefault(source, []).append(field)
@@ -100,7 +100,7 @@ def choose_kernels(
             _reference_choice(""), "triton", triton_kernels, "requested" if name == "triton" else "installed"
         )
     torch_kernels: third_party.KernelOverrides = {
-        name: getattr(REFERENCE, name) for name in ("attention", "linear", "add_product")
+        name: getattr(REFERENCE, name) for name in ("angles", "attention", "linear", "add_product")
     }
     choice = _override(choice, "reference", torch_kernels, "torch's own: cuBLAS, cuDNN, flash attention")
     package = "flash-attn" if name == "auto" else name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -50,6 +51,18 @@ class Linear(Protocol):
         """Compute x Wᵀ + b, (T, O), in the dtype of x."""
 
 
+class OrderedLinear(ABC):
+    """A `Linear` that also fixes the order in which the ranks' parts of a product are added."""
+
+    @abstractmethod
+    def __call__(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+        """Compute x Wᵀ + b, (T, O), in the dtype of x."""
+
+    @abstractmethod
+    def reduce_product(self, x_TI: Tensor, weight_OI: Tensor, tp: Axis) -> Tensor:
+        """Compute x Wᵀ summed over the ranks of tp; with sequence parallelism this rank's tokens of it."""
+
+
 class AddProduct(Protocol):
     """A function that adds a weight gradient to a float32 sum: `products.add_product`."""
 
@@ -77,6 +90,7 @@ class Kernels:
     add_layer_norm: Callable[[Tensor, Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
     bias_gelu: Callable[[Tensor, Tensor | None, Literal["none", "tanh"]], Tensor]
     swiglu: Callable[[Tensor], Tensor]
+    angles: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
     apply_rotary: Callable[[Tensor, Tensor, Tensor], Tensor]
     apply_rotary_packed: Callable[[Tensor, Sequence[int], int, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
     masked_softmax: Callable[[Tensor, Tensor | None, float], Tensor]

@@ -54,6 +54,12 @@ def swiglu(x_TF: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
+def angles(position_T: Tensor, frequency_R: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the cosine and sine of position · frequency, radians: (T, R) float32."""
+    angle_TR = position_T.float()[:, None] * frequency_R
+    return angle_TR.cos(), angle_TR.sin()
+
+
 def apply_rotary(x_TNH: Tensor, cos_TR: Tensor, sin_TR: Tensor) -> Tensor:
     """Rotate the first 2R components of every head, as pairs (i, i + R) (arXiv:2104.09864).
 

@@ -149,6 +149,10 @@ def _case(
         ),
         "bias_gelu": (lambda k: lambda x, b: k.bias_gelu(x, b, "tanh"), random_tensors((_T, _D), (_D,))),
         "swiglu": (lambda k: k.swiglu, random_tensors((_T, 2 * _D))),
+        "angles": (
+            lambda k: lambda p, f: k.angles(p.detach().float(), f.detach().float()),
+            random_tensors((_T,), (_D,)),
+        ),
         "apply_rotary": (lambda k: lambda x: k.apply_rotary(x, cos, sin), random_tensors((_T, _N, _H))),
         "apply_rotary_packed": (
             lambda k: lambda x: k.apply_rotary_packed(x, widths, _H, cos, sin),

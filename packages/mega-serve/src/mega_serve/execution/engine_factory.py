@@ -115,7 +115,7 @@ def build_engine(values: Mapping[str, Any]) -> LoadedEngine:
     runner, stage = _build_runner(options, model, mesh, checkpoint, tokenizer)
     stage.max_seq_len = runner.max_seq_len = check_context_length(options.max_model_len, stage.max_seq_len)
     kernels = load_kernels() if has_numba() else None
-    sampler = BatchSampler(runner.vocab_size, tokenizer.identity.eod, kernels=kernels)
+    sampler = BatchSampler(runner.vocab_size, tokenizer.identity.eod, stage.log_softmax, kernels=kernels)
     warm_up(runner, sampler)
     core = EngineCore(
         runner,

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from mega_model.block import DecoderBlock
 from mega_model.decoder import Decoder
-from mega_model.kernels.numba import NumbaKernels
+from mega_model.kernels.numba import NumbaKernels, as_array
 from mega_model.layers import LayerNorm, RMSNorm
 from mega_schema.spec import ModelSpec
-from mega_serve.execution.packed_weights import Array, Int8Linear, LinearLayer, PackedLinear, as_array
+from mega_serve.execution.packed_weights import Array, Int8Linear, LinearLayer, PackedLinear
 from mega_serve.execution.paged_attention import NumbaPages
 from mega_serve.execution.step_layout import StepLayout
 

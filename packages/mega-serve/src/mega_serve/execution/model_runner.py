@@ -17,6 +17,7 @@ from torch import Tensor
 from mega_model.attention import RotaryTable
 from mega_model.attention_backends import AttentionBackend
 from mega_model.decoder import Decoder
+from mega_model.kernels.log_probabilities import LogProbabilities
 from mega_model.kernels.numba import has_numba, load_kernels
 from mega_schema.app.install_hint import install_hint
 from mega_schema.errors import ConfigError
@@ -25,7 +26,7 @@ from mega_serve.engine.requests import TokenLogprob
 from mega_serve.execution.fused_decoder import FusedDecoder
 from mega_serve.execution.paged_attention import KeyValuePages, NumbaPages, TorchPages, page_bytes
 from mega_serve.execution.step_layout import StepLayout
-from mega_serve.execution.token_scores import score_tokens
+from mega_serve.execution.token_scores import LogSoftmax, score_tokens, torch_log_softmax
 
 AttentionName = Literal["auto", "numba", "torch"]
 
@@ -38,8 +39,8 @@ class RunnerOptions:
         page_size: tokens of a page; with the numba kernels a multiple of 16.
         kv_memory: bytes of the pool of pages.
         attention: "auto" takes the numba kernels on a CPU if numba is installed.
-        batch_invariant: a row of logits has the same bits in any batch, for any chunks, pages and reuse of
-            prefixes.
+        batch_invariant: a row of logits has the bits of a training forward pass, in any batch, for any
+            chunks, pages and reuse of prefixes.
     """
 
     page_size: int = 16
@@ -69,8 +70,11 @@ class TorchModelRunner:
         self.device, self.dtype = weight.device, weight.dtype
         self.attention: Literal["numba", "torch"] = _choose_attention(options, self.device)
         if spec.rotary_dim:
-            model.rotary = RotaryTable(spec, self.device)
+            model.rotary = RotaryTable(spec, self.device, model.kernels.angles)
         self._batch_invariant = options.batch_invariant
+        self.log_softmax: LogSoftmax = torch_log_softmax
+        if options.batch_invariant:
+            self.log_softmax = LogProbabilities(load_kernels()).log_softmax
         self.num_pages, self._pages = self._new_pool(options, weight.dtype)
         self.fused = self._fuse()
 
@@ -124,7 +128,8 @@ class TorchModelRunner:
         if not chunk.score:
             return ()
         vocab = self.model.spec.vocab
-        return score_tokens(self._logits, x_TD[: len(chunk.score)], chunk.score, chunk.score_top, vocab)
+        x_RD = x_TD[: len(chunk.score)]
+        return score_tokens(self._logits, x_RD, chunk.score, chunk.score_top, vocab, self.log_softmax)
 
     def _pool_hidden(
         self, x_TD: Tensor, first_C: Sequence[int], chunks: Sequence[Chunk]

@@ -18,7 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from mega_model.decoder import Decoder
-from mega_model.kernels.numba import NumbaKernels
+from mega_model.kernels.batch_invariant import check_dtype
+from mega_model.kernels.numba import NumbaKernels, as_array
+from mega_model.kernels.ordered_linear import PackedOrderedLinear
 from mega_model.layers import ColumnLinear, LMHead, RowLinear
 from mega_model.matmul_precision import has_native
 from mega_schema.app.install_hint import install_hint
@@ -29,10 +31,8 @@ WeightDtype = Literal["float32", "bfloat16", "int8"]
 LinearLayer = ColumnLinear | RowLinear | LMHead
 
 _PANEL = 64  # outputs of a panel of oneDNN's layout
-_GROUPS = MappingProxyType(
-    {torch.float32: 1, torch.bfloat16: 2, torch.int8: 4}
-)  # inputs that lie side by side
-_ALL_ROWS = 1 << 62
+# inputs that lie side by side in a panel
+_GROUPS = MappingProxyType({torch.float32: 1, torch.bfloat16: 2, torch.int8: 4})
 _MAX_ROWS = 3  # up to which numba's products are faster than oneDNN's
 _ZERO_POINT = 128  # of 8-bit inputs, which oneDNN takes as unsigned integers
 
@@ -42,28 +42,19 @@ class PackedLinear:
 
     Args:
         kernels: if given, and if the layout is the one they read, they compute products of up to three rows
-            from the same memory.
-        batch_invariant: they compute all products, so that a row of the result has the same bits whatever the
-            other rows are. oneDNN's order of additions depends on the number of rows for some shapes.
+            from the same memory. oneDNN's order of additions depends on the number of rows for some shapes.
 
     Attributes:
         panels: the packed memory, if the kernels read it; bfloat16 as uint16.
     """
 
-    def __init__(
-        self, weight_OI: Tensor, kernels: NumbaKernels | None = None, *, batch_invariant: bool = False
-    ) -> None:
-        self._weight: Tensor | None = torch.ops.mkldnn._reorder_linear_weight(weight_OI, None)
+    def __init__(self, weight_OI: Tensor, kernels: NumbaKernels | None = None) -> None:
+        self._weight: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight_OI, None)
         self._outputs, self._inputs = weight_OI.shape
         self._dtype = weight_OI.dtype
         self._kernels = kernels
         self.panels = None if kernels is None else self._view_panels(weight_OI)
         self._max_rows = 0 if self.panels is None else _MAX_ROWS
-        if batch_invariant:
-            self._max_rows = _ALL_ROWS
-            if self.panels is None:  # oneDNN chose another layout, as for narrow weights
-                self.panels = _build_panels(weight_OI)
-                self._weight = None
 
     def __call__(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
         """Compute x Wᵀ + b, (T, O); `weight_OI`, the released weight, is not read."""
@@ -122,17 +113,6 @@ def _holds_panels(panels: Array, weight: Array, group: int) -> bool:
         if not np.array_equal(actual[: len(expected), : weight.shape[1]], expected):
             return False
     return True
-
-
-def _build_panels(weight_OI: Tensor) -> Array:
-    """Return a weight in the layout that `kernels.numba.linear` describes."""
-    outputs, inputs = weight_OI.shape
-    rows, width = _round_up(outputs), _round_up(inputs)
-    pairs = _GROUPS[weight_OI.dtype]
-    whole = weight_OI.new_zeros(rows, width)
-    whole[:outputs, :inputs] = weight_OI
-    panels = whole.view(-1, _PANEL, width // pairs, pairs).transpose(1, 2).contiguous()
-    return as_array(panels).reshape(-1)
 
 
 class Int8Linear:
@@ -225,7 +205,8 @@ class Int8Linear:
         return y_TO
 
 
-Pack = Callable[[Tensor], PackedLinear | Int8Linear]
+Packed = PackedLinear | Int8Linear | PackedOrderedLinear
+Pack = Callable[[Tensor], Packed]
 
 
 def choose_packing(
@@ -236,17 +217,25 @@ def choose_packing(
     Raises:
         ConfigError: batch-invariant products do not run here.
     """
-    if batch_invariant and kernels is None:
-        hint = install_hint("mega-serve", "cpu")
-        raise ConfigError("--batch-invariant", "needs the numba kernels, on a CPU", hint=hint)
+    if batch_invariant:
+        if kernels is None:
+            hint = install_hint("mega-serve", "cpu")
+            raise ConfigError("--batch-invariant", "needs the numba kernels, on a CPU", hint=hint)
+        if dtype == "int8":
+            raise ConfigError(
+                "--batch-invariant",
+                "training has no products of 8-bit integers",
+                found="--dtype int8",
+                wanted="float32 | bfloat16",
+            )
+        check_dtype(torch.float32 if dtype == "float32" else torch.bfloat16, hint="--dtype float32")
+        return lambda weight_OI: PackedOrderedLinear(weight_OI, kernels)
     is_native = has_mkldnn() and (dtype == "float32" or has_native(torch.bfloat16))
-    if batch_invariant and not is_native:
-        raise ConfigError("--batch-invariant", "this CPU has no products of bfloat16", hint="--dtype float32")
     if not is_native:
         return None
     if dtype == "int8":
         return lambda weight_OI: Int8Linear(weight_OI, kernels)
-    return lambda weight_OI: PackedLinear(weight_OI, kernels, batch_invariant=batch_invariant)
+    return lambda weight_OI: PackedLinear(weight_OI, kernels)
 
 
 def has_mkldnn() -> bool:
@@ -263,7 +252,7 @@ def linear_layers(model: Decoder) -> dict[str, LinearLayer]:
     }
 
 
-def pack_layer(layer: LinearLayer, packed: PackedLinear | Int8Linear) -> None:
+def pack_layer(layer: LinearLayer, packed: Packed) -> None:
     """Make a layer compute with a packed weight, and release its own."""
     layer.linear = packed
     layer.weight = nn.Parameter(torch.empty(0), requires_grad=False)
@@ -277,8 +266,3 @@ def _scale(x_RI: Tensor) -> Tensor:
 
 def _round_up(width: int) -> int:
     return -(-width // _PANEL) * _PANEL
-
-
-def as_array(x: Tensor) -> Array:
-    """Return a tensor's memory as numpy's; bfloat16 as its 16 bits."""
-    return (x.view(torch.uint16) if x.dtype == torch.bfloat16 else x).numpy()

@@ -20,9 +20,10 @@ from torch import Tensor
 from mega_model.attention_backends import AttentionBackend
 from mega_model.attention_mask import PLAIN, AttentionMask
 from mega_model.kernels import Visible
+from mega_model.kernels.numba import as_array
+from mega_model.kernels.page_tiles import tile_tasks
 from mega_model.kernels.reference import attention
 from mega_schema.spec import ModelSpec
-from mega_serve.execution.packed_weights import as_array
 from mega_serve.execution.step_layout import StepLayout
 
 
@@ -174,7 +175,7 @@ class NumbaPages:
             heads = q_TNH.shape[1]
             group_size = heads // kv_heads
             if group_size not in tasks:
-                tasks[group_size] = _tile_tasks(layout, kv_heads, group_size, self._kernels.TILE_ROWS)
+                tasks[group_size] = tile_tasks(layout.chunk_C4, kv_heads, group_size, self._kernels.TILE_ROWS)
             out_TNH = torch.empty(q_TNH.shape, dtype=q_TNH.dtype)
             slopes = np.array(mask.slopes or [0.0] * heads, np.float32)
             threads = torch.get_num_threads()
@@ -204,12 +205,3 @@ class NumbaPages:
             sources, targets = np.array(pairs, np.intp).T
             for pages in (self.keys, self.values):
                 pages[:, targets] = pages[:, sources]
-
-
-def _tile_tasks(layout: StepLayout, kv_heads: int, group_size: int, tile_rows: int) -> np.ndarray:
-    """Return (tiles, 3): chunk, key head and number of every tile of rows; the longest sequences first."""
-    tiles_C = -(-layout.chunk_C4[:, 1] * group_size // tile_rows)
-    order = np.argsort(-(layout.chunk_C4[:, 1] + layout.chunk_C4[:, 2]), kind="stable")
-    heads = np.arange(kv_heads)[:, None]
-    tasks = [np.stack(np.broadcast_arrays(c, heads, np.arange(tiles_C[c])), -1) for c in order]
-    return np.concatenate([task.reshape(-1, 3) for task in tasks]).astype(np.intp)

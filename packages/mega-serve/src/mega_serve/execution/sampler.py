@@ -25,6 +25,7 @@ from mega_serve.execution.logit_processors import (
     mask_ids,
 )
 from mega_serve.execution.philox import draw_uniforms
+from mega_serve.execution.token_scores import LogSoftmax, torch_log_softmax
 from mega_serve.execution.token_weights import (
     MAX_WORDS,
     Row,
@@ -48,15 +49,22 @@ class BatchSampler:
     Args:
         vocab_size: number of ids of the tokenizer; columns beyond it are never sampled.
         eod: id of end-of-document, which `min_tokens` excludes.
+        log_softmax: normalizes the logits of reported log-probabilities.
         kernels: if given, they cut the nucleus, with the same result.
     """
 
     def __init__(
-        self, vocab_size: int, eod: int | None = None, *, kernels: NumbaKernels | None = None
+        self,
+        vocab_size: int,
+        eod: int | None = None,
+        log_softmax: LogSoftmax = torch_log_softmax,
+        *,
+        kernels: NumbaKernels | None = None,
     ) -> None:
         assert 0 < vocab_size <= MAX_WORDS, f"vocabulary of {vocab_size} words, at most {MAX_WORDS}"
         self._vocab_size = vocab_size
         self._eod = eod
+        self._log_softmax = log_softmax
         self._kernels = kernels
         self._logits = np.empty(vocab_size, np.float32)
         self._weights = np.empty(vocab_size, np.float32)
@@ -80,7 +88,7 @@ class BatchSampler:
         chosen = [self._sample_row(values[i], row, uniforms[i]) for i, row in enumerate(rows)]
         asked = [i for i, row in enumerate(rows) if row.params.logprobs is not None]
         if asked:
-            for i, logprob_V in zip(asked, host[asked].log_softmax(-1).numpy(), strict=True):
+            for i, logprob_V in zip(asked, self._log_softmax(host[asked]).numpy(), strict=True):
                 if chosen[i].error is None:
                     count = rows[i].params.logprobs or 0
                     token_id = chosen[i].token_id
@@ -102,7 +110,7 @@ class BatchSampler:
         if rows:
             logits = logits.clone()
             logits[rows, [token_id for token_id in banned if token_id is not None]] = _BANNED_LOGIT
-        logprob_RV = logits.log_softmax(-1).cpu().numpy()[:, : self._vocab_size]
+        logprob_RV = self._log_softmax(logits).cpu().numpy()[:, : self._vocab_size]
         return [_top(logprob_V, count) for logprob_V in logprob_RV]
 
     def _sample_row(self, logits: Row, row: SamplingRow, uniform: float) -> SampledToken:

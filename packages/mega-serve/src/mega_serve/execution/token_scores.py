@@ -14,29 +14,40 @@ from mega_serve.engine.requests import TokenLogprob
 
 _SLICE_BYTES = 64 << 20  # of float32 logits and log-probabilities at a time
 
+LogSoftmax = Callable[[Tensor], Tensor]
+
+
+def torch_log_softmax(logits_RV: Tensor) -> Tensor:
+    """Return the log-probabilities of every row, in torch's order of additions."""
+    return logits_RV.log_softmax(-1)
+
 
 def score_tokens(
-    compute_logits: Callable[[Tensor], Tensor], x_RD: Tensor, tokens: Sequence[int], top: int, vocab: int
+    compute_logits: Callable[[Tensor], Tensor],
+    x_RD: Tensor,
+    tokens: Sequence[int],
+    top: int,
+    vocab: int,
+    log_softmax: LogSoftmax = torch_log_softmax,
 ) -> tuple[TokenLogprob, ...]:
     """Return the log-probability of tokens[r] by the logits of row r.
 
     Args:
         compute_logits: the head: (r, D) to (r, V) float32.
         top: number of most probable words to report.
+        log_softmax: normalizes the logits.
     """
     step = max(1, _SLICE_BYTES // (2 * 4 * vocab))
     scores: list[TokenLogprob] = []
     for first in range(0, len(tokens), step):
         slice_tokens = tokens[first : first + step]
-        scores += _score_slice(
-            compute_logits(x_RD[first : first + len(slice_tokens)]), slice_tokens, min(top, vocab)
-        )
+        logprob_RV = log_softmax(compute_logits(x_RD[first : first + len(slice_tokens)]))
+        scores += _score_slice(logprob_RV, slice_tokens, min(top, vocab))
     return tuple(scores)
 
 
-def _score_slice(logits_RV: Tensor, tokens: Sequence[int], top: int) -> list[TokenLogprob]:
-    logprob_RV = logits_RV.log_softmax(-1)
-    token_R = torch.tensor(tokens, device=logits_RV.device)
+def _score_slice(logprob_RV: Tensor, tokens: Sequence[int], top: int) -> list[TokenLogprob]:
+    token_R = torch.tensor(tokens, device=logprob_RV.device)
     chosen_R1 = logprob_RV.gather(1, token_R[:, None])
     ranks = (1 + (logprob_RV > chosen_R1).sum(1)).tolist()
     best = logprob_RV.topk(top)  # sorted

@@ -17,13 +17,21 @@ from torch import Tensor, nn
 
 from mega_model.build import build_model
 from mega_model.decoder import Decoder
+from mega_model.kernels.batch_invariant import build_kernels
 from mega_model.kernels.numba import NumbaKernels
+from mega_model.kernels.row_functions import with_row_functions
 from mega_model.runtime import Runtime
 from mega_schema.checkpoint.checksums import verify_namespace
 from mega_schema.checkpoint.reader import MODEL, Checkpoint
 from mega_schema.params import Param
+from mega_schema.row_segments import check_segments
 from mega_schema.sharding import Slab
-from mega_serve.execution.packed_weights import WeightDtype, choose_packing, linear_layers, pack_layer
+from mega_serve.execution.packed_weights import (
+    WeightDtype,
+    choose_packing,
+    linear_layers,
+    pack_layer,
+)
 
 ReadRaw = Callable[[str, Slab], Tensor]
 
@@ -74,11 +82,12 @@ def load_weights(
 
     Args:
         rt: the rank's runtime; its dtype is `compute_dtype(dtype)`.
-        kernels, batch_invariant: see `packed_weights.PackedLinear`.
+        kernels, batch_invariant: see `fill_model`.
         verify: compare the checksums of all weights first, those of other ranks included.
 
     Raises:
         FormatError: the checkpoint lacks a weight, a piece does not cover its box, or values are damaged.
+        MegaError: batch-invariant products do not run here, or tp does not divide their segments.
     """
     assert rt.dtype == compute_dtype(dtype), f"a runtime of {rt.dtype} for weights of {dtype}"
     begin_verify = clock()
@@ -115,12 +124,18 @@ def fill_model(
 
     Args:
         read: returns a box of a tensor in any dtype, as a tensor of its own.
-        kernels, batch_invariant: see `packed_weights.PackedLinear`.
+        kernels: for products of a few rows, with `batch_invariant` for all; see `packed_weights`.
+        batch_invariant: compute with `mega_model.kernels.batch_invariant`.
     """
-    model = build_model(replace(rt, device=torch.device("meta")))
     pack = None
-    if rt.device.type == "cpu":
+    if rt.device.type == "cpu" or batch_invariant:
         pack = choose_packing(dtype, kernels, batch_invariant=batch_invariant)
+    if batch_invariant and kernels is not None:
+        check_segments(rt.spec, rt.tp.size)
+        rt = replace(rt, kernels=build_kernels(rt.kernels, kernels))
+    elif pack is not None and kernels is not None:
+        rt = replace(rt, kernels=with_row_functions(rt.kernels, kernels))
+    model = build_model(replace(rt, device=torch.device("meta")))
     layers = linear_layers(model)
     is_tied = rt.spec.tied and rt.stage.is_first and rt.stage.is_last
     with torch.no_grad():

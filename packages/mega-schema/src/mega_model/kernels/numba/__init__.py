@@ -6,13 +6,21 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from mega_schema.app.install_hint import install_hint
 from mega_schema.app.kernel_cache import private_cache
 from mega_schema.errors import ConfigError
 
 # in the order of the fields of NumbaKernels
-_MODULES = ("page_attention", "linear", "projection", "decoder_layers", "nucleus")
+_MODULES = (
+    "page_attention", "linear", "ordered_product", "rows",
+    "projection", "row_kernels", "decoder_layers", "nucleus",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +29,10 @@ class NumbaKernels:
 
     attention: ModuleType
     linear: ModuleType
+    ordered: ModuleType
+    rows: ModuleType
     projection: ModuleType
+    row_kernels: ModuleType
     decoder_layers: ModuleType
     nucleus: ModuleType
 
@@ -51,3 +62,9 @@ def load_kernels(cache: str | None = None, *, package: str = "mega-serve") -> Nu
     # the default layer may be `workqueue`, which ends the process if two threads use it at once
     numba.config.THREADING_LAYER = "omp"
     return NumbaKernels(*(import_module(f"{__name__}.{name}") for name in _MODULES))
+
+
+def as_array(x: Tensor) -> np.ndarray[Any, Any]:
+    """Return a tensor's memory as numpy's; bfloat16 as its 16 bits."""
+    x = x.detach()
+    return (x.view(torch.uint16) if x.dtype == torch.bfloat16 else x).numpy()

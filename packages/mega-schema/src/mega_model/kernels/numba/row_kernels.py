@@ -11,8 +11,10 @@ Legend: R rows; D width of the residual stream; F width inside the feed-forward.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
-from numba import njit
+from numba import njit, prange
 
 from mega_model.kernels.numba.simd import LANES, bf16_to_float, build_activation, round_like
 
@@ -106,3 +108,37 @@ def activate_row(x, bias, activation, out, row):
     else:
         for i in range(width):
             out[i] = round_like(out, row[i])
+
+
+def _norm_rows(x, weight, bias, eps, out, threads):
+    """Norm all rows, as `norm_row`."""
+    for worker in prange(threads):
+        row = np.empty(x.shape[1], np.float32)
+        for r in range(worker * len(x) // threads, (worker + 1) * len(x) // threads):
+            norm_row(x[r], weight, bias, eps, out[r], row)
+
+
+def _add_norm_rows(x, residual, weight, bias, eps, total, out, threads):
+    """Set `total` to x + residual, rounded, and `out` to its norm."""
+    for worker in prange(threads):
+        row = np.empty(x.shape[1], np.float32)
+        for r in range(worker * len(x) // threads, (worker + 1) * len(x) // threads):
+            for i in range(x.shape[1]):
+                total[r, i] = round_like(total, bf16_to_float(x[r, i]) + bf16_to_float(residual[r, i]))
+            norm_row(total[r], weight, bias, eps, out[r], row)
+
+
+def _activate_rows(x, bias, activation, out, threads):
+    """Apply an activation to all rows, as `activate_row`."""
+    for worker in prange(threads):
+        row = np.zeros((out.shape[1] + LANES - 1) // LANES * LANES, np.float32)
+        for r in range(worker * len(x) // threads, (worker + 1) * len(x) // threads):
+            activate_row(x[r], bias, activation, out[r], row)
+
+
+norm_rows_serial: Any = njit(nogil=True, cache=True)(_norm_rows)
+norm_rows_parallel: Any = njit(nogil=True, cache=True, parallel=True)(_norm_rows)
+add_norm_rows_serial: Any = njit(nogil=True, cache=True)(_add_norm_rows)
+add_norm_rows_parallel: Any = njit(nogil=True, cache=True, parallel=True)(_add_norm_rows)
+activate_rows_serial: Any = njit(nogil=True, cache=True)(_activate_rows)
+activate_rows_parallel: Any = njit(nogil=True, cache=True, parallel=True)(_activate_rows)

@@ -34,12 +34,14 @@ from mega_model.kernels.numba.vector_ir import (
     fma,
     load_vector,
     offset_at,
+    prefetch_line,
     splat,
     splat_int,
     store_vector,
 )
 
 _CACHE_LINE = 64  # bytes
+_PREFETCH_BYTES = 12 * 1024  # of a packed weight, ahead of its product: past the panel's last lines
 _LLVM_OF_BYTES = 22  # from which VPDPBUSD takes vectors of bytes
 _SQRT_2_PI = 0.7978845608028654  # √(2 / π)
 # erfc(x) = polynomial(t) t e^(-x²) with t = 1 / (1 + scale x), to 1.5e-7: Abramowitz and Stegun, 7.1.26
@@ -236,6 +238,7 @@ def _build_panel(
                     column = builder.load(builder.bitcast(pointer, operand.as_pointer()))
                     column.align = 2
                     columns.append(column)
+                    prefetch_line(builder, pointer, _PREFETCH_BYTES)
                 for r in range(rows):
                     place = builder.add(offset_at(builder, args[1], args[2], r), loop.index)
                     group = builder.load(builder.gep(x_data, [place]))

@@ -105,3 +105,13 @@ def constant(value: float) -> Any:
 
 def declare_function(builder: Any, name: str, result: Any, *arguments: Any) -> Any:
     return cgutils.get_or_insert_function(builder.module, ir.FunctionType(result, arguments), name)
+
+
+def prefetch_line(builder: Any, pointer: Any, distance: int) -> None:
+    """Start to load the cache line `distance` bytes after a pointer, which may be past the array's end."""
+    int32 = ir.IntType(32)
+    byte_pointer = ir.IntType(8).as_pointer()
+    fetch = declare_function(builder, "llvm.prefetch.p0", ir.VoidType(), byte_pointer, int32, int32, int32)
+    place = builder.gep(builder.bitcast(pointer, byte_pointer), [ir.Constant(INT, distance)])
+    read_data_nearest = [ir.Constant(int32, value) for value in (0, 2, 1)]
+    builder.call(fetch, [place, *read_data_nearest])

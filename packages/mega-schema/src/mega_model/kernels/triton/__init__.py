@@ -17,6 +17,7 @@ TRITON = Kernels(
     add_layer_norm=norm.add_layer_norm,
     bias_gelu=activations.bias_gelu,
     swiglu=activations.swiglu,
+    angles=reference.angles,
     apply_rotary=rotary.apply_rotary,
     apply_rotary_packed=rotary.apply_rotary_packed,
     masked_softmax=softmax.masked_softmax,

@@ -1,0 +1,125 @@
+"""Kernels whose result for a token has the same bits in any batch and any split over tp, for CPUs.
+
+The server's steps and a training forward pass call the same functions, so their log-probabilities are equal
+bit for bit (docs/adr/0036). Gradients are those of the ordinary kernels, computed from the same inputs.
+
+What is exact, or rounded once per element by one rule, stays torch's: sums of two tensors, products with a
+factor, embedding lookups, rotary positions. F.layer_norm computes row by row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mega_model.distributed.mesh import Axis
+from mega_model.kernels import reference
+from mega_model.kernels.interface import Kernels
+from mega_model.kernels.log_probabilities import LogProbabilities
+from mega_model.kernels.numba import NumbaKernels, as_array
+from mega_model.kernels.ordered_linear import TrainedOrderedLinear
+from mega_model.kernels.recomputed_gradient import with_gradient
+from mega_model.matmul_precision import has_native
+from mega_schema.errors import ConfigError
+
+
+def build_kernels(base: Kernels, kernels: NumbaKernels) -> Kernels:
+    """Return the batch-invariant kernels.
+
+    Attention is not among them: its backend is `batch_invariant_attention.BatchInvariantAttention`.
+
+    Args:
+        base: computes gradients, and everything that is invariant by itself.
+    """
+    functions = _RowFunctions(base, kernels)
+    return replace(
+        base,
+        rms_norm=functions.rms_norm,
+        layer_norm=reference.layer_norm,
+        add_rms_norm=functions.add_rms_norm,
+        add_layer_norm=reference.add_layer_norm,
+        bias_gelu=functions.bias_gelu,
+        swiglu=functions.swiglu,
+        angles=functions.angles,
+        apply_rotary=reference.apply_rotary,
+        apply_rotary_packed=reference.apply_rotary_packed,
+        cross_entropy=functions.cross_entropy,
+        linear=TrainedOrderedLinear(kernels, base.linear),
+    )
+
+
+class _RowFunctions:
+    """The functions of `kernels.numba.rows` as `Kernels` has them."""
+
+    def __init__(self, base: Kernels, kernels: NumbaKernels) -> None:
+        self._base = base
+        self._rows = kernels.rows
+        self._log_probabilities = LogProbabilities(kernels)
+
+    def rms_norm(self, x_TD: Tensor, scale_D: Tensor, eps: float) -> Tensor:
+        def kernel(x_TD: Tensor, scale_D: Tensor) -> Tensor:
+            x_TD = x_TD.contiguous()
+            out_TD = torch.empty_like(x_TD)
+            threads = torch.get_num_threads()
+            run = self._rows.rms_norm_serial if threads == 1 else self._rows.rms_norm_parallel
+            run(as_array(x_TD), as_array(scale_D), np.float32(eps), as_array(out_TD), threads)
+            return out_TD
+
+        return with_gradient(kernel, lambda x, scale: self._base.rms_norm(x, scale, eps), x_TD, scale_D)
+
+    def add_rms_norm(
+        self, x_TD: Tensor, residual_TD: Tensor, scale_D: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        sum_TD = residual_TD + x_TD
+        return sum_TD, self.rms_norm(sum_TD, scale_D, eps)
+
+    def bias_gelu(self, x_TF: Tensor, bias_F: Tensor | None, approximate: Literal["none", "tanh"]) -> Tensor:
+        def kernel(x_TF: Tensor, *biases: Tensor) -> Tensor:
+            x_TF = x_TF.contiguous()
+            out_TF = torch.empty_like(x_TF)
+            bias = as_array(biases[0] if biases else x_TF.new_empty(0))
+            threads = torch.get_num_threads()
+            run = self._rows.gelu_serial if threads == 1 else self._rows.gelu_parallel
+            run(as_array(x_TF), bias, approximate == "tanh", as_array(out_TF), threads)
+            return out_TF
+
+        def definition(x_TF: Tensor, *biases: Tensor) -> Tensor:
+            return self._base.bias_gelu(x_TF, biases[0] if biases else None, approximate)
+
+        return with_gradient(kernel, definition, x_TF, *([] if bias_F is None else [bias_F]))
+
+    def swiglu(self, x_TF: Tensor) -> Tensor:
+        def kernel(x_TF: Tensor) -> Tensor:
+            out_TF = x_TF.new_empty(len(x_TF), x_TF.shape[1] // 2)
+            threads = torch.get_num_threads()
+            run = self._rows.swiglu_serial if threads == 1 else self._rows.swiglu_parallel
+            run(as_array(x_TF.contiguous()), as_array(out_TF), threads)
+            return out_TF
+
+        return with_gradient(kernel, self._base.swiglu, x_TF)
+
+    def angles(self, position_T: Tensor, frequency_R: Tensor) -> tuple[Tensor, Tensor]:
+        cos_TR, sin_TR = (torch.empty(len(position_T), len(frequency_R)) for _ in range(2))
+        position, frequency = as_array(position_T.float()), as_array(frequency_R)
+        self._rows.angles(position, frequency, as_array(cos_TR), as_array(sin_TR))
+        return cos_TR, sin_TR
+
+    def cross_entropy(self, logits_CV: Tensor, target_C: Tensor, tp: Axis, scale: float | None) -> Tensor:
+        loss_C = self._log_probabilities.losses(logits_CV, target_C, tp)
+        if scale is not None:
+            self._base.cross_entropy(logits_CV, target_C, tp, scale)  # overwrites the logits
+        return loss_C
+
+
+def check_dtype(dtype: torch.dtype, *, hint: str) -> None:
+    """Check that the products of `ordered_linear` compute in a dtype on this CPU.
+
+    Raises:
+        ConfigError: they do not.
+    """
+    if dtype == torch.bfloat16 and not has_native(dtype):
+        raise ConfigError("--batch-invariant", "this CPU has no products of bfloat16", hint=hint)

@@ -42,7 +42,7 @@ def _reader(spec: ModelSpec) -> Callable[[str, Slab], Tensor]:
 
 
 @cache
-def trained(name: str, dtype: WeightDtype) -> Decoder:
+def build_trained_model(name: str, dtype: WeightDtype) -> Decoder:
     """Build the model as mega-train does."""
     spec = SPECS[name]
     rt = Runtime.single_process(spec, dtype=compute_dtype(dtype))
@@ -57,7 +57,9 @@ def training_logprobs(name: str, dtype: WeightDtype, ids: tuple[int, ...]) -> li
     """Return the log-probability of every id but the first, from one training forward pass."""
     token, length = torch.tensor(ids), len(ids) - 1
     attend = BatchInvariantAttention(load_kernels(), 1, length)
-    losses = trained(name, dtype).token_losses(token[:-1], torch.arange(length), attend, token[1:])
+    losses = build_trained_model(name, dtype).token_losses(
+        token[:-1], torch.arange(length), attend, token[1:]
+    )
     return (-losses).tolist()
 
 
@@ -83,26 +85,28 @@ def test_any_chunks_batches_pages_and_reuse_give_the_bits_of_training(
     prefix = [rng.randrange(131) for _ in range(2 * page_size)]
     rows = [prefix + [rng.randrange(131) for _ in range(rng.randint(2, 60))] for _ in range(5)]
     rows += [[rng.randrange(131) for _ in range(rng.randint(2, 60))] for _ in range(3)]
-    done, shared, pages = [0] * len(rows), [free.pop(), free.pop()], [list[int]() for _ in rows]
+    computed, shared, pages = [0] * len(rows), [free.pop(), free.pop()], [list[int]() for _ in rows]
     pages[0] = list(shared)
     is_preempted = compared = 0
-    while any(done[i] < len(ids) - 1 for i, ids in enumerate(rows)):
-        if not is_preempted and done[5] > len(rows[5]) // 2:
-            is_preempted, done[5], pages[5] = 1, 0, []
-        ready = [i for i, ids in enumerate(rows) if done[i] < len(ids) - 1]
+    while any(computed[i] < len(ids) - 1 for i, ids in enumerate(rows)):
+        if not is_preempted and computed[5] > len(rows[5]) // 2:
+            is_preempted, computed[5], pages[5] = 1, 0, []
+        ready = [i for i, ids in enumerate(rows) if computed[i] < len(ids) - 1]
         chunks, spans = [], []
         for i in rng.sample(ready, rng.randint(1, len(ready))):
             if i in range(1, 5) and not pages[i]:
-                if done[0] < len(prefix):
+                if computed[0] < len(prefix):
                     continue
-                done[i], pages[i] = len(prefix), list(shared)
-            count = min(rng.choice([1, 1, 3, 20, 60]), len(rows[i]) - 1 - done[i])
-            while len(pages[i]) * page_size < done[i] + count:
+                computed[i], pages[i] = len(prefix), list(shared)
+            count = min(rng.choice([1, 1, 3, 20, 60]), len(rows[i]) - 1 - computed[i])
+            while len(pages[i]) * page_size < computed[i] + count:
                 pages[i].append(free.pop())
-            follow = rows[i][done[i] + 1 : done[i] + count + 1]
-            chunks.append(Chunk(rows[i][done[i] : done[i] + count], done[i], list(pages[i]), 0, follow, 2))
-            spans.append((i, done[i]))
-            done[i] += count
+            follow = rows[i][computed[i] + 1 : computed[i] + count + 1]
+            chunks.append(
+                Chunk(rows[i][computed[i] : computed[i] + count], computed[i], list(pages[i]), 0, follow, 2)
+            )
+            spans.append((i, computed[i]))
+            computed[i] += count
         if not chunks:
             continue
         output = runner.run(chunks)

@@ -67,11 +67,11 @@ def _bf16_tile(x, row, rows, weight, start, segments, sums):
             _bf16_2(x, first, pairs, weight, place, length, sums[top])
         else:
             _bf16_1(x, first, pairs, weight, place, length, sums[top])
-        done = segment + 1
-        while done % 2 == 0:
+        leaves = segment + 1
+        while leaves % 2 == 0:
             _add_up(sums, top, rows)
             top -= 1
-            done //= 2
+            leaves //= 2
         top += 1
 
 
@@ -94,11 +94,11 @@ def _float_tile(x, row, rows, weight, start, segments, sums):
             _float_2(x, first, width, weight, place, PANEL, 16, length, sums[top], 0, PANEL)
         else:
             _float_1(x, first, width, weight, place, PANEL, 16, length, sums[top], 0, PANEL)
-        done = segment + 1
-        while done % 2 == 0:
+        leaves = segment + 1
+        while leaves % 2 == 0:
             _add_up(sums, top, rows)
             top -= 1
-            done //= 2
+            leaves //= 2
         top += 1
 
 

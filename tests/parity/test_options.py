@@ -7,9 +7,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
+from mega_model.batch_invariant_attention import BatchInvariantAttention
 from mega_model.distributed.mesh import World
 from mega_model.kernels.dispatch import choose_kernels
+from mega_model.kernels.numba import load_kernels
 from tests.parity.linear import fp8_products
 from tests.parity.ranks import Body, Outcomes
 from tests.parity.runs import resumes, same_as_one_process, steps, trainer
@@ -74,8 +77,34 @@ def _fp8(model: str, values: dict[str, object], world: World, meet: str, folder:
     assert ranks[-1] < 0.95 * ranks[0]
 
 
+def _same_bits(model: str, values: dict[str, object], world: World, meet: str, folder: Path) -> None:
+    """Every token's log-probability has the bits of one process, and a step has its loss."""
+    invariant = values | {"train__batch_invariant": True}
+    single = trainer(
+        model, World(), "", folder, **{k: v for k, v in invariant.items() if k[:8] != "parallel"}
+    )
+    run = trainer(model, world, meet, folder, **invariant)
+    token = torch.randint(101, (2, 17), generator=torch.Generator().manual_seed(world.size))
+    losses = []
+    for process in (single, run):
+        attend = BatchInvariantAttention(load_kernels(), 2, 16)
+        position = torch.arange(16).repeat(2)
+        (decoder,) = process.models
+        losses.append(decoder.token_losses(token[:, :-1].flatten(), position, attend, token[:, 1:].flatten()))
+    assert torch.equal(*losses)
+    assert float(losses[0].min()) < float(losses[0].max())
+    ranks = steps(run, 3)
+    run.mesh.destroy()
+    tolerance = 1e-2 if values.get("train__bf16") else 1e-5
+    assert ranks == pytest.approx(steps(single, 3), rel=tolerance)
+
+
 CASES: dict[int, dict[str, Body]] = {
     2: {
+        "the_bits_of_one_process_over_tensor_2": partial(_same_bits, "gpt", {**BLOOM, **TP2, **SP}),
+        "the_bits_of_one_process_over_tensor_2_bf16": partial(
+            _same_bits, "llama", {**TP2, "train__bf16": True}
+        ),
         "sgd_over_data_2_zero_1": _cut("gpt", **SGD, parallel__zero_stage=1),
         "compiled_over_tensor_2_sequence_gpt": partial(_check_compiled, "gpt", TP2 | SP),
         "compiled_over_pipeline_2_llama": partial(_check_compiled, "llama", PP2),
@@ -119,6 +148,12 @@ CASES: dict[int, dict[str, Body]] = {
         "gates_of_gelu_over_tensor_2_sequence": _cut("gpt", model__glu_activation="geglu", **TP2, **SP),
     },
     4: {
+        "the_bits_of_one_process_over_tensor_4": partial(
+            _same_bits, "llama", {"parallel__tensor_model_parallel_size": 4}
+        ),
+        "the_bits_of_one_process_over_tensor_4_sequence_bf16": partial(
+            _same_bits, "gpt", {"parallel__tensor_model_parallel_size": 4, **SP, "train__bf16": True}
+        ),
         "muon_over_tensor_2_data_2_zero_2": _cut("gpt", **MUON, **TP2, parallel__zero_stage=2),
         "muon_over_pipeline_2_data_2_zero_1_bucket": _cut(
             "gpt", **MUON, **PP2, parallel__zero_stage=1, parallel__ddp_bucket_size=3000

@@ -30,8 +30,14 @@ SPECS = {
         layers=4, hidden=32, heads=4, kv_heads=2, ffn=48, vocab=131, max_seq_len=64, vocab_multiple=8
     ),
 }
-SHORT = (("gpt", 2, 1), ("llama", 1, 2))
-ALL = tuple((family, tp, pp) for family in SPECS for tp, pp in ((2, 1), (1, 2), (2, 2)))
+Case = tuple[str, int, int, bool]  # model, tp, pp, whether it is batch-invariant
+SHORT: tuple[Case, ...] = (("gpt", 2, 1, False), ("llama", 1, 2, False), ("llama", 2, 1, True))
+ALL = tuple(
+    (family, tp, pp, invariant)
+    for family in SPECS
+    for tp, pp in ((2, 1), (1, 2), (2, 2))
+    for invariant in (False, True)
+)
 PROMPTS = ([5, 9, 13], [7] * 30, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], [5, 9, 13, 22, 8])
 
 
@@ -50,7 +56,7 @@ def save_checkpoint(run: Path, spec: ModelSpec) -> None:
     save.commit(spec, layout=WHOLE, trainer={}, tokenizer=run / "tokenizer")
 
 
-def options(run: Path, tp: int, pp: int) -> dict[str, Any]:
+def options(run: Path, tp: int, pp: int, *, invariant: bool = False) -> dict[str, Any]:
     # small steps cut the prompts into chunks; a small pool makes sequences wait and be preempted
     return {
         "load": str(run),
@@ -61,6 +67,7 @@ def options(run: Path, tp: int, pp: int) -> dict[str, Any]:
         "max_num_batched_tokens": 16,
         "kv_cache_memory": 512 * 1024,
         "speculative_tokens": 2,
+        "batch_invariant": invariant,
     }
 
 
@@ -87,8 +94,8 @@ def answer(engine: LoadedEngine) -> dict[str, Any]:
     return answers
 
 
-def _serve(world: World, meet: str, folder: Path, *, run: Path, tp: int, pp: int) -> None:
-    values = {**options(run, tp, pp), "init_method": meet}
+def _serve(world: World, meet: str, folder: Path, *, run: Path, tp: int, pp: int, invariant: bool) -> None:
+    values = {**options(run, tp, pp, invariant=invariant), "init_method": meet}
     if world.rank > 0:
         run_worker(values, world.rank)
         return
@@ -98,31 +105,34 @@ def _serve(world: World, meet: str, folder: Path, *, run: Path, tp: int, pp: int
     engine.close()
 
 
-def serve_on_ranks(folder: Path, cases: Sequence[tuple[str, int, int]]) -> dict[str, str]:
+def serve_on_ranks(folder: Path, cases: Sequence[Case]) -> dict[str, str]:
     """Serve the requests of each case; return the failures by case, and write the answers to the folder."""
     failures: dict[str, str] = {}
-    for family in {family for family, _, _ in cases}:
+    for family in {family for family, *_ in cases}:
         save_checkpoint(folder / family, SPECS[family])
-    for ranks in sorted({tp * pp for _, tp, pp in cases}):
+    for ranks in sorted({tp * pp for _, tp, pp, _ in cases}):
         bodies: dict[str, Body] = {
-            f"{family} {tp} {pp}": partial(_serve, run=folder / family, tp=tp, pp=pp)
-            for family, tp, pp in cases
+            f"{family} {tp} {pp} {invariant}": partial(
+                _serve, run=folder / family, tp=tp, pp=pp, invariant=invariant
+            )
+            for family, tp, pp, invariant in cases
             if tp * pp == ranks
         }
         failures |= on_ranks(ranks, bodies, folder)
     return failures
 
 
-def check_answers(folder: Path, cases: Sequence[tuple[str, int, int]], failures: dict[str, str]) -> None:
+def check_answers(folder: Path, cases: Sequence[Case], failures: dict[str, str]) -> None:
     """Compare each case with one process."""
     assert failures == dict.fromkeys(failures, "")
-    for family, tp, pp in cases:
-        expected = answer(build_engine(options(folder / family, 1, 1)))
-        answers = json.loads((folder / f"{family} {tp} {pp}" / "answers.json").read_text())
+    for family, tp, pp, invariant in cases:
+        expected = answer(build_engine(options(folder / family, 1, 1, invariant=invariant)))
+        answers = json.loads((folder / f"{family} {tp} {pp} {invariant}" / "answers.json").read_text())
         assert answers.keys() == expected.keys()
         for key, record in expected.items():
             assert answers[key]["ids"] == list(record["ids"]), (family, tp, pp, key)
-            np.testing.assert_allclose(answers[key]["logprobs"], record["logprobs"], rtol=0, atol=1e-4)
+            tolerance = 0.0 if invariant else 1e-4
+            np.testing.assert_allclose(answers[key]["logprobs"], record["logprobs"], rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +141,7 @@ def check_answers(folder: Path, cases: Sequence[tuple[str, int, int]], failures:
     ids=["two ranks", "all layouts"],
 )
 def test_ranks_give_the_tokens_and_log_probabilities_of_one_process(
-    tmp_path: Path, cases: Sequence[tuple[str, int, int]]
+    tmp_path: Path, cases: Sequence[Case]
 ) -> None:
     check_answers(tmp_path, cases, serve_on_ranks(tmp_path, cases))
 

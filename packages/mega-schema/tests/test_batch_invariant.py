@@ -226,7 +226,7 @@ def test_a_token_has_the_same_loss_in_any_batch(
         token[:, :-1].flatten(), position.repeat(5), attend(5, 40), token[:, 1:].flatten()
     ).view(5, 40)
     for row, length in ((0, 40), (2, 1), (3, 17), (4, 33)):
-        one = model.token_losses(
+        alone = model.token_losses(
             token[row, :length], position[:length], attend(1, length), token[row, 1 : length + 1]
         )
-        assert torch.equal(one, losses[row, :length])
+        assert torch.equal(alone, losses[row, :length])

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,9 +22,13 @@ from mega_model.kernels.log_probabilities import LogProbabilities
 from mega_model.kernels.numba import load_kernels
 from mega_model.runtime import Runtime
 from mega_schema.arch import table
+from mega_schema.checkpoint.reader import Checkpoint
 from mega_schema.sharding import Slab
 from mega_schema.spec import ModelSpec, gpt, llama
+from mega_serve.engine.engine_core import EngineCore
 from mega_serve.engine.interfaces import Chunk
+from mega_serve.engine.requests import BeamSearchParams, EngineRequest, SamplingParams
+from mega_serve.execution.engine_factory import build_engine
 from mega_serve.execution.model_runner import RunnerOptions, TorchModelRunner
 from mega_serve.execution.packed_weights import WeightDtype
 from mega_serve.execution.weight_loading import compute_dtype, fill_model
@@ -42,7 +47,7 @@ def _reader(spec: ModelSpec) -> Callable[[str, Slab], Tensor]:
 
 
 @cache
-def trained(name: str, dtype: WeightDtype) -> Decoder:
+def build_trained_model(name: str, dtype: WeightDtype) -> Decoder:
     """Build the model as mega-train does."""
     spec = SPECS[name]
     rt = Runtime.single_process(spec, dtype=compute_dtype(dtype))
@@ -55,10 +60,18 @@ def trained(name: str, dtype: WeightDtype) -> Decoder:
 @cache
 def training_logprobs(name: str, dtype: WeightDtype, ids: tuple[int, ...]) -> list[float]:
     """Return the log-probability of every id but the first, from one training forward pass."""
-    token, length = torch.tensor(ids), len(ids) - 1
-    attend = BatchInvariantAttention(load_kernels(), 1, length)
-    losses = trained(name, dtype).token_losses(token[:-1], torch.arange(length), attend, token[1:])
-    return (-losses).tolist()
+    return score_by_training(build_trained_model(name, dtype), [ids])[0]
+
+
+def score_by_training(model: Decoder, sequences: Sequence[tuple[int, ...]]) -> list[list[float]]:
+    """Return the log-probabilities of every id but the first, from a micro-batch padded to one length."""
+    length = max(map(len, sequences)) - 1
+    token = torch.tensor([ids + (0,) * (length + 1 - len(ids)) for ids in sequences])
+    attend = BatchInvariantAttention(load_kernels(), len(sequences), length)
+    position = torch.arange(length).repeat(len(sequences))
+    losses = model.token_losses(token[:, :-1].flatten(), position, attend, token[:, 1:].flatten())
+    rows = (-losses).view(len(sequences), length).tolist()
+    return [row[: len(ids) - 1] for row, ids in zip(rows, sequences, strict=True)]
 
 
 def build_runner(name: str, dtype: WeightDtype, page_size: int = 16) -> TorchModelRunner:
@@ -83,26 +96,28 @@ def test_any_chunks_batches_pages_and_reuse_give_the_bits_of_training(
     prefix = [rng.randrange(131) for _ in range(2 * page_size)]
     rows = [prefix + [rng.randrange(131) for _ in range(rng.randint(2, 60))] for _ in range(5)]
     rows += [[rng.randrange(131) for _ in range(rng.randint(2, 60))] for _ in range(3)]
-    done, shared, pages = [0] * len(rows), [free.pop(), free.pop()], [list[int]() for _ in rows]
+    computed, shared, pages = [0] * len(rows), [free.pop(), free.pop()], [list[int]() for _ in rows]
     pages[0] = list(shared)
     is_preempted = compared = 0
-    while any(done[i] < len(ids) - 1 for i, ids in enumerate(rows)):
-        if not is_preempted and done[5] > len(rows[5]) // 2:
-            is_preempted, done[5], pages[5] = 1, 0, []
-        ready = [i for i, ids in enumerate(rows) if done[i] < len(ids) - 1]
+    while any(computed[i] < len(ids) - 1 for i, ids in enumerate(rows)):
+        if not is_preempted and computed[5] > len(rows[5]) // 2:
+            is_preempted, computed[5], pages[5] = 1, 0, []
+        ready = [i for i, ids in enumerate(rows) if computed[i] < len(ids) - 1]
         chunks, spans = [], []
         for i in rng.sample(ready, rng.randint(1, len(ready))):
             if i in range(1, 5) and not pages[i]:
-                if done[0] < len(prefix):
+                if computed[0] < len(prefix):
                     continue
-                done[i], pages[i] = len(prefix), list(shared)
-            count = min(rng.choice([1, 1, 3, 20, 60]), len(rows[i]) - 1 - done[i])
-            while len(pages[i]) * page_size < done[i] + count:
+                computed[i], pages[i] = len(prefix), list(shared)
+            count = min(rng.choice([1, 1, 3, 20, 60]), len(rows[i]) - 1 - computed[i])
+            while len(pages[i]) * page_size < computed[i] + count:
                 pages[i].append(free.pop())
-            follow = rows[i][done[i] + 1 : done[i] + count + 1]
-            chunks.append(Chunk(rows[i][done[i] : done[i] + count], done[i], list(pages[i]), 0, follow, 2))
-            spans.append((i, done[i]))
-            done[i] += count
+            follow = rows[i][computed[i] + 1 : computed[i] + count + 1]
+            chunks.append(
+                Chunk(rows[i][computed[i] : computed[i] + count], computed[i], list(pages[i]), 0, follow, 2)
+            )
+            spans.append((i, computed[i]))
+            computed[i] += count
         if not chunks:
             continue
         output = runner.run(chunks)
@@ -115,3 +130,82 @@ def test_any_chunks_batches_pages_and_reuse_give_the_bits_of_training(
             compared += len(wanted)
     assert is_preempted
     assert compared > 150
+
+
+def random_prompts(rng: random.Random, count: int, vocab: int) -> dict[str, tuple[int, ...]]:
+    """Return prompts by request id; most begin with one of four prefixes."""
+    prefixes = [tuple(rng.randrange(vocab) for _ in range(20)) for _ in range(4)]
+    return {
+        str(i): rng.choice([(), *prefixes]) + tuple(rng.randrange(vocab) for _ in range(rng.randint(1, 20)))
+        for i in range(count)
+    }
+
+
+def random_request(rng: random.Random, key: str, prompt: tuple[int, ...]) -> EngineRequest:
+    """Return a greedy, sampled or forked request with scores; every seventh is a beam search."""
+    number = int(key)
+    if number % 7 == 0:
+        return EngineRequest(
+            request_id=key, prompt_token_ids=prompt, params=BeamSearchParams(max_tokens=5, width=3)
+        )
+    params = SamplingParams(
+        max_tokens=rng.randint(1, 20),
+        temperature=float(number % 2),
+        top_p=0.9 if number % 5 == 0 else 1.0,
+        ignore_eos=True,
+        seed=rng.randrange(100),
+        logprobs=number % 4,
+        prompt_logprobs=number % 3,
+    )
+    return EngineRequest(request_id=key, prompt_token_ids=prompt, params=params, n=rng.choice([1, 1, 3]))
+
+
+def serve(core: EngineCore) -> dict[tuple[str, int], tuple[list[int], list[float]]]:
+    """Return the new ids of every sequence, and the log-probabilities of its prompt, if any, and of these."""
+    sequences: dict[tuple[str, int], tuple[list[int], list[float]]] = {}
+    while core.has_work:
+        for output in core.step():
+            assert output.error is None
+            ids, logprobs = sequences.setdefault((output.request_id, output.index), ([], []))
+            ids.extend(output.token_ids)
+            logprobs.extend(entry.logprob for entry in (*output.prompt_logprobs, *output.logprobs) if entry)
+    return sequences
+
+
+@pytest.mark.parametrize(
+    ("requests", "rounds"), [(40, 1), pytest.param(200, 5, marks=pytest.mark.long)], ids=["short", "long"]
+)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_concurrent_mixed_requests_are_served_with_the_bits_of_training(
+    checkpoint: Path, spec: ModelSpec, dtype: WeightDtype, requests: int, rounds: int
+) -> None:
+    """All requests are there at once, share prefixes, and have too few pages."""
+    rt = Runtime.single_process(spec, dtype=compute_dtype(dtype))
+    rt = replace(rt, kernels=build_kernels(REFERENCE, load_kernels()))
+    model = build_model(rt)
+    fill_weights(model, Checkpoint.open(checkpoint).model_slab, rt)
+    rng = random.Random(3)
+    prompts = random_prompts(rng, requests, spec.vocab - 2)
+    preemptions = 0
+    for _ in range(rounds):
+        options = {
+            "load": str(checkpoint),
+            "device": "cpu",
+            "dtype": dtype,
+            "batch_invariant": True,
+            "max_num_seqs": rng.choice([32, 64]),
+            "max_num_batched_tokens": rng.choice([64, 300]),
+            "kv_cache_memory": 60_000 * rt.dtype.itemsize,
+            "page_size": rng.choice([16, 32]),
+            "speculative_tokens": rng.choice([0, 3]),
+        }
+        core = build_engine(options).core
+        for key in rng.sample(sorted(prompts), len(prompts)):
+            core.add(random_request(rng, key, prompts[key]))
+        served = {key: value for key, value in serve(core).items() if int(key[0]) % 7}
+        assert len({request for request, _ in served}) == requests - len(range(0, requests, 7))
+        preemptions += core.stats().preemptions
+        wanted = score_by_training(model, [prompts[key[0]] + tuple(ids) for key, (ids, _) in served.items()])
+        for (key, (ids, logprobs)), trained in zip(served.items(), wanted, strict=True):
+            assert logprobs == (trained if key[1] == 0 else trained[-len(ids) :]), key
+    assert preemptions

@@ -12,9 +12,11 @@ from typing import Any, Literal
 
 import torch
 
-from mega_model.kernels import REFERENCE, cpp, cpu_attention, third_party
+from mega_model.kernels import REFERENCE, batch_invariant, cpp, cpu_attention, third_party
 from mega_model.kernels.interface import Kernels
+from mega_model.kernels.numba import has_numba, load_kernels
 from mega_model.matmul_precision import has_native
+from mega_schema.app.install_hint import install_hint
 from mega_schema.errors import ConfigError
 
 KernelsName = Literal["auto", "reference", "compile", "triton", "liger", "apex", "flash-attn"]
@@ -109,6 +111,31 @@ def choose_kernels(
             choice, package, _THIRD_PARTY[package](), "installed" if name == "auto" else "requested"
         )
     return choice
+
+
+def choose_batch_invariant_kernels(device: torch.device, dtype: torch.dtype, *, package: str) -> KernelChoice:
+    """Choose the kernels of --batch-invariant; those of `auto` compute gradients.
+
+    Args:
+        package: whose extra `cpu` an error tells to install.
+
+    Raises:
+        ConfigError: the device is no CPU, it has no products of this dtype, or numba is not installed.
+    """
+    if device.type != "cpu":
+        raise ConfigError(
+            "--batch-invariant", "has kernels for CPUs only", found=device.type, wanted="--device cpu"
+        )
+    if not has_numba():
+        hint = install_hint(package, "cpu")
+        raise ConfigError("--batch-invariant", "needs numba, which is not installed", hint=hint)
+    batch_invariant.check_dtype(dtype, hint="leave --bf16 out")
+    choice = choose_kernels("auto", device)
+    kernels = batch_invariant.build_kernels(choice.kernels, load_kernels(package=package))
+    names = [field.name for field in fields(Kernels)]
+    changed = [name for name in names if getattr(kernels, name) is not getattr(choice.kernels, name)]
+    overrides: Any = {name: getattr(kernels, name) for name in changed}
+    return _override(choice, "batch-invariant", overrides, "requested")
 
 
 def _reference_choice(reason: str) -> KernelChoice:

@@ -21,11 +21,11 @@ def with_gradient(
     """
     if not torch.is_grad_enabled():
         return kernel(*inputs)
-    apply: Callable[..., Tensor] = _Recomputed.apply
+    apply: Callable[..., Tensor] = _KernelWithGradient.apply
     return apply(kernel, definition, *inputs)
 
 
-class _Recomputed(torch.autograd.Function):
+class _KernelWithGradient(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, kernel: Callable[..., Tensor], definition: Callable[..., Tensor], *inputs: Tensor

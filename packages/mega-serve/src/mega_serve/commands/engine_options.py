@@ -81,7 +81,7 @@ _OPTIONS = (
     _engine(
         "--batch-invariant",
         is_flag=True,
-        help="Compute every row with the same bits in any batch; on a CPU, with mega-serve[cpu].",
+        help="Serve the bits of mega-train --batch-invariant in any batch; on a CPU, with mega-serve[cpu].",
     ),
     _engine(
         "--attention",

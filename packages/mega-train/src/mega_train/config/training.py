@@ -135,6 +135,12 @@ class TrainConfig:
         "fused kernels: auto takes the fastest available, which mega-train doctor shows; compile is "
         "torch.compile of the reference",
     )
+    batch_invariant: bool = option(
+        "--batch-invariant",
+        False,
+        "a forward pass gives a token the same bits in any batch and over any tp, those of mega-serve "
+        "--batch-invariant; on CPUs, with mega-train[cpu]",
+    )
     on_non_finite: Literal["stop", "skip"] = option(
         "--on-non-finite",
         "stop",

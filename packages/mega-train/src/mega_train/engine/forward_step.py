@@ -10,10 +10,13 @@ import torch
 from torch import Tensor
 
 from mega_model.attention_backends import AttentionBackend, PackedAttention, document_positions
+from mega_model.batch_invariant_attention import BatchInvariantAttention
 from mega_model.context_parallel import token_positions
 from mega_model.decoder import Decoder
 from mega_model.distributed.mesh import Mesh
 from mega_model.dropout import Dropout, no_dropout, token_keys
+from mega_model.kernels import Kernels
+from mega_model.kernels.numba import load_kernels
 from mega_model.loss import IGNORED
 from mega_model.recompute import RecomputedAttention
 from mega_train.config import DataConfig
@@ -82,15 +85,7 @@ class ForwardStep:
         token_BS, target_BS, position_BS, document_BS = self._split_micro_batch(micro)
         dropout = self._dropout(micro)
         rows, length = token_BS.shape
-        attend: AttentionBackend = PackedAttention(
-            rows,
-            length,
-            document_BS,
-            cp=self.mesh.cp,
-            dropout=dropout,
-            attention=model.kernels.attention,
-            softmax=model.kernels.masked_softmax,
-        )
+        attend = self._attention(model.kernels, rows, length, document_BS, dropout)
         x = self._local_tokens(token_BS) if received is None else received
         if self.config.recompute.recomputes("core_attn"):
             attend = RecomputedAttention(attend)
@@ -104,6 +99,23 @@ class ForwardStep:
         return scale_loss(
             model(*inputs, self._local_tokens(target_BS), loss_grad) * self.mesh.cp.size / loss_tokens,
             self.loss_scale,
+        )
+
+    def _attention(
+        self, kernels: Kernels, rows: int, length: int, document_BS: Tensor | None, dropout: Dropout | None
+    ) -> AttentionBackend:
+        train = self.config.run.train
+        if train.batch_invariant and (dropout is None or not train.attention_dropout):
+            numba = load_kernels(package="mega-train")
+            return BatchInvariantAttention(numba, rows, length, document_BS, kernels.attention)
+        return PackedAttention(
+            rows,
+            length,
+            document_BS,
+            cp=self.mesh.cp,
+            dropout=dropout,
+            attention=kernels.attention,
+            softmax=kernels.masked_softmax,
         )
 
     def _count_loss_tokens(self) -> Tensor:

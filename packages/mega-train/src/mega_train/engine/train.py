@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from mega_model.distributed.mesh import Mesh, World
 from mega_model.fp8 import unsupported_reason
-from mega_model.kernels.dispatch import KernelChoice, choose_kernels
+from mega_model.kernels.dispatch import KernelChoice
 from mega_schema.app.config import to_dict
 from mega_schema.checkpoint.checkpoint_dir import TOKENIZER
 from mega_schema.checkpoint.reader import Checkpoint
@@ -41,7 +41,7 @@ from mega_train.data.tokenizer_from_flags import (
 )
 from mega_train.engine.determinism import check_nccl_algorithm, deterministic_algorithms
 from mega_train.engine.train_loop import TrainLoop
-from mega_train.engine.trainer import Trainer
+from mega_train.engine.trainer import Trainer, choose_run_kernels
 from mega_train.fault_tolerance.exit_conditions import ExitConditions
 from mega_train.fault_tolerance.hang_reporter import HangReporter
 from mega_train.fault_tolerance.heartbeat_monitor import HeartbeatMonitor
@@ -178,7 +178,7 @@ def _check_machine(config: ResolvedConfig, world: World) -> None:
             hint="--bf16 without --fp8-format",
         )
     # fails before the rendezvous if a kernel is not available
-    choose_kernels(config.run.train.kernels, torch.device(config.device), where="--kernels")
+    choose_run_kernels(config.run.train, torch.device(config.device))
 
 
 def _open_datasets(

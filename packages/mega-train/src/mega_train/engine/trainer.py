@@ -7,15 +7,18 @@ from collections.abc import Collection
 from functools import cached_property
 from pathlib import Path
 
+import torch
+
 from mega_model.distributed.mesh import Mesh
 from mega_model.init import initial_values
-from mega_model.kernels.dispatch import KernelChoice, choose_kernels
+from mega_model.kernels.dispatch import KernelChoice, choose_batch_invariant_kernels, choose_kernels
 from mega_model.runtime import Runtime
 from mega_schema.checkpoint.reader import Checkpoint
 from mega_schema.dataset.indexed_dataset import IndexedDataset
 from mega_train.checkpointing import state_dict
 from mega_train.checkpointing.async_save import CheckpointSaver
 from mega_train.checkpointing.save_dir import is_same_folder
+from mega_train.config import TrainConfig
 from mega_train.data.dataloaders import build_data_splits, build_sampler
 from mega_train.data.datasets import Datasets
 from mega_train.data.identities import compute_identities
@@ -73,7 +76,7 @@ class Trainer:
         self.mesh = mesh
         self.tokenizer = tokenizer
         self.loaded_from = None if checkpoint is None else checkpoint.folder
-        self.kernel_choice = choose_kernels(run.train.kernels, mesh.device, where="--kernels")
+        self.kernel_choice = choose_run_kernels(run.train, mesh.device)
         self.rt = _build_runtime(config, mesh, self.kernel_choice)
         self.sharding, gradients = build_sharding(self.rt, mesh, config.sharding_config)
         self.models, self.params = self.sharding.models, self.sharding.params
@@ -165,6 +168,17 @@ class Trainer:
     def _identities(self) -> dict[str, str]:
         """A digest of each dataset, computed on first use, because it reads the datasets."""
         return dict(compute_identities(self.config.run.data, self._datasets))
+
+
+def choose_run_kernels(train: TrainConfig, device: torch.device) -> KernelChoice:
+    """Choose the kernels of a run.
+
+    Raises:
+        ConfigError: they are not available on this machine.
+    """
+    if train.batch_invariant:
+        return choose_batch_invariant_kernels(device, param_dtype(train), package="mega-train")
+    return choose_kernels(train.kernels, device, where="--kernels")
 
 
 def _build_runtime(config: ResolvedConfig, mesh: Mesh, kernel_choice: KernelChoice) -> Runtime:

@@ -31,6 +31,7 @@ from mega_train.resolve.batch import (
     seq_length_schedule,
     skipped_iterations,
 )
+from mega_train.resolve.batch_invariant import check_batch_invariant
 from mega_train.resolve.checks import (
     check_data,
     check_dropout,
@@ -189,6 +190,7 @@ def _resolve_layout(
     staged_layout = refusals.attempt(assign_layers, run.parallel, spec.layers, layout)
     refusals.attempt(with_flag_names, run.model, _check_param_shapes, spec, layout)
     fp8 = refusals.attempt(fp8_recipe, run, spec, layout)
+    refusals.extend(check_batch_invariant(run.train, spec, layout))
     length = spec.max_seq_len if run.batch.length is None else run.batch.length
     if not refusals.extend(check_length(run, spec, length, layout)):
         return None

@@ -20,7 +20,14 @@ from typing import Any
 import numpy as np
 from numba import njit, prange
 
-from mega_model.kernels.numba.simd import bf16_to_float, build_bf16_panel, build_tile_product, round_like
+from mega_model.kernels.numba.simd import (
+    LANES,
+    bf16_to_float,
+    build_bf16_panel,
+    build_tile_product,
+    round_like,
+)
+from mega_model.kernels.numba.vectors import add_narrow, narrow
 
 PANEL = 64
 TILE_ROWS = 6  # with 4 vectors of outputs: 24 sums, 4 weights and an input in AVX-512's 32 registers
@@ -67,11 +74,11 @@ def _bf16_tile(x, row, rows, weight, start, segments, sums):
             _bf16_2(x, first, pairs, weight, place, length, sums[top])
         else:
             _bf16_1(x, first, pairs, weight, place, length, sums[top])
-        done = segment + 1
-        while done % 2 == 0:
+        leaves = segment + 1
+        while leaves % 2 == 0:
             _add_up(sums, top, rows)
             top -= 1
-            done //= 2
+            leaves //= 2
         top += 1
 
 
@@ -94,11 +101,11 @@ def _float_tile(x, row, rows, weight, start, segments, sums):
             _float_2(x, first, width, weight, place, PANEL, 16, length, sums[top], 0, PANEL)
         else:
             _float_1(x, first, width, weight, place, PANEL, 16, length, sums[top], 0, PANEL)
-        done = segment + 1
-        while done % 2 == 0:
+        leaves = segment + 1
+        while leaves % 2 == 0:
             _add_up(sums, top, rows)
             top -= 1
-            done //= 2
+            leaves //= 2
         top += 1
 
 
@@ -106,14 +113,17 @@ def _float_tile(x, row, rows, weight, start, segments, sums):
 def _store_tile(sums, row, rows, first, bias, out):
     """Add the bias and round to the dtype of `out`."""
     columns = min(PANEL, out.shape[1] - first)
+    whole = columns // LANES * LANES
     for r in range(rows):
+        target = out[row + r]
         if len(bias):
-            for o in range(columns):
-                value = sums[0, r, o] + bf16_to_float(bias[first + o])
-                out[row + r, first + o] = round_like(out, value)
+            add_narrow(sums[0, r], 0, bias, first, whole // LANES, target, first)
+            for o in range(whole, columns):
+                target[first + o] = round_like(out, sums[0, r, o] + bf16_to_float(bias[first + o]))
         else:
-            for o in range(columns):
-                out[row + r, first + o] = round_like(out, sums[0, r, o])
+            narrow(sums[0, r], 0, whole // LANES, target, first)
+            for o in range(whole, columns):
+                target[first + o] = round_like(out, sums[0, r, o])
 
 
 def _multiply_bf16(x, weight, bias, out, panel_size, segments, threads):

@@ -18,8 +18,10 @@ import numpy as np
 from numba import njit, prange
 
 from mega_model.kernels.numba.simd import LANES, bf16_to_float, round_like
+from mega_model.kernels.numba.vectors import exponentials, logistic, narrow, widen
 
 SUM_BITS = 40  # of the fraction of a weight in `exp_sums`
+_PART = 256  # elements of a row that are computed at a time
 
 _f = np.float32
 _ONE, _HALF = _f(1.0), _f(0.5)
@@ -62,48 +64,70 @@ def _exp(x):
     return value * bf16_to_float(np.uint16((np.int32(power) + np.int32(127)) << np.int32(7)))
 
 
-@njit(nogil=True, cache=True, inline="always")
-def _sigmoid(x):
-    small = _exp(-abs(x))
-    return (_ONE if x >= _f(0.0) else small) / (_ONE + small)
-
-
-@njit(nogil=True, cache=True, inline="always")
-def _gelu_tanh(u):
-    return u * _sigmoid(_GELU_SCALE * (u + _GELU_CUBE * u * u * u))
-
-
-@njit(nogil=True, cache=True, inline="always")
-def _gelu_erf(u):
-    z = abs(u) * _SQRT_HALF
-    t = _ONE / (_ONE + _ERF_P * z)
-    tail = ((((_ERF_5 * t + _ERF_4) * t + _ERF_3) * t + _ERF_2) * t + _ERF_1) * t * _exp(-(z * z)) * _HALF
-    return u * (_ONE - tail if u >= _f(0.0) else tail)
+@njit(nogil=True, cache=True)
+def _load(x, start, count, out):
+    """Set out[:count], float32, to x[start:]."""
+    whole = count // LANES * LANES
+    widen(x, start, whole // LANES, out)
+    for i in range(whole, count):
+        out[i] = bf16_to_float(x[start + i])
 
 
 @njit(nogil=True, cache=True)
-def _gelu_row(x, bias, tanh, out):
-    if len(bias):
+def _store(values, count, out, start):
+    """Set out[start:], rounded, to values[:count]."""
+    whole = count // LANES * LANES
+    narrow(values, 0, whole // LANES, out, start)
+    for i in range(whole, count):
+        out[start + i] = round_like(out, values[i])
+
+
+@njit(nogil=True, cache=True)
+def _gelu_row(x, bias, tanh, u, work, out):
+    """Compute a row in parts of _PART elements; the end of the last part holds numbers of an earlier one."""
+    for start in range(0, len(x), _PART):
+        count = min(_PART, len(x) - start)
+        vectors = (count + LANES - 1) // LANES
+        _load(x, start, count, u)
+        if len(bias):
+            _load(bias, start, count, work)
+            for i in range(count):
+                u[i] += work[i]
         if tanh:
-            for i in range(len(x)):
-                out[i] = round_like(out, _gelu_tanh(bf16_to_float(x[i]) + bf16_to_float(bias[i])))
+            for i in range(_PART):
+                work[i] = _GELU_SCALE * (u[i] + _GELU_CUBE * u[i] * u[i] * u[i])
+            logistic(work, vectors)
+            for i in range(_PART):
+                u[i] *= work[i]
         else:
-            for i in range(len(x)):
-                out[i] = round_like(out, _gelu_erf(bf16_to_float(x[i]) + bf16_to_float(bias[i])))
-    elif tanh:
-        for i in range(len(x)):
-            out[i] = round_like(out, _gelu_tanh(bf16_to_float(x[i])))
-    else:
-        for i in range(len(x)):
-            out[i] = round_like(out, _gelu_erf(bf16_to_float(x[i])))
+            for i in range(_PART):
+                z = u[i] * _SQRT_HALF
+                work[i] = -(z * z)
+            exponentials(work, vectors)
+            for i in range(_PART):
+                t = _ONE / (_ONE + _ERF_P * (abs(u[i]) * _SQRT_HALF))
+                terms = ((((_ERF_5 * t + _ERF_4) * t + _ERF_3) * t + _ERF_2) * t + _ERF_1) * t
+                tail = terms * work[i] * _HALF
+                u[i] *= _ONE - tail if u[i] >= _f(0.0) else tail
+        _store(u, count, out, start)
 
 
 @njit(nogil=True, cache=True)
-def _swiglu_row(x, out):
+def _swiglu_row(x, gate, work, out):
+    """Compute a row in parts, as `_gelu_row`."""
     half = len(out)
-    for i in range(half):
-        gate = bf16_to_float(x[i])
-        out[i] = round_like(out, gate * _sigmoid(gate) * bf16_to_float(x[half + i]))
+    for start in range(0, half, _PART):
+        count = min(_PART, half - start)
+        _load(x, start, count, gate)
+        for i in range(_PART):
+            work[i] = gate[i]
+        logistic(work, (count + LANES - 1) // LANES)
+        for i in range(_PART):
+            gate[i] *= work[i]
+        _load(x, half + start, count, work)
+        for i in range(_PART):
+            gate[i] *= work[i]
+        _store(gate, count, out, start)
 
 
 @njit(nogil=True, cache=True)
@@ -129,15 +153,17 @@ def _rms_norm_row(x, scale, eps, lanes, out):
 def _gelu(x, bias, tanh, out, threads):
     """Set out to gelu(x + bias): (R, F); bias (F,) or empty."""
     for worker in prange(threads):
+        u, work = np.zeros(_PART, np.float32), np.zeros(_PART, np.float32)
         for r in range(worker * len(x) // threads, (worker + 1) * len(x) // threads):
-            _gelu_row(x[r], bias, tanh, out[r])
+            _gelu_row(x[r], bias, tanh, u, work, out[r])
 
 
 def _swiglu(x, out, threads):
     """Set out, (R, F), to silu(gate) · up of x, (R, 2F)."""
     for worker in prange(threads):
+        gate, work = np.zeros(_PART, np.float32), np.zeros(_PART, np.float32)
         for r in range(worker * len(x) // threads, (worker + 1) * len(x) // threads):
-            _swiglu_row(x[r], out[r])
+            _swiglu_row(x[r], gate, work, out[r])
 
 
 def _rms_norm(x, scale, eps, out, threads):

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from mega_schema.errors import RequestError
-from mega_serve.api.bodies import Body
+from mega_serve.api.bodies import Body, name_field
 from mega_serve.api.context import ApiContext
 from mega_serve.api.megatron import MAX_PRIORITY
 from mega_serve.engine.requests import GrammarSpec, SamplingParams
@@ -302,7 +302,9 @@ def encode_bad_words(context: ApiContext, words: list[str] | tuple[()]) -> tuple
     sequences: dict[tuple[int, ...], None] = {}
     for word in words:
         texts = (word, " " + word.lstrip(" "))
-        for ids in context.tokenizer.encode_batch(texts):
+        with name_field("bad_words"):
+            rows = context.tokenizer.encode_batch(texts)
+        for ids in rows:
             if not ids or not word.strip():
                 raise RequestError("bad_words", "a word without tokens", wanted="at least one")
             sequences[tuple(ids)] = None

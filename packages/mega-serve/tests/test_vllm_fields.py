@@ -104,6 +104,26 @@ def test_a_prompt_is_cut_to_what_the_context_holds(context: ApiContext, client: 
     assert client.requests[1].params.max_tokens == 1
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("completions", {"prompt": "x" * 99}, "prompt"),
+        ("chat/completions", {"messages": user("x" * 99)}, "messages"),
+        ("responses", {"input": "x" * 99}, "input"),
+        ("embeddings", {"input": "x" * 99}, "input"),
+    ],
+)
+def test_a_prompt_above_the_context_is_a_400_that_names_its_field(
+    context: ApiContext, path: str, body: dict[str, Any], param: str
+) -> None:
+    response = send(build_app(context), "POST", f"/v1/{path}", json=body)
+    assert response.status_code == 400
+    assert (response.json()["error"]["param"], response.json()["error"]["code"]) == (
+        param,
+        "context_length_exceeded",
+    )
+
+
 @pytest.mark.parametrize("tokens", [0, -2, "1"])
 def test_a_cut_that_keeps_no_token_is_a_400(context: ApiContext, tokens: Any) -> None:
     body = {"prompt": "ab", "truncate_prompt_tokens": tokens}

@@ -64,6 +64,11 @@ TagTriggers = Annotated[
 ]
 
 
+TagFormat = Annotated[
+    dict[str, Any], Field(description="xgrammar's triggered_tags, instead of structures and triggers.")
+]
+
+
 class ResponseFormat(Body):
     """OpenAI's `response_format`, with vLLM's structural tags."""
 
@@ -71,6 +76,7 @@ class ResponseFormat(Body):
     json_schema: JsonSchemaFormat | None = None
     structures: TagStructures | None = None
     triggers: TagTriggers | None = None
+    format: TagFormat | None = None
 
     def grammar(self) -> GrammarSpec | None:
         """Return the constraint; None for text."""
@@ -86,9 +92,10 @@ class ResponseFormat(Body):
 
     def _structural_tag(self) -> GrammarSpec:
         for name in ("structures", "triggers"):
-            if getattr(self, name) is None:
+            if getattr(self, name) is None and self.format is None:
                 raise RequestError(f"response_format.{name}", "missing", wanted="a list")
-        fields = self.model_dump(include={"structures", "triggers"}, by_alias=True)
+        names = {"structures", "triggers", "format"}
+        fields = self.model_dump(include=names, by_alias=True, exclude_none=True)
         return GrammarSpec(kind="structural_tag", text=json.dumps(fields))
 
 

@@ -16,6 +16,7 @@ from mega_schema.tokenizer.tokenizer import FastTokenizer, Tokenizer
 from mega_serve.api.chat_templates import ChatTemplate, find_chat_template, special_token_ids
 
 USER = {"role": "user", "content": "Hi"}
+TOOL = {"type": "function", "function": {"name": "now", "parameters": {}}}
 CHATML = (
     "{% for m in messages %}<|endoftext|>{{ m['role'] }}\n{{ m['content'] | trim }}\n{% endfor %}"
     "{% if add_generation_prompt %}<|endoftext|>assistant\n{% endif %}"
@@ -229,8 +230,9 @@ class WithCompanions(FastTokenizer):
                     }
                 ).encode()
             },
-            "d",
+            "{% if tools %}{{ '' }}t{{ '' }}{% else %}{{ '' }}d{{ '' }}{% endif %}",
         ),
+        ({"tokenizer_config.json": b'{"chat_template": [{"name": "default", "template": "d"}]}'}, "d"),
     ],
 )
 def test_the_template_of_a_checkpoint_is_its_own_file_or_in_the_config(
@@ -239,9 +241,28 @@ def test_the_template_of_a_checkpoint_is_its_own_file_or_in_the_config(
     assert find_chat_template(WithCompanions(companions)) == expected
 
 
+def test_templates_by_name_are_each_rendered_as_they_are(open_template: Any) -> None:
+    plain = "\n  {% for m in messages %}\n{{ m.content }}\n  {% endfor %}\n  "
+    with_tools = "  \n{{ tools[0].function.name }} {% if 1 %}\n{% endif %}\n"
+    entries = [{"name": "default", "template": plain}, {"name": "tool_use", "template": with_tools}]
+    config = json.dumps({"chat_template": entries}).encode()
+    source = find_chat_template(WithCompanions({"tokenizer_config.json": config}))
+    assert source is not None
+    for tools, single in ((None, plain), ([TOOL], with_tools)):
+        values = {"messages": [USER], "tools": tools}
+        assert open_template(source).render(values, 0.0) == open_template(single).render(values, 0.0)
+
+
 @pytest.mark.parametrize(
     "companions",
-    [{"chat_template.jinja": b"\xff"}, {"tokenizer_config.json": b'{"chat_template": 5}'}],
+    [
+        {"chat_template.jinja": b"\xff"},
+        {"tokenizer_config.json": b'{"chat_template": 5}'},
+        {"tokenizer_config.json": b'{"chat_template": [5]}'},
+        {"tokenizer_config.json": b'{"chat_template": [{"name": "default"}]}'},
+        {"tokenizer_config.json": b'{"chat_template": [{"name": "rag", "template": "r"}]}'},
+        {"tokenizer_config.json": b'{"chat_template": []}'},
+    ],
 )
 def test_a_template_of_another_type_is_refused(companions: dict[str, bytes]) -> None:
     with pytest.raises(FormatError):

@@ -105,6 +105,15 @@ def write_batch(path: Path, count: int) -> None:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
+@pytest.mark.parametrize("api", ["completions", "chat/completions", "responses", "embeddings"])
+def test_a_batch_asks_any_of_openais_apis(engine: FakeEngine, tmp_path: Path, api: str) -> None:
+    line = {"custom_id": "a", "method": "POST", "url": f"/v1/{api}", "body": {"prompt": "x"}}
+    (tmp_path / "in").write_text(json.dumps(line))
+    assert run(engine, "--input-file", tmp_path / "in", "--output-file", tmp_path / "out").exit_code == 0
+    [answer] = read_lines(tmp_path / "out")
+    assert answer["response"]["body"]["url"] == f"/v1/{api}"
+
+
 @pytest.fixture
 def batch(tmp_path: Path) -> tuple[Path, Path]:
     """An input of five requests, and an output that does not exist."""

@@ -133,7 +133,7 @@ ADD = {
     "required": ["a"],
     "additionalProperties": False,
 }
-TAGS = {
+TAGS: dict[str, Any] = {
     "structures": [
         {"begin": "<f=add>", "schema": ADD, "end": "</f>"},
         {"begin": '<f="é\\\n>', "end": ""},
@@ -143,6 +143,25 @@ TAGS = {
 }
 
 
+FORMAT = {
+    "type": "triggered_tags",
+    "triggers": TAGS["triggers"],
+    "tags": [
+        {
+            "type": "tag",
+            "begin": structure["begin"],
+            "content": {"type": "json_schema", "json_schema": structure.get("schema", True)},
+            "end": structure["end"],
+        }
+        for structure in TAGS["structures"]
+    ],
+    "at_least_one": False,
+}
+
+
+@pytest.mark.parametrize(
+    "tag", [TAGS, {"type": "structural_tag", "format": FORMAT}], ids=["vllm", "xgrammar"]
+)
 @pytest.mark.parametrize(
     ("text", "accepted", "may_stop"),
     [
@@ -158,9 +177,14 @@ TAGS = {
     ],
 )
 def test_structures_follow_their_triggers_in_free_text(
-    tokenizer: Tokenizer, checker: GrammarCompiler, text: str, accepted: str | None, may_stop: bool
+    tokenizer: Tokenizer,
+    checker: GrammarCompiler,
+    text: str,
+    accepted: str | None,
+    may_stop: bool,
+    tag: dict[str, Any],
 ) -> None:
-    spec = GrammarSpec(kind="structural_tag", text=json.dumps(TAGS))
+    spec = GrammarSpec(kind="structural_tag", text=json.dumps(tag))
     checker.validate(spec)
     state = checker.compile(spec)
     ids = []
@@ -268,6 +292,18 @@ HOSTILE: list[tuple[Any, str]] = [
     ("structural_tag", tag_text([{"begin": f"<{i}>", "end": ""} for i in range(129)], ["<"])),
     ("structural_tag", tag_text([{"begin": "<a>", "end": "", "schema": {"type": "nonsense"}}], ["<"])),
     ("structural_tag", tag_text([{"begin": "<a>", "end": "", "schema": SLOW_SCHEMA}], ["<"])),
+    ("structural_tag", '{"format": 5}'),
+    ("structural_tag", '{"format": {"type": "any_text"}}'),
+    ("structural_tag", '{"format": {"type": "triggered_tags", "triggers": ["<"], "tags": [5]}}'),
+    ("structural_tag", '{"format": {"type": "triggered_tags", "triggers": ["<"], "tags": [{"begin": "<"}]}}'),
+    (
+        "structural_tag",
+        '{"format": {"type": "triggered_tags", "triggers": ["<"], "tags": [], "excludes": []}}',
+    ),
+    (
+        "structural_tag",
+        '{"format": {"type": "triggered_tags", "triggers": ["<"], "tags": [], "at_least_one": true}}',
+    ),
 ]
 EXPENSIVE: list[tuple[Any, str]] = [
     ("regex", "(a+)+b"),

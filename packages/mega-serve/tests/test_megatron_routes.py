@@ -405,7 +405,7 @@ def test_a_text_that_the_tokenizer_has_no_ids_for_is_a_400(
         raise RequestError("text", "not ids", found="x")
 
     monkeypatch.setattr(type(empty.tokenizer), "encode_batch", refuse)
-    assert error_of(empty, prompts=["x"]) == ("text", "text: not ids: found x")
+    assert error_of(empty, prompts=["x"]) == ("prompts", "prompts: not ids: found x")
 
 
 @pytest.mark.parametrize(

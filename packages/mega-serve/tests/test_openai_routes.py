@@ -397,6 +397,13 @@ TAGS = {
 }
 
 
+FORMAT = {
+    "type": "triggered_tags",
+    "triggers": ["<"],
+    "tags": [{"begin": "<f>", "content": {"type": "json_schema", "json_schema": {}}, "end": "</f>"}],
+}
+
+
 def test_a_structural_tag_reaches_the_engine_from_every_api(scripted_context: ApiContext) -> None:
     tag = {"type": "structural_tag", **TAGS}
     bodies: dict[str, dict[str, Any]] = {
@@ -404,6 +411,10 @@ def test_a_structural_tag_reaches_the_engine_from_every_api(scripted_context: Ap
         "/completions": {"prompt": "x", "structured_outputs": {"structural_tag": json.dumps(tag)}},
         "/v1/chat/completions": {"messages": [USER], "response_format": tag},
         "/v1/responses": {"input": "x", "text": {"format": tag}},
+        "/chat/completions": {
+            "messages": [USER],
+            "response_format": {"type": "structural_tag", "format": FORMAT},
+        },
         "/api": {"prompts": ["x"], "structured_outputs": {"structural_tag": tag}},
     }
     context = replace_text(scripted_context, "<f>{}</f>")
@@ -411,7 +422,8 @@ def test_a_structural_tag_reaches_the_engine_from_every_api(scripted_context: Ap
     for path, body in bodies.items():
         assert send(app, "POST", path, json=body).status_code == 200, path
     grammars = [request.params.grammar for request in context.client.requests]  # type: ignore[attr-defined]
-    assert [grammar.kind for grammar in grammars] == ["structural_tag"] * 5
+    assert [grammar.kind for grammar in grammars] == ["structural_tag"] * 6
+    assert json.loads(grammars.pop(4).text) == {"format": FORMAT}
     for grammar in grammars:
         value = json.loads(grammar.text)
         assert [s["begin"] for s in value["structures"]] == ["<f>", "<g>"]
@@ -438,6 +450,16 @@ def test_a_structural_tag_reaches_the_engine_from_every_api(scripted_context: Ap
             "structures.0.begin starts with no trigger",
         ),
         ("completions", {"structured_outputs": {"structural_tag": "{"}}, "structural_tag"),
+        (
+            "completions",
+            {"response_format": {"type": "structural_tag", "format": {"type": "or"}}},
+            "format must have",
+        ),
+        (
+            "completions",
+            {"response_format": {"type": "structural_tag", **TAGS, "format": {}}},
+            "structural_tag: not of the form",
+        ),
         ("responses", {"text": {"format": {"type": "structural_tag"}}}, "text.format.structures: missing"),
     ],
 )

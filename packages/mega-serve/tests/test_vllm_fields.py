@@ -81,19 +81,19 @@ def test_chats_return_the_ids_of_prompt_and_text(context: ApiContext, tokenizer:
     assert "prompt_token_ids" not in ask(context, "chat/completions", messages=user("ab"))
 
 
-@pytest.mark.parametrize(("tokens", "kept"), [(2, "de"), (9, "abcde"), (-1, "abcde"), (None, "abcde")])
+@pytest.mark.parametrize(("tokens", "expected"), [(2, "de"), (9, "abcde"), (-1, "abcde"), (None, "abcde")])
 def test_a_prompt_is_cut_to_its_last_tokens(
-    context: ApiContext, client: ScriptedEngineClient, tokenizer: Tokenizer, tokens: int | None, kept: str
+    context: ApiContext, client: ScriptedEngineClient, tokenizer: Tokenizer, tokens: int | None, expected: str
 ) -> None:
     cut = {"truncate_prompt_tokens": tokens}
     answer = ask(context, "completions", prompt="abcde", echo=True, **cut)
-    assert answer["choices"][0]["text"] == kept + TEXT
-    assert answer["usage"]["prompt_tokens"] == len(kept)
+    assert answer["choices"][0]["text"] == expected + TEXT
+    assert answer["usage"]["prompt_tokens"] == len(expected)
     ask(context, "embeddings", input="abcde", **cut)
     ask(context, "chat/completions", messages=user("abcd"), max_tokens=3, **cut)
     rows = [tokenizer.decode(request.prompt_token_ids) for request in client.requests]
-    chat = "abcd>"[-len(kept) :]
-    assert rows == [kept, kept, chat]
+    chat = "abcd>"[-len(expected) :]
+    assert rows == [expected, expected, chat]
 
 
 def test_a_prompt_is_cut_to_what_the_context_holds(context: ApiContext, client: ScriptedEngineClient) -> None:
@@ -102,6 +102,26 @@ def test_a_prompt_is_cut_to_what_the_context_holds(context: ApiContext, client: 
     ask(context, "embeddings", input="x" * 99, truncate_prompt_tokens=-1)
     assert [len(request.prompt_token_ids) for request in client.requests] == [60, 63, 64]
     assert client.requests[1].params.max_tokens == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("completions", {"prompt": "x" * 99}, "prompt"),
+        ("chat/completions", {"messages": user("x" * 99)}, "messages"),
+        ("responses", {"input": "x" * 99}, "input"),
+        ("embeddings", {"input": "x" * 99}, "input"),
+    ],
+)
+def test_a_prompt_above_the_context_is_a_400_that_names_its_field(
+    context: ApiContext, path: str, body: dict[str, Any], param: str
+) -> None:
+    response = send(build_app(context), "POST", f"/v1/{path}", json=body)
+    assert response.status_code == 400
+    assert (response.json()["error"]["param"], response.json()["error"]["code"]) == (
+        param,
+        "context_length_exceeded",
+    )
 
 
 @pytest.mark.parametrize("tokens", [0, -2, "1"])

@@ -250,7 +250,8 @@ def test_two_hundred_mixed_requests_at_once_are_all_answered(server: ServerProgr
             assert response.json()["choices"][0]["text"] in ("yes", "no"), response.text
     metrics = server.wait_idle()
     assert metrics["kv_cache_usage_perc"] == 0
-    assert metrics["http_connections"] <= 2
+    # the server hears of two hundred closed connections a little later than the client closes them
+    wait_until(lambda: server.read_metrics()["http_connections"] <= 2)
 
 
 def test_the_other_commands_work_against_the_server(server: ServerProgram, tmp_path: Path) -> None:

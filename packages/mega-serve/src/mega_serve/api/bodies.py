@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import cache
 from types import MappingProxyType
@@ -12,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 from starlette.requests import Request
 
-from mega_schema.errors import escape_controls
+from mega_schema.errors import RequestError, escape_controls
 from mega_serve.http.errors import HttpError
 
 _TYPE_NAMES = frozenset({"str", "int", "float", "bool", "none", "dict", "any"})
@@ -87,6 +88,19 @@ def unknown_field_message(name: str, known: Iterator[str] | list[str]) -> str:
 def printable(name: str) -> str:
     """Return the name of a field as a message can hold it: JSON allows names that are no text."""
     return escape_controls(name[:80])
+
+
+@contextmanager
+def name_field(param: str) -> Iterator[None]:
+    """Let errors of the tokenizer name a field of the request: it does not know where its text comes from.
+
+    Raises:
+        RequestError: with the field, for one without.
+    """
+    try:
+        yield
+    except RequestError as error:
+        raise RequestError(param, error.what, hint=error.hint, **error.values) from None
 
 
 def _refusal(error: ValidationError, model: type[Body]) -> HttpError:

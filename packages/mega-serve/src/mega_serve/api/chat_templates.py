@@ -27,6 +27,7 @@ from typing import Any
 from mega_schema.errors import FormatError, RequestError
 from mega_schema.tokenizer.tokenizer import HF_CONFIG, FastTokenizer, Tokenizer
 from mega_serve.api import template_worker
+from mega_serve.api.bodies import name_field
 
 TEMPLATE_FILE = "chat_template.jinja"
 RENDER_SECONDS = 2.0
@@ -37,8 +38,10 @@ _NONCHARACTERS = tuple(chr(code) for code in range(0xFDD0, 0xFDF0))
 def find_chat_template(tokenizer: Tokenizer) -> str | None:
     """Return the template that came with the tokenizer: chat_template.jinja, or tokenizer_config.json's.
 
+    Of several templates by name, "tool_use" is for requests with tools and "default" for the others.
+
     Raises:
-        FormatError: the file is not UTF-8, or the template has another type.
+        FormatError: the file is not UTF-8, the template has another type, or several have no "default".
     """
     companions = tokenizer.companions if isinstance(tokenizer, FastTokenizer) else {}
     if TEMPLATE_FILE in companions:
@@ -47,11 +50,35 @@ def find_chat_template(tokenizer: Tokenizer) -> str | None:
         except UnicodeDecodeError as error:
             raise FormatError(TEMPLATE_FILE, f"not UTF-8 at byte {error.start}") from None
     template = json.loads(companions.get(HF_CONFIG, b"{}")).get("chat_template")
-    if isinstance(template, list):  # several by name; the one for chats is "default"
-        template = next((t.get("template") for t in template if t.get("name") == "default"), None)
+    if isinstance(template, list):
+        return _join_templates(template)
     if template is not None and not isinstance(template, str):
         raise FormatError(HF_CONFIG, "chat_template", found=type(template).__name__, wanted="a string")
     return template
+
+
+def _join_templates(entries: Sequence[object]) -> str:
+    """Return one template of those by name, which chooses as Hugging Face does."""
+    sources: dict[str, str] = {}
+    for entry in entries:
+        match entry:
+            case {"name": str(name), "template": str(source)}:
+                sources[name] = source
+            case _:
+                wanted = 'objects of "name" and "template"'
+                raise FormatError(HF_CONFIG, "chat_template", found=json.dumps(entry)[:60], wanted=wanted)
+    if "default" not in sources:
+        found = ", ".join(sources) or "none"
+        raise FormatError(
+            HF_CONFIG, 'chat_template has no "default"', found=found, hint="--chat-template FILE"
+        )
+    if "tool_use" not in sources:
+        return sources["default"]
+    # an empty expression beside a tag keeps it from stripping blanks of a template, as Jinja strips a last \n
+    tools, default = (
+        f"{{{{ '' }}}}{sources[n].removesuffix(chr(10))}{{{{ '' }}}}" for n in ("tool_use", "default")
+    )
+    return f"{{% if tools %}}{tools}{{% else %}}{default}{{% endif %}}"
 
 
 class ChatTemplate:
@@ -212,7 +239,8 @@ class ChatTemplate:
             end = match.end()
         parts.append(text[end:])
         texts = [part.replace(marker, "") for part in parts if isinstance(part, str) and part]
-        encoded = iter(self.tokenizer.encode_batch(texts))
+        with name_field("messages"):
+            encoded = iter(self.tokenizer.encode_batch(texts))
         ids: list[int] = []
         for part in parts:
             if isinstance(part, int):

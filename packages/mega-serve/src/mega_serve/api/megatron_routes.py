@@ -237,7 +237,7 @@ class _MegatronApi:
         if request.add_bos and eod is None:
             message = "add_BOS needs a tokenizer with an end-of-document token, and this one has none"
             raise BadRequest("add_BOS", message, code="unsupported")
-        rows = await encode_texts(self.context, request.prompts)
+        rows = await encode_texts(self.context, request.prompts, param="prompts")
         return [[eod, *row] for row in rows] if request.add_bos and eod is not None else rows
 
     def _check_length(self, prompts: Sequence[Sequence[int]], new_tokens: int, *, rows: int) -> None:

@@ -108,8 +108,13 @@ def build_router(context: ApiContext, services: ApiServices | None = None) -> AP
     return router
 
 
-async def prepare_chat(context: ApiContext, services: ApiServices, body: ChatBody) -> ChatJob:
+async def prepare_chat(
+    context: ApiContext, services: ApiServices, body: ChatBody, *, param: str = "messages"
+) -> ChatJob:
     """Check the request, render and encode its messages and build the engine's request.
+
+    Args:
+        param: the field that has the messages.
 
     Raises:
         HttpError, RequestError: the request is refused.
@@ -135,7 +140,7 @@ async def prepare_chat(context: ApiContext, services: ApiServices, body: ChatBod
     [ids] = truncate_prompts(context, [ids], body.truncate_prompt_tokens, max_tokens or 1)
     if max_tokens is None:
         max_tokens = default_new_tokens(context, len(ids), n)
-    check_length(context, [ids], max_tokens, n)
+    check_length(context, [ids], max_tokens, n, param=param)
     completion_id = new_id("chatcmpl")
     params = body.sampling_params(context, max_tokens=max_tokens, logprobs=top, grammar=grammar)
     request = EngineRequest(

@@ -129,7 +129,7 @@ def build_router(context: ApiContext, services: ApiServices | None = None) -> AP
     @router.post("/v1/responses", openapi_extra=schema, summary="Create a response (stateless)")
     async def create_response(http_request: Request) -> Response:
         body = await read_body(ResponsesBody, http_request, lenient=context.lenient)
-        job = await prepare_chat(context, services, body.as_chat())
+        job = await prepare_chat(context, services, body.as_chat(), param="input")
         writer = ResponseWriter(context, job, _echo(body, job))
         if body.stream:
             return await event_stream(_stream(context, http_request, job, writer), http_request)

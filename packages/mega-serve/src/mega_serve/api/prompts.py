@@ -10,6 +10,7 @@ from pydantic import Discriminator, Field, Tag
 
 from mega_schema.errors import RequestError
 from mega_schema.tokenizer.special_tokens import SpecialTokens, added_tokens
+from mega_serve.api.bodies import name_field
 from mega_serve.api.context import ApiContext
 from mega_serve.api.sampling_fields import TokenId
 from mega_serve.http.errors import HttpError
@@ -61,7 +62,7 @@ async def encode_prompts(
     """
     if isinstance(prompt, str) or isinstance(prompt[0], str):
         texts = [prompt] if isinstance(prompt, str) else [str(text) for text in prompt]
-        return texts, await encode_texts(context, texts, special_tokens=special_tokens)
+        return texts, await encode_texts(context, texts, special_tokens=special_tokens, param=param)
     rows = [row for row in prompt if isinstance(row, list)] or [[i for i in prompt if isinstance(i, int)]]
     for row in rows:
         check_token_ids(context, row, param)
@@ -69,18 +70,24 @@ async def encode_prompts(
 
 
 async def encode_texts(
-    context: ApiContext, texts: Sequence[str], *, special_tokens: SpecialTokens | None = None
+    context: ApiContext,
+    texts: Sequence[str],
+    *,
+    special_tokens: SpecialTokens | None = None,
+    param: str = "prompt",
 ) -> list[list[int]]:
     """Encode texts in a thread, without the interpreter's lock.
 
     Args:
         special_tokens: added around every text.
+        param: the field that has the texts.
 
     Raises:
         RequestError: a text has no ids.
     """
     around = special_tokens or SpecialTokens()
-    rows = await asyncio.to_thread(context.tokenizer.encode_batch, list(texts))
+    with name_field(param):
+        rows = await asyncio.to_thread(context.tokenizer.encode_batch, list(texts))
     return [[*around.prefix, *row, *around.suffix] for row in rows]
 
 

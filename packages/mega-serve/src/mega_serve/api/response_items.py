@@ -21,7 +21,13 @@ from mega_serve.api.chat_messages import (
     ToolChoice,
     ToolName,
 )
-from mega_serve.api.sampling_fields import JsonSchemaFormat, ResponseFormat, TagStructures, TagTriggers
+from mega_serve.api.sampling_fields import (
+    JsonSchemaFormat,
+    ResponseFormat,
+    TagFormat,
+    TagStructures,
+    TagTriggers,
+)
 
 ItemId = Annotated[str, Field(max_length=256)] | None
 Status = Literal["in_progress", "completed", "incomplete"] | None
@@ -90,6 +96,7 @@ class TextFormat(Body):
     strict: bool | None = None
     structures: TagStructures | None = None
     triggers: TagTriggers | None = None
+    format: TagFormat | None = None
 
     def as_response_format(self) -> ResponseFormat:
         """Return the format as chats have it.
@@ -97,11 +104,14 @@ class TextFormat(Body):
         Raises:
             RequestError: the format lacks a field.
         """
-        if self.type == "structural_tag" and (self.structures is None or self.triggers is None):
+        has_parts = self.structures is not None and self.triggers is not None
+        if self.type == "structural_tag" and not has_parts and self.format is None:
             name = "structures" if self.structures is None else "triggers"
             raise RequestError(f"text.format.{name}", "missing", wanted="a list")
         if self.type != "json_schema":
-            return ResponseFormat(type=self.type, structures=self.structures, triggers=self.triggers)
+            return ResponseFormat(
+                type=self.type, structures=self.structures, triggers=self.triggers, format=self.format
+            )
         if self.schema_ is None:
             raise RequestError("text.format.schema", "missing", wanted="a JSON schema")
         json_schema = JsonSchemaFormat(name=self.name or "schema", schema=self.schema_)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from mega_schema.errors import RequestError
-from mega_serve.api.bodies import Body
+from mega_serve.api.bodies import Body, name_field
 from mega_serve.api.context import ApiContext
 from mega_serve.api.megatron import MAX_PRIORITY
 from mega_serve.engine.requests import GrammarSpec, SamplingParams
@@ -64,6 +64,11 @@ TagTriggers = Annotated[
 ]
 
 
+TagFormat = Annotated[
+    dict[str, Any], Field(description="xgrammar's triggered_tags, instead of structures and triggers.")
+]
+
+
 class ResponseFormat(Body):
     """OpenAI's `response_format`, with vLLM's structural tags."""
 
@@ -71,6 +76,7 @@ class ResponseFormat(Body):
     json_schema: JsonSchemaFormat | None = None
     structures: TagStructures | None = None
     triggers: TagTriggers | None = None
+    format: TagFormat | None = None
 
     def grammar(self) -> GrammarSpec | None:
         """Return the constraint; None for text."""
@@ -86,9 +92,10 @@ class ResponseFormat(Body):
 
     def _structural_tag(self) -> GrammarSpec:
         for name in ("structures", "triggers"):
-            if getattr(self, name) is None:
+            if getattr(self, name) is None and self.format is None:
                 raise RequestError(f"response_format.{name}", "missing", wanted="a list")
-        fields = self.model_dump(include={"structures", "triggers"}, by_alias=True)
+        names = {"structures", "triggers", "format"}
+        fields = self.model_dump(include=names, by_alias=True, exclude_none=True)
         return GrammarSpec(kind="structural_tag", text=json.dumps(fields))
 
 
@@ -302,7 +309,9 @@ def encode_bad_words(context: ApiContext, words: list[str] | tuple[()]) -> tuple
     sequences: dict[tuple[int, ...], None] = {}
     for word in words:
         texts = (word, " " + word.lstrip(" "))
-        for ids in context.tokenizer.encode_batch(texts):
+        with name_field("bad_words"):
+            rows = context.tokenizer.encode_batch(texts)
+        for ids in rows:
             if not ids or not word.strip():
                 raise RequestError("bad_words", "a word without tokens", wanted="at least one")
             sequences[tuple(ids)] = None

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from mega_schema.errors import RequestError
 from mega_schema.tokenizer.tokenizer import Tokenizer
+from mega_serve.api.bodies import name_field
 from mega_serve.api.chat_templates import ChatTemplate
 from mega_serve.api.context import ApiContext
 from mega_serve.engine.grammar import GrammarCompiler
@@ -47,7 +48,8 @@ class GrammarValidator:
         try:
             with self._lock:
                 if self._compiler is None:
-                    self._compiler = GrammarCompiler(self._tokenizer)
+                    with name_field("response_format"):
+                        self._compiler = GrammarCompiler(self._tokenizer)
                 compiler = self._compiler
         except ImportError:
             hint = "pip install llguidance"

@@ -4,6 +4,11 @@ The JSON form is vLLM's:
 
     {"structures": [{"begin": "<f=add>", "schema": {...}, "end": "</f>"}], "triggers": ["<f="]}
 
+or the same as xgrammar's `triggered_tags`:
+
+    {"format": {"type": "triggered_tags", "triggers": ["<f="], "tags": [
+        {"begin": "<f=add>", "content": {"type": "json_schema", "json_schema": {...}}, "end": "</f>"}]}}
+
 After a trigger, the text is one of the structures whose `begin` starts with it; then it is free again.
 """
 
@@ -16,6 +21,7 @@ from typing import Any, Final
 MAX_STRUCTURES: Final = 128
 MAX_TRIGGERS: Final = 32
 MAX_CHARS: Final = 256  # of a trigger, a begin or an end
+_PARTS: Final = frozenset({"begin", "schema", "end"})
 _FORM: Final = '{"structures": [{"begin", "schema", "end"}], "triggers": []}'
 
 
@@ -65,6 +71,8 @@ def _parse(text: str) -> tuple[list[tuple[str, Any, str]], list[str]]:
         value = json.loads(text)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+    if isinstance(value, dict) and value.keys() - {"type"} == {"format"}:
+        value = _convert_format(value["format"])
     if not isinstance(value, dict) or value.keys() - {"type"} != {"structures", "triggers"}:
         raise ValueError(f"not of the form {_FORM}")
     triggers = [
@@ -76,17 +84,34 @@ def _parse(text: str) -> tuple[list[tuple[str, Any, str]], list[str]]:
     structures = []
     for index, structure in enumerate(_list(value["structures"], "structures", MAX_STRUCTURES)):
         name = f"structures.{index}"
-        if not isinstance(structure, dict) or not {"begin", "end"} <= structure.keys() <= {
-            "begin",
-            "schema",
-            "end",
-        }:
+        if not isinstance(structure, dict) or not {"begin", "end"} <= structure.keys() <= _PARTS:
             raise ValueError(f'{name} must have "begin" and "end", and may have "schema"')
         begin = _short_text(structure["begin"], f"{name}.begin", least=1)
         schema = structure.get("schema")
         end = _short_text(structure["end"], f"{name}.end", least=0)
         structures.append((begin, {} if schema is None else schema, end))
     return structures, triggers
+
+
+def _convert_format(value: Any) -> dict[str, Any]:
+    """Return xgrammar's `triggered_tags` as structures and triggers; its other formats are refused."""
+    match value:
+        case {"type": "triggered_tags", "triggers": triggers, "tags": list(tags), **rest}:
+            pass
+        case _:
+            raise ValueError('format must have "type": "triggered_tags", "triggers" and "tags"')
+    for name, flag in rest.items():
+        if name not in ("at_least_one", "stop_after_first") or flag is not False:
+            raise ValueError(f"format.{str(name)[:40]} is not supported")
+    structures = []
+    for index, tag in enumerate(tags):
+        match tag:
+            case {"begin": begin, "content": {"type": "json_schema", "json_schema": schema}, "end": end}:
+                structures.append({"begin": begin, "schema": schema, "end": end})
+            case _:
+                wanted = '"begin", "end" and a "content" of "type": "json_schema"'
+                raise ValueError(f"format.tags.{index} must have {wanted}")
+    return {"structures": structures, "triggers": triggers}
 
 
 def _list(value: object, name: str, most: int) -> Sequence[Any]:

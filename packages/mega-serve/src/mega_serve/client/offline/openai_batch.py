@@ -21,7 +21,7 @@ from mega_serve.client.offline.batch_run import Line, WorkItem
 from mega_serve.client.offline.resumable_lines import request_id
 from mega_serve.engine.interfaces import EngineOverloadedError
 
-URLS: Final = (COMPLETIONS, CHAT_COMPLETIONS)
+URLS: Final = (COMPLETIONS, CHAT_COMPLETIONS, "/v1/responses", "/v1/embeddings")
 _TOO_MANY_REQUESTS: Final = 429
 _UNAVAILABLE: Final = 503
 

@@ -300,6 +300,7 @@ def test_bench_reads_prompts_of_a_file(server: FakeServer, tmp_path: Path) -> No
         (["--extra-body", "[1]"], "--extra-body: is not a JSON object"),
         (["--result-filename", "a.json"], "--result-filename: needs --save-result"),
         (["--plot", "/dev/null/a.png"], "--plot: is below a file"),
+        (["--plot", "no/a.png"], "--plot: is in a folder that does not exist: found no; hint: mkdir"),
         (["--header", "a"], "--header: is not a pair: found a, wanted KEY=VALUE"),
         (["--base-url", "ftp://a"], "--base-url: is not an address"),
         (["--burstiness", "0"], "--burstiness"),

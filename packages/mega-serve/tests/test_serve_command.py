@@ -68,7 +68,7 @@ def make_certificate(folder: Path, name: str) -> tuple[Path, Path]:
 
 def test_tls_files_that_cannot_be_used_are_one_line(checkpoint: Path, tmp_path: Path) -> None:
     certificate, key = make_certificate(tmp_path, "a")
-    _, other = make_certificate(tmp_path, "b")
+    _, second_key = make_certificate(tmp_path, "b")
     text = tmp_path / "text.pem"
     text.write_text("no certificate")
     locked = tmp_path / "locked.pem"
@@ -76,7 +76,7 @@ def test_tls_files_that_cannot_be_used_are_one_line(checkpoint: Path, tmp_path: 
     subprocess.run(command, check=True, capture_output=True)
     for files, message in (
         ((text, text), f"--ssl-certfile: no certificate chain in PEM, .*: found {text} and {text}"),
-        ((certificate, other), f"--ssl-keyfile: is not the key of {certificate}: found {other}"),
+        ((certificate, second_key), f"--ssl-keyfile: is not the key of {certificate}: found {second_key}"),
         ((certificate, locked), f"--ssl-keyfile: has a password: found {locked}; hint: openssl pkey -in "),
     ):
         flags = ("--ssl-certfile", str(files[0]), "--ssl-keyfile", str(files[1]))

@@ -28,6 +28,7 @@ def check_outputs(options: Mapping[str, Any]) -> Path | None:
     """
     if options["plot"] is not None:
         check_output("--plot", options["plot"], "file", is_ours=is_image)
+        _check_folder("--plot", options["plot"])
         require_matplotlib()
     name: Path | None = options["result_filename"]
     saves = options["save_result"] or options["append_result"]
@@ -44,12 +45,14 @@ def check_outputs(options: Mapping[str, Any]) -> Path | None:
     path = folder / name
     inputs = [options["dataset_path"]] if options["dataset_path"] is not None else []
     check_output("--result-filename", path, "file", inputs=inputs, is_ours=_is_result)
+    _check_folder("--result-filename", path)
+    return path
+
+
+def _check_folder(flag: str, path: Path) -> None:
     if not path.parent.is_dir():
         hint = f"mkdir -p {path.parent}"
-        raise ConfigError(
-            "--result-filename", "is in a folder that does not exist", found=path.parent, hint=hint
-        )
-    return path
+        raise ConfigError(flag, "is in a folder that does not exist", found=path.parent, hint=hint)
 
 
 def _is_result(path: Path) -> bool:

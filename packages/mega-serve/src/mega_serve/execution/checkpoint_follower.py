@@ -107,8 +107,8 @@ class CheckpointFollower(Generic[LoadedT]):
                 raise FormatError(where, what, found=after, wanted=before, hint=hint)
         identity = open_checkpoint_tokenizer(checkpoint).identity
         if identity != self._tokenizer:
-            found, wanted = (f"sha256 {each.sha256[:12]}" for each in (identity, self._tokenizer))
-            raise FormatError(where, "has another tokenizer", found=found, wanted=wanted, hint=hint)
+            digests = [f"sha256 {digest[:12]}" for digest in (identity.sha256, self._tokenizer.sha256)]
+            raise FormatError(where, "has another tokenizer", found=digests[0], wanted=digests[1], hint=hint)
 
     def _warn(self, error: Exception) -> None:
         """Log why there is no newer checkpoint, once for each kind of problem of an iteration.

@@ -247,7 +247,7 @@ def test_two_hundred_mixed_requests_at_once_are_all_answered(server: ServerProgr
             assert response.json()["choices"][0]["text"] in ("yes", "no"), response.text
     metrics = server.wait_idle()
     assert metrics["kv_cache_usage_perc"] == 0
-    assert metrics["http_connections"] <= 2
+    wait_until(lambda: server.read_metrics()["http_connections"] <= 2)  # it reads of their ends one by one
 
 
 def test_the_other_commands_work_against_the_server(server: ServerProgram, tmp_path: Path) -> None:

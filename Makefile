@@ -8,15 +8,17 @@ KEEP ?=
 # build there is, gigabytes of CUDA among them. A local build such as 2.13.0+cpu satisfies this pin and is preferred.
 TORCH ?= torch==2.13.0
 
-# Files of tests that run at a time; 0: all in one process, as for a debugger
-JOBS ?= 2
+# Files of tests that run at a time, one more than the cores of a small machine: tests also wait. 0: all in one
+# process, as for a debugger
+JOBS ?= 3
 
 BIN := .venv/bin
 # seconds since 1970, for the row of set-up in the table the demo ends with
 BEGAN := $(shell date +%s)
 # PYTHONDONTWRITEBYTECODE is emptied: where it is set, each of the hundreds of processes that tests start would compile
 # our modules again
-PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(JOBS) --dist loadfile \
+          --no-loadscope-reorder
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 PACKAGES := packages/mega-schema[model] packages/mega-data packages/mega-train[plot] packages/mega-ckpt \
             packages/mega-serve packages/mega-eval

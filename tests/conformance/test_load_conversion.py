@@ -6,8 +6,7 @@ import io
 import json
 import os
 import shutil
-import subprocess
-import sys
+import socket
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -23,6 +22,7 @@ from mega_schema.dataset.indexed_dataset import DatasetInfo, IndexedWriter
 from mega_schema.tokenizer.tokenizer import open_tokenizer
 from mega_train.cli import main
 from mega_train.telemetry.event_log import read_events
+from tests.processes import on_ranks
 
 Train = Callable[..., list[str]]
 VOCABULARY = 33
@@ -192,32 +192,15 @@ def test_a_source_that_cannot_be_converted_is_one_line_and_leaves_nothing(
 
 
 def test_two_ranks_load_a_hugging_face_folder_and_one_of_them_converts_it(
-    trained_run: Path, corpus: Path, tmp_path: Path
+    trained_run: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = ["--nproc-per-node", "2", "--standalone", "-m", "mega_train", "gpt", "--data-path", str(corpus)]
-    words += [
-        *RUN,
-        "--load",
-        str(trained_run.parent / "hf"),
-        "--save",
-        str(tmp_path / "run"),
-        "--train-iters",
-        "2",
-    ]
-    words += ["--tensor-model-parallel-size", "2"]
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-    }
-    process = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", *words],
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=300,
-        check=False,
-    )
-    assert process.returncode == 0, process.stderr
-    assert process.stderr.count("converting it to") == 1
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(port))
+    files = ["--load", str(trained_run.parent / "hf"), "--save", str(tmp_path / "run")]
+    words = ["gpt", "--data-path", str(corpus), *RUN, *files, "--train-iters", "2"]
+    on_ranks("mega_train", [*words, "--tensor-model-parallel-size", "2"], 2, tmp_path)
+    printed = "".join((tmp_path / f"rank{rank}.txt").read_text("utf-8") for rank in range(2))
+    assert printed.count("converting it to") == 1
     assert Checkpoint.open(tmp_path / "run").iteration == 2

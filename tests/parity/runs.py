@@ -227,6 +227,8 @@ def resumes(
 ) -> None:
     """Three steps, a checkpoint that every rank wrote its part of, and on from it with the settings `after`:
     as if the run had gone on."""
+    larger = {"batch__micro_batch_size": 2}  # half as many passes as of single samples
+    before, after = larger | before, larger | after
     run = trainer(model, world, meet + "a", folder, checkpoint__save=str(folder / "run"), **before)
     steps(run, 3)
     run.save()

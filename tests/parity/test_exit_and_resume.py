@@ -64,6 +64,7 @@ def _repeats(world: World, meet: str, folder: Path) -> None:
 
 # 400 samples are more than an epoch of the corpus; the ramp has 4 sizes, the curriculum 4 lengths
 MIDDLE = {
+    "batch__micro_batch_size": 1,
     "train__train_samples": 400,
     "optimizer__lr_warmup_iters": 0,
     "optimizer__lr_warmup_samples": 6,

@@ -80,9 +80,16 @@ def _same_files(world: World, meet: str, folder: Path) -> None:
     for stage in range(4):
         where = folder / f"stage{stage}"
         run = trainer(
-            "gpt", world, f"{meet}{stage}", folder, checkpoint__save=str(where), **_zero(stage), **SMALL
+            "gpt",
+            world,
+            f"{meet}{stage}",
+            folder,
+            checkpoint__save=str(where),
+            batch__micro_batch_size=2,
+            **_zero(stage),
+            **SMALL,
         )
-        steps(run, 3)
+        steps(run, 2)
         run.save()
         run.saver.finish()
         run.mesh.destroy()

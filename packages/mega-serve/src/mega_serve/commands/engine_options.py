@@ -80,8 +80,9 @@ _OPTIONS = (
         "--attention",
         default="auto",
         show_default=True,
-        type=click.Choice(["auto", "numba", "torch"]),
-        help="Attention kernels.",
+        type=click.Choice(["auto", "numba", "torch", "triton", "flash", "flex"]),
+        help="Attention kernels: auto takes numba on a CPU and triton on a GPU, if they are installed; flash "
+        "(flash-attn) and flex (FlexAttention) need a GPU.",
     ),
     _engine("--threads", type=_COUNT, help="Threads of a process on a CPU.  [default: all cores]"),
 )

@@ -18,6 +18,8 @@ import torch
 from mega_model.decoder import Decoder
 from mega_model.devices import resolve_device
 from mega_model.distributed.mesh import Mesh
+from mega_model.kernels import REFERENCE
+from mega_model.kernels.dispatch import choose_kernels
 from mega_model.kernels.numba import has_numba, load_kernels
 from mega_model.runtime import Runtime
 from mega_schema.checkpoint.checkpoint_dir import MANIFEST
@@ -32,7 +34,8 @@ from mega_serve.engine.grammar import GrammarCompiler
 from mega_serve.engine.interfaces import Chunk, ModelInfo, ModelRunner
 from mega_serve.engine.option_checks import check_context_length, check_follow, check_layout
 from mega_serve.engine.scheduler import EngineConfig
-from mega_serve.execution.model_runner import AttentionName, RunnerOptions, TorchModelRunner
+from mega_serve.execution.attention_choice import AttentionName, default_page_size
+from mega_serve.execution.model_runner import RunnerOptions, TorchModelRunner
 from mega_serve.execution.packed_weights import WeightDtype
 from mega_serve.execution.paged_attention import page_bytes
 from mega_serve.execution.parallel_runner import ParallelRunner, StageRunner, run_commands
@@ -58,6 +61,7 @@ class EngineOptions:
         max_model_len: tokens of a sequence; None: the model's context.
         kv_cache_memory: bytes of the pool of pages; None: enough for `max_num_seqs` sequences of full length,
             but not more than the device has left.
+        page_size: tokens of a page; None: as the attention needs them.
         threads: of torch and the kernels on a CPU; None: all cores.
         follow: swap in newer checkpoints of the run.
         init_method: how the ranks meet; None: rank 0 starts the others.
@@ -72,7 +76,7 @@ class EngineOptions:
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
     kv_cache_memory: int | None = None
-    page_size: int = 16
+    page_size: int | None = None
     attention: AttentionName = "auto"
     batch_invariant: bool = False
     prefix_caching: bool = True
@@ -87,6 +91,11 @@ class EngineOptions:
         names = {field.name for field in fields(cls)}
         assert values.keys() <= names, f"unknown engine options: {sorted(values.keys() - names)}"
         return cls(**values)
+
+    @property
+    def page_tokens(self) -> int:
+        """Tokens of a page."""
+        return default_page_size(self.attention) if self.page_size is None else self.page_size
 
     @property
     def layout(self) -> Layout:
@@ -257,7 +266,8 @@ def _join(options: EngineOptions, rank: int, init_method: str | None) -> Mesh:
 
 
 def _load_model(options: EngineOptions, mesh: Mesh, checkpoint: Checkpoint) -> Decoder:
-    rt = Runtime.from_mesh(mesh, checkpoint.spec, dtype=compute_dtype(options.dtype))
+    kernels = choose_kernels("auto", mesh.device).kernels if mesh.device.type == "cuda" else REFERENCE
+    rt = Runtime.from_mesh(mesh, checkpoint.spec, dtype=compute_dtype(options.dtype), kernels=kernels)
     takes_kernels = mesh.device.type == "cpu" and has_numba() and options.attention != "torch"
     model, report = load_weights(
         checkpoint,
@@ -275,7 +285,7 @@ def _build_runner(
 ) -> tuple[ModelRunner, TorchModelRunner]:
     """Return the engine's runner, and this rank's."""
     settings = RunnerOptions(
-        page_size=options.page_size,
+        page_size=options.page_tokens,
         kv_memory=options.kv_cache_memory or _kv_memory(options, checkpoint, mesh),
         attention=options.attention,
         batch_invariant=options.batch_invariant,
@@ -293,9 +303,9 @@ def _kv_memory(options: EngineOptions, checkpoint: Checkpoint, mesh: Mesh) -> in
     spec = checkpoint.spec
     layers, kv_heads = len(mesh.stage(spec.layers).layers), spec.kv_heads // mesh.tp.size
     # float32 at most
-    page = page_bytes(spec, layers, kv_heads, options.page_size, torch.float32)
+    page = page_bytes(spec, layers, kv_heads, options.page_tokens, torch.float32)
     length = min(options.max_model_len or spec.max_seq_len, spec.max_seq_len)
-    wanted = options.max_num_seqs * (-(-length // options.page_size) + 1) * page
+    wanted = options.max_num_seqs * (-(-length // options.page_tokens) + 1) * page
     if mesh.device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(mesh.device)
         spare = int(_GPU_MEMORY_FRACTION * free)

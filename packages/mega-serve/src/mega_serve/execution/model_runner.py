@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
@@ -16,16 +15,13 @@ from torch import Tensor
 from mega_model.attention import RotaryTable
 from mega_model.attention_backends import AttentionBackend
 from mega_model.decoder import Decoder
-from mega_model.kernels.numba import has_numba, load_kernels
-from mega_schema.app.install_hint import install_hint
 from mega_schema.errors import ConfigError
 from mega_serve.engine.interfaces import Chunk, RunnerOutput
 from mega_serve.engine.requests import TokenLogprob
-from mega_serve.execution.paged_attention import KeyValuePages, NumbaPages, TorchPages, page_bytes
+from mega_serve.execution.attention_choice import AttentionName, build_pages, choose_attention
+from mega_serve.execution.paged_attention import KeyValuePages, page_bytes
 from mega_serve.execution.step_layout import StepLayout
 from mega_serve.execution.token_scores import score_tokens
-
-AttentionName = Literal["auto", "numba", "torch"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +31,7 @@ class RunnerOptions:
     Attributes:
         page_size: tokens of a page; with the numba kernels a multiple of 16.
         kv_memory: bytes of the pool of pages.
-        attention: "auto" takes the numba kernels on a CPU if numba is installed.
+        attention: see `attention_choice.choose_attention`.
         batch_invariant: a row of logits has the same bits in any batch, for any chunks, pages and reuse of
             prefixes.
     """
@@ -65,7 +61,14 @@ class TorchModelRunner:
         self.vocab_size = spec.vocab if vocab_size is None else vocab_size
         self.max_seq_len = spec.max_seq_len
         self.device, self.dtype = weight.device, weight.dtype
-        self.attention: Literal["numba", "torch"] = _choose_attention(options, self.device)
+        self.attention = choose_attention(
+            options.attention,
+            self.device,
+            page_size=options.page_size,
+            head_dim=spec.head_dim,
+            dtype=weight.dtype,
+            batch_invariant=options.batch_invariant,
+        )
         if spec.rotary_dim:
             model.rotary = RotaryTable(spec, self.device)
         self.num_pages, self._pages = self._new_pool(options, weight.dtype)
@@ -131,17 +134,8 @@ class TorchModelRunner:
                 found=f"{options.kv_memory} bytes",
                 wanted=f"at least {size}",
             )
-        if self.attention == "numba":
-            return num_pages, NumbaPages(
-                layers,
-                num_pages=num_pages,
-                page_size=options.page_size,
-                kv_heads=kv_heads,
-                head_dim=spec.head_dim,
-                dtype=dtype,
-                kernels=load_kernels().attention,
-            )
-        return num_pages, TorchPages(
+        return num_pages, build_pages(
+            self.attention,
             layers,
             num_pages=num_pages,
             page_size=options.page_size,
@@ -150,20 +144,3 @@ class TorchModelRunner:
             dtype=dtype,
             device=self.device,
         )
-
-
-def _choose_attention(options: RunnerOptions, device: torch.device) -> Literal["numba", "torch"]:
-    """Return the attention backend that the options ask for, or that is best here."""
-    runs_numba = device.type == "cpu" and has_numba() and options.page_size % 16 == 0
-    name: Literal["numba", "torch"] = "numba" if runs_numba else "torch"
-    if options.attention == "numba" and device.type != "cpu":
-        raise ConfigError(
-            "--attention", "numba kernels run on a CPU", found=device.type, wanted="auto | torch"
-        )
-    if options.attention != "auto":
-        name = options.attention
-    if options.batch_invariant and name != "numba":
-        raise ConfigError(
-            "--batch-invariant", "needs the numba kernels, on a CPU", hint=install_hint("mega-serve", "cpu")
-        )
-    return name

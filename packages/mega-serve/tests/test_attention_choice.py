@@ -7,7 +7,12 @@ import torch
 
 from mega_schema.errors import ConfigError
 from mega_serve.execution import attention_choice
-from mega_serve.execution.attention_choice import AttentionName, choose_attention, default_page_size
+from mega_serve.execution.attention_choice import (
+    AttentionName,
+    can_capture,
+    choose_attention,
+    default_page_size,
+)
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -51,6 +56,14 @@ def test_auto_takes_triton_on_a_gpu_and_numba_on_a_cpu(installed: set[str]) -> N
 @pytest.mark.parametrize("name", ["torch", "triton", "flash", "flex"])
 def test_a_backend_for_gpus_is_taken_by_name(name: AttentionName, installed: set[str]) -> None:
     assert choose(name, GPU) == name
+
+
+def test_graphs_hold_the_kernels_that_read_pages_in_place(installed: set[str]) -> None:
+    assert [can_capture(name) for name in ("auto", "triton", "flash", "flex", "torch")] == [True] * 3 + [
+        False
+    ] * 2
+    installed.remove("triton")
+    assert not can_capture("auto")
 
 
 def test_triton_runs_on_a_cpu_if_it_interprets(installed: set[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,14 @@ def default_page_size(name: AttentionName) -> int:
     return {"flash": _FLASH_PAGE_TOKENS, "flex": _FLEX_PAGE_TOKENS}.get(name, _PAGE_TOKENS)
 
 
+def can_capture(name: AttentionName) -> bool:
+    """Whether a CUDA graph can hold the decode step of a backend on a GPU.
+
+    torch's would attend over sequences of full length, and FlexAttention is compiled as it runs.
+    """
+    return name in ("triton", "flash") or (name == "auto" and _is_installed("triton"))
+
+
 def choose_attention(
     name: AttentionName,
     device: torch.device,

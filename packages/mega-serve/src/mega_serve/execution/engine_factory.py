@@ -34,7 +34,8 @@ from mega_serve.engine.grammar import GrammarCompiler
 from mega_serve.engine.interfaces import Chunk, ModelInfo, ModelRunner
 from mega_serve.engine.option_checks import check_context_length, check_follow, check_layout
 from mega_serve.engine.scheduler import EngineConfig
-from mega_serve.execution.attention_choice import AttentionName, default_page_size
+from mega_serve.execution.attention_choice import AttentionName, can_capture, default_page_size
+from mega_serve.execution.device_sampler import DeviceSampler
 from mega_serve.execution.model_runner import RunnerOptions, TorchModelRunner
 from mega_serve.execution.packed_weights import WeightDtype
 from mega_serve.execution.paged_attention import page_bytes
@@ -63,6 +64,7 @@ class EngineOptions:
             but not more than the device has left.
         page_size: tokens of a page; None: as the attention needs them.
         threads: of torch and the kernels on a CPU; None: all cores.
+        enforce_eager: do not capture CUDA graphs.
         follow: swap in newer checkpoints of the run.
         init_method: how the ranks meet; None: rank 0 starts the others.
     """
@@ -78,6 +80,7 @@ class EngineOptions:
     kv_cache_memory: int | None = None
     page_size: int | None = None
     attention: AttentionName = "auto"
+    enforce_eager: bool = False
     batch_invariant: bool = False
     prefix_caching: bool = True
     speculative_tokens: int = 0
@@ -122,10 +125,13 @@ def build_engine(values: Mapping[str, Any]) -> LoadedEngine:
     runner, stage = _build_runner(options, model, mesh, checkpoint, tokenizer)
     stage.max_seq_len = runner.max_seq_len = check_context_length(options.max_model_len, stage.max_seq_len)
     warm_up(runner)
+    if _captures_graphs(options, mesh):
+        stage.capture_graphs(options.max_num_seqs)
+    sampler = DeviceSampler if mesh.device.type == "cuda" else BatchSampler
     core = EngineCore(
         runner,
         tokenizer,
-        BatchSampler(runner.vocab_size, tokenizer.identity.eod),
+        sampler(runner.vocab_size, tokenizer.identity.eod),
         EngineConfig(
             max_num_seqs=options.max_num_seqs,
             max_num_batched_tokens=max(options.max_num_batched_tokens, options.max_num_seqs),
@@ -288,6 +294,7 @@ def _build_runner(
         page_size=options.page_tokens,
         kv_memory=options.kv_cache_memory or _kv_memory(options, checkpoint, mesh),
         attention=options.attention,
+        spare_page=_captures_graphs(options, mesh),
         batch_invariant=options.batch_invariant,
     )
     vocab_size = min(tokenizer.identity.vocab_size, checkpoint.spec.vocab)
@@ -296,6 +303,12 @@ def _build_runner(
         return runner, runner
     stage = StageRunner(model, settings, mesh, vocab_size=vocab_size)
     return ParallelRunner(stage), stage
+
+
+def _captures_graphs(options: EngineOptions, mesh: Mesh) -> bool:
+    """Whether decode steps become CUDA graphs: one process, with attention that a graph can hold."""
+    is_alone = mesh.device.type == "cuda" and mesh.layout.world == 1
+    return is_alone and not options.enforce_eager and can_capture(options.attention)
 
 
 def _kv_memory(options: EngineOptions, checkpoint: Checkpoint, mesh: Mesh) -> int:

@@ -19,7 +19,9 @@ from mega_schema.errors import ConfigError
 from mega_serve.engine.interfaces import Chunk, RunnerOutput
 from mega_serve.engine.requests import TokenLogprob
 from mega_serve.execution.attention_choice import AttentionName, build_pages, choose_attention
-from mega_serve.execution.paged_attention import KeyValuePages, page_bytes
+from mega_serve.execution.decode_graphs import Capture, DecodeGraphs, batch_sizes, cuda_capture
+from mega_serve.execution.device_inputs import DeviceInputs, InputBuffers
+from mega_serve.execution.paged_attention import KeyValuePages, TorchPages, page_bytes
 from mega_serve.execution.step_layout import StepLayout
 from mega_serve.execution.token_scores import score_tokens
 
@@ -32,6 +34,7 @@ class RunnerOptions:
         page_size: tokens of a page; with the numba kernels a multiple of 16.
         kv_memory: bytes of the pool of pages.
         attention: see `attention_choice.choose_attention`.
+        spare_page: keep a page for the padding of captured steps (`TorchModelRunner.capture_graphs`).
         batch_invariant: a row of logits has the same bits in any batch, for any chunks, pages and reuse of
             prefixes.
     """
@@ -39,6 +42,7 @@ class RunnerOptions:
     page_size: int = 16
     kv_memory: int = 1 << 30
     attention: AttentionName = "auto"
+    spare_page: bool = False
     batch_invariant: bool = False
 
 
@@ -72,10 +76,17 @@ class TorchModelRunner:
         if spec.rotary_dim:
             model.rotary = RotaryTable(spec, self.device)
         self.num_pages, self._pages = self._new_pool(options, weight.dtype)
+        self._spare_page: int | None = None  # of captured steps
+        if options.spare_page:
+            self.num_pages -= 1
+            self._spare_page = self.num_pages
+        self._graphs: DecodeGraphs | None = None
 
     @torch.inference_mode()
     def run(self, chunks: Sequence[Chunk]) -> RunnerOutput:
         """Run one forward pass over all chunks."""
+        if self._graphs is not None and self._graphs.accepts(chunks):
+            return RunnerOutput(self._graphs.run(chunks), ((),) * len(chunks))
         layout = StepLayout.from_chunks(chunks, page_size=self.page_size, num_pages=self.num_pages)
         ids = np.concatenate([np.asarray(chunk.token_ids, np.int64) for chunk in chunks])
         token_T, position_T = (torch.from_numpy(x).to(self.device) for x in (ids, layout.position_T))
@@ -92,15 +103,45 @@ class TorchModelRunner:
         return RunnerOutput(self._logits(x_RD), scores)
 
     @torch.inference_mode()
+    def capture_graphs(self, max_rows: int, capture: Capture | None = None) -> None:
+        """Capture the steps that decode up to `max_rows` sequences; from then on they are replayed.
+
+        Args:
+            capture: records a step; None: as a CUDA graph.
+        """
+        assert self._spare_page is not None, f"--attention {self.attention} cannot be captured"
+        rows = batch_sizes(max_rows)[-1]
+        buffers = InputBuffers(
+            rows,
+            max_pages=-(-self.max_seq_len // self.page_size),
+            page_size=self.page_size,
+            spare_page=self._spare_page,
+            device=self.device,
+        )
+        self._graphs = DecodeGraphs(
+            self._decode, buffers, max_rows=max_rows, capture=capture or cuda_capture()
+        )
+        self._graphs.capture_all()
+
+    @torch.inference_mode()
     def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy keys and values of whole pages, (source, target), in all layers."""
         self._pages.copy_pages(pairs)
 
+    @torch.inference_mode()
     def replace_model(self, model: Decoder) -> None:
         """Take other weights of the same shapes; keys and values in the pages are of the old ones."""
         if model.spec.rotary_dim:
             model.rotary = self.model.rotary
         self.model = model
+        if self._graphs is not None:
+            self._graphs.capture_all()
+
+    def _decode(self, inputs: DeviceInputs) -> Tensor:
+        """Compute the logits, (B, V) float32, of one new token of each sequence."""
+        assert isinstance(self._pages, TorchPages)
+        attend = self._pages.begin_decode(inputs)
+        return self._logits(self._hidden_states(inputs.token_B, inputs.position_B, attend))
 
     def _hidden_states(self, token_T: Tensor, position_T: Tensor, attend: AttentionBackend) -> Tensor:
         """Compute everything but the head: (T, D)."""
@@ -127,12 +168,13 @@ class TorchModelRunner:
             dtype = torch.float32
         size = page_bytes(spec, len(layers), kv_heads, options.page_size, dtype)
         num_pages = options.kv_memory // size
-        if num_pages < 1:
+        least = 2 if options.spare_page else 1
+        if num_pages < least:
             raise ConfigError(
                 "--kv-cache-memory",
                 "holds no page",
                 found=f"{options.kv_memory} bytes",
-                wanted=f"at least {size}",
+                wanted=f"at least {least * size}",
             )
         return num_pages, build_pages(
             self.attention,

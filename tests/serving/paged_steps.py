@@ -129,9 +129,9 @@ class TwoPools:
                 wanted = expected(
                     layer, q[:count].float(), k[:count].float(), v[:count].float(), self.shape.mask
                 )
-                found = actual(layer, *(x.to(self.device) for x in (q, k, v)), self.shape.mask)
-            assert found.dtype == self.dtype
-            worst = max(worst, float((found.cpu().float()[:count] - wanted).abs().max()))
+                result = actual(layer, *(x.to(self.device) for x in (q, k, v)), self.shape.mask)
+            assert result.dtype == self.dtype
+            worst = max(worst, float((result.cpu().float()[:count] - wanted).abs().max()))
         return worst
 
     def _draw_qkv(self, tokens: int) -> list[Tensor]:

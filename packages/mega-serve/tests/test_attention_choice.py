@@ -37,7 +37,7 @@ def choose(
 
 
 @pytest.fixture
-def installed(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+def packages(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """The packages that seem to be installed; a test removes some."""
     names = {"triton", "flash_attn", "numba"}
     monkeypatch.setattr(attention_choice, "_is_installed", lambda module: module in names)
@@ -46,27 +46,27 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     return names
 
 
-def test_auto_takes_triton_on_a_gpu_and_numba_on_a_cpu(installed: set[str]) -> None:
+def test_auto_takes_triton_on_a_gpu_and_numba_on_a_cpu(packages: set[str]) -> None:
     assert (choose("auto", GPU), choose("auto", CPU)) == ("triton", "numba")
     assert choose("auto", CPU, page_size=24) == "torch"
-    installed.clear()
+    packages.clear()
     assert (choose("auto", GPU), choose("auto", CPU)) == ("torch", "torch")
 
 
 @pytest.mark.parametrize("name", ["torch", "triton", "flash", "flex"])
-def test_a_backend_for_gpus_is_taken_by_name(name: AttentionName, installed: set[str]) -> None:
+def test_a_backend_for_gpus_is_taken_by_name(name: AttentionName, packages: set[str]) -> None:
     assert choose(name, GPU) == name
 
 
-def test_graphs_hold_the_kernels_that_read_pages_in_place(installed: set[str]) -> None:
+def test_graphs_hold_the_kernels_that_read_pages_in_place(packages: set[str]) -> None:
     assert [can_capture(name) for name in ("auto", "triton", "flash", "flex", "torch")] == [True] * 3 + [
         False
     ] * 2
-    installed.remove("triton")
+    packages.remove("triton")
     assert not can_capture("auto")
 
 
-def test_triton_runs_on_a_cpu_if_it_interprets(installed: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_triton_runs_on_a_cpu_if_it_interprets(packages: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert choose("triton", CPU) == "triton"
 
@@ -94,7 +94,7 @@ def test_triton_runs_on_a_cpu_if_it_interprets(installed: set[str], monkeypatch:
     ],
 )
 def test_a_backend_that_cannot_run_is_refused(
-    name: AttentionName, settings: dict[str, object], message: str, installed: set[str]
+    name: AttentionName, settings: dict[str, object], message: str, packages: set[str]
 ) -> None:
     with pytest.raises(ConfigError) as error:
         choose(name, **{"device": GPU, **settings})  # type: ignore[arg-type]
@@ -105,8 +105,8 @@ def test_a_backend_that_cannot_run_is_refused(
     ("name", "package"), [("triton", "triton"), ("flex", "triton"), ("flash", "flash_attn")]
 )
 def test_a_backend_that_is_not_installed_says_how_to_install_it(
-    name: AttentionName, package: str, installed: set[str]
+    name: AttentionName, package: str, packages: set[str]
 ) -> None:
-    installed.remove(package)
+    packages.remove(package)
     with pytest.raises(ConfigError, match=rf"{package} is not installed.*pip install"):
         choose(name, GPU)

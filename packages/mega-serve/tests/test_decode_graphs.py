@@ -84,11 +84,11 @@ def test_a_padded_captured_step_computes_what_an_eager_step_does(name: str, rows
 def test_the_logits_of_a_captured_step_stay_when_the_next_one_runs() -> None:
     runner = build_runner("gpt", graphs=2)
     first, second = (runner.run([Chunk([token], 0, [0], 0)]).logits for token in (5, 6))
-    again = runner.run([Chunk([5], 0, [0], 0)]).logits
+    third = runner.run([Chunk([5], 0, [0], 0)]).logits
     assert isinstance(first, Tensor)
     assert isinstance(second, Tensor)
-    assert isinstance(again, Tensor)
-    assert torch.equal(first, again)
+    assert isinstance(third, Tensor)
+    assert torch.equal(first, third)
     assert not torch.equal(first, second)
 
 

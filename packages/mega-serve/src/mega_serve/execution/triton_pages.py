@@ -71,6 +71,6 @@ def _split_chunks(layout: StepLayout, tile_tokens: int) -> np.ndarray:
     """Return (4, tiles) int32: first token, number of tokens, position of the first, and chunk."""
     columns = []
     for chunk, (first, count, start, _) in enumerate(layout.chunk_C4.tolist()):
-        for done in range(0, count, tile_tokens):
-            columns.append((first + done, min(tile_tokens, count - done), start + done, chunk))
+        for offset in range(0, count, tile_tokens):
+            columns.append((first + offset, min(tile_tokens, count - offset), start + offset, chunk))
     return np.ascontiguousarray(np.array(columns, np.int32).T)

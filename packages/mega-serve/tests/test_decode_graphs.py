@@ -32,6 +32,9 @@ TOLERANCE = 1e-5  # products of more rows add in another order
 PAGES_PER_ROW = SIZES["max_seq_len"] // PAGE_SIZE
 
 
+NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device to compare with a CPU")
+
+
 class RepeatedStep:
     """A step that is run again, with its output in one place, as a CUDA graph's is."""
 
@@ -43,9 +46,11 @@ class RepeatedStep:
         return self._output.copy_(self._run())
 
 
-def build_model(name: str, seed: int = 3) -> Decoder:
+def build_model(name: str, seed: int = 3, device: str = "cpu") -> Decoder:
     spec = SPECS[name]
-    return fill_model(Runtime.single_process(spec), initial_values(table(spec), seed), dtype="float32")
+    return fill_model(
+        Runtime.single_process(spec, device=device), initial_values(table(spec), seed), dtype="float32"
+    )
 
 
 def build_runner(name: str, *, graphs: int = 0) -> TorchModelRunner:
@@ -156,3 +161,15 @@ def test_a_pool_without_room_for_the_spare_page_is_refused() -> None:
     options = RunnerOptions(page_size=4, kv_memory=page, attention="torch", spare_page=True)
     with pytest.raises(ConfigError, match="holds no page"):
         TorchModelRunner(model, options)
+
+
+@pytest.mark.gpu
+@NO_GPU
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("rows", [1, 3, 5])
+def test_a_cuda_graph_computes_what_a_cpu_does(name: str, rows: int) -> None:
+    options = RunnerOptions(page_size=PAGE_SIZE, kv_memory=1 << 21, attention="triton", spare_page=True)
+    runner = TorchModelRunner(build_model(name, device="cuda"), options)
+    runner.capture_graphs(6)
+    for wanted, actual in zip(decode(build_runner(name), rows, 9), decode(runner, rows, 9), strict=True):
+        torch.testing.assert_close(actual.cpu(), wanted, rtol=0, atol=1e-4)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from mega_serve.execution.attention_choice import BackendName, default_page_size, pages_class
 from mega_serve.execution.flash_pages import FlashPages
 from mega_serve.execution.flex_pages import FlexPages
 from mega_serve.execution.paged_attention import TorchPages
@@ -18,6 +21,7 @@ from tests.serving import documented_flash_attn
 from tests.serving.paged_steps import SHAPES, TwoPools, largest_difference, new_pages
 
 HERE = Path(__file__).parent
+NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device to compare with a CPU")
 ARGUMENTS = ["-q", "--no-header", "-p", "no:cacheprovider", f"--rootdir={HERE.parents[2]}"]
 
 
@@ -52,3 +56,27 @@ def test_flash_attn_is_called_with_what_it_documents(name: str, monkeypatch: pyt
     monkeypatch.setitem(sys.modules, "flash_attn", documented_flash_attn)
     shape = SHAPES[name]
     assert largest_difference(TwoPools(new_pages(FlashPages, shape), shape, seed=7), steps=4) < 1e-5
+
+
+@pytest.mark.gpu
+@NO_GPU
+@pytest.mark.parametrize("name", SHAPES)
+def test_triton_on_a_gpu_attends_as_torch_on_a_cpu(name: str) -> None:
+    from mega_serve.execution.triton_pages import TritonPages
+
+    shape = SHAPES[name]
+    pages = new_pages(TritonPages, shape, "cuda")
+    assert largest_difference(TwoPools(pages, shape, seed=3, device="cuda"), steps=6) < 1e-5
+
+
+@pytest.mark.gpu
+@NO_GPU
+@pytest.mark.parametrize("kind", ["triton", "flash", "flex"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_bfloat16_on_a_gpu_differs_from_a_cpu_by_its_rounding(name: str, kind: BackendName) -> None:
+    if kind == "flash" and importlib.util.find_spec("flash_attn") is None:
+        pytest.skip("flash_attn is not installed")
+    shape = replace(SHAPES[name], page_size=default_page_size(kind))
+    pages = new_pages(pages_class(kind), shape, "cuda", torch.bfloat16)
+    two = TwoPools(pages, shape, seed=5, device="cuda", dtype=torch.bfloat16)
+    assert largest_difference(two, steps=2) < 8 * torch.finfo(torch.bfloat16).eps

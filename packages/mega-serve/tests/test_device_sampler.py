@@ -14,6 +14,7 @@ from mega_serve.engine.requests import SamplingParams
 from mega_serve.execution.device_sampler import DeviceSampler, is_plain
 from mega_serve.execution.sampler import BatchSampler
 
+NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device to compare with a CPU")
 PLAIN_FIELDS: list[dict[str, Any]] = [
     {"temperature": 0.0},
     {"temperature": 1.0},
@@ -103,3 +104,13 @@ def test_a_beam_search_asks_for_the_same_words() -> None:
     logits = random_logits(np.random.default_rng(6), 3, 60)
     expected = BatchSampler(60).top_logprobs(logits, 4, [None, 3, None])
     assert DeviceSampler(60).top_logprobs(logits, 4, [None, 3, None]) == expected
+
+
+@pytest.mark.gpu
+@NO_GPU
+def test_a_gpu_samples_as_the_cpu_does() -> None:
+    rng, numbers = random.Random(9), np.random.default_rng(9)
+    for _ in range(20):
+        rows = [random_row(rng, rng.choice(PLAIN_FIELDS)) for _ in range(16)]
+        logits = random_logits(numbers, 16, 3000)
+        assert DeviceSampler(3000).sample(logits.cuda(), rows) == BatchSampler(3000).sample(logits, rows)

@@ -92,7 +92,7 @@ def build_pages(
             dtype=dtype,
             kernels=load_kernels().attention,
         )
-    return _pages_class(name)(
+    return pages_class(name)(
         layers,
         num_pages=num_pages,
         page_size=page_size,
@@ -103,7 +103,7 @@ def build_pages(
     )
 
 
-def _pages_class(name: BackendName) -> type[TorchPages]:
+def pages_class(name: BackendName) -> type[TorchPages]:
     """Import a backend: each needs a library that others do without."""
     if name == "triton":
         from mega_serve.execution.triton_pages import TritonPages

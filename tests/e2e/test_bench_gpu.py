@@ -38,6 +38,19 @@ def test_a_benchmark_for_gpus_runs_tiny_on_a_cpu(script: str, keys: set[str], tm
             assert all("tokens_per_second" in result[peer] for result in results if peer in keys)
 
 
+def test_the_serving_benchmark_for_gpus_runs_small_on_a_cpu(tmp_path: Path) -> None:
+    if not is_installed("transformers"):
+        pytest.skip("transformers is not installed: pip install -r requirements-test.txt")
+    words = [sys.executable, GPU / "serve.py", "--small", "--json", tmp_path / "result.json"]
+    subprocess.run(words, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, check=True)
+    report = json.loads((tmp_path / "result.json").read_text("utf-8"))
+    (result,) = report["results"]
+    assert {"date", "hardware", "torch"} <= set(report)
+    assert result["rows_equal"] == 1  # the same greedy tokens as transformers'
+    assert result["ours"]["tokens_per_second"] > 0
+    assert result["of_bound"] > 0
+
+
 @pytest.mark.parametrize("script", ["kernels.py", pytest.param("step.py", marks=pytest.mark.long)])
 def test_without_a_gpu_nothing_is_measured(script: str) -> None:
     process = subprocess.run(

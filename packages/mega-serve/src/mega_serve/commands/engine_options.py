@@ -87,15 +87,21 @@ _OPTIONS = (
         "--attention",
         default="auto",
         show_default=True,
-        type=click.Choice(["auto", "numba", "torch"]),
-        help="Attention kernels.",
+        type=click.Choice(["auto", "numba", "torch", "triton", "flash", "flex"]),
+        help="Attention kernels: auto takes numba on a CPU and triton on a GPU, if they are installed; flash "
+        "(flash-attn) and flex (FlexAttention) need a GPU.",
+    ),
+    _engine(
+        "--enforce-eager",
+        is_flag=True,
+        help="Do not capture decode steps as CUDA graphs, as one GPU with triton or flash attention does.",
     ),
     _engine("--threads", type=_COUNT, help="Threads of a process on a CPU.  [default: all cores]"),
 )
 _NAMES = (
     "load", "device", "dtype", "tp", "pp", "max_model_len", "follow", "verify", "max_num_seqs",
     "max_num_batched_tokens", "kv_cache_memory", "prefix_caching", "speculative_tokens", "batch_invariant",
-    "attention", "threads",
+    "attention", "enforce_eager", "threads",
 )  # fmt: skip
 
 

@@ -17,6 +17,8 @@ import torch
 from mega_model.decoder import Decoder
 from mega_model.devices import resolve_device
 from mega_model.distributed.mesh import Mesh
+from mega_model.kernels import REFERENCE
+from mega_model.kernels.dispatch import choose_kernels
 from mega_model.kernels.numba import has_numba, load_kernels
 from mega_model.runtime import Runtime
 from mega_schema.checkpoint.checkpoint_dir import MANIFEST
@@ -28,12 +30,14 @@ from mega_schema.tokenizer.tokenizer import Tokenizer
 from mega_serve.engine.detokenizer import Detokenizer
 from mega_serve.engine.engine_core import EngineCore, GrammarFactory
 from mega_serve.engine.grammar import GrammarCompiler
-from mega_serve.engine.interfaces import Chunk, ModelInfo, ModelRunner, SamplingRow
+from mega_serve.engine.interfaces import Chunk, ModelInfo, ModelRunner, SamplingRow, TokenSampler
 from mega_serve.engine.option_checks import check_context_length, check_follow, check_layout
 from mega_serve.engine.requests import SamplingParams
 from mega_serve.engine.scheduler import EngineConfig
+from mega_serve.execution.attention_choice import AttentionName, can_capture, default_page_size
 from mega_serve.execution.checkpoint_follower import CheckpointFollower
-from mega_serve.execution.model_runner import AttentionName, RunnerOptions, TorchModelRunner
+from mega_serve.execution.device_sampler import DeviceSampler
+from mega_serve.execution.model_runner import RunnerOptions, TorchModelRunner
 from mega_serve.execution.packed_weights import WeightDtype
 from mega_serve.execution.paged_attention import page_bytes
 from mega_serve.execution.parallel_runner import ParallelRunner, StageRunner, run_commands
@@ -58,7 +62,9 @@ class EngineOptions:
         max_model_len: tokens of a sequence; None: the model's context.
         kv_cache_memory: bytes of the pool of pages; None: enough for `max_num_seqs` sequences of full length,
             but not more than the device has left.
+        page_size: tokens of a page; None: as the attention needs them.
         threads: of torch and the kernels on a CPU; None: all cores.
+        enforce_eager: do not capture CUDA graphs.
         follow: swap in newer checkpoints of the run.
         verify: compare the checksums of the weights while loading.
         init_method: how the ranks meet; None: rank 0 starts the others.
@@ -73,8 +79,9 @@ class EngineOptions:
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
     kv_cache_memory: int | None = None
-    page_size: int = 16
+    page_size: int | None = None
     attention: AttentionName = "auto"
+    enforce_eager: bool = False
     batch_invariant: bool = False
     prefix_caching: bool = True
     speculative_tokens: int = 0
@@ -89,6 +96,11 @@ class EngineOptions:
         names = {field.name for field in fields(cls)}
         assert values.keys() <= names, f"unknown engine options: {sorted(values.keys() - names)}"
         return cls(**values)
+
+    @property
+    def page_tokens(self) -> int:
+        """Tokens of a page."""
+        return default_page_size(self.attention) if self.page_size is None else self.page_size
 
     @property
     def layout(self) -> Layout:
@@ -114,9 +126,16 @@ def build_engine(values: Mapping[str, Any]) -> LoadedEngine:
     model = _load_model(options, mesh, checkpoint)
     runner, stage = _build_runner(options, model, mesh, checkpoint, tokenizer)
     stage.max_seq_len = runner.max_seq_len = check_context_length(options.max_model_len, stage.max_seq_len)
-    kernels = load_kernels() if has_numba() else None
-    sampler = BatchSampler(runner.vocab_size, tokenizer.identity.eod, stage.log_softmax, kernels=kernels)
+    eod = tokenizer.identity.eod
+    sampler: TokenSampler
+    if mesh.device.type == "cuda":
+        sampler = DeviceSampler(runner.vocab_size, eod)
+    else:
+        kernels = load_kernels() if has_numba() else None
+        sampler = BatchSampler(runner.vocab_size, eod, stage.log_softmax, kernels=kernels)
     warm_up(runner, sampler)
+    if _captures_graphs(options, mesh):
+        stage.capture_graphs(options.max_num_seqs)
     core = EngineCore(
         runner,
         tokenizer,
@@ -156,7 +175,7 @@ def build_engine(values: Mapping[str, Any]) -> LoadedEngine:
     return LoadedEngine(core=core, model=info, between_steps=swap_newer)
 
 
-def warm_up(runner: ModelRunner, sampler: BatchSampler) -> None:
+def warm_up(runner: ModelRunner, sampler: TokenSampler) -> None:
     """Run a prompt and a sampled token, so that kernels are compiled before the first request.
 
     The keys and values go to pages that belong to no sequence yet.
@@ -230,7 +249,8 @@ def _join(options: EngineOptions, rank: int, init_method: str | None) -> Mesh:
 
 
 def _load_model(options: EngineOptions, mesh: Mesh, checkpoint: Checkpoint) -> Decoder:
-    rt = Runtime.from_mesh(mesh, checkpoint.spec, dtype=compute_dtype(options.dtype))
+    kernels = choose_kernels("auto", mesh.device).kernels if mesh.device.type == "cuda" else REFERENCE
+    rt = Runtime.from_mesh(mesh, checkpoint.spec, dtype=compute_dtype(options.dtype), kernels=kernels)
     takes_kernels = mesh.device.type == "cpu" and has_numba() and options.attention != "torch"
     model, report = load_weights(
         checkpoint,
@@ -249,9 +269,10 @@ def _build_runner(
 ) -> tuple[ModelRunner, TorchModelRunner]:
     """Return the engine's runner, and this rank's."""
     settings = RunnerOptions(
-        page_size=options.page_size,
+        page_size=options.page_tokens,
         kv_memory=options.kv_cache_memory or _kv_memory(options, checkpoint, mesh),
         attention=options.attention,
+        spare_page=_captures_graphs(options, mesh),
         batch_invariant=options.batch_invariant,
     )
     vocab_size = min(tokenizer.identity.vocab_size, checkpoint.spec.vocab)
@@ -262,14 +283,20 @@ def _build_runner(
     return ParallelRunner(stage), stage
 
 
+def _captures_graphs(options: EngineOptions, mesh: Mesh) -> bool:
+    """Whether decode steps become CUDA graphs: one process, with attention that a graph can hold."""
+    is_alone = mesh.device.type == "cuda" and mesh.layout.world == 1
+    return is_alone and not options.enforce_eager and can_capture(options.attention)
+
+
 def _kv_memory(options: EngineOptions, checkpoint: Checkpoint, mesh: Mesh) -> int:
     """Return bytes for `max_num_seqs` sequences of full length, or what the device can spare."""
     spec = checkpoint.spec
     layers, kv_heads = len(mesh.stage(spec.layers).layers), spec.kv_heads // mesh.tp.size
     # float32 at most
-    page = page_bytes(spec, layers, kv_heads, options.page_size, torch.float32)
+    page = page_bytes(spec, layers, kv_heads, options.page_tokens, torch.float32)
     length = min(options.max_model_len or spec.max_seq_len, spec.max_seq_len)
-    wanted = options.max_num_seqs * (-(-length // options.page_size) + 1) * page
+    wanted = options.max_num_seqs * (-(-length // options.page_tokens) + 1) * page
     if mesh.device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(mesh.device)
         spare = int(_GPU_MEMORY_FRACTION * free)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
@@ -18,17 +17,17 @@ from mega_model.attention import RotaryTable
 from mega_model.attention_backends import AttentionBackend
 from mega_model.decoder import Decoder
 from mega_model.kernels.log_probabilities import LogProbabilities
-from mega_model.kernels.numba import has_numba, load_kernels
-from mega_schema.app.install_hint import install_hint
+from mega_model.kernels.numba import load_kernels
 from mega_schema.errors import ConfigError
 from mega_serve.engine.interfaces import Chunk, RunnerOutput
 from mega_serve.engine.requests import TokenLogprob
+from mega_serve.execution.attention_choice import AttentionName, build_pages, choose_attention
+from mega_serve.execution.decode_graphs import Capture, DecodeGraphs, batch_sizes, cuda_capture
+from mega_serve.execution.device_inputs import DeviceInputs, InputBuffers
 from mega_serve.execution.fused_decoder import FusedDecoder
 from mega_serve.execution.paged_attention import KeyValuePages, NumbaPages, TorchPages, page_bytes
 from mega_serve.execution.step_layout import StepLayout
 from mega_serve.execution.token_scores import LogSoftmax, score_tokens, torch_log_softmax
-
-AttentionName = Literal["auto", "numba", "torch"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +37,8 @@ class RunnerOptions:
     Attributes:
         page_size: tokens of a page; with the numba kernels a multiple of 16.
         kv_memory: bytes of the pool of pages.
-        attention: "auto" takes the numba kernels on a CPU if numba is installed.
+        attention: see `attention_choice.choose_attention`.
+        spare_page: keep a page for the padding of captured steps (`TorchModelRunner.capture_graphs`).
         batch_invariant: a row of logits has the bits of a training forward pass, in any batch, for any
             chunks, pages and reuse of prefixes.
     """
@@ -46,6 +46,7 @@ class RunnerOptions:
     page_size: int = 16
     kv_memory: int = 1 << 30
     attention: AttentionName = "auto"
+    spare_page: bool = False
     batch_invariant: bool = False
 
 
@@ -68,7 +69,14 @@ class TorchModelRunner:
         self.vocab_size = spec.vocab if vocab_size is None else vocab_size
         self.max_seq_len = spec.max_seq_len
         self.device, self.dtype = weight.device, weight.dtype
-        self.attention: Literal["numba", "torch"] = _choose_attention(options, self.device)
+        self.attention = choose_attention(
+            options.attention,
+            self.device,
+            page_size=options.page_size,
+            head_dim=spec.head_dim,
+            dtype=weight.dtype,
+            batch_invariant=options.batch_invariant,
+        )
         if spec.rotary_dim:
             model.rotary = RotaryTable(spec, self.device, model.kernels.angles)
         self._batch_invariant = options.batch_invariant
@@ -76,11 +84,18 @@ class TorchModelRunner:
         if options.batch_invariant:
             self.log_softmax = LogProbabilities(load_kernels()).log_softmax
         self.num_pages, self._pages = self._new_pool(options, weight.dtype)
+        self._spare_page: int | None = None  # of captured steps
+        if options.spare_page:
+            self.num_pages -= 1
+            self._spare_page = self.num_pages
+        self._graphs: DecodeGraphs | None = None
         self.fused = self._fuse()
 
     @torch.inference_mode()
     def run(self, chunks: Sequence[Chunk]) -> RunnerOutput:
         """Run one forward pass over all chunks."""
+        if self._graphs is not None and self._graphs.accepts(chunks):
+            return RunnerOutput(self._graphs.run(chunks), ((),) * len(chunks))
         layout = StepLayout.from_chunks(chunks, page_size=self.page_size, num_pages=self.num_pages)
         ids = np.concatenate([np.asarray(chunk.token_ids, np.int64) for chunk in chunks])
         token_T, position_T = (torch.from_numpy(x).to(self.device) for x in (ids, layout.position_T))
@@ -101,16 +116,40 @@ class TorchModelRunner:
         return RunnerOutput(logit_RV, scores, self._pool_hidden(x_TD, first_C, chunks))
 
     @torch.inference_mode()
+    def capture_graphs(self, max_rows: int, capture: Capture | None = None) -> None:
+        """Capture the steps that decode up to `max_rows` sequences; from then on they are replayed.
+
+        Args:
+            capture: records a step; None: as a CUDA graph.
+        """
+        assert self._spare_page is not None, f"--attention {self.attention} cannot be captured"
+        rows = batch_sizes(max_rows)[-1]
+        buffers = InputBuffers(
+            rows,
+            max_pages=-(-self.max_seq_len // self.page_size),
+            page_size=self.page_size,
+            spare_page=self._spare_page,
+            device=self.device,
+        )
+        self._graphs = DecodeGraphs(
+            self._decode, buffers, max_rows=max_rows, capture=capture or cuda_capture()
+        )
+        self._graphs.capture_all()
+
+    @torch.inference_mode()
     def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy keys and values of whole pages, (source, target), in all layers."""
         self._pages.copy_pages(pairs)
 
+    @torch.inference_mode()
     def replace_model(self, model: Decoder) -> None:
         """Take other weights of the same shapes; keys and values in the pages are of the old ones."""
         if model.spec.rotary_dim:
             model.rotary = self.model.rotary
         self.model = model
         self.fused = self._fuse()
+        if self._graphs is not None:
+            self._graphs.capture_all()
 
     def _fuse(self) -> FusedDecoder | None:
         """Return the fast form of a step of a few single tokens, if this model and its pages have one."""
@@ -119,6 +158,12 @@ class TorchModelRunner:
         if not FusedDecoder.is_supported(self.model):
             return None
         return FusedDecoder(self.model, self._pages, load_kernels())
+
+    def _decode(self, inputs: DeviceInputs) -> Tensor:
+        """Compute the logits, (B, V) float32, of one new token of each sequence."""
+        assert isinstance(self._pages, TorchPages)
+        attend = self._pages.begin_decode(inputs)
+        return self._logits(self._hidden_states(inputs.token_B, inputs.position_B, attend))
 
     def _hidden_states(self, token_T: Tensor, position_T: Tensor, attend: AttentionBackend) -> Tensor:
         """Compute everything but the head: (T, D)."""
@@ -162,24 +207,16 @@ class TorchModelRunner:
             dtype = torch.float32
         size = page_bytes(spec, len(layers), kv_heads, options.page_size, dtype)
         num_pages = options.kv_memory // size
-        if num_pages < 1:
+        least = 2 if options.spare_page else 1
+        if num_pages < least:
             raise ConfigError(
                 "--kv-cache-memory",
                 "holds no page",
                 found=f"{options.kv_memory} bytes",
-                wanted=f"at least {size}",
+                wanted=f"at least {least * size}",
             )
-        if self.attention == "numba":
-            return num_pages, NumbaPages(
-                layers,
-                num_pages=num_pages,
-                page_size=options.page_size,
-                kv_heads=kv_heads,
-                head_dim=spec.head_dim,
-                dtype=dtype,
-                kernels=load_kernels().attention,
-            )
-        return num_pages, TorchPages(
+        return num_pages, build_pages(
+            self.attention,
             layers,
             num_pages=num_pages,
             page_size=options.page_size,
@@ -188,20 +225,3 @@ class TorchModelRunner:
             dtype=dtype,
             device=self.device,
         )
-
-
-def _choose_attention(options: RunnerOptions, device: torch.device) -> Literal["numba", "torch"]:
-    """Return the attention backend that the options ask for, or that is best here."""
-    runs_numba = device.type == "cpu" and has_numba() and options.page_size % 16 == 0
-    name: Literal["numba", "torch"] = "numba" if runs_numba else "torch"
-    if options.attention == "numba" and device.type != "cpu":
-        raise ConfigError(
-            "--attention", "numba kernels run on a CPU", found=device.type, wanted="auto | torch"
-        )
-    if options.attention != "auto":
-        name = options.attention
-    if options.batch_invariant and name != "numba":
-        raise ConfigError(
-            "--batch-invariant", "needs the numba kernels, on a CPU", hint=install_hint("mega-serve", "cpu")
-        )
-    return name

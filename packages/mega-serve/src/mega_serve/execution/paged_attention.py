@@ -2,7 +2,7 @@
 
 A page holds the keys and values of `page_size` consecutive tokens of one sequence, in all layers. A chunk's
 block table names its pages in order (arXiv:2309.06180). `TorchPages` runs on any device; `NumbaPages` reads
-the pages in place on a CPU.
+the pages in place on a CPU. `triton_pages`, `flash_pages` and `flex_pages` are for GPUs.
 
 Legend: T tokens; N query heads, K key heads of this rank; H width of a head; S keys of a sequence.
 """
@@ -24,6 +24,7 @@ from mega_model.kernels.numba import as_array
 from mega_model.kernels.page_tiles import tile_tasks
 from mega_model.kernels.reference import attention
 from mega_schema.spec import ModelSpec
+from mega_serve.execution.device_inputs import DeviceInputs
 from mega_serve.execution.step_layout import StepLayout
 
 
@@ -35,6 +36,16 @@ class KeyValuePages(Protocol):
 
     def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole pages, (source, target), in all layers. No target is a source."""
+
+
+class DecodePages(KeyValuePages, Protocol):
+    """Pages with an attention backend that reads nothing from the host, so that a CUDA graph can hold it."""
+
+    def begin_decode(self, inputs: DeviceInputs) -> AttentionBackend:
+        """Return the attention backend of a step with one new token per sequence.
+
+        It may compute on the device from the inputs: a graph must capture this call too.
+        """
 
 
 def page_bytes(spec: ModelSpec, layers: int, kv_heads: int, page_size: int, dtype: torch.dtype) -> int:
@@ -72,6 +83,29 @@ class TorchPages:
         shape = (len(layers), num_pages, page_size, kv_heads, head_dim)
         self._keys = torch.zeros(shape, dtype=dtype, device=device)
         self._values = torch.zeros(shape, dtype=dtype, device=device)
+        self.layers = tuple(layers)
+        self._slopes: dict[tuple[float, ...], Tensor] = {}
+        self.device = device
+
+    def layer_pages(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Return the keys and the values of a layer, (pages, page size, K, H)."""
+        number = self._index[layer]
+        return self._keys[number], self._values[number]
+
+    def slopes(self, mask: AttentionMask) -> Tensor | None:
+        """Return the ALiBi slopes of the heads, (N,) float32, copied to the device once; None: no ALiBi."""
+        if not mask.slopes:
+            return None
+        if mask.slopes not in self._slopes:
+            self._slopes[mask.slopes] = torch.tensor(mask.slopes, device=self.device)
+        return self._slopes[mask.slopes]
+
+    def store(self, layer: int, k_TKH: Tensor, v_TKH: Tensor, slot_T: Tensor) -> tuple[Tensor, Tensor]:
+        """Write keys and values of tokens to their slots; return the layer's pages."""
+        keys, values = self.layer_pages(layer)
+        keys.flatten(0, 1)[slot_T] = k_TKH.to(keys.dtype)
+        values.flatten(0, 1)[slot_T] = v_TKH.to(values.dtype)
+        return keys, values
 
     def begin_step(self, layout: StepLayout) -> AttentionBackend:
         """Return the attention backend of one step."""
@@ -83,9 +117,7 @@ class TorchPages:
         def attend(
             layer: int, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, mask: AttentionMask = PLAIN
         ) -> Tensor:
-            keys, values = self._keys[self._index[layer]], self._values[self._index[layer]]
-            keys.flatten(0, 1)[slot_T] = k_TKH.to(keys.dtype)
-            values.flatten(0, 1)[slot_T] = v_TKH.to(values.dtype)
+            keys, values = self.store(layer, k_TKH, v_TKH, slot_T)
             if mask not in visible:
                 visible[mask] = [self._visible(mask, count, start) for _, count, start in bounds]
             outputs = []
@@ -98,6 +130,32 @@ class TorchPages:
                 )
                 outputs.append(attention(q, k, v, seen)[0].transpose(0, 1))
             return torch.cat(outputs).to(q_TNH.dtype)
+
+        return attend
+
+    def begin_decode(self, inputs: DeviceInputs) -> AttentionBackend:
+        """Return the backend of steps with one token per sequence: all pages of the tables are gathered.
+
+        Its cost is that of sequences of full length, because a shape cannot depend on their lengths.
+        """
+        key_S = torch.arange(inputs.table_BW.shape[1] * self._keys.shape[2], device=self.device)
+
+        def attend(
+            layer: int, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, mask: AttentionMask = PLAIN
+        ) -> Tensor:
+            keys, values = self.store(layer, k_TKH, v_TKH, inputs.slot_B)
+            distance_BS = inputs.position_B[:, None] - key_S
+            visible_BS = distance_BS >= 0
+            if mask.window is not None:
+                visible_BS &= distance_BS < mask.window
+            seen = visible_BS[:, None, None]
+            if (slope_N := self.slopes(mask)) is not None:
+                cost_BN1S = -slope_N[:, None, None] * distance_BS[:, None, None]
+                seen = cost_BN1S.masked_fill(~seen, -torch.inf).to(keys.dtype)
+            table_BW = inputs.table_BW.long()
+            k, v = (pages[table_BW].flatten(1, 2).transpose(1, 2) for pages in (keys, values))
+            q = q_TNH.to(keys.dtype)[:, :, None]
+            return attention(q, k, v, seen)[:, :, 0].to(q_TNH.dtype)
 
         return attend
 

@@ -7,6 +7,7 @@ and `SamplingRow`: not on the other rows, their number or their order.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -84,7 +85,7 @@ class BatchSampler:
         assert len(logits) == len(rows), f"{len(logits)} rows of logits for {len(rows)} rows"
         host = logits.cpu()
         values = host.numpy()[:, : self._vocab_size]
-        uniforms = _draw_uniforms(rows)
+        uniforms = draw_row_uniforms(rows)
         chosen = [self._sample_row(values[i], row, uniforms[i]) for i, row in enumerate(rows)]
         asked = [i for i, row in enumerate(rows) if row.params.logprobs is not None]
         if asked:
@@ -120,7 +121,7 @@ class BatchSampler:
             return SampledToken(0, error=str(error))
         best = int(logits.argmax())
         if not logits[best] > -np.inf:  # true for NaN, which argmax returns
-            return SampledToken(0, error=_explain_empty(logits[best]))
+            return SampledToken(0, error=explain_empty(logits[best]))
         if row.params.is_greedy:
             return SampledToken(best)
         return SampledToken(self._draw(logits, row, uniform))
@@ -171,7 +172,7 @@ class BatchSampler:
         return index if ids is None else int(ids[index])
 
 
-def _draw_uniforms(rows: Sequence[SamplingRow]) -> Sequence[float]:
+def draw_row_uniforms(rows: Sequence[SamplingRow]) -> Sequence[float]:
     """Return the random number of each row; 0 where none is needed."""
     if all(row.params.is_greedy for row in rows):
         return [0.0] * len(rows)
@@ -180,7 +181,8 @@ def _draw_uniforms(rows: Sequence[SamplingRow]) -> Sequence[float]:
     return [float(number) for number in numbers]
 
 
-def _explain_empty(largest: np.float32) -> str:
+def explain_empty(largest: np.floating[Any]) -> str:
+    """Return why a row has no word to sample, by its largest logit."""
     if np.isnan(largest):
         return "logits are NaN"
     return NO_TOKEN_ALLOWED

@@ -71,3 +71,12 @@ class StepLayout:
         """Return the pages that hold a chunk's sequence up to its last token."""
         _, count, start, table = self.chunk_C4[chunk]
         return self.pages[table : table + -(-(start + count) // self.page_size)]
+
+
+def pad_tables(layout: StepLayout) -> np.ndarray[Any, np.dtype[np.int32]]:
+    """Return the block tables of all chunks, (C, pages of the longest) int32, padded with zeros."""
+    tables = [layout.block_table(c) for c in range(len(layout.chunk_C4))]
+    padded = np.zeros((len(tables), max(map(len, tables))), np.int32)
+    for row, table in zip(padded, tables, strict=True):
+        row[: len(table)] = table
+    return padded

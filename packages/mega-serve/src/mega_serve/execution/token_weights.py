@@ -21,7 +21,7 @@ Row = NDArray[np.float32]
 MAX_WEIGHT: Final = 2.0**33
 MAX_WORDS: Final = 2**20
 # a lower temperature is 0 in float32, and dividing by it would turn the best word's logit into 0 / 0
-_MIN_TEMPERATURE: Final = float(np.finfo(np.float32).tiny)
+MIN_TEMPERATURE: Final = float(np.finfo(np.float32).tiny)
 _BLOCK: Final = 256
 # a bucket of the histogram holds weights of equal exponent and equal 5 first bits of the mantissa
 _BUCKET_SHIFT: Final = 18
@@ -59,7 +59,7 @@ def compute_weights(logits: Row, temperature: float, out: Row) -> Row:
     with np.errstate(over="ignore", under="ignore"):
         np.subtract(logits, largest, out=out)
         if temperature != 1.0:
-            np.divide(out, np.float32(max(temperature, _MIN_TEMPERATURE)), out=out)
+            np.divide(out, np.float32(max(temperature, MIN_TEMPERATURE)), out=out)
         np.exp(out, out=out)
     np.multiply(out, np.float32(MAX_WEIGHT), out=out)
     np.rint(out, out=out)

@@ -88,7 +88,7 @@ def answer(engine: LoadedEngine) -> dict[str, Any]:
 
 
 def _serve(world: World, meet: str, folder: Path, *, run: Path, tp: int, pp: int) -> None:
-    values = {**options(run, tp, pp), "init_method": meet}
+    values = {**options(run, tp, pp), "rendezvous": str(folder / "ranks")}
     if world.rank > 0:
         run_worker(values, world.rank)
         return

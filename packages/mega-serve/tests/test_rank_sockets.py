@@ -18,7 +18,12 @@ import pytest
 from mega_schema.errors import ConfigError
 from mega_serve.engine.interfaces import Chunk
 from mega_serve.execution import rank_sockets
-from mega_serve.execution.rank_sockets import PING_SECONDS, CommandReceiver, CommandSender, RankLostError
+from mega_serve.execution.rank_sockets import (
+    PING_SECONDS,
+    CommandReceiver,
+    CommandSender,
+    RankConnectionError,
+)
 from mega_serve.execution.rendezvous_folder import TOKEN_BYTES, RendezvousFolder
 
 RANKS = 3
@@ -91,11 +96,11 @@ def test_only_this_user_can_enter_the_folder_and_read_its_token(folder: Rendezvo
     assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
     assert stat.S_IMODE((folder.path / "token").stat().st_mode) == 0o600
     assert len(folder.token) == TOKEN_BYTES
-    other = RendezvousFolder.create()
-    assert stat.S_IMODE(other.path.stat().st_mode) == 0o700
-    assert other.token != folder.token
-    other.remove()
-    assert not other.path.exists()
+    second = RendezvousFolder.create()
+    assert stat.S_IMODE(second.path.stat().st_mode) == 0o700
+    assert second.token != folder.token
+    second.remove()
+    assert not second.path.exists()
 
 
 def test_a_folder_that_exists_before_is_not_used(tmp_path: Path) -> None:
@@ -170,17 +175,17 @@ def test_tokens_are_compared_in_constant_time(ranks: Ranks, monkeypatch: pytest.
 def test_ranks_that_do_not_come_are_named(ranks: Ranks) -> None:
     sender = ranks.listen()
     ranks.connect(1)
-    with pytest.raises(RankLostError, match=r"ranks \[2\] did not connect within 0\.3 s"):
+    with pytest.raises(RankConnectionError, match=r"ranks \[2\] did not connect within 0\.3 s"):
         sender.accept_ranks(do_nothing, timeout=0.3)
-    with pytest.raises(RankLostError, match=r"rank 0 did not listen within 0 s"):
+    with pytest.raises(RankConnectionError, match=r"rank 0 did not listen within 0 s"):
         CommandReceiver(ranks.folder.path.with_name("nowhere"), 1, timeout=0)
 
 
 def test_a_check_that_fails_ends_the_wait(ranks: Ranks) -> None:
     def check() -> None:
-        raise RankLostError("rank 1 exited with code 3 at its start")
+        raise RankConnectionError("rank 1 exited with code 3 at its start")
 
-    with pytest.raises(RankLostError, match="code 3"):
+    with pytest.raises(RankConnectionError, match="code 3"):
         ranks.listen().accept_ranks(check)
 
 
@@ -190,7 +195,7 @@ def test_a_rank_that_ends_is_seen_at_once_by_an_idle_rank_0(ranks: Ranks) -> Non
     sender.watch(lost.set_result)
     receivers[1].close()
     assert lost.result(timeout=10) == 2
-    with pytest.raises(RankLostError, match="rank 2 has ended"):
+    with pytest.raises(RankConnectionError, match="rank 2 has ended"):
         sender.send({"copy_pages": []})
 
 
@@ -228,7 +233,7 @@ def test_a_ping_names_the_rank_that_ended(ranks: Ranks) -> None:
     receivers[0].close()
     clock.seconds = PING_SECONDS
     ranks.pool.submit(receivers[1].receive)
-    with pytest.raises(RankLostError, match="rank 1 has ended"):
+    with pytest.raises(RankConnectionError, match="rank 1 has ended"):
         sender.ping()
     sender.close()
 

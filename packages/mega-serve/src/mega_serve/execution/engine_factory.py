@@ -183,7 +183,7 @@ def run_worker(values: Mapping[str, Any], rank: int) -> None:
 
     Raises:
         MegaError: the checkpoint cannot be read.
-        RankLostError: rank 0 never came.
+        RankConnectionError: rank 0 never came.
     """
     options = EngineOptions.from_json(values)
     assert options.rendezvous is not None, "a rank without a place to meet"

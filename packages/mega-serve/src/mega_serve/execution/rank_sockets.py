@@ -39,7 +39,7 @@ _RANK = struct.Struct(">I")
 _PONG = b"\x01"
 
 
-class RankLostError(RuntimeError):
+class RankConnectionError(RuntimeError):
     """Another rank has ended or never came."""
 
 
@@ -72,7 +72,7 @@ class CommandSender:
             check: called while waiting; raises if a rank cannot come any more.
 
         Raises:
-            RankLostError: not all came in time.
+            RankConnectionError: not all came in time.
         """
         end = self._clock() + timeout
         self._listener.settimeout(_POLL_SECONDS)
@@ -80,7 +80,7 @@ class CommandSender:
             check()
             if self._clock() > end:
                 absent = sorted(set(range(1, self._ranks)) - self._connections.keys())
-                raise RankLostError(f"ranks {absent} did not connect within {timeout:g} s")
+                raise RankConnectionError(f"ranks {absent} did not connect within {timeout:g} s")
             try:
                 connection, _ = self._listener.accept()
             except TimeoutError:
@@ -125,14 +125,14 @@ class CommandSender:
         """Send a command to every rank. Dataclasses become JSON objects, ranges lists.
 
         Raises:
-            RankLostError: a rank has ended.
+            RankConnectionError: a rank has ended.
         """
         frame = encode_frame(command, default=list)
         for rank, connection in self._connections.items():
             try:
                 connection.sendall(frame)
             except (BrokenPipeError, ConnectionResetError):
-                raise RankLostError(f"rank {rank} has ended") from None
+                raise RankConnectionError(f"rank {rank} has ended") from None
         self._last_command = self._clock()
 
     def ping(self) -> None:
@@ -141,19 +141,19 @@ class CommandSender:
         A rank that hangs holds up the caller: the engine is then silent, and is taken for hung.
 
         Raises:
-            RankLostError: a rank has ended.
+            RankConnectionError: a rank has ended.
         """
         if self._clock() - self._last_command < PING_SECONDS:
             return
         self.send({"ping": True})
         for rank, connection in self._connections.items():
             if _receive_exactly(connection, len(_PONG)) != _PONG:
-                raise RankLostError(f"rank {rank} has ended")
+                raise RankConnectionError(f"rank {rank} has ended")
 
     def close(self) -> None:
         """End the loops of the other ranks, and close the connections."""
         self._is_closing = True
-        with contextlib.suppress(RankLostError):
+        with contextlib.suppress(RankConnectionError):
             self.send({"stop": True})
         for sock in (self._listener, *self._connections.values()):
             sock.close()
@@ -168,7 +168,7 @@ class CommandReceiver:
         timeout: seconds for it to appear.
 
     Raises:
-        RankLostError: rank 0 was not there in time.
+        RankConnectionError: rank 0 was not there in time.
         ConfigError: the folder is another user's.
     """
 
@@ -182,7 +182,7 @@ class CommandReceiver:
                 return
             except (FileNotFoundError, ConnectionRefusedError):
                 if time.monotonic() > end:
-                    raise RankLostError(f"rank 0 did not listen within {timeout:g} s") from None
+                    raise RankConnectionError(f"rank 0 did not listen within {timeout:g} s") from None
             time.sleep(_POLL_SECONDS)
 
     def receive(self) -> dict[str, Any] | None:

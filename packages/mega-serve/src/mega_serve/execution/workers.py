@@ -21,7 +21,7 @@ from typing import Any
 from mega_model.distributed.mesh import Mesh, World
 from mega_schema.errors import MegaError
 from mega_schema.parallel_layout import Layout
-from mega_serve.execution.rank_sockets import CommandSender, RankLostError
+from mega_serve.execution.rank_sockets import CommandSender, RankConnectionError
 from mega_serve.execution.rendezvous_folder import RendezvousFolder
 from mega_serve.process.parent_death import die_with_parent
 
@@ -67,10 +67,10 @@ class WorkerGroup:
         self.remove_folder()
 
     def _check(self) -> None:
-        """Raise RankLostError if a process has ended that has not connected yet."""
+        """Raise RankConnectionError if a process has ended that has not connected yet."""
         for rank, process in enumerate(self._processes, 1):
             if process.poll() is not None:
-                raise RankLostError(f"rank {rank} exited with code {process.returncode} at its start")
+                raise RankConnectionError(f"rank {rank} exited with code {process.returncode} at its start")
 
     def _end(self, rank: int) -> None:
         """End this process: a rank has ended, and nothing else interrupts a collective that waits for it."""
@@ -102,7 +102,7 @@ def main(argv: Sequence[str]) -> int:
 
     try:
         run_worker(options, rank)
-    except (MegaError, RankLostError) as error:
+    except (MegaError, RankConnectionError) as error:
         logger.error("rank %d: %s", rank, error)
         return 2
     except RuntimeError as error:  # gloo has no class for it

@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 
 from tests.shared_data import NO_SHARED_DATA, ROOT, require_shared
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep modules and test items out of garbage collection: they stay, and are a million objects.
+
+    The garbage collector would look through them while they are made, in tests that ask what is alive, and
+    in every fork, which would copy their pages.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    """Undo the freeze of `pytest_collection`: libraries report what is alive at the end of the process."""
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

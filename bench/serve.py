@@ -61,9 +61,16 @@ PEERS = ("hf", "hf-continuous", "vllm", "vllm-eager")
 DTYPES = {"gpt2": "bf16", "tiny": "fp32"}
 
 
-def make_model(folder: Path, spec: ModelSpec) -> None:
-    """Write a checkpoint with random weights, and the same weights for Hugging Face."""
-    open_tokenizer("NullTokenizer", vocab_size=spec.vocab - 1).save(folder / "tokenizer")
+def make_model(folder: Path, spec: ModelSpec, *, tokenizer: Path | None = None) -> None:
+    """Write a checkpoint with random weights, and the same weights for Hugging Face.
+
+    Args:
+        tokenizer: a tokenizer.json for both; None: token ids have no text.
+    """
+    if tokenizer is None:
+        open_tokenizer("NullTokenizer", vocab_size=spec.vocab - 1).save(folder / "tokenizer")
+    else:
+        open_tokenizer("HuggingFaceTokenizer", model=tokenizer).save(folder / "tokenizer")
     rng = np.random.default_rng(0)
 
     def values(box: BoxToWrite) -> np.ndarray:
@@ -78,12 +85,18 @@ def make_model(folder: Path, spec: ModelSpec) -> None:
     boxes = [box for row in rows for box in boxes_to_write(row.name, row.shape, row.slabs(0, 1), "F32")]
     save.write(MODEL, 0, boxes, values)
     save.commit(spec, layout=WHOLE, trainer={}, tokenizer=folder / "tokenizer")
-    program = [sys.executable, "-m", "mega_ckpt", "convert", "--no-tokenizer"]
+    program = [
+        sys.executable,
+        "-m",
+        "mega_ckpt",
+        "convert",
+        *(["--no-tokenizer"] if tokenizer is None else []),
+    ]
     words = ["--from", "mega", "--to", "hf", "--load", run, "--save", folder / "hf"]
     subprocess.run([*program, *map(str, words), "--dtype", "bf16"], check=True, stdout=subprocess.DEVNULL)
     words = ["--from", "hf", "--to", "mega", "--load", folder / "hf", "--save", folder / "mega"]
-    tokenizer = ["--tokenizer", str(folder / "tokenizer")]
-    command = [sys.executable, "-m", "mega_ckpt", "convert", *map(str, words), *tokenizer]
+    words += ["--tokenizer", folder / "tokenizer"]
+    command = [sys.executable, "-m", "mega_ckpt", "convert", *map(str, words)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 

@@ -69,6 +69,7 @@ class NaiveEngineClient(RecordingClient):
                 vocab_size=min(identity.vocab_size, decoder.spec.vocab),
                 eod=identity.eod,
                 bos=identity.bos,
+                hidden_size=decoder.spec.hidden,
             )
         )
         self.decoder = decoder
@@ -109,6 +110,13 @@ class NaiveEngineClient(RecordingClient):
         self, request: EngineRequest, params: SamplingParams, index: int
     ) -> AsyncGenerator[SequenceOutput, None]:
         row = list(request.prompt_token_ids)
+        if params.pooling is not None:
+            x_TD = self.hidden_states(row)
+            x_D = x_TD[-1] if params.pooling == "last" else x_TD.mean(0)
+            yield SequenceOutput(
+                request_id=request.request_id, finish_reason="stop", embedding=tuple(x_D.tolist())
+            )
+            return
         scores = self._prompt_scores(row, params) if index == 0 else ()
         if params.max_tokens == 0:
             yield SequenceOutput(
@@ -150,10 +158,13 @@ class NaiveEngineClient(RecordingClient):
     @torch.inference_mode()
     def logits(self, row: Sequence[int]) -> Tensor:
         """Return the logits, (T, V), of every token of the row."""
-        token_T = torch.tensor(row)
+        return self.decoder.logits(self.hidden_states(row))[:, : self.decoder.spec.vocab].float()
+
+    @torch.inference_mode()
+    def hidden_states(self, row: Sequence[int]) -> Tensor:
+        """Return the hidden states, (T, D), of every token of the row."""
         attend = PackedAttention(rows=1, length=len(row))
-        x_TD = self.decoder.hidden_states(token_T, torch.arange(len(row)), attend)
-        return self.decoder.logits(x_TD)[:, : self.decoder.spec.vocab].float()
+        return self.decoder.hidden_states(torch.tensor(row), torch.arange(len(row)), attend)
 
     def _sample(
         self,
@@ -204,6 +215,9 @@ def entry(logit_V: Tensor, token: int, top: int) -> TokenLogprob:
     return TokenLogprob(token, float(logprob_V[token]), rank, pairs)
 
 
+SCRIPTED_EMBEDDING = (3.0, -4.0, 12.0)
+
+
 class ScriptedEngineClient(RecordingClient):
     """Answers every sequence with a given text, one character a step.
 
@@ -229,6 +243,7 @@ class ScriptedEngineClient(RecordingClient):
                 vocab_size=identity.vocab_size,
                 eod=identity.eod,
                 bos=identity.bos,
+                hidden_size=len(SCRIPTED_EMBEDDING),
             )
         )
         self.tokenizer = tokenizer
@@ -239,6 +254,11 @@ class ScriptedEngineClient(RecordingClient):
         text = self.text if isinstance(self.text, str) else self.text(request)
         params = request.params
         logprobs = params.logprobs if isinstance(params, SamplingParams) else None
+        if isinstance(params, SamplingParams) and params.pooling is not None:
+            yield SequenceOutput(
+                request_id=request.request_id, finish_reason="stop", embedding=SCRIPTED_EMBEDDING
+            )
+            return
         for step, character in enumerate(text):
             if self.before_step is not None:
                 await self.before_step(step)

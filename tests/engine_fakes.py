@@ -40,6 +40,11 @@ def score(context: Sequence[int], token_id: int) -> TokenLogprob:
     return TokenLogprob(token_id, -float(hash_context(context, token_id) % 1000))
 
 
+def hidden_row(context: Sequence[int]) -> list[float]:
+    """The hidden state of the last token of a context, of two dimensions."""
+    return [float(hash_context(context, salt) % 1000) for salt in (1, 2)]
+
+
 @dataclass
 class Clock:
     now: float = 0.0
@@ -74,6 +79,7 @@ class PageReadingRunner:
         writers: dict[tuple[int, int], int] = {}
         logits: list[tuple[int, ...]] = []
         scores = []
+        hidden = []
         for number, chunk in enumerate(chunks):
             assert chunk.token_ids, "a chunk without tokens"
             end = chunk.start + len(chunk.token_ids)
@@ -97,13 +103,17 @@ class PageReadingRunner:
             context = cast(list[int], stored)
             for offset in range(chunk.logits_from, len(chunk.token_ids)):
                 logits.append(tuple(context[: chunk.start + offset + 1]))
+            if chunk.hidden is not None:
+                first = chunk.start + 1 if chunk.hidden == "sum" else end
+                rows = [hidden_row(context[:count]) for count in range(first, end + 1)]
+                hidden.append([sum(column) for column in zip(*rows, strict=True)])
             scores.append(
                 tuple(
                     score(context[: chunk.start + offset + 1], token_id)
                     for offset, token_id in enumerate(chunk.score)
                 )
             )
-        return RunnerOutput(cast(Any, logits), scores)
+        return RunnerOutput(cast(Any, logits), scores, hidden)
 
     def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
         self.copied_pages += len(pairs)
@@ -153,6 +163,7 @@ class LetterDetokenizer:
         stop: Sequence[str],
         include_stop_str: bool,
         min_tokens: int,
+        skip_special_tokens: bool | None,
     ) -> None:
         self._stop = stop
         self._unmatched = min_tokens

@@ -21,6 +21,7 @@ class FakeServer:
         delay: seconds before each chunk.
         statuses: answers to the next requests for text, instead of 200.
         breaks_after: the stream ends without [DONE] after this many chunks.
+        marks_end: a whole stream ends with [DONE]; that of `transformers serve` does not.
         error_after: an error event comes after this many chunks.
         legacy: PUT /api answers bad requests with status 200 and a bare string.
     """
@@ -28,6 +29,7 @@ class FakeServer:
     delay: float = 0.0
     statuses: list[tuple[int, dict[str, str], object]] = field(default_factory=list)
     breaks_after: int | None = None
+    marks_end: bool = True
     error_after: int | None = None
     legacy: bool = False
     has_tokenizer: bool = True
@@ -152,7 +154,8 @@ class FakeServer:
         end = {"index": 0, "finish_reason": "length", **({"delta": {}} if is_chat else {"text": ""})}
         self.event(writer, {"choices": [end]})
         self.event(writer, {"choices": [], "usage": usage})
-        self.chunk(writer, b"data: [DONE]\n\n")
+        if self.marks_end:
+            self.chunk(writer, b"data: [DONE]\n\n")
         writer.write(b"0\r\n\r\n")
         await writer.drain()
 

@@ -78,6 +78,7 @@ def test_each_node_starts_a_torchrun_that_meets_the_others_at_the_first(tmp_path
         }
 
 
+@pytest.mark.long
 def test_two_nodes_train_together(tmp_path: Path) -> None:
     config = tmp_path / "run.toml"
     config.write_text(CONFIG + f'[data]\ndata_path = "{corpus(tmp_path)}"\n')

@@ -34,7 +34,7 @@ class EchoCore:
 
     def add(self, request: EngineRequest) -> None:
         if request.prompt_token_ids[:1] == (REFUSE,):
-            raise ValueError("no such thing")
+            raise ValueError(f"no such thing: {request.prompt_token_ids}")
         self.running[request.request_id] = (request, 0)
 
     def abort(self, request_id: str) -> None:
@@ -46,7 +46,7 @@ class EchoCore:
         for request_id, (request, count) in list(self.running.items())[: self.max_num_seqs]:
             token = request.prompt_token_ids[count % len(request.prompt_token_ids)]
             if token == CRASH:
-                raise RuntimeError("the model is broken")
+                raise RuntimeError(f"the model is broken: {request.prompt_token_ids}")
             if token == HANG:
                 time.sleep(3600)
             is_last = count + 1 == request.params.max_tokens

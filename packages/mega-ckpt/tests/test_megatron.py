@@ -119,14 +119,18 @@ def _cases(draw: st.DrawFn) -> tuple[ModelSpec, Layout, str]:
     return build(**values), Layout(tp=tp, pp=pp, vp=vp), form
 
 
-@settings(max_examples=40, deadline=None)
-@given(case=_cases(), narrow=st.booleans())
-def test_there_and_back_is_bit_for_bit(
-    tmp_path_factory: pytest.TempPathFactory, case: tuple[ModelSpec, Layout, str], narrow: bool
-) -> None:
-    spec, layout, form = case
+@pytest.mark.parametrize("examples", [12, pytest.param(60, marks=pytest.mark.long)])
+def test_there_and_back_is_bit_for_bit(tmp_path_factory: pytest.TempPathFactory, examples: int) -> None:
+    @settings(max_examples=examples, deadline=None)
+    @given(case=_cases(), narrow=st.booleans())
+    def check(case: tuple[ModelSpec, Layout, str], narrow: bool) -> None:
+        _check_there_and_back(tmp_path_factory.mktemp("case"), *case, narrow=narrow)
+
+    check()
+
+
+def _check_there_and_back(folder: Path, spec: ModelSpec, layout: Layout, form: str, *, narrow: bool) -> None:
     core = form == "megatron-core"
-    folder = tmp_path_factory.mktemp("case")
     ours = _save(folder / "ours", spec, narrow=narrow)
     convert(
         folder / "ours",

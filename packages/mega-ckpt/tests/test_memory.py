@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-LARGEST = 400 << 20  # bytes of the largest tensor
-ALLOWED = 200 << 20  # bytes beside what the program is: less than half of that tensor
+LARGEST = 200 << 20  # bytes of the largest tensor
+ALLOWED = 100 << 20  # bytes beside what the program is: less than half of that tensor
 
 # it makes a checkpoint whose embedding is LARGEST, forgets what that took, and runs a command
 CHILD = """

@@ -38,7 +38,7 @@ def dumps(folder: Path) -> Path:
     words = [f"[[{word}|{word}s]]" if n % 9 == 0 else word for n, word in enumerate(map(str, range(5000)))]
     folder.mkdir()
     for shard in range(SHARDS):
-        texts = (" ".join(rng.choices(words, k=3000)) for _ in range(40))
+        texts = (" ".join(rng.choices(words, k=3000)) for _ in range(20))
         pages = (
             f"<page><title>{n}</title><ns>0</ns><id>{n}</id><text>{text}</text></page>"
             for n, text in enumerate(texts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -66,7 +67,7 @@ def test_a_request_in_progress_is_answered_after_sigterm_and_new_ones_get_503(se
     assert "kept" not in log
 
 
-def test_a_second_sigterm_cuts_the_request_with_503(checkpoint: Path) -> None:
+def test_a_second_sigterm_cuts_a_request_with_503_and_a_stream_with_an_error_event(checkpoint: Path) -> None:
     flags = ("--attention", "torch", "--megatron-legacy-status", "--log-prompts")
     with run_server(checkpoint, *flags, target=SLOW_ENGINE) as server, ThreadPoolExecutor() as pool:
         # Megatron's own server answers so
@@ -74,12 +75,18 @@ def test_a_second_sigterm_cuts_the_request_with_503(checkpoint: Path) -> None:
         assert refused.status_code == 200
         assert isinstance(refused.json(), str)
         future = pool.submit(httpx.put, f"{server.url}/api", json=LONG, timeout=30)
-        wait_until(lambda: server.read_metrics()["num_requests_running"])
+        body = {"prompt": "kept", "max_tokens": 50, "ignore_eos": True, "stream": True}
+        stream = pool.submit(httpx.post, f"{server.url}/v1/completions", json=body, timeout=30)
+        wait_until(lambda: server.read_metrics()["num_requests_running"] == 2)
         start = time.monotonic()
         server.process.terminate()
         wait_until(lambda: server.http.get("/ready").status_code == 503)
         server.process.send_signal(signal.SIGTERM)
         assert future.result().status_code == 503
+        assert stream.result().headers["x-mega-iteration"] == "7"
+        *texts, last = stream.result().text.removesuffix("\n\n").split("\n\n")
+        assert json.loads(last.removeprefix("data: "))["error"]["code"] == "shutting_down"
+        assert all('"error"' not in text for text in texts)
         assert server.process.wait(10) == 0
         assert time.monotonic() - start < 3
         assert "'kept'" in server.read_log()
@@ -139,6 +146,21 @@ def test_what_the_engine_process_refuses_is_the_error_of_the_program(checkpoint:
 )
 def test_flags_that_mean_nothing_are_one_line(flags: list[str]) -> None:
     assert get_error(*flags).startswith("error: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (
+            ["serv", "--load", "x"],
+            "serv: no such command: wanted serve | generate | chat | complete | bench; hint: did you mean",
+        ),
+        (["."], "hint: mega-serve --load ."),
+        (["--load", ""], "--load: is empty: wanted a path; hint: is a shell variable unset?"),
+    ],
+)
+def test_a_word_that_is_no_command_is_one_line(words: list[str], line: str) -> None:
+    assert line in get_error(*words)
 
 
 def test_help_and_version_answer_without_torch_or_a_web_framework() -> None:

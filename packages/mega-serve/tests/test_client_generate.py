@@ -169,11 +169,37 @@ def test_a_changed_request_or_a_foreign_file_is_refused_unchanged(
     assert "--output-file: is one of the inputs" in error
 
 
-def test_a_refused_request_is_an_answer(engine: FakeEngine, batch: tuple[Path, Path]) -> None:
+def test_a_refused_request_has_a_line_and_every_run_counts_it(
+    engine: FakeEngine, batch: tuple[Path, Path]
+) -> None:
     engine.answers = [BatchAnswer(400, {"error": {"message": "too long"}})]
-    run(engine, "--input-file", batch[0], "--output-file", batch[1])
+    words = ("--input-file", batch[0], "--output-file", batch[1])
+    first = run(engine, *words)
     refused = [line for line in read_lines(batch[1]) if line["response"]["status_code"] == 400]
     assert [line["response"]["body"]["error"]["message"] for line in refused] == ["too long"]
+    assert [line["custom_id"] for line in refused] == ["r0"]
+    second = run(engine, *words)
+    assert "out.jsonl: 4 of 5 requests, 1 refused\n" in first.stderr
+    assert "out.jsonl: 4 of 5 requests, 1 refused; 5 of these lines by an earlier run\n" in second.stderr
+    assert engine.opened == 1
+    for result in (first, second):
+        assert isinstance(result.exception, MegaError)
+        assert str(result.exception).startswith(
+            f"{batch[1]}: 1 of 5 requests were refused: found r0: too long; hint: "
+        )
+
+
+def test_a_refused_request_that_was_removed_from_the_output_is_sent_again(
+    engine: FakeEngine, batch: tuple[Path, Path]
+) -> None:
+    engine.answers = [BatchAnswer(400, {"error": {"message": "too long"}})]
+    words = ("--input-file", batch[0], "--output-file", batch[1])
+    run(engine, *words)
+    lines = batch[1].read_text().splitlines(keepends=True)
+    batch[1].write_text("".join(line for line in lines if "too long" not in line))
+    result = run(engine, *words)
+    assert result.exception is None
+    assert "5 of 5 requests; 4 of these lines by an earlier run" in result.stderr
 
 
 def test_a_request_waits_while_the_engine_is_full(engine: FakeEngine, batch: tuple[Path, Path]) -> None:
@@ -245,7 +271,9 @@ def test_samples_of_a_file_of_prompts_are_in_the_default_output(engine: FakeEngi
         "0.9",
         "--recompute",
     ]
-    run(engine, *words)
+    result = run(engine, *words)
+    assert "prompts.txt.out: 2 of 4 requests, 2 refused\n" in result.stderr
+    assert "2 of 4 requests were refused: found sample-" in str(result.exception)
     lines = {line["custom_id"]: line for line in read_lines(tmp_path / "prompts.txt.out")}
     first = lines["sample-0"]
     assert (first["prompt"], first["text"], first["length"], first["finished"]) == ("abc", " w0 w1", 2, True)
@@ -256,7 +284,9 @@ def test_samples_of_a_file_of_prompts_are_in_the_default_output(engine: FakeEngi
     assert isinstance(params[3], SamplingParams)
     assert (params[3].max_tokens, params[3].top_k, params[3].top_p, params[3].temperature) == (4, 5, 0.9, 1.0)
     assert params[7].max_tokens == 4
-    run(engine, *words)
+    result = run(engine, *words)
+    assert "2 of 4 requests, 2 refused; 4 of these lines by an earlier run" in result.stderr
+    assert isinstance(result.exception, MegaError)
     assert engine.opened == 1
     assert "other requests or options" in get_error(engine, *words, "--seed", "9")
 

@@ -220,6 +220,13 @@ def test_a_stream_that_breaks_is_an_error(server: FakeServer) -> None:
     assert "the server stopped the answer: found engine died" in str(error)
 
 
+def test_a_finished_stream_may_lack_its_end_mark(server: FakeServer) -> None:
+    server.marks_end = False
+    body = {"max_tokens": 4}
+    _, usage, times = with_client(server, lambda client: collect(client, "/v1/completions", body))
+    assert usage.completion_tokens == len(times) == 4
+
+
 def test_a_silent_server_is_an_error_after_the_timeout(server: FakeServer) -> None:
     server.delay = 30
     error = get_error(

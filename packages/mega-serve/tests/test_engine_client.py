@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -19,8 +20,10 @@ import pytest
 from mega_serve.engine.interfaces import EngineDeadError, EngineOverloadedError, EngineUnavailableError
 from mega_serve.engine.requests import EngineRequest, SamplingParams, SequenceOutput, TokenLogprob
 from mega_serve.process.engine_client import EngineProcessClient
+from mega_serve.process.engine_process import Connection, EngineLoop
+from mega_serve.process.frames import encode_frame
 from mega_serve.process.output_buffer import OutputBuffer, join_outputs
-from tests.serving.echo_engine import CRASH, HANG, MODEL, REFUSE
+from tests.serving.echo_engine import CRASH, HANG, MODEL, REFUSE, build_echo_engine
 from tests.serving.echo_server import REPOSITORY, echo_settings
 
 
@@ -126,6 +129,37 @@ def test_a_step_that_raises_ends_its_requests_with_an_id_and_the_engine_is_start
             assert len(await collect(client, build_request())) > 0
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("log_prompts", [False, True])
+def test_a_failure_quotes_its_request_in_the_log_only_if_prompts_are_logged(
+    log_prompts: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async def scenario() -> None:
+        async with run_engine({"step_seconds": 0.01}, log_prompts=log_prompts) as client:
+            for prompt in ((REFUSE, 77777), (CRASH, 77777)):
+                await collect(client, build_request(prompt, request_id=f"bad-{prompt[0]}"))
+
+    asyncio.run(scenario())
+    text = capfd.readouterr().err  # of the engine's process
+    assert text.count("77777") == (2 if log_prompts else 0)
+    assert text.count("(message withheld: it may quote a request)") == (0 if log_prompts else 2)
+    assert "ValueError: " in text
+    assert "RuntimeError: " in text
+    assert 'echo_engine.py", line' in text
+
+
+def test_a_failure_between_two_steps_ends_the_engine_without_quoting_a_request(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.sendall(encode_frame({"add": {"my secret": "prompt"}}))
+        loop = EngineLoop(build_echo_engine({}), Connection(theirs))
+        assert loop.run() == 1
+    (message,) = caplog.messages
+    assert "the engine failed between two steps" in message
+    assert "secret" not in caplog.text
 
 
 @pytest.mark.parametrize("event", ["killed", "stopped", "hung"])

@@ -20,6 +20,7 @@ from tests.engine_fakes import (
     HashSampler,
     collect,
     decode,
+    hidden_row,
     naive_output,
     new_request,
     open_engine,
@@ -73,6 +74,9 @@ def random_request(rng: random.Random, number: int, prefixes: list[list[int]]) -
         return EngineRequest(
             request_id=str(number), prompt_token_ids=tuple(prompt), params=params, priority=values["priority"]
         )
+    if rng.random() < 0.15:
+        embedding = {"max_tokens": 0, "prompt_logprobs": None, "pooling": rng.choice(["last", "mean"])}
+        return new_request(str(number), prompt, **values | embedding)
     return new_request(str(number), prompt, n=rng.choice([1, 1, 1, 2, 4]), **values)
 
 
@@ -137,6 +141,7 @@ def check_answer(request: EngineRequest, index: int, outputs: Outputs, was_abort
     assert new == expected
     assert "".join(output.text for output in answer) == text_of(new, answer[-1].stop_reason)
     prompt = list(request.prompt_token_ids)
+    assert answer[-1].embedding == embedding_of(prompt, request.params.pooling)
     if request.params.logprobs is not None:
         logprobs = [logprob for output in answer for logprob in output.logprobs]
         assert logprobs == [score([*prompt, *new[:i]], new[i]) for i in range(len(new))]
@@ -145,6 +150,14 @@ def check_answer(request: EngineRequest, index: int, outputs: Outputs, was_abort
             None,
             *(score(prompt[:i], prompt[i]) for i in range(1, len(prompt))),
         )
+
+
+def embedding_of(prompt: list[int], pooling: str | None) -> tuple[float, ...]:
+    if pooling is None:
+        return ()
+    rows = [hidden_row(prompt[:count]) for count in range(1, len(prompt) + 1)]
+    pooled = [rows[-1]] if pooling == "last" else rows
+    return tuple(sum(column) / len(pooled) for column in zip(*pooled, strict=True))
 
 
 def text_of(new: list[int], stop_reason: int | str | None) -> str:

@@ -11,7 +11,13 @@ import pytest
 
 from mega_schema.errors import ConfigError, RequestError
 from mega_serve.engine.interfaces import Chunk, RunnerOutput, SampledToken, SamplingRow
-from mega_serve.engine.requests import BeamSearchParams, EngineRequest, GrammarSpec, SequenceOutput
+from mega_serve.engine.requests import (
+    BeamSearchParams,
+    EngineRequest,
+    GrammarSpec,
+    RequestTimes,
+    SequenceOutput,
+)
 from mega_serve.engine.scheduler import EngineConfig
 from tests.engine_fakes import (
     EOD,
@@ -63,6 +69,7 @@ def run_script(script: Sequence[int], prompt: Sequence[int] = PROMPT, **values: 
         ({"ignore_eos": True}, (1, 2, 2, EOD, 4, 5), "bccaef", "length", None),
         ({"max_tokens": 2}, (1, 2), "bc", "length", None),
         ({"stop_token_ids": (7, 2)}, (1, 2), "b", "stop", 2),
+        ({"stop_token_ids": (7, 2), "include_stop_str_in_output": True}, (1, 2), "bc", "stop", 2),
         ({"stop_repeated_id": 2}, (1, 2, 2), "bc", "stop", 2),
         ({"stop": ("cc",)}, (1, 2, 2), "b", "stop", "cc"),
         ({"stop": ("cc",), "include_stop_str_in_output": True}, (1, 2, 2), "bcc", "stop", "cc"),
@@ -216,6 +223,29 @@ def test_a_deadline_ends_running_and_waiting_requests() -> None:
     assert {o.request_id: o.finish_reason for o in engine.core.step()} == {
         "running": "timeout",
         "patient": None,
+    }
+
+
+def test_the_last_output_says_where_the_time_went() -> None:
+    config = EngineConfig(
+        max_num_seqs=1, max_num_batched_tokens=16, max_prefill_chunk=3, prefix_caching=False
+    )
+    engine = open_engine(config)
+    for name, values in [("a", {}), ("scored", {"max_tokens": 0, "prompt_logprobs": 0}), ("cut", {})]:
+        engine.core.add(new_request(name, PROMPT, **{"max_tokens": 2, "ignore_eos": True, **values}))
+    params = BeamSearchParams(max_tokens=2, width=1)
+    engine.core.add(EngineRequest(request_id="beam", prompt_token_ids=(1, 2), params=params, priority=1))
+    ended = {}
+    for now in (1.0, 2.0, 4.0, 5.0, 7.0, 8.0, 9.0, 10.0, 13.0):
+        engine.clock.now = now
+        outputs = [*engine.core.step(), *(engine.core.abort("cut") if now == 8.0 else ())]
+        assert all(output.times is None for output in outputs if output.finish_reason is None)
+        ended |= {output.request_id: output.times for output in outputs if output.finish_reason}
+    assert ended == {
+        "a": RequestTimes(queue=1.0, prefill=1.0, decode=2.0),
+        "scored": RequestTimes(queue=5.0, prefill=2.0, decode=0.0),
+        "cut": None,
+        "beam": RequestTimes(queue=9.0, prefill=1.0, decode=3.0),
     }
 
 

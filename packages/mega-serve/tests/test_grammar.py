@@ -127,6 +127,56 @@ def test_texts_match_their_grammar(
             assert output.count("(") == output.count(")")
 
 
+ADD = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
+TAGS = {
+    "structures": [
+        {"begin": "<f=add>", "schema": ADD, "end": "</f>"},
+        {"begin": '<f="é\\\n>', "end": ""},
+        {"begin": "[[", "schema": {"type": "string"}, "end": "]]"},
+    ],
+    "triggers": ["<f=", "[["],
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "accepted", "may_stop"),
+    [
+        ("", "", True),
+        ("free text, <f and [ too", "free text, <f and [ too", True),
+        ('x <f=add>{"a":1}</f> y <f=add>{ "a": 2}</f>[["q"]] z', None, True),
+        ('<f="é\\\n>[1,2]', None, True),
+        ("<f=", None, False),
+        ('<f=add>{"a":1}', None, False),
+        ('<f=add>{"b":1}', '<f=add>{"', False),
+        ("so <f=mul>", "so <f=", False),
+        ("[[5]]", "[[", False),
+    ],
+)
+def test_structures_follow_their_triggers_in_free_text(
+    tokenizer: Tokenizer, checker: GrammarCompiler, text: str, accepted: str | None, may_stop: bool
+) -> None:
+    spec = GrammarSpec(kind="structural_tag", text=json.dumps(TAGS))
+    checker.validate(spec)
+    state = checker.compile(spec)
+    ids = []
+    for token in tokenizer.encode(text):  # ids of single bytes
+        before = state.may_stop
+        try:
+            state.accept(token)
+        except GrammarError:
+            assert not before
+            break
+        ids.append(token)
+    else:
+        assert state.may_stop == may_stop
+    assert tokenizer.decode(ids) == (text if accepted is None else accepted)
+
+
 def test_json_object_allows_objects_only(any_tokenizer: Tokenizer, compiler: GrammarCompiler) -> None:
     state = compiler.compile(GrammarSpec(kind="json_object"))
     mask = np.zeros(-(-any_tokenizer.identity.vocab_size // 32), np.int32)
@@ -169,6 +219,13 @@ def test_ids_have_no_text_with_a_null_tokenizer() -> None:
         GrammarCompiler(open_tokenizer("NullTokenizer", vocab_size=100))
 
 
+SLOW_SCHEMA = {"type": "integer", "multipleOf": 123456789}
+
+
+def tag_text(structures: Any, triggers: Any) -> str:
+    return json.dumps({"structures": structures, "triggers": triggers})
+
+
 HOSTILE: list[tuple[Any, str]] = [
     ("regex", "(a"),
     ("regex", r"(a)\1"),
@@ -197,6 +254,20 @@ HOSTILE: list[tuple[Any, str]] = [
     ("choice", "[" * 60_000),
     ("nonsense", "a"),
     ("structural_tag", "a"),
+    ("structural_tag", "[]"),
+    ("structural_tag", "[" * 60_000),
+    ("structural_tag", tag_text([], ["<"])),
+    ("structural_tag", tag_text([{"begin": "<a>", "end": ""}], [])),
+    ("structural_tag", tag_text([{"begin": "<a>"}], ["<"])),
+    ("structural_tag", tag_text([{"begin": "<a>", "end": "", "grammar": "x"}], ["<"])),
+    ("structural_tag", tag_text([{"begin": "a", "end": ""}], ["<"])),
+    ("structural_tag", tag_text([{"begin": "<a>", "end": ""}], ["<", "<a"])),
+    ("structural_tag", tag_text([{"begin": "<a>", "end": ""}], ["<", "<"])),
+    ("structural_tag", tag_text([{"begin": "<\ud800>", "end": ""}], ["<"])),
+    ("structural_tag", tag_text([{"begin": "<" * 257, "end": ""}], ["<"])),
+    ("structural_tag", tag_text([{"begin": f"<{i}>", "end": ""} for i in range(129)], ["<"])),
+    ("structural_tag", tag_text([{"begin": "<a>", "end": "", "schema": {"type": "nonsense"}}], ["<"])),
+    ("structural_tag", tag_text([{"begin": "<a>", "end": "", "schema": SLOW_SCHEMA}], ["<"])),
 ]
 EXPENSIVE: list[tuple[Any, str]] = [
     ("regex", "(a+)+b"),

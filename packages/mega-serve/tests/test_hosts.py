@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mega_serve.http.hosts import is_allowed_host
+from mega_serve.http.hosts import is_allowed_host, is_host_name
 
 
 @pytest.mark.parametrize(
@@ -30,3 +30,10 @@ def test_any_other_host_is_refused(host: str) -> None:
 def test_a_star_allows_every_well_formed_host() -> None:
     assert is_allowed_host("evil.example", {"*"})
     assert not is_allowed_host("x/health?y=", {"*"})
+
+
+def test_a_host_of_the_list_has_neither_scheme_nor_port() -> None:
+    for name in ("a.example", "LOCALHOST", "10.0.0.1", "::1", "[::1]", "*"):
+        assert is_host_name(name), name
+    for name in ("", "a.example:80", "http://a.example", "a b", "[::1]:80", "a/b", "*.example"):
+        assert not is_host_name(name), name

@@ -116,6 +116,19 @@ def test_a_response_has_its_id_its_iteration_and_the_security_headers() -> None:
     assert "server" not in response.headers
 
 
+def test_an_unknown_path_and_a_wrong_method_say_what_there_is() -> None:
+    app = create_echo_app(FakeClient(), ServerConfig())
+    for method, path, status, message in (
+        ("GET", "/v2/x", 404, "there is no /v2/x; hint: GET /docs lists the routes"),
+        ("DELETE", "/version", 405, "/version accepts GET only"),
+    ):
+        response = send(app, method, path)
+        assert (response.status_code, response.json()["error"]["message"]) == (status, message)
+        assert response.headers["cache-control"] == "no-store"
+        assert response.headers["x-mega-iteration"] == str(MODEL.iteration)
+        assert len(response.headers["x-request-id"]) == 32
+
+
 @pytest.mark.parametrize("value", ["a" * 129, "a b", 'x"y', "é".encode().decode("latin-1"), ""])
 def test_a_request_id_that_is_no_id_is_replaced(value: str) -> None:
     app = create_echo_app(FakeClient(), ServerConfig())

@@ -15,13 +15,13 @@ from mega_model.attention_backends import PackedAttention
 from mega_model.build import load_model
 from mega_model.decoder import Decoder
 from mega_model.init import initial_values
+from mega_model.kernels.numba import load_kernels
 from mega_model.runtime import Runtime
 from mega_schema.arch import table
 from mega_schema.sharding import Slab
 from mega_schema.spec import ModelSpec, gpt, llama
 from mega_serve.engine.interfaces import Chunk
 from mega_serve.engine.requests import TokenLogprob
-from mega_serve.execution.cpu_kernels import load_kernels
 from mega_serve.execution.model_runner import AttentionName, RunnerOptions, TorchModelRunner
 from mega_serve.execution.packed_weights import WeightDtype
 from mega_serve.execution.weight_loading import compute_dtype, fill_model

@@ -388,6 +388,68 @@ def test_a_schema_reaches_the_engine_from_every_api(scripted_context: ApiContext
     assert all(json.loads(grammar.text) == schema for grammar in grammars)
 
 
+TAGS = {
+    "structures": [
+        {"begin": "<f>", "schema": {"type": "object"}, "end": "</f>"},
+        {"begin": "<g>", "end": ""},
+    ],
+    "triggers": ["<"],
+}
+
+
+def test_a_structural_tag_reaches_the_engine_from_every_api(scripted_context: ApiContext) -> None:
+    tag = {"type": "structural_tag", **TAGS}
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/completions": {"prompt": "x", "response_format": tag},
+        "/completions": {"prompt": "x", "structured_outputs": {"structural_tag": json.dumps(tag)}},
+        "/v1/chat/completions": {"messages": [USER], "response_format": tag},
+        "/v1/responses": {"input": "x", "text": {"format": tag}},
+        "/api": {"prompts": ["x"], "structured_outputs": {"structural_tag": tag}},
+    }
+    context = replace_text(scripted_context, "<f>{}</f>")
+    app = build_app(context)
+    for path, body in bodies.items():
+        assert send(app, "POST", path, json=body).status_code == 200, path
+    grammars = [request.params.grammar for request in context.client.requests]  # type: ignore[attr-defined]
+    assert [grammar.kind for grammar in grammars] == ["structural_tag"] * 5
+    for grammar in grammars:
+        value = json.loads(grammar.text)
+        assert [s["begin"] for s in value["structures"]] == ["<f>", "<g>"]
+        assert value["triggers"] == ["<"]
+        assert value["structures"][0]["schema"] == {"type": "object"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        (
+            "completions",
+            {"response_format": {"type": "structural_tag"}},
+            "response_format.structures: missing",
+        ),
+        (
+            "completions",
+            {"response_format": {"type": "structural_tag", "structures": TAGS["structures"]}},
+            "response_format.triggers: missing",
+        ),
+        (
+            "completions",
+            {"response_format": {"type": "structural_tag", **TAGS, "triggers": ["["]}},
+            "structures.0.begin starts with no trigger",
+        ),
+        ("completions", {"structured_outputs": {"structural_tag": "{"}}, "structural_tag"),
+        ("responses", {"text": {"format": {"type": "structural_tag"}}}, "text.format.structures: missing"),
+    ],
+)
+def test_a_structural_tag_that_lacks_a_part_is_a_400(
+    scripted_app: Any, path: str, body: dict[str, Any], message: str
+) -> None:
+    field = "input" if path == "responses" else "prompt"
+    response = send(scripted_app, "POST", f"/v1/{path}", json={field: "x", **body})
+    assert response.status_code == 400
+    assert message in response.json()["error"]["message"]
+
+
 BAD: list[tuple[dict[str, Any], str]] = [
     ({}, "prompt: missing"),
     ({"prompt": "x", "temprature": 0.3}, "temprature: unknown field; hint: did you mean temperature?"),
@@ -625,7 +687,7 @@ def test_a_long_prompt_does_not_hold_the_loop(scripted_context: ApiContext, scri
 def test_the_schema_describes_every_route_with_examples(scripted_app: Any) -> None:
     schema = scripted_app.openapi()
     posts = [operation["post"] for operation in schema["paths"].values() if "post" in operation]
-    assert len(posts) == 6
+    assert len(posts) == 7
     for operation in posts:
         content = operation["requestBody"]["content"]["application/json"]
         assert content["schema"]["additionalProperties"] is False
@@ -643,10 +705,13 @@ def test_requests_of_one_completion_have_their_own_ids_and_seeds(scripted_contex
 
 
 @pytest.mark.parametrize("name", ["x-a", "Temperature", "a[0]", "f(x)", "int", ""])
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize"])
+@pytest.mark.parametrize(
+    "path", ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/embeddings", "/tokenize"]
+)
 def test_an_unknown_field_of_any_name_is_a_400(scripted_app: Any, path: str, name: str) -> None:
     body = {"prompt": "x", "messages": [USER], "input": "x"}
-    field = {"/v1/chat/completions": "messages", "/v1/responses": "input"}.get(path, "prompt")
+    fields = {"/v1/chat/completions": "messages", "/v1/responses": "input", "/v1/embeddings": "input"}
+    field = fields.get(path, "prompt")
     response = send(scripted_app, "POST", path, json={field: body[field], name: 1})
     assert response.status_code == 400, response.text
     assert response.json()["error"]["param"] == (name or None)

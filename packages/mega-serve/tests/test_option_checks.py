@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from mega_schema.errors import ConfigError, LayoutError
@@ -40,11 +42,21 @@ def test_a_layout_is_accepted_exactly_where_it_divides_heads_and_layers() -> Non
                     check_layout(SPEC, tp, pp)
 
 
-def test_several_ranks_do_not_follow_a_run() -> None:
-    check_follow(True, 1)
-    check_follow(False, 4)
+def test_several_ranks_do_not_follow_a_run(tmp_path: Path) -> None:
+    check_follow(True, 1, tmp_path)
+    check_follow(False, 4, tmp_path)
     with pytest.raises(ConfigError, match="--follow: works with one process only: found 4 ranks"):
-        check_follow(True, 4)
+        check_follow(True, 4, tmp_path)
+
+
+def test_one_checkpoint_is_not_followed(tmp_path: Path) -> None:
+    folder = tmp_path / "iter_0000007"
+    folder.mkdir()
+    (folder / "manifest.json").write_text("{}")
+    check_follow(False, 1, folder)
+    with pytest.raises(ConfigError, match="--follow: needs the folder of a run: .*; hint: --load ") as error:
+        check_follow(True, 1, folder)
+    assert error.value.hint == f"--load {tmp_path}"
 
 
 def test_the_context_is_the_longest_sequence() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,13 @@ import torch.nn.functional as F
 
 from mega_model.attention_backends import PackedAttention
 from mega_model.build import load_model
+from mega_model.kernels.numba import NumbaKernels, load_kernels
 from mega_model.runtime import Runtime
+from mega_schema.app.kernel_cache import check_private_folder
 from mega_schema.checkpoint.reader import Checkpoint
-from mega_schema.errors import ConfigError
+from mega_schema.errors import ConfigError, CorruptFileError
 from mega_serve.engine.interfaces import Chunk
-from mega_serve.execution.cpu_kernels import CpuKernels, check_private_folder, load_kernels
+from mega_serve.execution.engine_factory import build_engine
 from mega_serve.execution.model_runner import RunnerOptions, TorchModelRunner
 from mega_serve.execution.packed_weights import Int8Linear, PackedLinear, choose_packing
 from mega_serve.execution.weight_loading import compute_dtype, load_weights
@@ -25,7 +28,7 @@ DTYPES = [torch.float32, torch.bfloat16]
 
 
 @pytest.fixture(scope="module")
-def kernels() -> CpuKernels:
+def kernels() -> NumbaKernels:
     return load_kernels()
 
 
@@ -40,7 +43,7 @@ def _case(inputs: int, outputs: int, rows: int, dtype: torch.dtype) -> tuple[tor
 @pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
 @pytest.mark.parametrize("batch_invariant", [False, True])
 def test_packed_products_equal_linear(
-    kernels: CpuKernels, inputs: int, outputs: int, dtype: torch.dtype, batch_invariant: bool
+    kernels: NumbaKernels, inputs: int, outputs: int, dtype: torch.dtype, batch_invariant: bool
 ) -> None:
     tolerance = 1e-5 if dtype == torch.float32 else 1e-2
     for rows in (1, 2, 3, 4, 9, 130):
@@ -55,7 +58,7 @@ def test_packed_products_equal_linear(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
 def test_a_row_of_a_batch_invariant_product_ignores_other_rows(
-    kernels: CpuKernels, inputs: int, outputs: int, dtype: torch.dtype
+    kernels: NumbaKernels, inputs: int, outputs: int, dtype: torch.dtype
 ) -> None:
     x, weight, bias = _case(inputs, outputs, 37, dtype)
     packed = PackedLinear(weight, kernels, batch_invariant=True)
@@ -65,7 +68,7 @@ def test_a_row_of_a_batch_invariant_product_ignores_other_rows(
         assert torch.equal(packed(x[:rows], weight, bias), together[:rows])
 
 
-def test_two_threads_change_no_bits(kernels: CpuKernels) -> None:
+def test_two_threads_change_no_bits(kernels: NumbaKernels) -> None:
     threads = torch.get_num_threads()
     x, weight, bias = _case(192, 640, 5, torch.bfloat16)
     packed = PackedLinear(weight, kernels, batch_invariant=True)
@@ -78,7 +81,7 @@ def test_two_threads_change_no_bits(kernels: CpuKernels) -> None:
         torch.set_num_threads(threads)
 
 
-def test_an_input_of_another_width_or_dtype_is_refused(kernels: CpuKernels) -> None:
+def test_an_input_of_another_width_or_dtype_is_refused(kernels: NumbaKernels) -> None:
     x, weight, bias = _case(64, 128, 2, torch.float32)
     packed = PackedLinear(weight, kernels, batch_invariant=True)
     for wrong in (x[:, :32], x.bfloat16()):
@@ -98,9 +101,12 @@ def test_int8_products_have_an_error_below_two_percent(inputs: int, outputs: int
 
 
 @pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
-def test_int8_products_by_numba_equal_those_by_torch(kernels: CpuKernels, inputs: int, outputs: int) -> None:
-    for rows in (1, 5, 40):
+def test_int8_products_by_numba_equal_those_by_torch(
+    kernels: NumbaKernels, inputs: int, outputs: int
+) -> None:
+    for rows in (1, 2, 3, 5, 40):
         x, weight, bias = _case(inputs, outputs, rows, torch.bfloat16)
+        assert Int8Linear(weight, kernels).panels is not None
         x[0] = 0.0
         for b in (bias, None):
             expected = Int8Linear(weight)(x, weight, b)
@@ -114,7 +120,7 @@ def test_batch_invariance_without_numba_is_refused() -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_loaded_checkpoint_computes_the_logits_of_the_whole_model(
-    checkpoint: Path, kernels: CpuKernels, dtype: str
+    checkpoint: Path, kernels: NumbaKernels, dtype: str
 ) -> None:
     source = Checkpoint.open(checkpoint)
     number = compute_dtype(dtype)  # type: ignore[arg-type]
@@ -124,6 +130,7 @@ def test_a_loaded_checkpoint_computes_the_logits_of_the_whole_model(
         source
     )
     assert "times the" in str(report)
+    assert "checksums verified in" in str(report)
     runner = TorchModelRunner(model, RunnerOptions(kv_memory=1 << 20))
     ids = list(range(20))
     logits = runner.run([Chunk(ids, 0, [3, 1], 0)]).logits
@@ -132,6 +139,27 @@ def test_a_loaded_checkpoint_computes_the_logits_of_the_whole_model(
         wanted = expected(torch.tensor(ids), torch.arange(20), PackedAttention(1, 20))
     tolerance = 1e-4 if number == torch.float32 else 0.1
     torch.testing.assert_close(logits, wanted[:, : source.spec.vocab].float(), rtol=0.0, atol=tolerance)
+
+
+def test_a_flipped_bit_in_the_weights_is_refused_unless_verifying_is_off(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(Checkpoint.open(checkpoint).folder, folder)
+    (weights,) = folder.glob("model-*")
+    content = bytearray(weights.read_bytes())
+    content[-100] ^= 0x40
+    weights.write_bytes(content)
+    source = Checkpoint.open(folder)
+    rt = Runtime.single_process(source.spec)
+    with pytest.raises(CorruptFileError, match="values are not those that were written: crc32"):
+        load_weights(source, rt, dtype="float32")
+    _, report = load_weights(source, rt, dtype="float32", verify=False)
+    assert report.verify_seconds is None
+    assert "checksums" not in str(report)
+    with pytest.raises(CorruptFileError, match="crc32"):
+        build_engine({"load": str(folder), "device": "cpu"})
+    assert build_engine({"load": str(folder), "device": "cpu", "verify": False}).model.iteration == 7
 
 
 def _header(source: Checkpoint) -> int:

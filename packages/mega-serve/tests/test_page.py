@@ -66,6 +66,8 @@ class FakeServer:
     def answer_tokens(self, prompt: str) -> list[tuple[str, str, float]]:
         if "HOSTILE" in prompt:
             return [(HOSTILE_TEXT, HOSTILE_TEXT, -2.0)]
+        if "NOTHING" in prompt:
+            return []
         return [(" word", " word", -1.0)] * 500 if "LONG" in prompt else ANSWER
 
     async def stream(self, body: dict[str, Any], is_chat: bool) -> AsyncIterator[str]:
@@ -314,6 +316,23 @@ def test_a_chat_keeps_its_turns_and_branches(page: Page, server: FakeServer) -> 
     assert server.bodies[2]["messages"] == [messages[0], prefix]
     assert server.bodies[2]["continue_final_message"] is True
     assert page.get_by_role("article").count() == 2
+
+
+@pytest.mark.parametrize("mode", ["Prompt", "Chat"])
+def test_an_answer_without_text_says_so(page: Page, mode: str) -> None:
+    page.get_by_role("tab", name=mode).click()
+    box = page.get_by_role("textbox", name="Prompt" if mode == "Prompt" else "Message", exact=True)
+    view = output_of(page) if mode == "Prompt" else page.get_by_role("textbox", name="Assistant").first
+    shown = "element => getComputedStyle(element, '::before').content"
+    box.fill("NOTHING")
+    page.keyboard.press("Control+Enter")
+    expect(page.locator("#status")).to_have_text("Done: the answer is empty")
+    assert view.evaluate(shown) == '"empty answer"'
+    box.fill("Hello")
+    page.keyboard.press("Control+Enter")
+    expect(page.locator("#status")).to_have_text("Done: the text ended")
+    last = output_of(page) if mode == "Prompt" else page.get_by_role("textbox", name="Assistant").last
+    assert last.evaluate(shown) == "none"
 
 
 def test_chat_is_off_without_a_template_and_says_why(page: Page, server: FakeServer) -> None:

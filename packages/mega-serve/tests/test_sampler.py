@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from mega_model.kernels.numba import NumbaKernels, has_numba, load_kernels
 from mega_model.sampling import top_k_mask, top_p_mask
 from mega_serve.engine.interfaces import SamplingRow
 from mega_serve.engine.requests import SamplingParams
@@ -150,10 +151,10 @@ def random_logits(rng: np.random.Generator, rows: int, vocab: int) -> np.ndarray
     return logits
 
 
-def check_rows(seed: int, batches: int, rows: int, vocab: int) -> None:
+def check_rows(seed: int, batches: int, rows: int, vocab: int, kernels: NumbaKernels | None = None) -> None:
     numbers = np.random.default_rng(seed)
     rng = random.Random(seed)
-    sampler = BatchSampler(vocab, eod=vocab - 1)
+    sampler = BatchSampler(vocab, eod=vocab - 1, kernels=kernels)
     for _ in range(batches):
         logits = random_logits(numbers, rows, vocab + 3)
         logits[:, vocab:] = 1e9  # padding of the vocabulary
@@ -170,6 +171,27 @@ def test_thousands_of_random_rows_equal_the_definition() -> None:
 
 def test_a_vocabulary_of_many_blocks_equals_the_definition() -> None:
     check_rows(2, batches=4, rows=16, vocab=3001)
+
+
+@pytest.mark.skipif(not has_numba(), reason="numba is not installed")
+def test_random_rows_by_numba_equal_the_definition() -> None:
+    kernels = load_kernels()
+    check_rows(6, batches=30, rows=32, vocab=40, kernels=kernels)
+    check_rows(7, batches=2, rows=16, vocab=3001, kernels=kernels)
+
+
+@pytest.mark.skipif(not has_numba(), reason="numba is not installed")
+@pytest.mark.parametrize("vocab", [1, 3, 700, 5003])
+def test_the_nucleus_by_numba_has_the_same_words(vocab: int) -> None:
+    kernels = load_kernels()
+    rng = np.random.default_rng(vocab)
+    for p in (0.0, 1e-9, 0.1, 0.5, 0.9, 0.999999, 1 - 2**-53, *rng.uniform(0, 1, 40)):
+        logits = random_logits(rng, 1, vocab)[0] if vocab > 12 else rng.normal(0, 1, vocab).astype(np.float32)
+        expected = compute_weights(logits, 1.0, np.empty_like(logits))
+        weights = expected.copy()
+        cut_nucleus(expected, p)
+        kernels.nucleus.cut_nucleus(weights, p)
+        assert np.array_equal(weights, expected)
 
 
 @pytest.mark.long

@@ -279,6 +279,14 @@ def mutate(content: bytes, rng: np.random.Generator) -> bytes:
     return bytes(data)
 
 
+def is_in_a_tensor(source: Path, name: str, damaged: Path) -> bool:
+    """Tell whether the values of a tensor differ between a file of a checkpoint and its damaged copy."""
+    before = (source / name).read_bytes()
+    after = damaged.read_bytes()
+    places = [(p.offset, p.offset + p.bytes) for *_, p in Checkpoint(source).pieces() if p.file == name]
+    return any(before[begin:end] != after[begin:end] for begin, end in places)
+
+
 def load_mutated(checkpoint: Path, folder: Path, count: int, seed: int) -> int:
     """Load mutated copies of a checkpoint as the server does. Return how many were refused."""
     source = Checkpoint.open(checkpoint).folder
@@ -299,6 +307,10 @@ def load_mutated(checkpoint: Path, folder: Path, count: int, seed: int) -> int:
             refused += 1
             if "\n" in str(error):
                 pytest.fail(f"{name}: the message has several lines: {error}")
+        else:
+            # the padding and the header of a weight file are not read, and the optimizer is not loaded
+            if name.name.startswith("model-") and is_in_a_tensor(source, name.name, folder / name):
+                pytest.fail(f"{name}: damaged weights were loaded")
         (folder / name).write_bytes((source / name).read_bytes())
     return refused
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from mega_schema.checkpoint.reader import Checkpoint
 from mega_schema.errors import ConfigError, FormatError
 from mega_serve.commands.serve import build_serve_command
 from mega_serve.commands.server_options import LIMIT_FLAGS
@@ -38,6 +40,13 @@ def test_every_limit_has_a_flag() -> None:
         (["--host", "no such host"], "--host: no such address: found no such host; hint: --host 127.0.0.1"),
         (["--allowed-origin", "app.example"], "--allowed-origin: not an origin: found app.example"),
         (["--allowed-origin", "*"], "--allowed-origin: not an origin"),
+        (["--allowed-host", ""], "--allowed-host: not a host: found '', wanted a name or an address"),
+        (["--allowed-host", "https://a.example"], "--allowed-host: not a host: found 'https://a.example'"),
+        (["--allowed-host", "a.example:8000"], "--allowed-host: not a host: found 'a.example:8000'"),
+        (
+            ["--otlp-traces-endpoint", "collector"],
+            "--otlp-traces-endpoint: not a URL: found collector; hint: ",
+        ),
         (["--ssl-certfile", "c.pem"], "--ssl-keyfile: missing"),
         (["--ssl-certfile", "c.pem", "--ssl-keyfile", "k.pem"], "--ssl-certfile: no such file: found c.pem"),
     ],
@@ -48,10 +57,55 @@ def test_a_wrong_value_is_one_line(checkpoint: Path, flags: list[str], message: 
     assert str(error.value).startswith(message)
 
 
+def make_certificate(folder: Path, name: str) -> tuple[Path, Path]:
+    """Return a certificate and its key."""
+    key, certificate = folder / f"{name}-key.pem", folder / f"{name}.pem"
+    words = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost"
+    command = [*words.split(), "-keyout", key, "-out", certificate]
+    subprocess.run(command, check=True, capture_output=True)
+    return certificate, key
+
+
+def test_tls_files_that_cannot_be_used_are_one_line(checkpoint: Path, tmp_path: Path) -> None:
+    certificate, key = make_certificate(tmp_path, "a")
+    _, other = make_certificate(tmp_path, "b")
+    text = tmp_path / "text.pem"
+    text.write_text("no certificate")
+    locked = tmp_path / "locked.pem"
+    command = ["openssl", "ec", "-in", key, "-aes256", "-passout", "pass:secret", "-out", locked]
+    subprocess.run(command, check=True, capture_output=True)
+    for files, message in (
+        ((text, text), f"--ssl-certfile: no certificate chain in PEM, .*: found {text} and {text}"),
+        ((certificate, other), f"--ssl-keyfile: is not the key of {certificate}: found {other}"),
+        ((certificate, locked), f"--ssl-keyfile: has a password: found {locked}; hint: openssl pkey -in "),
+    ):
+        flags = ("--ssl-certfile", str(files[0]), "--ssl-keyfile", str(files[1]))
+        with pytest.raises(ConfigError, match=message):
+            run_command("--load", str(checkpoint), "--port", "0", *flags)
+
+
 def test_a_model_of_hugging_face_gets_the_line_that_converts_it(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(FormatError, match="mega-ckpt convert --from hf --to mega --load .* --save "):
         run_command("--load", str(tmp_path), "--port", "0")
+
+
+def test_weights_that_were_damaged_on_disk_are_one_line_and_exit_code_2(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(Checkpoint.open(checkpoint).folder, folder)
+    (weights,) = folder.glob("model-*")
+    content = bytearray(weights.read_bytes())
+    content[-100] ^= 1
+    weights.write_bytes(content)
+    command = [sys.executable, "-m", "mega_serve", "--load", str(folder), "--port", "0"]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert process.returncode == 2
+    *progress, line = process.stderr.splitlines()
+    assert line.startswith(f"error: {weights}: model ")
+    assert "values are not those that were written: crc32: found" in line
+    assert [text for text in progress if "crc32" in text] == []  # said once
 
 
 def test_no_flag_takes_an_api_key() -> None:

@@ -12,7 +12,7 @@ import torch
 
 from mega_schema.errors import RequestError
 from mega_schema.tokenizer.tokenizer import Tokenizer
-from mega_serve.engine.grammar import GrammarCompiler
+from mega_serve.engine.grammar import GrammarCompiler, GrammarError
 from mega_serve.engine.interfaces import SamplingRow
 from mega_serve.engine.requests import SamplingParams
 from mega_serve.engine.tool_calls import ToolCallParser, tool_grammar
@@ -62,6 +62,23 @@ def join_calls(parts: Sequence[str]) -> tuple[list[tuple[str, str]], bool]:
             calls[delta.index] = (name, arguments + delta.arguments)
     assert parser.calls == len(calls)
     return calls, parser.is_complete
+
+
+def test_a_forced_call_has_no_blanks(tokenizer: Tokenizer) -> None:
+    compiler = GrammarCompiler(tokenizer)
+    spec = tool_grammar(TOOLS, "required")
+    text = '{"name":"weather","arguments":{"city":"Bern","days":2}}'
+    state = compiler.compile(spec)
+    for token in tokenizer.encode(text):
+        state.accept(token)
+    assert state.is_finished
+    for start in ("{", '{"name":"weather",', '{"name":"weather","arguments":{', text[:-2]):
+        state = compiler.compile(spec)
+        for token in tokenizer.encode(start):
+            state.accept(token)
+        for blank in (" ", "\n", "\t"):
+            with pytest.raises(GrammarError):
+                state.copy().accept(tokenizer.encode(blank)[0])
 
 
 @pytest.mark.parametrize(("text", "calls"), TEXTS)

@@ -209,6 +209,9 @@ def test_metrics_count_the_tokens_and_requests_that_clients_were_told(server: Se
     assert change["request_success_total"] == 5
     assert change["e2e_request_latency_seconds_count"] == 6
     assert change["time_to_first_token_seconds_count"] == 5
+    for name in ("queue", "prefill", "decode"):
+        assert change[f"request_{name}_time_seconds_count"] == 5
+    assert change["request_prefill_time_seconds_sum"] > 0
     # tokens that come together have no time between them
     assert 0 < change["inter_token_latency_seconds_count"] <= 5 * 7
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
 from types import MappingProxyType
 
 import click
 
 from mega_schema.app.cli_runner import run_command
+from mega_schema.errors import ConfigError
 from mega_serve import __version__
 
 # command -> (module, name in it, help)
@@ -39,6 +42,23 @@ class LazyGroup(click.Group):
         module, name, _ = _COMMANDS[cmd_name]
         command: click.Command = getattr(importlib.import_module(f"mega_serve.commands.{module}"), name)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that the first argument names.
+
+        Raises:
+            ConfigError: there is no such command.
+        """
+        name = args[0]
+        if name not in _COMMANDS:
+            near = get_close_matches(name, _COMMANDS, 1)
+            hint = f"did you mean {near[0]}?" if near else ""
+            if not near and Path(name).is_dir():  # the checkpoint without its flag
+                hint = f"mega-serve --load {name}"
+            raise ConfigError(name, "no such command", wanted=" | ".join(_COMMANDS), hint=hint)
+        return super().resolve_command(ctx, args)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Insert the default command before its options."""

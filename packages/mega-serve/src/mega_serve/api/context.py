@@ -10,7 +10,7 @@ from starlette.requests import Request
 
 from mega_schema.tokenizer.tokenizer import Tokenizer
 from mega_serve.engine.interfaces import EngineClient
-from mega_serve.engine.requests import NO_TOKEN_ALLOWED, EngineRequest, SequenceOutput
+from mega_serve.engine.requests import NO_TOKEN_ALLOWED, EngineRequest, Pooling, SequenceOutput
 from mega_serve.http.errors import SERVER_ERROR, HttpError
 from mega_serve.http.limits import Limits
 
@@ -56,6 +56,7 @@ class ApiContext:
         legacy_status: `/api` answers bad requests as Megatron does.
         served_model_name: the id in /v1/models; None: that of the engine.
         lenient: unknown fields are ignored, not refused.
+        pooling: which hidden states are an embedding.
     """
 
     client: EngineClient
@@ -66,6 +67,7 @@ class ApiContext:
     legacy_status: bool = False
     served_model_name: str | None = None
     lenient: bool = False
+    pooling: Pooling = "last"
 
     async def generate(self, request: EngineRequest, http_request: Request) -> AsyncIterator[SequenceOutput]:
         """Run a request of the engine for a client: the only way by which a router reaches the engine.

@@ -33,6 +33,7 @@ class GeneratedSequence:
     Attributes:
         stop_reason: the stop string or id that ended it.
         score: of a beam search hypothesis.
+        embedding: of the prompt, if asked.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -41,6 +42,7 @@ class GeneratedSequence:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     score: float | None = None
+    embedding: tuple[float, ...] = ()
 
     def append(self, output: SequenceOutput) -> None:
         """Add what the sequence gained in a step."""
@@ -50,6 +52,7 @@ class GeneratedSequence:
         self.finish_reason = output.finish_reason
         self.stop_reason = output.stop_reason
         self.score = output.score
+        self.embedding = output.embedding
 
 
 @dataclass(slots=True)

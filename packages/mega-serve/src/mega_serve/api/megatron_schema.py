@@ -62,7 +62,7 @@ def _properties() -> dict[str, object]:
         "cache_salt": {"type": "string", "maxLength": MAX_SALT_CHARS, "default": ""},
         "structured_outputs": {
             "type": ["object", "null"],
-            "description": "One of json, regex, choice, grammar, json_object.",
+            "description": "One of json, regex, choice, grammar, json_object, structural_tag.",
         },
     }
 

@@ -24,7 +24,7 @@ from mega_serve.api.chat_output import AssistantOutput, ToolMode, can_parse_call
 from mega_serve.api.context import ApiContext
 from mega_serve.api.engine_calls import GeneratedResult, new_id, run_requests, stream_requests
 from mega_serve.api.logprobs import chat_logprobs, prompt_logprobs
-from mega_serve.api.prompts import check_length, default_new_tokens
+from mega_serve.api.prompts import check_length, default_new_tokens, truncate_prompts
 from mega_serve.api.sampling_fields import SamplingFields, check_grammar, model_name
 from mega_serve.api.services import ApiServices
 from mega_serve.api.sse import append_done, encode_event, event_stream
@@ -132,6 +132,7 @@ async def prepare_chat(context: ApiContext, services: ApiServices, body: ChatBod
     )
     n = body.n or 1
     max_tokens = body.max_completion_tokens or body.max_tokens
+    [ids] = truncate_prompts(context, [ids], body.truncate_prompt_tokens, max_tokens or 1)
     if max_tokens is None:
         max_tokens = default_new_tokens(context, len(ids), n)
     check_length(context, [ids], max_tokens, n)
@@ -205,9 +206,12 @@ def _response(context: ApiContext, job: ChatJob, result: GeneratedResult) -> dic
                 "logprobs": logprobs,
                 "finish_reason": message.finish_reason(sequence.finish_reason),
                 "stop_reason": sequence.stop_reason,
+                **({"token_ids": sequence.token_ids} if job.body.return_token_ids else {}),
             }
         )
     response = {**job.envelope("chat.completion"), "choices": choices, "usage": usage.as_dict()}
+    if job.body.return_token_ids:
+        response["prompt_token_ids"] = job.request.prompt_token_ids
     if job.body.prompt_logprobs is not None:
         top = job.body.prompt_logprobs
         response["prompt_logprobs"] = prompt_logprobs(context.tokenizer, result.prompt_logprobs, top)
@@ -221,20 +225,22 @@ async def _stream(context: ApiContext, http_request: Request, job: ChatJob) -> A
     usage = Usage(prompt_tokens=len(job.request.prompt_token_ids))
     envelope = job.envelope("chat.completion.chunk")
     extra: dict[str, Any] = {"usage": None} if job.body.include_usage else {}
-    options = job.body.stream_options
     async with aclosing(stream_requests(context, http_request, [job.request])) as outputs:
         async for _, output in outputs:
             usage.cached_tokens += output.cached_tokens
             usage.completion_tokens += len(output.token_ids)
-            if options is not None and options.continuous_usage_stats:
+            if job.body.has_continuous_usage:
                 extra = {"usage": usage.as_dict()}
             if not is_started[output.index]:
                 is_started[output.index] = True
                 delta = {"role": "assistant", "content": ""}
                 choice = {"index": output.index, "delta": delta, "logprobs": None, "finish_reason": None}
-                yield encode_event({**envelope, "choices": [choice], **extra})
+                prompt = (
+                    {"prompt_token_ids": job.request.prompt_token_ids} if job.body.return_token_ids else {}
+                )
+                yield encode_event({**envelope, "choices": [choice], **prompt, **extra})
             choice = _stream_choice(context, job, messages[output.index], output)
-            if choice["delta"] or choice["logprobs"] or choice["finish_reason"]:
+            if choice["delta"] or choice["logprobs"] or choice["finish_reason"] or choice.get("token_ids"):
                 yield encode_event({**envelope, "choices": [choice], **extra})
     if job.body.include_usage:
         yield encode_event({**envelope, "choices": [], "usage": usage.as_dict()})
@@ -258,4 +264,5 @@ def _stream_choice(
         "logprobs": logprobs,
         "finish_reason": message.finish_reason(output.finish_reason),
         "stop_reason": output.stop_reason,
+        **({"token_ids": output.token_ids} if job.body.return_token_ids else {}),
     }

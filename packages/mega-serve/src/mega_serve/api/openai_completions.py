@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import orjson
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field
 
 from mega_schema.errors import RequestError
 from mega_schema.tokenizer.special_tokens import SpecialTokens
@@ -18,31 +18,21 @@ from mega_serve.api.bodies import openapi_body, read_body
 from mega_serve.api.context import ApiContext
 from mega_serve.api.engine_calls import GeneratedResult, new_id, run_requests, stream_requests
 from mega_serve.api.logprobs import CompletionLogprobs, prompt_logprobs
-from mega_serve.api.prompts import check_length, check_token_ids, encode_texts, find_special_tokens
-from mega_serve.api.sampling_fields import SamplingFields, TokenCount, TokenId, model_name
+from mega_serve.api.prompts import (
+    Prompt,
+    check_length,
+    check_prompt_count,
+    encode_prompts,
+    find_special_tokens,
+    truncate_prompts,
+)
+from mega_serve.api.sampling_fields import SamplingFields, TokenCount, model_name
 from mega_serve.api.services import ApiServices
 from mega_serve.api.sse import append_done, encode_event, event_stream
 from mega_serve.api.usage import Usage
 from mega_serve.engine.requests import EngineRequest, SequenceOutput
 
 DEFAULT_MAX_TOKENS = 16
-
-
-def _kind_of_prompt(value: Any) -> str:
-    """Return the tag of the prompt's type by its first element."""
-    if not isinstance(value, list):
-        return "(text)"
-    first = value[0] if value else ""
-    return "(ids)" if isinstance(first, int) else "(rows)" if isinstance(first, list) else "(texts)"
-
-
-Prompt = Annotated[
-    Annotated[str, Tag("(text)")]
-    | Annotated[list[str], Field(min_length=1), Tag("(texts)")]
-    | Annotated[list[TokenId], Field(min_length=1), Tag("(ids)")]
-    | Annotated[list[list[TokenId]], Field(min_length=1), Tag("(rows)")],
-    Discriminator(_kind_of_prompt),
-]
 
 
 class CompletionBody(SamplingFields):
@@ -91,6 +81,14 @@ def build_router(context: ApiContext, services: ApiServices | None = None) -> AP
         CompletionBody,
         generate={"prompt": "Once upon a time", "max_tokens": 16, "temperature": 0.8},
         stream={"prompt": "Once upon a time", "stream": True, "stream_options": {"include_usage": True}},
+        structural_tag={
+            "prompt": "Call <f=add>",
+            "response_format": {
+                "type": "structural_tag",
+                "structures": [{"begin": "<f=add>", "schema": {"type": "object"}, "end": "</f>"}],
+                "triggers": ["<f="],
+            },
+        },
         score={"prompt": "Hello world", "max_tokens": 0, "echo": True, "logprobs": 1},
     )
 
@@ -115,7 +113,10 @@ async def _prepare(
     _check_fields(context, body)
     if not body.add_special_tokens:
         special_tokens = SpecialTokens()
-    texts, rows = await _encode(context, body, special_tokens)
+    texts, rows = await encode_prompts(context, body.prompt, special_tokens, param="prompt")
+    rows = truncate_prompts(context, rows, body.truncate_prompt_tokens, body.new_tokens)
+    if not texts or body.truncate_prompt_tokens is not None:
+        texts = [context.tokenizer.decode(row) if body.echo else "" for row in rows]
     check_length(context, rows, body.new_tokens, body.n or 1)
     job = _Job(body, new_id("cmpl"), created, model_name(context), texts, rows)
     params = body.sampling_params(
@@ -149,24 +150,7 @@ def _check_fields(context: ApiContext, body: CompletionBody) -> None:
         raise RequestError("logprobs", "above the server's limit", found=body.logprobs, wanted=wanted)
     if body.max_tokens == 0 and not (body.echo or body.prompt_logprobs is not None):
         raise RequestError("max_tokens", "nothing to return", found=0, hint='"echo": true scores the prompt')
-    prompts = body.prompt if isinstance(body.prompt, list) else [body.prompt]
-    if not isinstance(prompts[0], int) and len(prompts) > context.limits.prompts:
-        wanted = f"at most {context.limits.prompts}"
-        raise RequestError("prompt", "too many prompts", found=len(prompts), wanted=wanted)
-
-
-async def _encode(
-    context: ApiContext, body: CompletionBody, special_tokens: SpecialTokens
-) -> tuple[list[str], list[list[int]]]:
-    """Return the prompts as texts and as ids. The texts of ids are decoded only for `echo`."""
-    prompt = body.prompt
-    if isinstance(prompt, str) or isinstance(prompt[0], str):
-        texts = [prompt] if isinstance(prompt, str) else [str(text) for text in prompt]
-        return texts, await encode_texts(context, texts, special_tokens=special_tokens)
-    rows = [row for row in prompt if isinstance(row, list)] or [[i for i in prompt if isinstance(i, int)]]
-    for row in rows:
-        check_token_ids(context, row, "prompt")
-    return [context.tokenizer.decode(row) if body.echo else "" for row in rows], rows
+    check_prompt_count(context, body.prompt, "prompt")
 
 
 def _response(context: ApiContext, job: _Job, results: Sequence[GeneratedResult]) -> dict[str, Any]:
@@ -193,6 +177,9 @@ def _response(context: ApiContext, job: _Job, results: Sequence[GeneratedResult]
             if job.body.prompt_logprobs is not None:
                 top = job.body.prompt_logprobs
                 choice["prompt_logprobs"] = prompt_logprobs(context.tokenizer, result.prompt_logprobs, top)
+            if job.body.return_token_ids:
+                choice["prompt_token_ids"] = request.prompt_token_ids
+                choice["token_ids"] = sequence.token_ids
             choices.append(choice)
     return {**_envelope(job), "choices": choices, "usage": usage.as_dict()}
 
@@ -218,11 +205,7 @@ async def _stream(context: ApiContext, http_request: Request, job: _Job) -> Asyn
             choice = writers[index * job.n + output.index].write(output)
             if choice is None:
                 continue
-            if (
-                job.body.include_usage
-                and job.body.stream_options
-                and (job.body.stream_options.continuous_usage_stats)
-            ):
+            if job.body.has_continuous_usage:
                 extra = {"usage": usage.as_dict()}
             yield encode_event({**_envelope(job), "choices": [choice], **extra})
     if job.body.include_usage:
@@ -259,7 +242,8 @@ class _ChoiceWriter:
                 ids = [*self.job.rows[self.index // self.job.n], *ids]
                 entries = [*self.prompt_entries, *entries]
             logprobs = self.arrays.append(ids, entries) if ids else None
-        if not (prefix or output.text or logprobs or output.finish_reason):
+        has_ids = self.job.body.return_token_ids and output.token_ids
+        if not (prefix or output.text or logprobs or output.finish_reason or has_ids):
             return None
         choice = {
             "index": self.index,
@@ -271,5 +255,8 @@ class _ChoiceWriter:
         if self.is_first and self.job.body.prompt_logprobs is not None:
             top = self.job.body.prompt_logprobs
             choice["prompt_logprobs"] = prompt_logprobs(self.tokenizer, self.prompt_entries, top)
+        if self.job.body.return_token_ids:
+            choice["prompt_token_ids"] = self.job.rows[self.index // self.job.n] if self.is_first else None
+            choice["token_ids"] = output.token_ids
         self.is_first = False
         return choice

@@ -4,13 +4,68 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Annotated, Any
+
+from pydantic import Discriminator, Field, Tag
 
 from mega_schema.errors import RequestError
 from mega_schema.tokenizer.special_tokens import SpecialTokens, added_tokens
 from mega_serve.api.context import ApiContext
+from mega_serve.api.sampling_fields import TokenId
 from mega_serve.http.errors import HttpError
 
 _CONTEXT = "context_length_exceeded"
+
+
+def _kind_of_prompt(value: Any) -> str:
+    """Return the tag of the prompt's type by its first element."""
+    if not isinstance(value, list):
+        return "(text)"
+    first = value[0] if value else ""
+    return "(ids)" if isinstance(first, int) else "(rows)" if isinstance(first, list) else "(texts)"
+
+
+Prompt = Annotated[
+    Annotated[str, Tag("(text)")]
+    | Annotated[list[str], Field(min_length=1), Tag("(texts)")]
+    | Annotated[list[TokenId], Field(min_length=1), Tag("(ids)")]
+    | Annotated[list[list[TokenId]], Field(min_length=1), Tag("(rows)")],
+    Discriminator(_kind_of_prompt),
+]
+
+
+def check_prompt_count(context: ApiContext, prompt: Prompt, param: str) -> None:
+    """Refuse more prompts than the server's limit.
+
+    Args:
+        param: the field that has the prompts.
+
+    Raises:
+        RequestError: there are more.
+    """
+    if isinstance(prompt, list) and not isinstance(prompt[0], int) and len(prompt) > context.limits.prompts:
+        wanted = f"at most {context.limits.prompts}"
+        raise RequestError(param, "too many prompts", found=len(prompt), wanted=wanted)
+
+
+async def encode_prompts(
+    context: ApiContext, prompt: Prompt, special_tokens: SpecialTokens, *, param: str
+) -> tuple[list[str], list[list[int]]]:
+    """Return the prompts as texts, which are empty if the client sent ids, and as ids.
+
+    Args:
+        param: the field that has the prompts.
+
+    Raises:
+        RequestError: a text has no ids, or an id is out of range.
+    """
+    if isinstance(prompt, str) or isinstance(prompt[0], str):
+        texts = [prompt] if isinstance(prompt, str) else [str(text) for text in prompt]
+        return texts, await encode_texts(context, texts, special_tokens=special_tokens)
+    rows = [row for row in prompt if isinstance(row, list)] or [[i for i in prompt if isinstance(i, int)]]
+    for row in rows:
+        check_token_ids(context, row, param)
+    return [], rows
 
 
 async def encode_texts(
@@ -46,27 +101,52 @@ def check_token_ids(context: ApiContext, ids: Sequence[int], param: str) -> None
         raise RequestError(param, "no such token id", found=outside, wanted=f"0 to {vocab_size - 1}")
 
 
-def check_length(context: ApiContext, prompts: Sequence[Sequence[int]], new_tokens: int, rows: int) -> None:
+def truncate_prompts(
+    context: ApiContext, rows: Sequence[list[int]], tokens: int | None, new_tokens: int
+) -> list[list[int]]:
+    """Return the last tokens of each prompt (vLLM's `truncate_prompt_tokens`).
+
+    Args:
+        tokens: at most; None: all; -1: as many as the context holds before `new_tokens`.
+
+    Raises:
+        RequestError: no token would be kept.
+    """
+    if tokens is None:
+        return list(rows)
+    if tokens == 0:
+        raise RequestError("truncate_prompt_tokens", "keeps no token", found=0, wanted="1 or more, or -1")
+    most = max(1, context.client.model.max_seq_len - new_tokens) if tokens == -1 else tokens
+    return [row[-most:] for row in rows]
+
+
+def check_length(
+    context: ApiContext,
+    prompts: Sequence[Sequence[int]],
+    new_tokens: int,
+    rows: int,
+    *,
+    param: str = "prompt",
+) -> None:
     """Refuse prompts that exceed the model's context or the server's limit.
 
     Args:
         rows: sequences per prompt.
+        param: the field that has the prompts.
 
     Raises:
         RequestError: a prompt has no tokens.
         HttpError: 400, with limit and asked number of tokens.
     """
     if not all(prompts):
-        raise RequestError("prompt", "a prompt has no tokens", wanted="at least one")
+        raise RequestError(param, "a prompt has no tokens", wanted="at least one")
     longest = max(map(len, prompts))
     limit = context.client.model.max_seq_len
     if longest + new_tokens > limit:
-        raise HttpError(400, context_message(limit, longest, new_tokens), param="prompt", code=_CONTEXT)
+        raise HttpError(400, context_message(limit, longest, new_tokens), param=param, code=_CONTEXT)
     total = rows * len(prompts) * (longest + new_tokens)
     if total > context.limits.request_tokens:
-        raise HttpError(
-            400, tokens_message(context.limits.request_tokens, total), param="prompt", code=_CONTEXT
-        )
+        raise HttpError(400, tokens_message(context.limits.request_tokens, total), param=param, code=_CONTEXT)
 
 
 def default_new_tokens(context: ApiContext, longest: int, rows: int) -> int:

@@ -21,7 +21,7 @@ from mega_serve.api.chat_messages import (
     ToolChoice,
     ToolName,
 )
-from mega_serve.api.sampling_fields import JsonSchemaFormat, ResponseFormat
+from mega_serve.api.sampling_fields import JsonSchemaFormat, ResponseFormat, TagStructures, TagTriggers
 
 ItemId = Annotated[str, Field(max_length=256)] | None
 Status = Literal["in_progress", "completed", "incomplete"] | None
@@ -83,16 +83,25 @@ class ResponsesToolChoice(Body):
 class TextFormat(Body):
     """The format of the text, in the flat form of /v1/responses."""
 
-    type: Literal["text", "json_object", "json_schema"] = "text"
+    type: Literal["text", "json_object", "json_schema", "structural_tag"] = "text"
     name: Annotated[str, Field(max_length=256)] | None = None
     schema_: dict[str, Any] | None = Field(default=None, alias="schema")
     description: str | None = None
     strict: bool | None = None
+    structures: TagStructures | None = None
+    triggers: TagTriggers | None = None
 
     def as_response_format(self) -> ResponseFormat:
-        """Return the format as chats have it."""
+        """Return the format as chats have it.
+
+        Raises:
+            RequestError: the format lacks a field.
+        """
+        if self.type == "structural_tag" and (self.structures is None or self.triggers is None):
+            name = "structures" if self.structures is None else "triggers"
+            raise RequestError(f"text.format.{name}", "missing", wanted="a list")
         if self.type != "json_schema":
-            return ResponseFormat(type=self.type)
+            return ResponseFormat(type=self.type, structures=self.structures, triggers=self.triggers)
         if self.schema_ is None:
             raise RequestError("text.format.schema", "missing", wanted="a JSON schema")
         json_schema = JsonSchemaFormat(name=self.name or "schema", schema=self.schema_)

@@ -9,6 +9,7 @@ from mega_serve.api import (
     models,
     openai_chat,
     openai_completions,
+    openai_embeddings,
     openai_responses,
     tokenize,
 )
@@ -23,5 +24,12 @@ def build_routers(context: ApiContext, services: ApiServices | None = None) -> l
         services: to close when the server ends; by default new ones, which end with it.
     """
     services = services or ApiServices.from_context(context)
-    modules = (megatron_routes, openai_completions, openai_chat, openai_responses, tokenize)
+    modules = (
+        megatron_routes,
+        openai_completions,
+        openai_chat,
+        openai_responses,
+        openai_embeddings,
+        tokenize,
+    )
     return [*(module.build_router(context, services) for module in modules), models.build_router(context)]

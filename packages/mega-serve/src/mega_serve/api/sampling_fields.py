@@ -12,12 +12,24 @@ from mega_serve.api.bodies import Body
 from mega_serve.api.context import ApiContext
 from mega_serve.api.megatron import MAX_PRIORITY
 from mega_serve.engine.requests import GrammarSpec, SamplingParams
+from mega_serve.engine.structural_tags import MAX_CHARS, MAX_STRUCTURES, MAX_TRIGGERS
 from mega_serve.http.errors import HttpError
 
 MAX_INT32 = 2**31 - 1
 
 TokenId = Annotated[int, Field(ge=0, le=MAX_INT32)]
 TokenCount = Annotated[int, Field(ge=0, le=MAX_INT32)]
+TruncatedTokens = Annotated[
+    int,
+    Field(ge=-1, le=MAX_INT32, description="Keep only the last tokens of a prompt; -1: as many as fit."),
+]
+SkipSpecialTokens = Annotated[
+    bool,
+    Field(
+        description="true: the text has no special tokens; false: it has all; "
+        "by default all but end-of-document, beginning and padding at its end."
+    ),
+]
 ShortText = Annotated[str, Field(max_length=256)]
 
 
@@ -35,11 +47,30 @@ class JsonSchemaFormat(Body):
     strict: bool | None = None
 
 
-class ResponseFormat(Body):
-    """OpenAI's `response_format`."""
+class TagStructure(Body):
+    """A structure in a text: JSON between two texts."""
 
-    type: Literal["text", "json_object", "json_schema"]
+    begin: Annotated[str, Field(min_length=1, max_length=MAX_CHARS)]
+    schema_: dict[str, Any] | None = Field(
+        default=None, alias="schema", description="By default any JSON value."
+    )
+    end: Annotated[str, Field(max_length=MAX_CHARS)]
+
+
+TagStructures = Annotated[list[TagStructure], Field(min_length=1, max_length=MAX_STRUCTURES)]
+TagTriggers = Annotated[
+    list[Annotated[str, Field(min_length=1, max_length=MAX_CHARS)]],
+    Field(min_length=1, max_length=MAX_TRIGGERS),
+]
+
+
+class ResponseFormat(Body):
+    """OpenAI's `response_format`, with vLLM's structural tags."""
+
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
+    structures: TagStructures | None = None
+    triggers: TagTriggers | None = None
 
     def grammar(self) -> GrammarSpec | None:
         """Return the constraint; None for text."""
@@ -47,9 +78,18 @@ class ResponseFormat(Body):
             return None
         if self.type == "json_object":
             return GrammarSpec(kind="json_object")
+        if self.type == "structural_tag":
+            return self._structural_tag()
         if self.json_schema is None or self.json_schema.schema_ is None:
             raise RequestError("response_format.json_schema.schema", "missing", wanted="a JSON schema")
         return GrammarSpec(kind="json_schema", text=json.dumps(self.json_schema.schema_))
+
+    def _structural_tag(self) -> GrammarSpec:
+        for name in ("structures", "triggers"):
+            if getattr(self, name) is None:
+                raise RequestError(f"response_format.{name}", "missing", wanted="a list")
+        fields = self.model_dump(include={"structures", "triggers"}, by_alias=True)
+        return GrammarSpec(kind="structural_tag", text=json.dumps(fields))
 
 
 class StructuredOutputs(Body):
@@ -60,10 +100,17 @@ class StructuredOutputs(Body):
     choice: Annotated[list[str], Field(min_length=1)] | None = None
     grammar: str | None = Field(None, description="a Lark grammar")
     json_object: Literal[True] | None = None
+    structural_tag: dict[str, Any] | str | None = Field(
+        None, description="structures and triggers, or their JSON text"
+    )
 
     def specs(self) -> list[GrammarSpec]:
         """Return the constraints of the fields that are given."""
-        return _specs(self.json_, self.regex, self.choice, self.grammar, self.json_object)
+        specs = _specs(self.json_, self.regex, self.choice, self.grammar, self.json_object)
+        if (tag := self.structural_tag) is not None:
+            text = tag if isinstance(tag, str) else json.dumps(tag)
+            specs.append(GrammarSpec(kind="structural_tag", text=text))
+        return specs
 
 
 class StreamOptions(Body):
@@ -91,6 +138,9 @@ class SamplingFields(Body):
     stop: str | list[str] | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=128)] | None = None
     include_stop_str_in_output: bool | None = None
+    skip_special_tokens: SkipSpecialTokens | None = None
+    truncate_prompt_tokens: TruncatedTokens | None = None
+    return_token_ids: bool | None = None
     ignore_eos: bool | None = None
     min_tokens: TokenCount | None = None
     seed: Annotated[int, Field(ge=-(2**63), le=2**64 - 1)] | None = None
@@ -142,6 +192,14 @@ class SamplingFields(Body):
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
+    @property
+    def has_continuous_usage(self) -> bool:
+        return (
+            self.include_usage
+            and self.stream_options is not None
+            and self.stream_options.continuous_usage_stats
+        )
+
     def grammar(self, context: ApiContext) -> GrammarSpec | None:
         """Return the constraint on the text.
 
@@ -187,6 +245,7 @@ class SamplingFields(Body):
             stop_token_ids=tuple(self.stop_token_ids or ()),
             stop=self.stop_strings,
             include_stop_str_in_output=bool(self.include_stop_str_in_output),
+            skip_special_tokens=self.skip_special_tokens,
             ignore_eos=bool(self.ignore_eos),
             min_tokens=min(self.min_tokens or 0, max_tokens),
             seed=None if self.seed is None else self.seed % 2**63,

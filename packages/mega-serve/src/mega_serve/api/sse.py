@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import traceback
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 from typing import Any, TypeVar
@@ -16,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from mega_serve.api.engine_calls import ClientDisconnectedError, run_until_disconnect
 from mega_serve.http.errors import as_http_error
+from mega_serve.process.failure_log import describe_failure
 
 logger = logging.getLogger("mega.serve")
 
@@ -121,12 +121,7 @@ class _EventStream(Response):
         account = getattr(self.http_request.state, "account", None)
         http_error = as_http_error(error, getattr(account, "request_id", ""))
         if http_error.code == "internal_error":  # a dead engine has said why already
-            trace = "".join(traceback.format_tb(error.__traceback__))
-            logger.error(
-                "a stream failed: %s (message withheld: it may quote a request)\n%s",
-                type(error).__name__,
-                trace,
-            )
+            logger.error("a stream failed: %s", describe_failure(error, with_messages=False))
         return encode_event({**http_error.body, "code": http_error.status})
 
 

@@ -163,9 +163,11 @@ class ServerClient:
         """POST a JSON body and yield the JSON objects of the streamed answer until [DONE].
 
         Closing the iterator, or cancelling its task, closes the connection: the server then stops the work.
+        Without [DONE], as from `transformers serve`, a stream is whole once every choice has its
+        finish_reason.
 
         Raises:
-            ServerError: the request failed, an error event came, or the stream ended without [DONE].
+            ServerError: the request failed, an error event came, or the stream ended too early.
         """
         url = self.address.url(path)
         async with self._open("POST", path, body, headers) as response:
@@ -173,13 +175,19 @@ class ServerClient:
                 content = await _read_limited(response)
                 raise _error(url, f"the answer is {response.content_type}, not a stream", _shorten(content))
             parser = EventParser()
+            finished: dict[int, bool] = {}
             async for received in response.content.iter_any():
                 received_at = self.now()
                 for event in parser.feed(received):
                     if event.data == _DONE:
                         await _drain(response)
                         return
-                    yield StreamEvent(_decode_event(url, event.data, event.name), received_at)
+                    data = _decode_event(url, event.data, event.name)
+                    for choice in data.get("choices") or ():
+                        finished[choice.get("index", 0)] = bool(choice.get("finish_reason"))
+                    yield StreamEvent(data, received_at)
+        if finished and all(finished.values()):
+            return
         hint = "the server stopped or was restarted: look at its log"
         raise _error(url, "the stream ended before its end mark, data: [DONE]", hint=hint)
 

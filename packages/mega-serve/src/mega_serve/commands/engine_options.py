@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mega_schema.app.click_options import NonEmptyPath
 from mega_serve.commands.option_groups import add_options, option_group
 
 if TYPE_CHECKING:  # --help answers without numpy
@@ -25,7 +26,7 @@ _OPTIONS = (
     _model(
         "--load",
         required=True,
-        type=click.Path(path_type=Path),
+        type=NonEmptyPath(path_type=Path),
         metavar="DIR",
         help="Checkpoint directory, or run directory (its latest).",
     ),
@@ -41,6 +42,12 @@ _OPTIONS = (
     _model("--pp", default=1, show_default=True, type=_DEGREE, help="Pipeline stages."),
     _model("--max-model-len", type=_COUNT, help="Maximum tokens of a sequence.  [default: the model's]"),
     _model("--follow", is_flag=True, help="Swap in newer checkpoints of the run directory as they appear."),
+    _model(
+        "--verify/--no-verify",
+        default=True,
+        show_default=True,
+        help="Compare the checksums of the weights while loading.",
+    ),
     _engine(
         "--max-num-seqs",
         default=64,
@@ -86,7 +93,7 @@ _OPTIONS = (
     _engine("--threads", type=_COUNT, help="Threads of a process on a CPU.  [default: all cores]"),
 )
 _NAMES = (
-    "load", "device", "dtype", "tp", "pp", "max_model_len", "follow", "max_num_seqs",
+    "load", "device", "dtype", "tp", "pp", "max_model_len", "follow", "verify", "max_num_seqs",
     "max_num_batched_tokens", "kv_cache_memory", "prefix_caching", "speculative_tokens", "batch_invariant",
     "attention", "threads",
 )  # fmt: skip
@@ -121,6 +128,6 @@ def open_checkpoint(values: Mapping[str, Any]) -> Checkpoint:
     check_device(values["device"], values["dtype"])
     checkpoint = Checkpoint.open(Path(values["load"]))
     check_layout(checkpoint.spec, values["tp"], values["pp"])
-    check_follow(values["follow"], values["tp"] * values["pp"])
+    check_follow(values["follow"], values["tp"] * values["pp"], Path(values["load"]))
     check_context_length(values["max_model_len"], checkpoint.spec.max_seq_len)
     return checkpoint

@@ -22,6 +22,7 @@ from mega_serve.commands.option_groups import GroupedCommand, add_options, optio
 if TYPE_CHECKING:
     from mega_serve.client.offline.batch_run import Line, WorkItem
     from mega_serve.client.offline.openai_batch import BatchHandler
+    from mega_serve.client.offline.resumable_lines import ResumableLines
     from mega_serve.engine.interfaces import EngineClient
 
 
@@ -187,8 +188,9 @@ async def _run_batch(open_engine: OpenEngine, options: Mapping[str, Any]) -> Non
     def process(engine: OfflineEngine) -> Callable[[WorkItem[BatchRequest]], Awaitable[Line | None]]:
         return lambda item: answer_item(item, engine.answer, failures)
 
-    await _run_items(open_engine, options, "--output-file", options["output_file"], items, process)
+    lines = await _run_items(open_engine, options, "--output-file", options["output_file"], items, process)
     failures.raise_if_any()
+    lines.raise_refusals()
 
 
 async def _run_samples(
@@ -215,7 +217,8 @@ async def _run_samples(
     def process(engine: OfflineEngine) -> Callable[[WorkItem[Sample]], Awaitable[Line | None]]:
         return lambda item: draw_sample(item, engine.client, engine.encode, settings)
 
-    await _run_items(open_engine, options, flag, output, items, process)
+    lines = await _run_items(open_engine, options, flag, output, items, process)
+    lines.raise_refusals()
 
 
 @contextmanager
@@ -237,8 +240,8 @@ async def _run_items(
     output: Path,
     items: Sequence[WorkItem[RequestT]],
     process: Callable[[OfflineEngine], Callable[[WorkItem[RequestT]], Awaitable[Line | None]]],
-) -> None:
-    """Run the items that the output lacks; the engine is loaded only if there are any."""
+) -> ResumableLines:
+    """Run the items that the output lacks; the engine is loaded only if there are any. Return the output."""
     from mega_serve.client.offline.batch_run import run_items
     from mega_serve.client.offline.resumable_lines import ResumableLines
 
@@ -255,5 +258,8 @@ async def _run_items(
                         max_concurrency=options["max_concurrency"],
                         on_lines=bar,
                     )
-        resumed = f", {earlier:,} of them by an earlier run" if earlier else ""
-        click.echo(f"{output}: {len(lines.finished):,} of {len(items):,} requests{resumed}", err=True)
+        answered = len(lines.finished) - len(lines.refusals)
+        refused = f", {len(lines.refusals):,} refused" if lines.refusals else ""
+        resumed = f"; {earlier:,} of these lines by an earlier run" if earlier else ""
+        click.echo(f"{output}: {answered:,} of {len(items):,} requests{refused}{resumed}", err=True)
+    return lines

@@ -101,6 +101,13 @@ def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
             type=NonEmptyPath(exists=True, path_type=Path, dir_okay=False),
             help="Jinja template of chats; by default the checkpoint's.",
         ),
+        _server(
+            "--pooling",
+            default="last",
+            show_default=True,
+            type=click.Choice(["last", "mean"]),
+            help="Hidden states that are the embedding of a text: of its last token, or the mean of all.",
+        ),
         _server("--lenient", is_flag=True, help="Ignore unknown fields of requests."),
         _server(
             "--megatron-legacy-status",
@@ -235,6 +242,7 @@ def build_application(
             queue_requests=limits.queue_requests,
             queue_tokens=limits.queue_tokens,
             heartbeat_timeout=values["engine_timeout"],
+            log_prompts=config.log_prompts,
             restart=not values["no_restart"] and rank is None,  # torchrun restarts all ranks or none
         )
     )
@@ -248,6 +256,7 @@ def build_application(
         legacy_status=values["megatron_legacy_status"],
         served_model_name=values["served_model_name"],
         lenient=values["lenient"],
+        pooling=values["pooling"],
     )
     application = create_app(
         client,

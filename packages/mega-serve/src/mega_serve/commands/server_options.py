@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -131,11 +132,22 @@ def build_config(values: dict[str, Any], *, host: str, limits: Limits, log_promp
     Raises:
         ConfigError: a flag is wrong.
     """
+    from mega_serve.http.hosts import is_host_name  # imports a web framework, which --help does without
+
     for origin in values["allowed_origin"]:
         scheme, _, name = origin.partition("://")
         if scheme not in ("http", "https") or not name or "/" in name or name == "*":
             hint = "--allowed-origin https://app.example"
             raise ConfigError("--allowed-origin", "not an origin", found=origin, hint=hint)
+    for name in values["allowed_host"]:
+        if not is_host_name(name):
+            wanted = "a name or an address, without scheme and port"
+            hint = "--allowed-host llm.example.org"
+            raise ConfigError("--allowed-host", "not a host", found=repr(name), wanted=wanted, hint=hint)
+    endpoint = values["otlp_traces_endpoint"]
+    if endpoint and not endpoint.startswith(("http://", "https://")):
+        hint = "--otlp-traces-endpoint http://127.0.0.1:4318/v1/traces"
+        raise ConfigError("--otlp-traces-endpoint", "not a URL", found=endpoint, hint=hint)
     return ServerConfig(
         keys=load_keys(values.pop("api_key_file"), os.environ),
         rate_limits=RateLimits(
@@ -169,4 +181,29 @@ def build_certificate(values: dict[str, Any]) -> tuple[str, str] | None:
     for flag, path in (("--ssl-certfile", certfile), ("--ssl-keyfile", keyfile)):
         if not path.is_file():
             raise ConfigError(flag, "no such file", found=path)
+    _check_certificate(certfile, keyfile)
     return str(certfile), str(keyfile)
+
+
+def _check_certificate(certfile: Path, keyfile: Path) -> None:
+    """Load the files as the server will, before it opens its port.
+
+    Raises:
+        ConfigError: one is not what it should be, or the key has a password, for which OpenSSL would prompt.
+    """
+
+    def refuse_password() -> str:
+        hint = f"openssl pkey -in {keyfile} -out key-without-password.pem"
+        raise ConfigError("--ssl-keyfile", "has a password", found=keyfile, hint=hint)
+
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certfile, keyfile, refuse_password)
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            what = f"is not the key of {certfile}"
+            raise ConfigError("--ssl-keyfile", what, found=keyfile) from None
+        what = "no certificate chain in PEM, or --ssl-keyfile no private key in PEM"
+        raise ConfigError("--ssl-certfile", what, found=f"{certfile} and {keyfile}") from None
+    except OSError as error:
+        what = f"or --ssl-keyfile cannot be read ({error.strerror})"
+        raise ConfigError("--ssl-certfile", what, found=f"{certfile} and {keyfile}") from None

@@ -14,6 +14,7 @@ from typing import Final
 
 from mega_schema.tokenizer.tokenizer import Tokenizer
 from mega_serve.engine.stop_strings import StopStringMatcher
+from mega_serve.engine.token_bytes import find_special_ids
 
 _REPLACEMENT: Final = "\ufffd"
 # an incomplete character has at most three bytes, which decode to at most three U+FFFD
@@ -28,12 +29,14 @@ class Detokenizer:
     """The text of one sequence, without the prompt's.
 
     The parts that `append` and `flush` return are, together, decode(prompt + ids) without decode(prompt), up
-    to the stop string. Special tokens (end-of-document, beginning, padding) at the end contribute no text.
+    to the stop string. End-of-document, beginning and padding contribute no text at the end.
 
     Args:
         stop: strings that end the text.
         include_stop_str: whether the text ends with the stop string or before it.
         min_tokens: text of the first ids in which no stop string is looked for.
+        skip_special_tokens: True: no special token contributes text; False: each does; None: each but those
+            three at the end.
     """
 
     def __init__(
@@ -44,10 +47,15 @@ class Detokenizer:
         stop: Sequence[str] = (),
         include_stop_str: bool = False,
         min_tokens: int = 0,
+        skip_special_tokens: bool | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         identity = tokenizer.identity
-        self._special_ids = {i for i in (identity.eod, identity.bos, identity.pad) if i is not None}
+        named_ids = {i for i in (identity.eod, identity.bos, identity.pad) if i is not None}
+        self._tail_ids = named_ids if skip_special_tokens is None else frozenset[int]()
+        self._skipped_ids = frozenset[int]()
+        if skip_special_tokens:
+            self._skipped_ids = find_special_ids(tokenizer)  # type: ignore[arg-type]  # each class has a hash
         self._special_tail: list[int] = []
         self._window = _cut_prompt(tokenizer, prompt_token_ids)
         self._emitted = tokenizer.decode(self._window)
@@ -83,7 +91,9 @@ class Detokenizer:
     def _decode_next(self, token_id: int) -> str:
         """Add an id; return new whole characters."""
         self._unmatched_tokens -= 1
-        if token_id in self._special_ids:
+        if token_id in self._skipped_ids:
+            return ""
+        if token_id in self._tail_ids:
             self._special_tail.append(token_id)
             return ""
         self._window += [*self._special_tail, token_id]

@@ -79,7 +79,7 @@ class EngineCore:
         self._draw_seed = draw_seed
         self._grammar_factory = grammar_factory
         self._iteration = iteration
-        self._processor = OutputProcessor(tokenizer, detokenizer_factory)
+        self._processor = OutputProcessor(tokenizer, detokenizer_factory, clock)
         self._units: dict[str, list[Unit]] = {}  # of each unfinished request
         self._deadlines: WaitingQueue[str] = WaitingQueue()
         self._arrivals = 0
@@ -118,6 +118,7 @@ class EngineCore:
             deadline=deadline,
             seed=self._draw_seed() if seed is None else seed,
             unfinished=request.n,
+            queue_time=self._clock(),
         )
         self._arrivals += 1
         try:
@@ -221,6 +222,7 @@ class EngineCore:
             stop=params.stop,
             include_stop_str=params.include_stop_str_in_output,
             min_tokens=params.min_tokens,
+            skip_special_tokens=params.skip_special_tokens,
         )
         return Sequence(
             state,
@@ -235,6 +237,7 @@ class EngineCore:
     def _count_admitted(self, state: RequestState) -> None:
         if not state.is_admitted:
             state.is_admitted = True
+            state.start_time = self._clock()
             self._waiting_tokens -= state.request.max_total_tokens
             self._prompt_tokens += len(state.request.prompt_token_ids)
 
@@ -251,6 +254,7 @@ class EngineCore:
         """Sample from the logits of a step and append the tokens."""
         sampled_chunks: list[tuple[Sequence, ScheduledChunk]] = []
         groups: dict[int, BeamGroup] = {}
+        hidden = iter(result.hidden)
         for scheduled_chunk, scores in zip(scheduled, result.scores, strict=True):
             unit = scheduled_chunk.unit
             if isinstance(unit, BeamGroup):
@@ -262,6 +266,8 @@ class EngineCore:
             if scores and missing:
                 start = scheduled_chunk.chunk.start
                 unit.state.prompt_logprobs += scores[len(unit.state.prompt_logprobs) - start :]
+            if scheduled_chunk.chunk.hidden is not None:
+                unit.add_hidden(next(hidden))
             scheduled_chunk.lane.advance(self.pool, scheduled_chunk.tokens)
             if unit.is_computed:
                 sampled_chunks.append((unit, scheduled_chunk))
@@ -288,8 +294,8 @@ class EngineCore:
         first = 0
         for sequence, chunk in sampled_chunks:
             count = chunk.logits_rows
-            if not count:  # scoring only
-                output = self._processor.finish(sequence, "length")
+            if not count:  # scores or an embedding only
+                output = self._processor.finish(sequence, "stop" if sequence.params.pooling else "length")
             else:
                 output = self._processor.append(sequence, sampled[first : first + count], chunk.drafts)
                 first += count
@@ -348,6 +354,8 @@ class EngineCore:
             beams = len(group.beams)
             top = [row[: 2 * group.params.width] for row in rows[first : first + beams]]
             first += beams
+            if group.state.first_token_time is None:
+                group.state.first_token_time = self._clock()
             if group.select(self.pool, top):
                 self._remove(group)
                 outputs += self._processor.finish_beams(group)

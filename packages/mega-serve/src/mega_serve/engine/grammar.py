@@ -20,6 +20,7 @@ from mega_schema.tokenizer.tokenizer import Tokenizer
 from mega_serve.engine.grammar_checker import GrammarChecker
 from mega_serve.engine.grammar_matcher import first_line, open_matcher, open_vocabulary
 from mega_serve.engine.requests import GrammarSpec
+from mega_serve.engine.structural_tags import write_structural_tag
 from mega_serve.engine.token_bytes import list_token_bytes
 
 if TYPE_CHECKING:
@@ -27,8 +28,7 @@ if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
 MAX_TEXT_BYTES: Final = 64 * 1024
-# between two tokens of JSON: without a bound a weak model fills its budget with blanks. A schema's own
-# "x-guidance" takes precedence
+# between two tokens of JSON: without a bound a weak model fills its budget with blanks
 _BLANKS: Final = r"\n?[ \t]{0,16}"
 
 
@@ -144,11 +144,25 @@ def _write_grammar(spec: GrammarSpec) -> str:
     return write(spec)
 
 
+def _json_options(schema: object) -> JsonCompileOptions:
+    """Return llguidance's options of JSON beside those of the schema's own "x-guidance".
+
+    A pattern of blanks would override the schema's `whitespace_flexible`.
+    """
+    own = schema.get("x-guidance") if isinstance(schema, dict) else None
+    has_no_blanks = isinstance(own, dict) and own.get("whitespace_flexible") is False
+    return {} if has_no_blanks else {"whitespace_pattern": _BLANKS}
+
+
 def _write_schema(spec: GrammarSpec) -> str:
     from llguidance import LLMatcher
 
     try:
-        return str(LLMatcher.grammar_from_json_schema(spec.text, defaults={"whitespace_pattern": _BLANKS}))
+        schema = json.loads(spec.text)
+    except (ValueError, RecursionError):
+        schema = None  # llguidance says what is wrong
+    try:
+        return str(LLMatcher.grammar_from_json_schema(spec.text, defaults=_json_options(schema)))
     except ValueError as error:
         raise _refuse(spec, first_line(str(error)), "a JSON schema") from None
 
@@ -156,8 +170,7 @@ def _write_schema(spec: GrammarSpec) -> str:
 def _write_json_object(spec: GrammarSpec) -> str:
     from llguidance import LLMatcher
 
-    defaults: JsonCompileOptions = {"whitespace_pattern": _BLANKS}
-    return str(LLMatcher.grammar_from_json_schema('{"type": "object"}', defaults=defaults))
+    return str(LLMatcher.grammar_from_json_schema('{"type": "object"}', defaults=_json_options({})))
 
 
 def _write_regex(spec: GrammarSpec) -> str:
@@ -185,6 +198,16 @@ def _write_choice(spec: GrammarSpec) -> str:
     return str(LLMatcher.grammar_from_regex("|".join(map(re.escape, sorted(set(choices))))))
 
 
+def _write_structural_tag(spec: GrammarSpec) -> str:
+    from llguidance import LLMatcher
+
+    try:
+        grammar = write_structural_tag(spec.text, _json_options)
+    except ValueError as error:
+        raise _refuse(spec, first_line(str(error)), "structures and triggers, as in vLLM") from None
+    return str(LLMatcher.grammar_from_lark(grammar))
+
+
 _WRITERS: Final[Mapping[str, Callable[[GrammarSpec], str]]] = MappingProxyType(
     {
         "json_schema": _write_schema,
@@ -192,6 +215,7 @@ _WRITERS: Final[Mapping[str, Callable[[GrammarSpec], str]]] = MappingProxyType(
         "regex": _write_regex,
         "lark": _write_lark,
         "choice": _write_choice,
+        "structural_tag": _write_structural_tag,
     }
 )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from mega_schema.tokenizer.tokenizer import Tokenizer
 from mega_serve.engine.requests import (
@@ -34,6 +34,8 @@ class Chunk:
         score: ids that follow the tokens of the chunk, from the first on, to be scored (prompt
             log-probabilities); empty: none. One fewer than the tokens where the chunk ends the prompt.
         score_top: number of most probable words to report with each score.
+        hidden: which hidden state, after the final norm, is returned: that of the last token, or the sum of
+            all tokens; None for none.
         is_contiguous: the numbers in `pages` are consecutive, so that the keys and the values of the sequence
             are one slice of the pool that starts at page `pages[0]`.
 
@@ -47,6 +49,7 @@ class Chunk:
     score: Sequence[int] = ()
     score_top: int = 0
     is_contiguous: bool = False
+    hidden: Literal["last", "sum"] | None = None
 
 
 class Logits(Protocol):
@@ -65,10 +68,12 @@ class RunnerOutput:
     Attributes:
         logits: rows of all chunks, chunk after chunk.
         scores: one tuple per chunk, one entry per id of its `score`.
+        hidden: one list of D numbers per chunk whose `hidden` asks for it.
     """
 
     logits: Logits
     scores: Sequence[tuple[TokenLogprob, ...]]
+    hidden: Sequence[Sequence[float]] = ()
 
 
 class ModelRunner(Protocol):
@@ -191,11 +196,13 @@ class DetokenizerFactory(Protocol):
         stop: Sequence[str],
         include_stop_str: bool,
         min_tokens: int,
+        skip_special_tokens: bool | None,
     ) -> IncrementalDetokenizer:
         """Return a detokenizer of the tokens that follow a prompt.
 
         Args:
             min_tokens: first tokens in whose text no stop string is looked for.
+            skip_special_tokens: see `SamplingParams`.
         """
 
 
@@ -206,6 +213,7 @@ class ModelInfo:
     Attributes:
         name: the id in /v1/models.
         iteration: of the training run; changes when a newer checkpoint is swapped in.
+        hidden_size: dimensions of an embedding.
     """
 
     name: str
@@ -215,6 +223,7 @@ class ModelInfo:
     vocab_size: int
     eod: int | None
     bos: int | None
+    hidden_size: int = 0
 
 
 class EngineOverloadedError(Exception):

@@ -7,7 +7,9 @@ makes those on which its own arithmetic depends again.
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
+from mega_schema.checkpoint.checkpoint_dir import MANIFEST
 from mega_schema.errors import ConfigError, LayoutError
 from mega_schema.spec import ModelSpec
 
@@ -46,15 +48,23 @@ def check_layout(spec: ModelSpec, tp: int, pp: int) -> None:
             raise LayoutError(flag, what, found=degree, wanted=divisors)
 
 
-def check_follow(follow: bool, ranks: int) -> None:
-    """Refuse to follow a training run with several ranks: each would see a new checkpoint at its own time.
+def check_follow(follow: bool, ranks: int, load: Path) -> None:
+    """Refuse to follow a training run with several ranks, and one checkpoint, which has no newer ones.
+
+    Each rank would see a new checkpoint at its own time.
 
     Raises:
-        ConfigError: the two are asked for together.
+        ConfigError: the options are asked for together.
     """
-    if follow and ranks > 1:
+    if not follow:
+        return
+    if ranks > 1:
         hint = "remove --follow, or --tp and --pp"
         raise ConfigError("--follow", "works with one process only", found=f"{ranks} ranks", hint=hint)
+    if (load / MANIFEST).is_file():
+        what = "needs the folder of a run"
+        hint = f"--load {load.resolve().parent}"
+        raise ConfigError("--follow", what, found=f"one checkpoint, {load}", hint=hint)
 
 
 def check_context_length(asked: int | None, context: int) -> int:

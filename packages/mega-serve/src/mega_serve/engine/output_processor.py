@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass, field, replace
 
@@ -29,9 +30,13 @@ class OutputProcessor:
 
     Args:
         detokenizer_factory: the constructor of the detokenizers.
+        clock: the engine's, in seconds.
     """
 
-    def __init__(self, tokenizer: Tokenizer, detokenizer_factory: DetokenizerFactory) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, detokenizer_factory: DetokenizerFactory, clock: Callable[[], float]
+    ) -> None:
+        self._clock = clock
         self._tokenizer = tokenizer
         self._detokenizer_factory = detokenizer_factory
         self._eod = tokenizer.identity.eod
@@ -84,6 +89,7 @@ class OutputProcessor:
         for rank in range(len(outputs), group.params.width):
             outputs.append(SequenceOutput(request_id=request_id, index=rank, finish_reason=missing))
         if reason is None:
+            outputs[0] = replace(outputs[0], times=group.state.times(self._clock()))
             return outputs
         return [_with_reason(output, reason) for output in outputs]
 
@@ -103,6 +109,8 @@ class OutputProcessor:
         if count > params.min_tokens and (is_eod or is_repeated or token_id in params.stop_token_ids):
             new.finish_reason = "stop"
             new.stop_reason = token_id
+            if params.include_stop_str_in_output:
+                new.text += sequence.detokenizer.append((token_id,))[0]
             new.text += sequence.detokenizer.flush()
             return
         if sequence.grammar is not None:
@@ -122,6 +130,8 @@ class OutputProcessor:
 
     def _output(self, sequence: Sequence, new: _NewTokens) -> SequenceOutput:
         state = sequence.state
+        if new.token_ids and state.first_token_time is None:
+            state.first_token_time = self._clock()
         is_first = not sequence.has_output
         sequence.has_output = True
         prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
@@ -138,7 +148,9 @@ class OutputProcessor:
             cached_tokens=state.cached_tokens if is_first else 0,
             finish_reason=new.finish_reason,
             stop_reason=new.stop_reason,
+            embedding=sequence.embedding,
             error=new.error,
+            times=state.times(self._clock()) if new.finish_reason in ("stop", "length") else None,
         )
 
     def _beam_output(self, group: BeamGroup, rank: int, beam: FinishedBeam) -> SequenceOutput:
@@ -148,7 +160,12 @@ class OutputProcessor:
         text = ""
         try:
             detokenizer = self._detokenizer_factory(
-                self._tokenizer, state.request.prompt_token_ids, stop=(), include_stop_str=False, min_tokens=0
+                self._tokenizer,
+                state.request.prompt_token_ids,
+                stop=(),
+                include_stop_str=False,
+                min_tokens=0,
+                skip_special_tokens=None,
             )
             text = detokenizer.append(text_ids)[0] + detokenizer.flush()
         except Exception as text_error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mega_schema.errors import RequestError
 from mega_serve.engine.interfaces import ModelRunner
-from mega_serve.engine.requests import BeamSearchParams, EngineRequest
+from mega_serve.engine.requests import BeamSearchParams, EngineRequest, SamplingParams
 from mega_serve.engine.scheduler import EngineConfig
 
 
@@ -28,6 +28,12 @@ def check_request(request: EngineRequest, runner: ModelRunner, config: EngineCon
         raise RequestError(
             "max_tokens", "too small", found=request.params.max_tokens, wanted=f"{fewest} or more"
         )
+    if (
+        isinstance(request.params, SamplingParams)
+        and request.params.pooling
+        and request.max_total_tokens != len(prompt)
+    ):
+        raise RequestError("pooling", "an embedding has no tokens", wanted="max_tokens 0 and n 1")
     shortest = len(prompt) + min(1, request.params.max_tokens)
     if shortest > runner.max_seq_len:
         raise RequestError(

@@ -16,6 +16,7 @@ NO_TOKEN_ALLOWED = (
 )
 
 FinishReason = Literal["stop", "length", "abort", "timeout", "error"]
+Pooling = Literal["last", "mean"]
 GrammarKind = Literal["json_schema", "json_object", "regex", "lark", "choice", "structural_tag"]
 
 
@@ -24,8 +25,8 @@ class GrammarSpec:
     """A constraint on the generated text.
 
     Attributes:
-        text: the JSON schema, regular expression or Lark grammar; for "choice" a JSON list of strings; empty
-            for "json_object".
+        text: the JSON schema, regular expression or Lark grammar; for "choice" a JSON list of strings; for
+            "structural_tag" a JSON object (see `structural_tags`); empty for "json_object".
     """
 
     kind: GrammarKind
@@ -52,11 +53,13 @@ class SamplingParams:
         logit_bias: (id, bias) pairs.
         allowed_token_ids: None allows all.
         bad_words: id sequences that are never completed.
-        stop_token_ids: ids that end the sequence; the id is part of the output ids, not of the text.
+        stop_token_ids: ids that end the sequence; the id is part of the output ids.
         stop_repeated_id: an id that ends the sequence when it comes twice in a row (Megatron's
             stop_on_double_eol).
         stop: strings that end the sequence.
-        include_stop_str_in_output: whether the text ends with the stop string.
+        include_stop_str_in_output: whether the text ends with the stop string, or the text of the stop id.
+        skip_special_tokens: True: no special token contributes text; False: each does; None: each but
+            end-of-document, beginning and padding at the end of the text.
         banned_bigram: (a, b): after the token a, b is never sampled (prevent_newline_after_colon).
         ignore_eos: end-of-document does not end the sequence.
         seed: None draws a fresh one. The draw at a position depends only on the seed, the index of the
@@ -64,6 +67,8 @@ class SamplingParams:
         logprobs: number of most probable words to report with each token; 0 reports the token alone; None
             reports nothing. All are of the unmodified logits.
         prompt_logprobs: the same for the tokens of the prompt, of which the first has none.
+        pooling: report an embedding of the prompt: the hidden state, after the final norm, of its last token,
+            or the mean of all; needs `max_tokens` 0 and one sequence.
     """
 
     max_tokens: int
@@ -83,6 +88,7 @@ class SamplingParams:
     stop_repeated_id: int | None = None
     stop: tuple[str, ...] = ()
     include_stop_str_in_output: bool = False
+    skip_special_tokens: bool | None = None
     banned_bigram: tuple[int, int] | None = None
     ignore_eos: bool = False
     min_tokens: int = 0
@@ -90,6 +96,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     grammar: GrammarSpec | None = None
+    pooling: Pooling | None = None
 
     @property
     def is_greedy(self) -> bool:
@@ -170,6 +177,21 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RequestTimes:
+    """Where the time of a request went, in seconds.
+
+    Attributes:
+        queue: from arrival in the engine to the first step.
+        prefill: from there to the first token; to the end if there is none.
+        decode: from the first token to the end.
+    """
+
+    queue: float
+    prefill: float
+    decode: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceOutput:
     """What one sequence of a request gained in a step.
 
@@ -184,7 +206,9 @@ class SequenceOutput:
         finish_reason: None while the sequence continues.
         stop_reason: the stop string or id that ended it.
         score: of a beam search hypothesis.
+        embedding: in the last output, if `pooling` asks: one number per dimension of the hidden states.
         error: message of finish_reason "error".
+        times: in the last output of a sequence that came to its end; of beams, in that of the best one.
     """
 
     request_id: str
@@ -197,17 +221,20 @@ class SequenceOutput:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     score: float | None = None
+    embedding: tuple[float, ...] = ()
     error: str | None = None
+    times: RequestTimes | None = None
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> SequenceOutput:
         """Return the output that orjson wrote."""
-        fields = {name: value for name, value in values.items() if name not in _LOGPROBS}
+        fields = {name: value for name, value in values.items() if name not in _OBJECTS}
         logprobs: dict[str, Any] = {
             name: tuple(None if value is None else TokenLogprob(**_tuples(value)) for value in values[name])
             for name in _LOGPROBS
         }
-        return cls(**_tuples(fields), **logprobs)
+        times = values["times"]
+        return cls(**_tuples(fields), **logprobs, times=None if times is None else RequestTimes(**times))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,6 +264,7 @@ class EngineStats:
 
 
 _LOGPROBS = ("logprobs", "prompt_logprobs")
+_OBJECTS = (*_LOGPROBS, "times")
 
 
 def _sampling_params(values: Mapping[str, Any]) -> SamplingParams:

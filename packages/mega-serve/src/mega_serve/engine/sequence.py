@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Ids
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from mega_serve.engine.interfaces import Chunk, GrammarState, IncrementalDetokenizer, SamplingRow
 from mega_serve.engine.page_pool import PagePool, PageTable
-from mega_serve.engine.requests import BeamSearchParams, EngineRequest, SamplingParams, TokenLogprob
+from mega_serve.engine.requests import (
+    BeamSearchParams,
+    EngineRequest,
+    RequestTimes,
+    SamplingParams,
+    TokenLogprob,
+)
 from mega_serve.engine.speculation import PromptLookup
 
 Key = tuple[int, int, int]  # priority, number of arrival, index: a smaller one is served first
@@ -53,6 +59,7 @@ class RequestState:
         deadline: time after which it is finished with "timeout"; None: never.
         seed: the request's, or a fresh one.
         unfinished: number of sequences without a finish reason.
+        queue_time, start_time, first_token_time: of the engine's clock, in seconds; None: not yet.
         is_prefilled: the sequences other than the first have begun.
         is_admitted: it has left the queue once.
         cached_tokens: tokens of the prompt found in the prefix cache when it left the queue first.
@@ -64,6 +71,9 @@ class RequestState:
     deadline: float | None
     seed: int
     unfinished: int
+    queue_time: float
+    start_time: float | None = None
+    first_token_time: float | None = None
     is_prefilled: bool = False
     is_admitted: bool = False
     cached_tokens: int = 0
@@ -76,6 +86,14 @@ class RequestState:
         if isinstance(params, BeamSearchParams) or params.prompt_logprobs is None:
             return 0
         return len(self.request.prompt_token_ids) - 1 - len(self.prompt_logprobs)
+
+    def times(self, now: float) -> RequestTimes:
+        """Return where the time went, of a request that came to its end now."""
+        start = now if self.start_time is None else self.start_time
+        first_token = now if self.first_token_time is None else self.first_token_time
+        return RequestTimes(
+            queue=start - self.queue_time, prefill=first_token - start, decode=now - first_token
+        )
 
     def key(self, index: int) -> Key:
         """Return the rank of a sequence among all: smaller is served first."""
@@ -90,6 +108,7 @@ class Sequence:
         lane: its pages; None while it waits.
         top_p: the value for the next token.
         has_output: an output was delivered.
+        hidden_sum: sum of the hidden states that `pooling` needs, of the tokens computed so far.
     """
 
     slots = 1  # of the batch
@@ -98,6 +117,7 @@ class Sequence:
         "detokenizer",
         "grammar",
         "has_output",
+        "hidden_sum",
         "index",
         "is_finished",
         "key",
@@ -135,6 +155,7 @@ class Sequence:
         self.top_p = params.top_p
         self.lane: Lane | None = None
         self.has_output = False
+        self.hidden_sum: Ids[float] = ()
         self.is_finished = False
 
     @property
@@ -162,8 +183,8 @@ class Sequence:
     def start(self, pool: PagePool, reserve: int) -> int | None:
         """Allocate the pages of all tokens so far; reuse the prefix cache.
 
-        The last token is always computed, because its logits are needed; and so are the tokens whose scores
-        are.
+        The last token is always computed, because its logits or its hidden state are needed; and so are the
+        tokens whose scores or hidden states are.
 
         Args:
             reserve: pages that must remain available for the sequences that run.
@@ -174,6 +195,9 @@ class Sequence:
         reusable = len(self.token_ids) - 1
         if self.index == 0 and self.state.missing_scores:
             reusable = len(self.state.prompt_logprobs)
+        if self.params.pooling == "mean":
+            reusable = 0
+        self.hidden_sum = ()
         prefix = pool.find_prefix(self.token_ids, self.state.request.cache_namespace, reusable)
         pages = pool.pages_of(len(self.token_ids))
         table = pool.open_table(self.state.request.cache_namespace, prefix, pages, reserve=reserve)
@@ -228,11 +252,29 @@ class Sequence:
             top_p = decay_top_p(top_p, self.params)
         return rows
 
+    def add_hidden(self, row: Ids[float]) -> None:
+        """Add the hidden state that a chunk asked for."""
+        self.hidden_sum = (
+            [a + b for a, b in zip(self.hidden_sum, row, strict=True)] if self.hidden_sum else row
+        )
+
+    @property
+    def embedding(self) -> tuple[float, ...]:
+        """The pooled hidden state of the prompt; empty while it is not computed, or if nobody asks for it."""
+        if self.params.pooling is None or not self.is_computed:
+            return ()
+        tokens = len(self.token_ids) if self.params.pooling == "mean" else 1
+        return tuple(value / tokens for value in self.hidden_sum)
+
     def _prefill_chunk(self, lane: Lane, budget: int) -> Chunk:
         start = lane.num_computed
         tokens = min(budget, len(self.token_ids) - start)
-        is_last = start + tokens == len(self.token_ids) and self.max_output_tokens > 0
-        chunk = lane.chunk(tokens, has_logits=is_last)
+        is_end = start + tokens == len(self.token_ids)
+        chunk = lane.chunk(tokens, has_logits=is_end and self.max_output_tokens > 0)
+        if self.params.pooling == "mean":
+            return replace(chunk, hidden="sum")
+        if self.params.pooling == "last":
+            return replace(chunk, hidden="last" if is_end else None)
         scored_end = min(start + tokens + 1, len(self.state.request.prompt_token_ids))
         if self.index or not self.state.missing_scores or scored_end <= start + 1:
             return chunk

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 from mega_schema.errors import RequestError
@@ -80,6 +81,21 @@ def _from_sentencepiece(tokenizer: SentencePiece) -> TokenBytes:
         else:
             special.add(i)
     return TokenBytes(tokens, frozenset(special))
+
+
+@lru_cache(maxsize=4)
+def find_special_ids(tokenizer: Tokenizer) -> frozenset[int]:
+    """Return the ids that are no text: end-of-document, beginning, padding, and other special tokens.
+
+    The result is kept: finding them reads all of a tokenizer.json, and each sequence asks.
+    """
+    ids = _identity_ids(tokenizer)
+    if isinstance(tokenizer, FastTokenizer):
+        added = tokenizer.content().get("added_tokens") or []
+        ids |= {token["id"] for token in added if token.get("special")}
+    elif isinstance(tokenizer, SentencePiece):
+        ids |= _from_sentencepiece(tokenizer).special_ids
+    return frozenset(ids)
 
 
 def _identity_ids(tokenizer: Tokenizer) -> set[int]:

@@ -6,9 +6,8 @@ import logging
 import os
 import random
 import signal
-import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -19,20 +18,22 @@ import torch
 from mega_model.decoder import Decoder
 from mega_model.devices import resolve_device
 from mega_model.distributed.mesh import Mesh
+from mega_model.kernels.numba import has_numba, load_kernels
 from mega_model.runtime import Runtime
 from mega_schema.checkpoint.checkpoint_dir import MANIFEST
 from mega_schema.checkpoint.checkpoint_tokenizer import open_checkpoint_tokenizer
 from mega_schema.checkpoint.reader import Checkpoint
-from mega_schema.errors import MegaError, RequestError
+from mega_schema.errors import RequestError
 from mega_schema.parallel_layout import Layout
 from mega_schema.tokenizer.tokenizer import Tokenizer
 from mega_serve.engine.detokenizer import Detokenizer
 from mega_serve.engine.engine_core import EngineCore, GrammarFactory
 from mega_serve.engine.grammar import GrammarCompiler
-from mega_serve.engine.interfaces import Chunk, ModelInfo, ModelRunner
+from mega_serve.engine.interfaces import Chunk, ModelInfo, ModelRunner, SamplingRow
 from mega_serve.engine.option_checks import check_context_length, check_follow, check_layout
+from mega_serve.engine.requests import SamplingParams
 from mega_serve.engine.scheduler import EngineConfig
-from mega_serve.execution.cpu_kernels import has_numba, load_kernels
+from mega_serve.execution.checkpoint_follower import CheckpointFollower
 from mega_serve.execution.model_runner import AttentionName, RunnerOptions, TorchModelRunner
 from mega_serve.execution.packed_weights import WeightDtype
 from mega_serve.execution.paged_attention import page_bytes
@@ -49,7 +50,6 @@ logger = logging.getLogger("mega.serve.engine")
 _CPU_MEMORY_FRACTION = 0.4  # of the memory that is available after loading
 _GPU_MEMORY_FRACTION = 0.9
 _WARM_UP_TOKENS = 20  # more rows than one tile of a kernel
-_FOLLOW_SECONDS = 2.0  # between two looks at the run for a newer checkpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +63,7 @@ class EngineOptions:
             but not more than the device has left.
         threads: of torch and the kernels on a CPU; None: all cores.
         follow: swap in newer checkpoints of the run.
+        verify: compare the checksums of the weights while loading.
         rendezvous: folder in which the ranks meet; None: rank 0 creates one and starts the others.
     """
 
@@ -82,6 +83,7 @@ class EngineOptions:
     speculative_tokens: int = 0
     threads: int | None = None
     follow: bool = False
+    verify: bool = True
     rendezvous: str | None = None
 
     @classmethod
@@ -107,7 +109,7 @@ def build_engine(values: Mapping[str, Any]) -> LoadedEngine:
     checkpoint = Checkpoint.open(Path(options.load))
     tokenizer = open_checkpoint_tokenizer(checkpoint)
     check_layout(checkpoint.spec, options.tp, options.pp)
-    check_follow(options.follow, options.layout.world)
+    check_follow(options.follow, options.layout.world, Path(options.load))
     _use_threads(options)
     workers = None
     if options.layout.world > 1:
@@ -121,11 +123,13 @@ def build_engine(values: Mapping[str, Any]) -> LoadedEngine:
         assert isinstance(stage, StageRunner)
         runner = ParallelRunner(stage, workers.commands)
     stage.max_seq_len = runner.max_seq_len = check_context_length(options.max_model_len, stage.max_seq_len)
-    warm_up(runner)
+    kernels = load_kernels() if has_numba() else None
+    sampler = BatchSampler(runner.vocab_size, tokenizer.identity.eod, kernels=kernels)
+    warm_up(runner, sampler)
     core = EngineCore(
         runner,
         tokenizer,
-        BatchSampler(runner.vocab_size, tokenizer.identity.eod),
+        sampler,
         EngineConfig(
             max_num_seqs=options.max_num_seqs,
             max_num_batched_tokens=max(options.max_num_batched_tokens, options.max_num_seqs),
@@ -150,23 +154,28 @@ def build_engine(values: Mapping[str, Any]) -> LoadedEngine:
         )
     if not options.follow:
         return LoadedEngine(core=core, model=info)
-    load = partial(_load_model, options, mesh)
-    follower = CheckpointFollower(Path(options.load), checkpoint.iteration, load)
+
+    def load_newer(newer: Checkpoint) -> tuple[Decoder, ModelInfo]:
+        # described here: the run may remove the checkpoint before the swap
+        return _load_model(options, mesh, newer), describe_model(options, newer, tokenizer, runner)
+
+    follower = CheckpointFollower(Path(options.load), checkpoint, load_newer)
+    follower.start()
 
     def swap_newer() -> ModelInfo | None:
         newer = follower.take()
         if newer is None:
             return None
-        newer_checkpoint, model = newer
-        stage.replace_model(model)
-        core.swap(newer_checkpoint.iteration)
-        return describe_model(options, newer_checkpoint, tokenizer, runner)
+        newer_model, newer_info = newer
+        stage.replace_model(newer_model)
+        core.swap(newer_info.iteration)
+        return newer_info
 
     return LoadedEngine(core=core, model=info, between_steps=swap_newer)
 
 
-def warm_up(runner: ModelRunner) -> None:
-    """Run a prompt and a generated token, so that kernels are compiled before the first request.
+def warm_up(runner: ModelRunner, sampler: BatchSampler) -> None:
+    """Run a prompt and a sampled token, so that kernels are compiled before the first request.
 
     The keys and values go to pages that belong to no sequence yet.
     """
@@ -175,7 +184,11 @@ def warm_up(runner: ModelRunner) -> None:
     for start, count in ((0, length), (length, 1)):
         if count > 0:
             chunk = Chunk(token_ids=[0] * count, start=start, pages=pages, logits_from=count - 1)
-            runner.run([chunk])
+            output = runner.run([chunk])
+    row = SamplingRow(
+        SamplingParams(max_tokens=1, temperature=1.0), [0] * length, [], 0, length, 0, top_p=0.5
+    )
+    sampler.sample(output.logits, [row])
 
 
 def run_worker(values: Mapping[str, Any], rank: int) -> None:
@@ -215,48 +228,8 @@ def describe_model(
         vocab_size=runner.vocab_size,
         eod=tokenizer.identity.eod,
         bos=tokenizer.identity.bos,
+        hidden_size=checkpoint.spec.hidden,
     )
-
-
-class CheckpointFollower:
-    """Loads newer checkpoints of a run in a thread, while the engine serves the present one.
-
-    Two sets of weights are in memory from the start of a load to the swap.
-
-    Args:
-        iteration: of the weights that are served already.
-        load: loads the model of a checkpoint.
-    """
-
-    def __init__(self, run: Path, iteration: int, load: Callable[[Checkpoint], Decoder]) -> None:
-        self._run = run
-        self._iteration = iteration
-        self._load = load
-        self._loaded: tuple[Checkpoint, Decoder] | None = None
-        self._lock = threading.Lock()
-        threading.Thread(target=self._follow, name="follow", daemon=True).start()
-
-    def take(self) -> tuple[Checkpoint, Decoder] | None:
-        """Return a newer checkpoint and its model, once."""
-        with self._lock:
-            loaded, self._loaded = self._loaded, None
-        return loaded
-
-    def _follow(self) -> None:
-        while True:
-            time.sleep(_FOLLOW_SECONDS)
-            try:
-                checkpoint = Checkpoint.open(self._run)
-                if checkpoint.iteration == self._iteration:
-                    continue
-                logger.info("loading iteration %d", checkpoint.iteration)
-                model = self._load(checkpoint)
-            except MegaError as error:  # being replaced, or damaged: the present weights stay
-                logger.warning("no newer checkpoint: %s", error)
-                continue
-            self._iteration = checkpoint.iteration
-            with self._lock:
-                self._loaded = checkpoint, model
 
 
 def _ping(workers: WorkerGroup) -> None:
@@ -299,6 +272,7 @@ def _load_model(options: EngineOptions, mesh: Mesh, checkpoint: Checkpoint) -> D
         dtype=options.dtype,
         kernels=load_kernels() if takes_kernels else None,
         batch_invariant=options.batch_invariant,
+        verify=options.verify and mesh.rank == 0,  # once for all ranks: they share the machine
     )
     logger.info("rank %d: %s", mesh.rank, report)
     return model

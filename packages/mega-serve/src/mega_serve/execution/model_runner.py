@@ -1,6 +1,7 @@
 """The model runner: one forward pass over chunks of sequences whose keys and values are in pages.
 
-Legend: T tokens of all chunks; R rows whose logits are returned; D width; V words without padding.
+Legend: T tokens of all chunks; R rows whose logits are returned; P chunks whose hidden state is; D width;
+V words without padding.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from torch import Tensor
 from mega_model.attention import RotaryTable
 from mega_model.attention_backends import AttentionBackend
 from mega_model.decoder import Decoder
+from mega_model.kernels.numba import has_numba, load_kernels
 from mega_schema.app.install_hint import install_hint
 from mega_schema.errors import ConfigError
 from mega_serve.engine.interfaces import Chunk, RunnerOutput
 from mega_serve.engine.requests import TokenLogprob
-from mega_serve.execution.cpu_kernels import has_numba, load_kernels
+from mega_serve.execution.fused_decoder import FusedDecoder
 from mega_serve.execution.paged_attention import KeyValuePages, NumbaPages, TorchPages, page_bytes
 from mega_serve.execution.step_layout import StepLayout
 from mega_serve.execution.token_scores import score_tokens
@@ -68,7 +70,9 @@ class TorchModelRunner:
         self.attention: Literal["numba", "torch"] = _choose_attention(options, self.device)
         if spec.rotary_dim:
             model.rotary = RotaryTable(spec, self.device)
+        self._batch_invariant = options.batch_invariant
         self.num_pages, self._pages = self._new_pool(options, weight.dtype)
+        self.fused = self._fuse()
 
     @torch.inference_mode()
     def run(self, chunks: Sequence[Chunk]) -> RunnerOutput:
@@ -76,7 +80,10 @@ class TorchModelRunner:
         layout = StepLayout.from_chunks(chunks, page_size=self.page_size, num_pages=self.num_pages)
         ids = np.concatenate([np.asarray(chunk.token_ids, np.int64) for chunk in chunks])
         token_T, position_T = (torch.from_numpy(x).to(self.device) for x in (ids, layout.position_T))
-        x_TD = self._hidden_states(token_T, position_T, self._pages.begin_step(layout))
+        if self.fused is not None and self.fused.takes(layout):
+            x_TD = self.fused.hidden_states(token_T, position_T, layout)
+        else:
+            x_TD = self._hidden_states(token_T, position_T, self._pages.begin_step(layout))
         first_C = layout.chunk_C4[:, 0].tolist()
         rows = [
             first + i
@@ -86,7 +93,8 @@ class TorchModelRunner:
         row_R = torch.tensor(rows, dtype=torch.long, device=self.device)
         x_RD = x_TD if len(rows) == len(x_TD) else x_TD[row_R]
         scores = tuple(self._score(x_TD[first:], chunk) for first, chunk in zip(first_C, chunks, strict=True))
-        return RunnerOutput(self._logits(x_RD), scores)
+        logit_RV = self._logits(x_RD)
+        return RunnerOutput(logit_RV, scores, self._pool_hidden(x_TD, first_C, chunks))
 
     @torch.inference_mode()
     def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
@@ -98,6 +106,15 @@ class TorchModelRunner:
         if model.spec.rotary_dim:
             model.rotary = self.model.rotary
         self.model = model
+        self.fused = self._fuse()
+
+    def _fuse(self) -> FusedDecoder | None:
+        """Return the fast form of a step of a few single tokens, if this model and its pages have one."""
+        if self._batch_invariant or not isinstance(self._pages, NumbaPages):
+            return None
+        if not FusedDecoder.is_supported(self.model):
+            return None
+        return FusedDecoder(self.model, self._pages, load_kernels())
 
     def _hidden_states(self, token_T: Tensor, position_T: Tensor, attend: AttentionBackend) -> Tensor:
         """Compute everything but the head: (T, D)."""
@@ -108,6 +125,22 @@ class TorchModelRunner:
             return ()
         vocab = self.model.spec.vocab
         return score_tokens(self._logits, x_TD[: len(chunk.score)], chunk.score, chunk.score_top, vocab)
+
+    def _pool_hidden(
+        self, x_TD: Tensor, first_C: Sequence[int], chunks: Sequence[Chunk]
+    ) -> list[list[float]]:
+        """Return the hidden states that the chunks ask for, in their order."""
+        rows = []
+        for first, chunk in zip(first_C, chunks, strict=True):
+            end = first + len(chunk.token_ids)
+            if chunk.hidden is not None:
+                rows.append(x_TD[first if chunk.hidden == "sum" else end - 1 : end].float().sum(0))
+        pooled: list[list[float]] = self._share_hidden(torch.stack(rows)).tolist() if rows else []
+        return pooled
+
+    def _share_hidden(self, x_PD: Tensor) -> Tensor:
+        """Return the pooled rows of the last stage, (P, D) float32."""
+        return x_PD
 
     def _logits(self, x_RD: Tensor) -> Tensor:
         """Compute the logits, (R, V) float32."""

@@ -18,17 +18,20 @@ import torch
 from torch import Tensor, nn
 
 from mega_model.decoder import Decoder
+from mega_model.kernels.numba import NumbaKernels
 from mega_model.layers import ColumnLinear, LMHead, RowLinear
 from mega_model.matmul_precision import has_native
 from mega_schema.app.install_hint import install_hint
 from mega_schema.errors import ConfigError
-from mega_serve.execution.cpu_kernels import CpuKernels
 
+Array = np.ndarray[Any, Any]
 WeightDtype = Literal["float32", "bfloat16", "int8"]
 LinearLayer = ColumnLinear | RowLinear | LMHead
 
 _PANEL = 64  # outputs of a panel of oneDNN's layout
-_PAIRS = MappingProxyType({torch.float32: 1, torch.bfloat16: 2})  # inputs that lie side by side
+_GROUPS = MappingProxyType(
+    {torch.float32: 1, torch.bfloat16: 2, torch.int8: 4}
+)  # inputs that lie side by side
 _ALL_ROWS = 1 << 62
 _MAX_ROWS = 3  # up to which numba's products are faster than oneDNN's
 _ZERO_POINT = 128  # of 8-bit inputs, which oneDNN takes as unsigned integers
@@ -42,21 +45,24 @@ class PackedLinear:
             from the same memory.
         batch_invariant: they compute all products, so that a row of the result has the same bits whatever the
             other rows are. oneDNN's order of additions depends on the number of rows for some shapes.
+
+    Attributes:
+        panels: the packed memory, if the kernels read it; bfloat16 as uint16.
     """
 
     def __init__(
-        self, weight_OI: Tensor, kernels: CpuKernels | None = None, *, batch_invariant: bool = False
+        self, weight_OI: Tensor, kernels: NumbaKernels | None = None, *, batch_invariant: bool = False
     ) -> None:
         self._weight: Tensor | None = torch.ops.mkldnn._reorder_linear_weight(weight_OI, None)
         self._outputs, self._inputs = weight_OI.shape
         self._dtype = weight_OI.dtype
         self._kernels = kernels
-        self._panels = None if kernels is None else self._view_panels(weight_OI)
-        self._max_rows = 0 if self._panels is None else _MAX_ROWS
+        self.panels = None if kernels is None else self._view_panels(weight_OI)
+        self._max_rows = 0 if self.panels is None else _MAX_ROWS
         if batch_invariant:
             self._max_rows = _ALL_ROWS
-            if self._panels is None:  # oneDNN chose another layout, as for narrow weights
-                self._panels = _build_panels(weight_OI)
+            if self.panels is None:  # oneDNN chose another layout, as for narrow weights
+                self.panels = _build_panels(weight_OI)
                 self._weight = None
 
     def __call__(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
@@ -68,7 +74,7 @@ class PackedLinear:
 
     def _multiply(self, x_TI: Tensor, bias_O: Tensor | None) -> Tensor:
         assert self._kernels is not None
-        assert self._panels is not None
+        assert self.panels is not None
         assert x_TI.shape[1] == self._inputs, f"inputs of width {x_TI.shape[1]} for {self._inputs}"
         assert x_TI.dtype == self._dtype, f"inputs of {x_TI.dtype} for {self._dtype}"
         assert bias_O is None or bias_O.shape == (self._outputs,), "a bias per output"
@@ -76,17 +82,17 @@ class PackedLinear:
         threads = torch.get_num_threads()
         module = self._kernels.linear
         is_bf16 = self._dtype == torch.bfloat16
-        x, y, bias = (_as_array(t) for t in (x_TI, y_TO, y_TO[0, :0] if bias_O is None else bias_O))
+        x, y, bias = (as_array(t) for t in (x_TI, y_TO, y_TO[0, :0] if bias_O is None else bias_O))
         if is_bf16:
             multiply = module.bf16_serial if threads == 1 else module.bf16_parallel
             x = x.view(np.uint32)
         else:
             multiply = module.float_serial if threads == 1 else module.float_parallel
-        multiply(x, self._panels, bias, y, _PANEL * _round_up(self._inputs), threads)
+        multiply(x, self.panels, bias, y, _PANEL * _round_up(self._inputs), threads)
         return y_TO
 
-    def _view_panels(self, weight_OI: Tensor) -> np.ndarray[Any, Any] | None:
-        """Return oneDNN's memory, if it holds the layout that `numba_linear` describes."""
+    def _view_panels(self, weight_OI: Tensor) -> Array | None:
+        """Return oneDNN's memory, if it holds the layout that `kernels.numba.linear` describes."""
         if self._dtype == torch.bfloat16 and self._inputs % 2:
             return None
         mkldnn = torch.ops.mkldnn
@@ -95,28 +101,38 @@ class PackedLinear:
         rows, width = _round_up(self._outputs), _round_up(self._inputs)
         if count != rows * width:
             return None
-        memory = (ctypes.c_uint8 * (count * element.itemsize)).from_address(mkldnn.data_ptr(self._weight))
-        panels = np.frombuffer(memory, element)
-        weight = _as_array(weight_OI)
-        pairs = _PAIRS[self._dtype]
-        blocks = panels.reshape(-1, width // pairs, _PANEL, pairs)
-        for panel in {0, len(blocks) - 1}:  # the layout of one weight is the same in all its panels
-            expected = weight[panel * _PANEL : (panel + 1) * _PANEL]
-            actual = blocks[panel].transpose(1, 0, 2).reshape(_PANEL, width)
-            if not np.array_equal(actual[: len(expected), : self._inputs], expected):
-                return None
-        return panels
+        panels = _view_memory(self._weight, count, element)
+        return panels if _holds_panels(panels, as_array(weight_OI), _GROUPS[self._dtype]) else None
 
 
-def _build_panels(weight_OI: Tensor) -> np.ndarray[Any, Any]:
-    """Return a weight in the layout that `numba_linear` describes."""
+def _view_memory(packed: Tensor | None, count: int, element: np.dtype[Any]) -> Array:
+    """Return the first `count` elements of the memory of a weight that oneDNN packed."""
+    address = torch.ops.mkldnn.data_ptr(packed)
+    memory = (ctypes.c_uint8 * (count * element.itemsize)).from_address(address)
+    return np.frombuffer(memory, element)  # type: ignore[call-overload,no-any-return]
+
+
+def _holds_panels(panels: Array, weight: Array, group: int) -> bool:
+    """Whether memory holds the weight in panels of 64 outputs, with `group` inputs side by side."""
+    width = _round_up(weight.shape[1])
+    blocks = panels.reshape(-1, width // group, _PANEL, group)
+    for panel in {0, len(blocks) - 1}:  # the layout of one weight is the same in all its panels
+        expected = weight[panel * _PANEL : (panel + 1) * _PANEL]
+        actual = blocks[panel].transpose(1, 0, 2).reshape(_PANEL, width)
+        if not np.array_equal(actual[: len(expected), : weight.shape[1]], expected):
+            return False
+    return True
+
+
+def _build_panels(weight_OI: Tensor) -> Array:
+    """Return a weight in the layout that `kernels.numba.linear` describes."""
     outputs, inputs = weight_OI.shape
     rows, width = _round_up(outputs), _round_up(inputs)
-    pairs = _PAIRS[weight_OI.dtype]
+    pairs = _GROUPS[weight_OI.dtype]
     whole = weight_OI.new_zeros(rows, width)
     whole[:outputs, :inputs] = weight_OI
     panels = whole.view(-1, _PANEL, width // pairs, pairs).transpose(1, 2).contiguous()
-    return _as_array(panels).reshape(-1)
+    return as_array(panels).reshape(-1)
 
 
 class Int8Linear:
@@ -125,21 +141,33 @@ class Int8Linear:
     The sums are exact integers, so that a row of the result does not depend on the other rows.
 
     Args:
-        kernels: if given, they round bfloat16 inputs and outputs in one pass each.
+        kernels: if given, they round bfloat16 inputs and outputs in one pass each, and compute products of up
+            to three rows from oneDNN's memory, if it has the layout they read. The results have equal bits.
+
+    Attributes:
+        panels: the packed memory as int8, if the kernels read it.
+        scale_O: of each output, float32.
+        zero_O: 128 times the sum of each output's integers, int32: the product of the zero point of the
+            inputs.
     """
 
-    def __init__(self, weight_OI: Tensor, kernels: CpuKernels | None = None) -> None:
+    def __init__(self, weight_OI: Tensor, kernels: NumbaKernels | None = None) -> None:
+        self._inputs = weight_OI.shape[1]
         weight_OI = weight_OI.float()
         scale_O = _scale(weight_OI)
         integers_OI = (weight_OI / scale_O[:, None]).round_().to(torch.int8)
         self._weight = torch.ops.onednn.qlinear_prepack(integers_OI, None)
-        self._scale_O = scale_O
-        self._zero_O = torch.zeros(len(scale_O), dtype=torch.int64)
+        self.scale_O = scale_O
+        self.zero_O = integers_OI.sum(1, dtype=torch.int32) * _ZERO_POINT
+        self._no_zeros_O = torch.zeros(len(scale_O), dtype=torch.int64)
         self._kernels = kernels
+        self.panels = None if kernels is None else self._view_panels(integers_OI.numpy())
 
     def __call__(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
         """Compute x Wᵀ + b, (T, O) in the dtype of x; `weight_OI`, the released weight, is not read."""
         if self._kernels is not None and x_TI.dtype == torch.bfloat16:
+            if self.panels is not None and len(x_TI) <= _MAX_ROWS:
+                return self._multiply_rows(self._kernels, self.panels, x_TI.contiguous(), bias_O)
             return self._multiply_bf16(self._kernels, x_TI.contiguous(), bias_O)
         values_TI = x_TI.float()
         scale_T = _scale(values_TI)
@@ -150,21 +178,48 @@ class Int8Linear:
             y_TO += bias_O
         return y_TO.to(x_TI.dtype)
 
-    def _multiply_bf16(self, kernels: CpuKernels, x_TI: Tensor, bias_O: Tensor | None) -> Tensor:
+    def _multiply_rows(
+        self, kernels: NumbaKernels, panels: Array, x_TI: Tensor, bias_O: Tensor | None
+    ) -> Tensor:
+        """Compute up to three rows from the panels."""
+        outputs = len(self.scale_O)
+        assert x_TI.shape[1] == self._inputs, f"inputs of width {x_TI.shape[1]} for {self._inputs}"
+        assert bias_O is None or bias_O.shape == (outputs,), "a bias per output"
+        module = kernels.projection
+        layer = np.zeros(module.COLUMNS, np.intp)
+        layer[0] = panels.ctypes.data
+        layer[module.BIASES] = 0 if bias_O is None else bias_O.data_ptr()
+        layer[module.SCALES] = self.scale_O.data_ptr()
+        layer[module.SUMS] = self.zero_O.data_ptr()
+        y_TO = x_TI.new_empty(len(x_TI), outputs)
+        threads = torch.get_num_threads()
+        multiply = module.rows_serial if threads == 1 else module.rows_parallel
+        multiply(as_array(x_TI), panels[:0], layer, as_array(y_TO), threads)
+        return y_TO
+
+    def _view_panels(self, integers: Array) -> Array | None:
+        rows, width = map(_round_up, integers.shape)
+        count = rows * width  # sums of the weights follow
+        if torch.ops.mkldnn._nbytes(self._weight) < count:
+            return None
+        panels = _view_memory(self._weight, count, np.dtype(np.int8))
+        return panels if _holds_panels(panels, integers, _GROUPS[torch.int8]) else None
+
+    def _multiply_bf16(self, kernels: NumbaKernels, x_TI: Tensor, bias_O: Tensor | None) -> Tensor:
         integers_TI = torch.empty(x_TI.shape, dtype=torch.uint8)
         scale_T = np.empty(len(x_TI), np.float32)
-        kernels.linear.quantize_rows(_as_array(x_TI), integers_TI.numpy(), scale_T)
+        kernels.linear.quantize_rows(as_array(x_TI), integers_TI.numpy(), scale_T)
         sums_TO = self._multiply(integers_TI)
         y_TO = x_TI.new_empty(sums_TO.shape)
         assert bias_O is None or bias_O.shape == sums_TO.shape[1:], "a bias per output"
-        bias = _as_array(y_TO[0, :0] if bias_O is None else bias_O)
-        kernels.linear.rescale_rows(sums_TO.numpy(), scale_T, bias, _as_array(y_TO))
+        bias = as_array(y_TO[0, :0] if bias_O is None else bias_O)
+        kernels.linear.rescale_rows(sums_TO.numpy(), scale_T, bias, as_array(y_TO))
         return y_TO
 
     def _multiply(self, integers_TI: Tensor) -> Tensor:
         """Return the products with the weight, in units of the scale of the inputs, float32."""
         y_TO: Tensor = torch.ops.onednn.qlinear_pointwise(
-            integers_TI, 1.0, _ZERO_POINT, self._weight, self._scale_O, self._zero_O,
+            integers_TI, 1.0, _ZERO_POINT, self._weight, self.scale_O, self._no_zeros_O,
             None, 1.0, 0, torch.float32, "none", [], "",
         )  # fmt: skip
         return y_TO
@@ -174,7 +229,7 @@ Pack = Callable[[Tensor], PackedLinear | Int8Linear]
 
 
 def choose_packing(
-    dtype: WeightDtype, kernels: CpuKernels | None = None, *, batch_invariant: bool = False
+    dtype: WeightDtype, kernels: NumbaKernels | None = None, *, batch_invariant: bool = False
 ) -> Pack | None:
     """Return a function that packs weights for this CPU; None: weights stay as they are.
 
@@ -224,6 +279,6 @@ def _round_up(width: int) -> int:
     return -(-width // _PANEL) * _PANEL
 
 
-def _as_array(x: Tensor) -> np.ndarray[Any, Any]:
+def as_array(x: Tensor) -> Array:
     """Return a tensor's memory as numpy's; bfloat16 as its 16 bits."""
     return (x.view(torch.uint16) if x.dtype == torch.bfloat16 else x).numpy()

@@ -22,6 +22,7 @@ from mega_model.attention_mask import PLAIN, AttentionMask
 from mega_model.kernels import Visible
 from mega_model.kernels.reference import attention
 from mega_schema.spec import ModelSpec
+from mega_serve.execution.packed_weights import as_array
 from mega_serve.execution.step_layout import StepLayout
 
 
@@ -129,12 +130,15 @@ def _first_key(mask: AttentionMask, start: int) -> int:
 
 
 class NumbaPages:
-    """Pages in the layout of `numba_attention`, which computes all chunks of a layer in one call.
+    """Pages in the layout of `page_attention`, which computes all chunks of a layer in one call.
 
     Args:
         layers: global numbers of the layers of this rank's stage.
         dtype: of keys and values, bfloat16 or float32.
-        kernels: the module `numba_attention`, as `cpu_kernels.load_kernels` returns it.
+        kernels: the module `page_attention`, as `kernels.numba.load_kernels` returns it.
+
+    Attributes:
+        keys, values: pages of all layers, (layers, pages, ...); bfloat16 as uint16.
     """
 
     def __init__(
@@ -153,14 +157,14 @@ class NumbaPages:
         blocks = (len(layers), num_pages, kv_heads, page_size // _LANES)
         element = np.dtype(np.uint16 if dtype == torch.bfloat16 else np.float32)
         # numpy asks for huge pages, with which reading pages in a random order is faster
-        self._keys = np.zeros((*blocks, head_dim, _LANES), element)
-        self._values = np.zeros((*blocks, _LANES, width), element)
+        self.keys = np.zeros((*blocks, head_dim, _LANES), element)
+        self.values = np.zeros((*blocks, _LANES, width), element)
         self._index = {layer: number for number, layer in enumerate(layers)}
         self._kernels = kernels
 
     def begin_step(self, layout: StepLayout) -> AttentionBackend:
         """Return the attention backend of one step."""
-        kv_heads = self._keys.shape[2]
+        kv_heads = self.keys.shape[2]
         tasks: dict[int, np.ndarray] = {}  # by query heads of a key head; shared by all layers
 
         def attend(
@@ -176,10 +180,10 @@ class NumbaPages:
             threads = torch.get_num_threads()
             run = self._kernels.attend_serial if threads == 1 else self._kernels.attend_parallel
             run(
-                *map(_as_array, (q_TNH, k_TKH, v_TKH)),
-                self._keys[number],
-                self._values[number],
-                _as_array(out_TNH),
+                *map(as_array, (q_TNH, k_TKH, v_TKH)),
+                self.keys[number],
+                self.values[number],
+                as_array(out_TNH),
                 tasks[group_size],
                 layout.chunk_C4,
                 layout.pages,
@@ -198,7 +202,7 @@ class NumbaPages:
         """Copy whole pages in all layers."""
         if pairs:
             sources, targets = np.array(pairs, np.intp).T
-            for pages in (self._keys, self._values):
+            for pages in (self.keys, self.values):
                 pages[:, targets] = pages[:, sources]
 
 
@@ -209,8 +213,3 @@ def _tile_tasks(layout: StepLayout, kv_heads: int, group_size: int, tile_rows: i
     heads = np.arange(kv_heads)[:, None]
     tasks = [np.stack(np.broadcast_arrays(c, heads, np.arange(tiles_C[c])), -1) for c in order]
     return np.concatenate([task.reshape(-1, 3) for task in tasks]).astype(np.intp)
-
-
-def _as_array(x: Tensor) -> np.ndarray:
-    """Return a tensor's memory as numpy's; bfloat16 as its 16 bits."""
-    return (x.view(torch.uint16) if x.dtype == torch.bfloat16 else x).numpy()

@@ -58,6 +58,12 @@ class StageRunner(TorchModelRunner):
             dist.broadcast(whole_RV, self.mesh.layout.world - self.mesh.layout.tp)
         return whole_RV
 
+    def _share_hidden(self, x_PD: Tensor) -> Tensor:
+        """Return the pooled rows of the last stage, (P, D) float32, on every rank."""
+        if self.mesh.layout.pp > 1:
+            dist.broadcast(x_PD, self.mesh.layout.world - self.mesh.layout.tp)
+        return x_PD
+
     def _gather_vocab(self, shard_RV: Tensor) -> Tensor:
         """Gather the columns of all ranks of tp."""
         tp = self.mesh.tp

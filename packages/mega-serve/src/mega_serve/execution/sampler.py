@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mega_model.kernels.numba import NumbaKernels
 from mega_serve.engine.grammar import GrammarError, GrammarMatcher
 from mega_serve.engine.interfaces import Logits, SampledToken, SamplingRow
 from mega_serve.engine.requests import NO_TOKEN_ALLOWED, TokenLogprob
@@ -47,12 +48,16 @@ class BatchSampler:
     Args:
         vocab_size: number of ids of the tokenizer; columns beyond it are never sampled.
         eod: id of end-of-document, which `min_tokens` excludes.
+        kernels: if given, they cut the nucleus, with the same result.
     """
 
-    def __init__(self, vocab_size: int, eod: int | None = None) -> None:
+    def __init__(
+        self, vocab_size: int, eod: int | None = None, *, kernels: NumbaKernels | None = None
+    ) -> None:
         assert 0 < vocab_size <= MAX_WORDS, f"vocabulary of {vocab_size} words, at most {MAX_WORDS}"
         self._vocab_size = vocab_size
         self._eod = eod
+        self._kernels = kernels
         self._logits = np.empty(vocab_size, np.float32)
         self._weights = np.empty(vocab_size, np.float32)
         self._mask = np.empty(-(-vocab_size // 32), np.int32)
@@ -142,7 +147,9 @@ class BatchSampler:
             ids = top_k_ids(logits, params.top_k)
             logits = logits[ids]
         weights = compute_weights(logits, params.temperature, self._weights[: len(logits)])
-        if row.top_p < 1.0:
+        if row.top_p < 1.0 and self._kernels is not None:
+            self._kernels.nucleus.cut_nucleus(weights, row.top_p)
+        elif row.top_p < 1.0:
             heavy = heavy_ids(weights, row.top_p) if ids is None else None
             if heavy is None:
                 cut_nucleus(weights, row.top_p)

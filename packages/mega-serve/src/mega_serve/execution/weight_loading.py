@@ -17,11 +17,12 @@ from torch import Tensor, nn
 
 from mega_model.build import build_model
 from mega_model.decoder import Decoder
+from mega_model.kernels.numba import NumbaKernels
 from mega_model.runtime import Runtime
+from mega_schema.checkpoint.checksums import verify_namespace
 from mega_schema.checkpoint.reader import MODEL, Checkpoint
 from mega_schema.params import Param
 from mega_schema.sharding import Slab
-from mega_serve.execution.cpu_kernels import CpuKernels
 from mega_serve.execution.packed_weights import WeightDtype, choose_packing, linear_layers, pack_layer
 
 ReadRaw = Callable[[str, Slab], Tensor]
@@ -34,19 +35,24 @@ class LoadReport:
     Attributes:
         bytes: read from the checkpoint.
         read_seconds: of reading them.
-        seconds: of the whole load, reading included.
+        seconds: of the load, reading included, verifying not.
+        verify_seconds: of verifying the checksums; None: they were not verified.
     """
 
     bytes: int
     read_seconds: float
     seconds: float
+    verify_seconds: float | None = None
 
     def __str__(self) -> str:
         ratio = self.seconds / self.read_seconds if self.read_seconds else 1.0
-        return (
+        line = (
             f"{self.bytes / 1e6:,.0f} MB of weights ready in {self.seconds:.2f} s, "
             f"{ratio:.2f} times the {self.read_seconds:.2f} s of reading them"
         )
+        if self.verify_seconds is None:
+            return line
+        return f"{line}; checksums verified in {self.verify_seconds:.2f} s"
 
 
 def compute_dtype(dtype: WeightDtype) -> torch.dtype:
@@ -59,8 +65,9 @@ def load_weights(
     rt: Runtime,
     *,
     dtype: WeightDtype,
-    kernels: CpuKernels | None = None,
+    kernels: NumbaKernels | None = None,
     batch_invariant: bool = False,
+    verify: bool = True,
     clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[Decoder, LoadReport]:
     """Build this rank's stage of the model and load its weights, packed on a CPU.
@@ -68,11 +75,15 @@ def load_weights(
     Args:
         rt: the rank's runtime; its dtype is `compute_dtype(dtype)`.
         kernels, batch_invariant: see `packed_weights.PackedLinear`.
+        verify: compare the checksums of all weights first, those of other ranks included.
 
     Raises:
-        FormatError: the checkpoint lacks a weight, or a piece does not cover its box.
+        FormatError: the checkpoint lacks a weight, a piece does not cover its box, or values are damaged.
     """
     assert rt.dtype == compute_dtype(dtype), f"a runtime of {rt.dtype} for weights of {dtype}"
+    begin_verify = clock()
+    if verify:
+        verify_namespace(checkpoint, MODEL)
     start = clock()
     bytes_read = 0
     read_seconds = 0.0
@@ -86,7 +97,8 @@ def load_weights(
         return values
 
     model = fill_model(rt, read, dtype=dtype, kernels=kernels, batch_invariant=batch_invariant)
-    return model, LoadReport(bytes_read, read_seconds, clock() - start)
+    verify_seconds = start - begin_verify if verify else None
+    return model, LoadReport(bytes_read, read_seconds, clock() - start, verify_seconds)
 
 
 def fill_model(
@@ -94,7 +106,7 @@ def fill_model(
     read: ReadRaw,
     *,
     dtype: WeightDtype,
-    kernels: CpuKernels | None = None,
+    kernels: NumbaKernels | None = None,
     batch_invariant: bool = False,
 ) -> Decoder:
     """Build this rank's stage of the model with weights from a source of boxes, in evaluation mode.

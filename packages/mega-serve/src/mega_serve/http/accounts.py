@@ -76,7 +76,7 @@ class RequestAccount:
             self._last_output[sequence] = now
         if output.finish_reason is not None:
             self.finish_reasons[output.finish_reason] += 1
-            self.metrics.observe_finish(output.finish_reason)
+            self.metrics.observe_finish(output.finish_reason, output.times)
 
     async def close(self) -> None:
         """End what the engine still does for this request."""

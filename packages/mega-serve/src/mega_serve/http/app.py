@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -40,6 +41,7 @@ class Application:
     """The ASGI application and what its server needs of it."""
 
     asgi: FastAPI
+    client: EngineClient
     lifecycle: Lifecycle
     metrics: ServerMetrics
 
@@ -100,7 +102,7 @@ def create_app(
             dependencies=[*locked, Depends(_build_admission(lifecycle, rates, clock))],
             responses=describe_errors(400, 401, 404, 408, 413, 415, 429, 500, 503, 504),
         )
-    return Application(asgi=app, lifecycle=lifecycle, metrics=metrics)
+    return Application(asgi=app, client=client, lifecycle=lifecycle, metrics=metrics)
 
 
 def _build_admission(
@@ -190,7 +192,12 @@ def _add_error_handlers(app: FastAPI) -> None:
 
     async def handle_http_exception(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        return respond(request, HttpError(error.status_code, str(error.detail), headers=error.headers))
+        message = str(error.detail)
+        if error.status_code == 404 and message == HTTPStatus.NOT_FOUND.phrase:  # of no route
+            message = f"there is no {request.url.path}; hint: GET /docs lists the routes"
+        elif error.status_code == 405:
+            message = f"{request.url.path} accepts {(error.headers or {}).get('Allow', 'other methods')} only"
+        return respond(request, HttpError(error.status_code, message, headers=error.headers))
 
     async def handle_validation(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)

@@ -10,22 +10,18 @@ import asyncio
 from typing import Any
 
 import h11
-import orjson
 from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from mega_serve.http.errors import SERVER_ERROR, HttpError
+from mega_serve.engine.interfaces import EngineClient
+from mega_serve.http.accounts import read_request_id
+from mega_serve.http.errors import SERVER_ERROR, UNAVAILABLE_RETRY_SECONDS, HttpError, retry_after
 from mega_serve.http.limits import Limits
+from mega_serve.http.responses import encode_refusal
 
 # the application answers 408 at the deadline of a body; a connection that is still open then is cut
 _BODY_GRACE_SECONDS = 5.0
-_BUSY = orjson.dumps(HttpError(503, "too many connections", type=SERVER_ERROR, code="connection_limit").body)
-_BUSY_HEADERS = (
-    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 5\r\n"
-    b"connection: close\r\ncontent-length: %d\r\n\r\n"
-)
-_LATE_HEADERS = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 
 class GuardedConnection(H11Protocol):
@@ -39,9 +35,11 @@ class GuardedConnection(H11Protocol):
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
         limits: Limits,
+        client: EngineClient,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._limits = limits
+        self._client = client
         self._receive_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._receives_headers = False
@@ -49,8 +47,15 @@ class GuardedConnection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if len(self.connections) > self._limits.connections:
-            transport.write(_BUSY_HEADERS % len(_BUSY) + _BUSY)
-            transport.close()
+            self._refuse(
+                HttpError(
+                    503,
+                    "too many connections",
+                    type=SERVER_ERROR,
+                    code="connection_limit",
+                    headers=retry_after(UNAVAILABLE_RETRY_SECONDS),
+                )
+            )
             return
         self._await_headers()
 
@@ -104,8 +109,21 @@ class GuardedConnection(H11Protocol):
     def _refuse_late_headers(self) -> None:
         if not self.transport.is_closing():
             if self.conn.trailing_data[0]:
-                self.transport.write(_LATE_HEADERS)
+                seconds = self._limits.header_timeout
+                self._refuse(HttpError(408, f"the headers took longer than {seconds:g} s", code="timeout"))
             self.transport.close()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer bytes that are not HTTP, in place of uvicorn's plain text."""
+        # after the head of a response there is no room for another: the connection ends without its rest
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            self._refuse(HttpError(400, "not an HTTP/1.1 request", code="invalid_http"))
+        self.transport.close()
+
+    def _refuse(self, error: HttpError) -> None:
+        """Answer without the application, and close the connection."""
+        self.transport.write(encode_refusal(error, read_request_id(None), self._client))
+        self.transport.close()
 
     def _cancel_receive_timer(self) -> None:
         self._receives_headers = False

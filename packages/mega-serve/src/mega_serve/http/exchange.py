@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
-import traceback
 from collections import deque
 from collections.abc import Callable
 from types import MappingProxyType
@@ -14,13 +12,14 @@ from types import MappingProxyType
 import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mega_serve.engine.interfaces import EngineClient, EngineUnavailableError
+from mega_serve.engine.interfaces import EngineClient
 from mega_serve.http.accounts import Lifecycle, RequestAccount, read_request_id
 from mega_serve.http.config import ServerConfig
 from mega_serve.http.errors import SERVER_ERROR, HttpError, as_http_error, retry_after
 from mega_serve.http.metrics import ServerMetrics
 from mega_serve.http.rate_limit import RateLimiter
-from mega_serve.http.responses import error_response
+from mega_serve.http.responses import SECURITY_HEADERS, error_response, identity_headers
+from mega_serve.process.failure_log import describe_failure
 
 logger = logging.getLogger("mega.serve")
 audit_logger = logging.getLogger("mega.serve.audit")
@@ -28,17 +27,6 @@ audit_logger = logging.getLogger("mega.serve.audit")
 CLIENT_CLOSED_REQUEST = 499  # nginx's status; the client never sees it, the log does
 _CLOSE = MappingProxyType({"Connection": "close"})
 _RESTART_SECONDS = 30.0  # for an orchestrator to bring a new server up
-_POLICY = b"default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-_HEADERS = MappingProxyType(
-    {
-        b"content-security-policy": _POLICY,
-        b"x-content-type-options": b"nosniff",
-        b"x-frame-options": b"DENY",
-        b"referrer-policy": b"no-referrer",
-        b"cross-origin-opener-policy": b"same-origin",
-        b"cache-control": b"no-store",
-    }
-)
 
 
 class ExchangeMiddleware:
@@ -172,11 +160,8 @@ class _Exchange:
         """Return the response to an exception that no handler knew, and log it without the values in it."""
         http_error = as_http_error(error, self._account.request_id)
         if http_error.code == "internal_error":
-            text = str(error) if self._config.log_prompts else "(message withheld: it may quote a request)"
-            trace = "".join(traceback.format_tb(error.__traceback__))
-            logger.error(
-                "request %s failed: %s: %s\n%s", self._account.request_id, type(error).__name__, text, trace
-            )
+            text = describe_failure(error, with_messages=self._config.log_prompts)
+            logger.error("request %s failed: %s", self._account.request_id, text)
         return http_error
 
     async def _end(self, error: HttpError) -> None:
@@ -236,10 +221,8 @@ class _Exchange:
                 name.lower() == b"content-type" and value.startswith(b"text/event-stream")
                 for name, value in headers
             )
-            headers += [item for item in _HEADERS.items() if item[0] not in names]
-            headers.append((b"x-request-id", self._account.request_id.encode()))
-            with contextlib.suppress(EngineUnavailableError):  # no model has been loaded yet
-                headers.append((b"x-mega-iteration", str(self._client.model.iteration).encode()))
+            headers += [item for item in SECURITY_HEADERS.items() if item[0] not in names]
+            headers += identity_headers(self._account.request_id, self._client)
             message = {**message, "headers": headers}
         elif not message.get("more_body", False):
             self._is_finished = True

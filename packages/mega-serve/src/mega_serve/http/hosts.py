@@ -81,6 +81,12 @@ def is_allowed_host(host: str, allowed: Iterable[str], *, local_address: str = "
     return address.is_loopback or name == local_address.lower()
 
 
+def is_host_name(name: str) -> bool:
+    """Tell whether a name can be the host of a Host header, or is "*"."""
+    match = _HOST.fullmatch(f"[{name}]" if name.count(":") > 1 and "[" not in name else name)
+    return name == ANY_HOST or (match is not None and match["port"] is None)
+
+
 def normalize_host(name: str) -> str:
     """Return a name or address in lower case, without brackets and the root's dot."""
     return name.strip().lower().removeprefix("[").removesuffix("]").removesuffix(".")

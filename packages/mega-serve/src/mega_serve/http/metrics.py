@@ -16,7 +16,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from mega_serve.engine.interfaces import EngineClient, EngineUnavailableError
-from mega_serve.engine.requests import EngineRequest
+from mega_serve.engine.requests import EngineRequest, RequestTimes
 
 PREFIX = "mega_serve_"
 VLLM_PREFIX = "vllm:"
@@ -68,6 +68,15 @@ class ServerMetrics:
         self.e2e_latency = self._histogram(
             "e2e_request_latency_seconds", "Seconds from arrival to the end of the response.", _SECONDS
         )
+        self.queue_time = self._histogram(
+            "request_queue_time_seconds", "Seconds from arrival in the engine to the first step.", _SECONDS
+        )
+        self.prefill_time = self._histogram(
+            "request_prefill_time_seconds", "Seconds from the first step to the first token.", _SECONDS
+        )
+        self.decode_time = self._histogram(
+            "request_decode_time_seconds", "Seconds from the first token to the last.", _SECONDS
+        )
         self.prompt_tokens = self._histogram("request_prompt_tokens", "Tokens of a prompt.", _TOKENS)
         self.generation_tokens = self._histogram(
             "request_generation_tokens", "Tokens generated for an HTTP request.", _TOKENS
@@ -86,9 +95,17 @@ class ServerMetrics:
         self.params_n.observe(request.rows)
         self.params_max_tokens.observe(request.params.max_tokens)
 
-    def observe_finish(self, reason: str) -> None:
-        """Count a sequence that has ended."""
+    def observe_finish(self, reason: str, times: RequestTimes | None) -> None:
+        """Count a sequence that has ended.
+
+        Args:
+            times: as the engine measured them.
+        """
         self._success.labels(reason).inc()
+        if times is not None:
+            self.queue_time.observe(times.queue)
+            self.prefill_time.observe(times.prefill)
+            self.decode_time.observe(times.decode)
 
     def observe_response(self, *, route: str, status: int, rejection: str) -> None:
         """Count an HTTP response. `route` is the route's template: paths are of clients, and unbounded."""

@@ -65,6 +65,7 @@ class Server(uvicorn.Server):
             )
         )
         self._lifecycle = application.lifecycle
+        self._client = application.client
         self._limits = limits
         self._on_ready = on_ready
         self._drain_timeout = drain_timeout
@@ -130,7 +131,8 @@ class Server(uvicorn.Server):
 
     async def _drain(self) -> None:
         active = self._lifecycle.active_requests
-        logger.info("stopping: %d requests in progress, at most %g s", active, self._drain_timeout)
+        if not self._stop_now.is_set():
+            logger.info("stopping: %d requests in progress, at most %g s", active, self._drain_timeout)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._drain_timeout):
                 while self._lifecycle.active_requests and not self._stop_now.is_set():
@@ -146,7 +148,12 @@ class Server(uvicorn.Server):
 
     def _make_connection(self) -> asyncio.Protocol:
         return GuardedConnection(
-            self.config, self.server_state, self.lifespan.state, self._loop, limits=self._limits
+            self.config,
+            self.server_state,
+            self.lifespan.state,
+            self._loop,
+            limits=self._limits,
+            client=self._client,
         )
 
 

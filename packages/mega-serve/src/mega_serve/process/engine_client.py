@@ -46,6 +46,7 @@ class EngineSettings:
         environment: of the process; None inherits it.
         queue_requests, queue_tokens: bounds of the requests that the engine has, see `Limits`.
         heartbeat_timeout: seconds without a step or a heartbeat after which the engine is taken for hung.
+        log_prompts: the engine logs messages of unexpected exceptions, which may quote a prompt.
         restart: start the engine again when it has died.
         first_delay, max_delay: seconds before the first restart, doubled for each further one.
     """
@@ -56,6 +57,7 @@ class EngineSettings:
     queue_requests: int = 1024
     queue_tokens: int = 1_000_000
     heartbeat_timeout: float = 30.0
+    log_prompts: bool = False
     restart: bool = True
     first_delay: float = 1.0
     max_delay: float = 60.0
@@ -238,7 +240,8 @@ class EngineProcessClient:
             start = self._clock()
             reason = await self._run_child()
             self._fail_pending(reason)
-            logger.error("the engine stopped: %s", reason)
+            if not self.is_refused:  # the command ends with that line
+                logger.error("the engine stopped: %s", reason)
             # a load that fails the first time fails every time: missing library, too little memory
             if self.is_refused or not self.settings.restart or self._model is None:
                 self.failure = reason
@@ -257,7 +260,7 @@ class EngineProcessClient:
         self._child = child
         reason = "the server is stopping"
         try:
-            child.send({"load": self.settings.options})
+            child.send({"load": self.settings.options, "log_prompts": self.settings.log_prompts})
             reading = asyncio.create_task(self._read(child))
             watching = asyncio.create_task(self._watch())
             try:

@@ -2,10 +2,11 @@
 
     python -P -m mega_serve.process.engine_process FD MODULE:FUNCTION
 
-FD is an inherited socket to the HTTP process. Frames from it: `{"load": options}` first, then `{"add":
-request}` and `{"abort": request_id}`. Frames to it: `{"ready": model}` or `{"refused": message}`; then
-`{"outputs": [...]}`, all of one step; `{"stats": ...}` at least every 0.2 s between two steps and while idle;
-`{"model": ...}` when a newer checkpoint was swapped in. The process ends when the socket is closed.
+FD is an inherited socket to the HTTP process. The first frame from it is `{"load": options, "log_prompts":
+false}`; then come `{"add": request}` and `{"abort": request_id}`. Frames to it: `{"ready": model}` or
+`{"refused": message}`; then `{"outputs": [...]}`, all of one step; `{"stats": ...}` at least every 0.2 s
+between two steps and while idle; `{"model": ...}` when a newer checkpoint was swapped in. The process ends
+when the socket is closed.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from typing import Any, Protocol
 from mega_schema.errors import MegaError
 from mega_serve.engine.interfaces import ModelInfo
 from mega_serve.engine.requests import EngineRequest, EngineStats, SequenceOutput
+from mega_serve.process.failure_log import describe_failure
 from mega_serve.process.frames import FrameDecoder, encode_frame
 from mega_serve.process.parent_death import die_with_parent
 
@@ -79,21 +81,35 @@ class EngineLoop:
     """Move requests from the socket to the engine and outputs back.
 
     Args:
+        log_prompts: messages of unexpected exceptions, which may quote a prompt, are logged.
         clock: seconds, monotonic.
     """
 
     def __init__(
-        self, engine: LoadedEngine, connection: Connection, clock: Callable[[], float] = time.monotonic
+        self,
+        engine: LoadedEngine,
+        connection: Connection,
+        *,
+        log_prompts: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._core = engine.core
         self._between_steps = engine.between_steps
         self._connection = connection
+        self._log_prompts = log_prompts
         self._clock = clock
         self._last_stats = -HEARTBEAT_SECONDS
         self._unfinished: dict[str, set[int]] = {}  # request -> its sequences that run
 
     def run(self) -> int:
         """Serve until the socket is closed. Return the exit code."""
+        try:
+            return self._serve()
+        except Exception as error:  # Python's own traceback would quote the message
+            self._log_failure("the engine failed between two steps", error)
+            return EXIT_FAILED
+
+    def _serve(self) -> int:
         while True:
             messages = self._connection.receive(0.0 if self._core.has_work else HEARTBEAT_SECONDS)
             if messages is None:
@@ -119,7 +135,7 @@ class EngineLoop:
         try:
             self._core.add(request)
         except Exception as error:  # one request that the engine cannot take must not end the others
-            error_id = _log_exception("the engine refused a request", error)
+            error_id = self._log_failure("the engine refused a request", error)
             self._unfinished.pop(request.request_id)
             self._connection.send(
                 {"outputs": _build_error_outputs({request.request_id: set(range(request.rows))}, error_id)}
@@ -130,7 +146,7 @@ class EngineLoop:
         try:
             outputs = self._core.step()
         except Exception as error:
-            error_id = _log_exception("a step of the engine failed", error)
+            error_id = self._log_failure("a step of the engine failed", error)
             self._connection.send({"outputs": _build_error_outputs(self._unfinished, error_id)})
             return False
         for output in outputs:
@@ -142,6 +158,13 @@ class EngineLoop:
         if outputs:
             self._connection.send({"outputs": outputs})
         return True
+
+    def _log_failure(self, event: str, error: Exception) -> str:
+        """Log an exception under an id, and return the id."""
+        error_id = uuid.uuid4().hex[:12]
+        text = describe_failure(error, with_messages=self._log_prompts)
+        logger.error("%s (error %s): %s", event, error_id, text)
+        return error_id
 
 
 class Connection:
@@ -181,20 +204,20 @@ def main(argv: Sequence[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     connection = Connection(socket.socket(fileno=int(descriptor)))
-    options = None
-    while not options:
+    messages: list[Any] | None = []
+    while not messages:
         messages = connection.receive(timeout=3600.0)
         if messages is None:
             return 0
-        options = messages[0]["load"] if messages else None
+    settings = messages[0]
     logging.basicConfig(format="%(asctime)s %(name)s %(message)s", level=logging.INFO, stream=sys.stderr)
     try:
-        engine = load_factory(factory)(options)
+        engine = load_factory(factory)(settings["load"])
     except MegaError as error:
         connection.send({"refused": str(error)})
         return EXIT_REFUSED
     connection.send({"ready": engine.model})
-    code = EngineLoop(engine, connection).run()
+    code = EngineLoop(engine, connection, log_prompts=settings["log_prompts"]).run()
     if engine.close is not None and code == 0:
         engine.close()
     return code
@@ -214,13 +237,6 @@ def _build_error_outputs(unfinished: Mapping[str, set[int]], error_id: str) -> l
         for request_id, sequences in unfinished.items()
         for index in sorted(sequences)
     ]
-
-
-def _log_exception(event: str, error: Exception) -> str:
-    """Log a traceback under an id, and return the id."""
-    error_id = uuid.uuid4().hex[:12]
-    logger.error("%s (error %s)", event, error_id, exc_info=error)
-    return error_id
 
 
 if __name__ == "__main__":

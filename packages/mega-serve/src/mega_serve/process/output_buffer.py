@@ -58,5 +58,7 @@ def join_outputs(parts: Sequence[SequenceOutput]) -> SequenceOutput:
         finish_reason=last.finish_reason,
         stop_reason=last.stop_reason,
         score=last.score,
+        embedding=last.embedding,
         error=last.error,
+        times=last.times,
     )

@@ -19,11 +19,13 @@ from typing import IO, Any, Final, Self
 import orjson
 
 from mega_schema.atomic_io import full_disk_errors, sync_folder
-from mega_schema.errors import ConfigError
+from mega_schema.errors import ConfigError, MegaError
 from mega_schema.file_lock import lock_file
+from mega_serve.client.http import error_text
 
 _ID_CHARACTERS: Final = 24
 _FIRST_BYTES: Final = b'{"id":"'
+_BAD_REQUEST: Final = 400
 
 
 def request_id(prefix: str, request: object) -> str:
@@ -46,7 +48,8 @@ class ResumableLines:
     """The output file of a run, locked against other runs. Use as a context manager.
 
     Attributes:
-        finished: the custom_ids of the lines that an earlier run wrote.
+        finished: the custom_ids of all lines, those of earlier runs included.
+        refusals: the messages of the lines among them that are errors, by custom_id.
     """
 
     def __init__(self, option: str, path: Path, ids: Mapping[str, str]) -> None:
@@ -65,6 +68,7 @@ class ResumableLines:
         self._file: IO[bytes] | None = None
         self._is_new = False
         self.finished: set[str] = set()
+        self.refusals: dict[str, str] = {}
 
     def __enter__(self) -> Self:
         self._is_new = not self.path.exists()
@@ -105,7 +109,26 @@ class ResumableLines:
             self._file.write(content)
             self._file.flush()
             os.fsync(self._file.fileno())
-        self.finished.update(line["custom_id"] for line in lines)
+        for line in lines:
+            self._count(line)
+
+    def raise_refusals(self) -> None:
+        """Report the requests whose lines are errors, those of earlier runs included.
+
+        Raises:
+            MegaError: there are some.
+        """
+        if self.refusals:
+            custom_id, message = next(iter(self.refusals.items()))
+            what = f"{len(self.refusals):,} of {len(self._ids):,} requests were refused"
+            hint = "correct them in the input, remove their lines from this file, run the same command again"
+            raise MegaError(self.path, what, found=f"{custom_id}: {message}", hint=hint)
+
+    def _count(self, line: Mapping[str, Any]) -> None:
+        self.finished.add(line["custom_id"])
+        message = _read_refusal(line)
+        if message is not None:
+            self.refusals[line["custom_id"]] = message
 
     def _truncate_torn_line(self, file: IO[bytes]) -> None:
         """Check all lines and remove a last one without its line feed.
@@ -142,9 +165,20 @@ class ResumableLines:
                 found=f"{self.path}:{number}",
                 hint="name another file, or remove this one",
             )
-        self.finished.add(custom_id)
+        self._count(values)
 
     def _foreign_line(self, number: int) -> ConfigError:
         what = "has a line that this command did not write"
         found = f"{self.path}:{number}"
         return ConfigError(self._option, what, found=found, hint="name another file")
+
+
+def _read_refusal(line: Mapping[str, Any]) -> str | None:
+    """Return the error of a line: a sample's "error", or the body of an answer with an error's status."""
+    response = line.get("response")
+    if isinstance(response, Mapping):
+        status = response.get("status_code")
+        if isinstance(status, int) and status >= _BAD_REQUEST:
+            return error_text(response.get("body")) or f"status {status}"
+    error = line.get("error")
+    return None if error is None else str(error)

@@ -154,13 +154,15 @@ class App {
     this.#request = null;
     request.view.setRunning(false);
     const hasText = request.view.pieces.length > piecesBefore;
+    const isEmpty = outcome !== null && request.view.text === "";
+    request.view.setEmpty(isEmpty);
     if (outcome) this.#figures.show(outcome.speedometer, outcome.usage);
     if (outcome || hasText) this.#history.add(mode.historyEntry());
     else request.undo();
     if (failure && failure.name !== "AbortError") {
       this.#showError(failure, () => this.#run(hasText ? () => mode.resume() : build));
     }
-    this.#setStatus(describeOutcome(outcome, failure));
+    this.#setStatus(isEmpty ? "Done: the answer is empty" : describeOutcome(outcome, failure));
     this.#updateButtons();
   }
 

@@ -50,6 +50,7 @@ export class TokenView {
   /** Keep the first `count` pieces. */
   truncate(count) {
     this.#moveCursor(-1);
+    this.setEmpty(false);
     this.pieces.length = count;
     while (this.element.childNodes.length > count) this.element.lastChild.remove();
   }
@@ -57,6 +58,12 @@ export class TokenView {
   /** Show whether a request is writing to the view. */
   setRunning(isRunning) {
     this.element.classList.toggle("running", isRunning);
+    if (isRunning) this.setEmpty(false);
+  }
+
+  /** Show whether an answer is complete and has no text. */
+  setEmpty(isEmpty) {
+    this.element.classList.toggle("empty", isEmpty);
   }
 
   #indexOf(target) {

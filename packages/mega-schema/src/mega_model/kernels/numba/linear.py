@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numba import njit, prange
 
-from mega_serve.execution.simd import bf16_to_float, build_bf16_panel, build_tile_product, round_like
+from mega_model.kernels.numba.simd import bf16_to_float, build_bf16_panel, build_tile_product, round_like
 
 PANEL = 64
 _ROWS = 4  # of a tile

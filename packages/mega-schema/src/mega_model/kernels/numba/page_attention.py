@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numba import njit, prange
 
-from mega_serve.execution.simd import (
+from mega_model.kernels.numba.simd import (
     LANES,
     bf16_to_float,
     build_tile_product,
@@ -131,7 +131,7 @@ def _softmax_row(scores, r, first_key, blocks, position, window, slope):
 
 
 @njit(nogil=True, cache=True)
-def _attend_tile(q, keys, values, out, task, chunk_C4, pages, window, slopes, scale, scratch):
+def attend_tile(q, keys, values, out, task, chunk_C4, pages, window, slopes, scale, scratch):
     """Compute attention of the rows of one tile."""
     tile_q, scores, tile_out, key_starts, value_starts = scratch
     chunk, key_head, tile = task
@@ -206,7 +206,7 @@ def _attend(
             np.empty(blocks, np.intp),
         )
         for i in range(worker, len(tasks), threads):
-            _attend_tile(q, keys, values, out, tasks[i], chunk_C4, pages, window, slopes, scale, scratch)
+            attend_tile(q, keys, values, out, tasks[i], chunk_C4, pages, window, slopes, scale, scratch)
 
 
 attend_serial: Any = njit(nogil=True, cache=True)(_attend)

@@ -1,0 +1,331 @@
+"""Vector instructions for numba kernels: products of small tiles, and the softmax of a row of scores.
+
+numba vectorizes loops, but keeps no tile of sums in registers. These intrinsics write LLVM vectors of 16
+float32 numbers, which LLVM maps to whatever vectors the CPU has. Every sum has a fixed order that depends on
+neither the number of rows nor the number of vectors of a tile, so a row's result is bitwise the same in any
+tile. Arrays are float32, or uint16 with the bits of bfloat16.
+"""
+
+# mypy: ignore-errors
+# numba finds the types of these functions when it compiles them
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from llvmlite.binding import llvm_version_info
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from mega_model.kernels.numba.vector_ir import (
+    FLOAT,
+    INT,
+    INTS,
+    LANES,
+    VECTOR,
+    add_lanes,
+    compute_exp,
+    constant,
+    data_pointer,
+    declare_function,
+    fma,
+    load_vector,
+    offset_at,
+    splat,
+    splat_int,
+    store_vector,
+)
+
+_CACHE_LINE = 64  # bytes
+_LLVM_OF_BYTES = 22  # from which VPDPBUSD takes vectors of bytes
+_SQRT_2_PI = 0.7978845608028654  # √(2 / π)
+# erfc(x) = polynomial(t) t e^(-x²) with t = 1 / (1 + scale x), to 1.5e-7: Abramowitz and Stegun, 7.1.26
+_ERFC_SCALE = 0.3275911
+_ERFC_TERMS = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)
+
+
+def build_tile_product(
+    rows: int, vectors: int, *, scattered: bool = False, accumulate: bool = True
+) -> Callable[..., None]:
+    """Build an intrinsic that computes a product of small matrices: c[r] = Σ_i a[r, i] · b[i].
+
+    The intrinsic is called with (a, a_start, a_row, b, b_start, b_row, b_vector, count, c, c_start, c_row):
+    arrays, and for each the first element and its steps, in elements. c has 16 · `vectors` columns; vector v
+    of row i of b begins at b_start + i · b_row + v · b_vector. A sum adds its products in the order of i,
+    with one rounding each (FMA).
+
+    Args:
+        scattered: b_start is an array, and vector v of row i begins at b_start[b_vector + v] + i · b_row.
+        accumulate: add to what c holds.
+    """
+
+    @intrinsic
+    def tile_product(
+        typing_context, a, a_start, a_row, b, b_start, b_row, b_vector, count, c, c_start, c_row
+    ):
+        size = types.intp
+        start = b_start if scattered else size
+        signature = types.void(a, size, size, b, start, size, size, size, c, size, size)
+
+        def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            types_ = sig.args
+            a_data, b_data, c_data = (data_pointer(context, builder, types_[i], args[i]) for i in (0, 3, 8))
+            places = [
+                builder.add(offset_at(builder, args[9], args[10], r), ir.Constant(INT, LANES * v))
+                for r in range(rows)
+                for v in range(vectors)
+            ]
+            if scattered:
+                starts = data_pointer(context, builder, types_[4], args[4])
+                index = [builder.add(args[6], ir.Constant(INT, v)) for v in range(vectors)]
+                bases = [builder.load(builder.gep(starts, [i])) for i in index]
+            else:
+                bases = [offset_at(builder, args[4], args[6], v) for v in range(vectors)]
+            sums = [
+                cgutils.alloca_once_value(
+                    builder, load_vector(builder, types_[8], c_data, place) if accumulate else constant(0.0)
+                )
+                for place in places
+            ]
+            with cgutils.for_range(builder, args[7]) as loop:
+                step = builder.mul(loop.index, args[5])
+                columns = [load_vector(builder, types_[3], b_data, builder.add(base, step)) for base in bases]
+                for r in range(rows):
+                    place = builder.add(offset_at(builder, args[1], args[2], r), loop.index)
+                    factor = splat(builder, builder.load(builder.gep(a_data, [place])))
+                    for column, total in zip(columns, sums[r * vectors : (r + 1) * vectors], strict=True):
+                        builder.store(fma(builder, factor, column, builder.load(total)), total)
+            for total, place in zip(sums, places, strict=True):
+                store_vector(builder, c_data, place, builder.load(total))
+            return context.get_dummy_value()
+
+        return signature, generate
+
+    return tile_product
+
+
+@intrinsic
+def vector_max(typing_context, x, start, vectors):
+    """Return the largest of 16 · `vectors` float32 numbers from x[start]."""
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        array, first, count = args
+        data = data_pointer(context, builder, sig.args[0], array)
+        largest = cgutils.alloca_once_value(builder, constant(-float("inf")))
+        maximum = declare_function(builder, "llvm.maxnum.v16f32", VECTOR, VECTOR, VECTOR)
+        with cgutils.for_range(builder, count) as loop:
+            values = load_vector(builder, sig.args[0], data, offset_at(builder, first, loop.index, LANES))
+            builder.store(builder.call(maximum, [builder.load(largest), values]), largest)
+        reduce = declare_function(builder, "llvm.vector.reduce.fmax.v16f32", FLOAT, VECTOR)
+        return builder.call(reduce, [builder.load(largest)])
+
+    return types.float32(x, types.intp, types.intp), generate
+
+
+@intrinsic
+def exp_sum(typing_context, x, start, vectors, shift):
+    """Replace 16 · `vectors` float32 numbers by e^(x - shift), 0 for -inf, and return their sum.
+
+    Lane j sums the numbers 16 i + j in the order of i; then the lanes are added in pairs.
+    """
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        array, first, count, largest = args
+        data = data_pointer(context, builder, sig.args[0], array)
+        total = cgutils.alloca_once_value(builder, constant(0.0))
+        shift_vector = splat(builder, largest)
+        with cgutils.for_range(builder, count) as loop:
+            place = offset_at(builder, first, loop.index, LANES)
+            values = load_vector(builder, sig.args[0], data, place)
+            powers = compute_exp(builder, builder.fsub(values, shift_vector))
+            store_vector(builder, data, place, powers)
+            builder.store(builder.fadd(builder.load(total), powers), total)
+        return add_lanes(builder, builder.load(total))
+
+    return types.float32(x, types.intp, types.intp, types.float32), generate
+
+
+@intrinsic
+def prefetch(typing_context, x, start, count):
+    """Start to load the cache lines of `count` elements from x[start], which may be past the array's end."""
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        data = data_pointer(context, builder, sig.args[0], args[0])
+        int32 = ir.IntType(32)
+        pointer = ir.IntType(8).as_pointer()
+        fetch = declare_function(builder, "llvm.prefetch.p0", ir.VoidType(), pointer, int32, int32, int32)
+        line = _CACHE_LINE // (sig.args[0].dtype.bitwidth // 8)
+        lines = builder.udiv(args[2], ir.Constant(INT, line))
+        read_data_nearest = [ir.Constant(int32, value) for value in (0, 2, 1)]
+        with cgutils.for_range(builder, lines) as loop:
+            place = builder.gep(data, [offset_at(builder, args[1], loop.index, line)])
+            builder.call(fetch, [builder.bitcast(place, pointer), *read_data_nearest])
+        return context.get_dummy_value()
+
+    return types.void(x, types.intp, types.intp), generate
+
+
+@intrinsic
+def bf16_to_float(typing_context, bits):
+    """Return the float32 number of bfloat16's bits; a float32 number passes through."""
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        if sig.args[0] == types.float32:
+            return args[0]
+        wide = builder.shl(builder.zext(args[0], ir.IntType(32)), ir.Constant(ir.IntType(32), 16))
+        return builder.bitcast(wide, FLOAT)
+
+    return types.float32(bits), generate
+
+
+class _BFloat(ir.Type):
+    """LLVM's bfloat, which llvmlite lacks."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _BFloat)
+
+    def __hash__(self) -> int:
+        return hash(_BFloat)
+
+
+def build_bf16_panel(rows: int, vectors: int) -> Callable[..., None]:
+    """Build an intrinsic that multiplies pairs of bfloat16 numbers: c[r] = Σ_p x[r, p] · w[p].
+
+    It uses AVX-512's VDPBF16PS, and adds the pairs in the order of p, as oneDNN does. It is called with (x,
+    x_start, x_row, w, w_start, pairs, c): x holds pairs as uint32; w is uint16, of which pair p is 16 ·
+    `vectors` pairs of numbers; c is float32, (rows, 16 · vectors), contiguous.
+    """
+    operand = ir.VectorType(_BFloat(), 2 * LANES)
+    return _build_panel(rows, vectors, "llvm.x86.avx512bf16.dpbf16ps.512", VECTOR, operand, 2)
+
+
+def build_int8_panel(rows: int, vectors: int) -> Callable[..., None]:
+    """Build an intrinsic that multiplies fours of integers: c[r] = Σ_p x[r, p] · w[p], exactly.
+
+    It uses AVX-512's VPDPBUSD and is called as that of `build_bf16_panel`: x holds fours of uint8 as uint32;
+    w is int8, of which four p is 16 · `vectors` fours of numbers; c is int32.
+    """
+    operand = ir.VectorType(ir.IntType(8), 4 * LANES) if llvm_version_info[0] >= _LLVM_OF_BYTES else INTS
+    return _build_panel(rows, vectors, "llvm.x86.avx512.vpdpbusd.512", INTS, operand, 4)
+
+
+def _build_panel(
+    rows: int, vectors: int, instruction: str, total_type: Any, operand: Any, numbers: int
+) -> Callable[..., None]:
+    """Build an intrinsic on an instruction that adds products of `numbers` adjacent numbers to each lane."""
+
+    @intrinsic
+    def panel_product(typing_context, x, x_start, x_row, w, w_start, groups, c):
+        def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            x_data, w_data, c_data = (data_pointer(context, builder, sig.args[i], args[i]) for i in (0, 3, 6))
+            dot = declare_function(builder, instruction, total_type, total_type, operand, operand)
+            zero = ir.Constant(total_type, [0] * LANES)
+            sums = [cgutils.alloca_once_value(builder, zero) for _ in range(rows * vectors)]
+            with cgutils.for_range(builder, args[5]) as loop:
+                first = offset_at(builder, args[4], loop.index, numbers * LANES * vectors)
+                columns = []
+                for v in range(vectors):
+                    place = builder.add(first, ir.Constant(INT, numbers * LANES * v))
+                    pointer = builder.gep(w_data, [place])
+                    column = builder.load(builder.bitcast(pointer, operand.as_pointer()))
+                    column.align = 2
+                    columns.append(column)
+                for r in range(rows):
+                    place = builder.add(offset_at(builder, args[1], args[2], r), loop.index)
+                    group = builder.load(builder.gep(x_data, [place]))
+                    factor = builder.bitcast(splat_int(builder, group), operand)
+                    for v, column in enumerate(columns):
+                        total = sums[r * vectors + v]
+                        builder.store(builder.call(dot, [builder.load(total), factor, column]), total)
+            for number, total in enumerate(sums):
+                store_vector(builder, c_data, ir.Constant(INT, LANES * number), builder.load(total))
+            return context.get_dummy_value()
+
+        size = types.intp
+        return types.void(x, size, size, w, size, size, c), generate
+
+    return panel_product
+
+
+@intrinsic
+def round_like(typing_context, array, x):
+    """Return a float32 number as an element of `array`: itself, or the bits of the nearest bfloat16."""
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        if sig.args[0].dtype == types.float32:
+            return args[1]
+        int32 = ir.IntType(32)
+        bits = builder.bitcast(args[1], int32)
+        is_odd = builder.and_(builder.lshr(bits, ir.Constant(int32, 16)), ir.Constant(int32, 1))
+        rounded = builder.add(bits, builder.add(is_odd, ir.Constant(int32, 0x7FFF)))  # ties to even
+        is_number = builder.fcmp_ordered("ord", args[1], args[1])
+        number_bits = builder.select(is_number, rounded, ir.Constant(int32, 0x7FC00000))
+        return builder.trunc(builder.lshr(number_bits, ir.Constant(int32, 16)), ir.IntType(16))
+
+    return array.dtype(array, types.float32), generate
+
+
+def build_activation(name: str) -> Callable[..., None]:
+    """Build an intrinsic that applies an activation in place to 16 · `vectors` float32 numbers from x[start].
+
+    Args:
+        name: "gelu_tanh", "gelu_erf" or "silu".
+    """
+    compute = {"gelu_tanh": _gelu_tanh, "gelu_erf": _gelu_erf, "silu": _silu}[name]
+
+    @intrinsic
+    def activation(typing_context, x, start, vectors):
+        def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            data = data_pointer(context, builder, sig.args[0], args[0])
+            with cgutils.for_range(builder, args[2]) as loop:
+                place = offset_at(builder, args[1], loop.index, LANES)
+                values = load_vector(builder, sig.args[0], data, place)
+                store_vector(builder, data, place, compute(builder, values))
+            return context.get_dummy_value()
+
+        return types.void(x, types.intp, types.intp), generate
+
+    return activation
+
+
+def _silu(builder: Any, x: Any) -> Any:
+    return builder.fmul(x, _sigmoid(builder, x))
+
+
+def _gelu_tanh(builder: Any, x: Any) -> Any:
+    """Compute x (1 + tanh z) / 2 = x sigmoid(2 z)."""
+    cubic = fma(builder, builder.fmul(x, x), constant(2 * _SQRT_2_PI * 0.044715), constant(2 * _SQRT_2_PI))
+    return builder.fmul(x, _sigmoid(builder, builder.fmul(x, cubic)))
+
+
+def _gelu_erf(builder: Any, x: Any) -> Any:
+    """Compute x Φ(x), with the complement of erf of |x| / √2 as a polynomial times e^(-x²/2)."""
+    magnitude = builder.fmul(_magnitude(builder, x), constant(0.5**0.5))
+    t = builder.fdiv(constant(1.0), fma(builder, magnitude, constant(_ERFC_SCALE), constant(1.0)))
+    polynomial = constant(_ERFC_TERMS[0])
+    for term in _ERFC_TERMS[1:]:
+        polynomial = fma(builder, polynomial, t, constant(term))
+    square = builder.fmul(builder.fmul(magnitude, magnitude), constant(-1.0))
+    tail = builder.fmul(
+        builder.fmul(polynomial, t), builder.fmul(compute_exp(builder, square), constant(0.5))
+    )
+    is_negative = builder.fcmp_ordered("<", x, constant(0.0))
+    return builder.fmul(x, builder.select(is_negative, tail, builder.fsub(constant(1.0), tail)))
+
+
+def _sigmoid(builder: Any, x: Any) -> Any:
+    """Compute 1 / (1 + e^-x) from e^-|x|, which does not overflow."""
+    power = compute_exp(builder, builder.fmul(_magnitude(builder, x), constant(-1.0)))
+    is_negative = builder.fcmp_ordered("<", x, constant(0.0))
+    numerator = builder.select(is_negative, power, constant(1.0))
+    return builder.fdiv(numerator, builder.fadd(constant(1.0), power))
+
+
+def _magnitude(builder: Any, x: Any) -> Any:
+    return builder.call(declare_function(builder, "llvm.fabs.v16f32", VECTOR, VECTOR), [x])

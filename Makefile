@@ -64,5 +64,5 @@ clean:  ## what these commands made, apart from OUT
 .venv/test.stamp: .venv/demo.stamp requirements-test.txt
 	$(PIP) -r requirements-test.txt
 	$(PIP) --no-build-isolation --no-deps $(REFERENCES)
-	$(PIP) --no-build-isolation -e packages/mega-schema -e "packages/mega-data[all]" -e "packages/mega-serve[cpu,plot]"
+	$(PIP) --no-build-isolation -e packages/mega-schema -e "packages/mega-data[all]" -e "packages/mega-serve[cpu,plot,ray]"
 	@touch $@

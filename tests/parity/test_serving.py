@@ -95,7 +95,7 @@ def answer(engine: LoadedEngine) -> dict[str, Any]:
 
 
 def _serve(world: World, meet: str, folder: Path, *, run: Path, tp: int, pp: int, invariant: bool) -> None:
-    values = {**options(run, tp, pp, invariant=invariant), "init_method": meet}
+    values = {**options(run, tp, pp, invariant=invariant), "rendezvous": str(folder / "ranks")}
     if world.rank > 0:
         run_worker(values, world.rank)
         return

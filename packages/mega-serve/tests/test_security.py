@@ -24,6 +24,7 @@ from mega_schema.tokenizer.tokenizer import Tokenizer
 from mega_serve.api.context import ApiContext
 from mega_serve.commands.serve import serve
 from mega_serve.commands.server_options import LIMIT_FLAGS
+from mega_serve.execution import rank_sockets
 from mega_serve.execution.weight_loading import load_weights
 from mega_serve.http.app import create_app
 from mega_serve.http.config import ServerConfig
@@ -157,7 +158,9 @@ def test_the_server_calls_nothing_that_connects() -> None:
         if node.func.attr in CONNECTING_CALLS
         if "sock" not in {keyword.arg for keyword in node.keywords}  # the socketpair of the engine process
     }
-    assert calls == set()
+    assert calls == {("execution/rank_sockets.py", "connect")}
+    source = Path(rank_sockets.__file__).read_text("utf-8")
+    assert re.findall(r"AF_\w+", source) == ["AF_UNIX", "AF_UNIX"]  # of rank 0 and of the others: no network
 
 
 def test_no_field_of_a_request_names_a_file_a_place_or_a_program(app: FastAPI) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
+from mega_schema.errors import ConfigError
 from mega_serve.commands.engine_options import (
     ENGINE_FACTORY,
     engine_options,
@@ -13,6 +15,7 @@ from mega_serve.commands.engine_options import (
     open_checkpoint,
 )
 from mega_serve.commands.generate import OfflineEngine, build_generate_command
+from mega_serve.process.torchrun import TorchrunRank
 
 
 @asynccontextmanager
@@ -20,6 +23,7 @@ async def open_engine(values: Mapping[str, Any]) -> AsyncIterator[OfflineEngine]
     """Start the engine process; end it afterwards.
 
     Raises:
+        ConfigError: torchrun started several processes.
         EngineRefusedError: the engine refuses its options, or cannot load the model.
     """
     from fastapi import FastAPI
@@ -36,6 +40,7 @@ async def open_engine(values: Mapping[str, Any]) -> AsyncIterator[OfflineEngine]
     from mega_serve.http.serving import EngineRefusedError
     from mega_serve.process.engine_client import EngineProcessClient, EngineSettings
 
+    _refuse_torchrun()
     tokenizer = open_tokenizer_folder(open_checkpoint(values).tokenizer_folder)
     client = EngineProcessClient(
         EngineSettings(factory=ENGINE_FACTORY, options=engine_settings(values), restart=False)
@@ -57,6 +62,19 @@ async def open_engine(values: Mapping[str, Any]) -> AsyncIterator[OfflineEngine]
     finally:
         services.close()
         await client.close()
+
+
+def _refuse_torchrun() -> None:
+    """Refuse to write the same output in every process of torchrun.
+
+    Raises:
+        ConfigError: torchrun started several.
+    """
+    rank = TorchrunRank.from_environment(os.environ, os.getppid())
+    if rank is not None and rank.world > 1:
+        rank.leave_report_to_rank_0()
+        what = "generate starts the ranks of --tp and --pp itself"
+        raise ConfigError("WORLD_SIZE", what, found=rank.world, wanted=1, hint="mega-serve generate ...")
 
 
 generate = build_generate_command(open_engine, [engine_options])

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,12 +31,16 @@ from mega_serve.commands.server_options import (
     security_options,
 )
 from mega_serve.http.config import ServerConfig
+from mega_serve.process.torchrun import TorchrunRank
 
 if TYPE_CHECKING:  # --help answers without these
     from fastapi import APIRouter
 
+    from mega_schema.checkpoint.reader import Checkpoint
     from mega_serve.api.context import ApiContext
     from mega_serve.engine.interfaces import ModelInfo
+    from mega_serve.http.app import Application
+    from mega_serve.process.engine_client import EngineProcessClient
 
 _server = option_group("Server")
 
@@ -63,6 +68,10 @@ def build_serve_command(
         """Serve text generation requests over HTTP with the checkpoint in DIR.
 
         PUT /api takes Megatron-LM's requests, /v1/... OpenAI's; GET / is a page. /docs lists all routes.
+
+        \b
+        Ranks of --tp and --pp are started by the server, or by torchrun:
+          torchrun --nproc-per-node 4 -m mega_serve --load DIR --tp 2 --pp 2
         """
         sys.exit(asyncio.run(_serve(values, engine_factory, build_apis, build_pages)))
 
@@ -135,16 +144,23 @@ async def _serve(
     build_apis: Callable[[ApiContext], Sequence[APIRouter]],
     build_pages: Callable[[], Sequence[APIRouter]],
 ) -> int:
-    """Run the server. Return the exit code."""
+    """Run the server; under torchrun, only on rank 0. Return the exit code."""
     from mega_serve.http.listener import bind_listener
 
+    rank = TorchrunRank.from_environment(os.environ, os.getppid())
+    if rank is not None:
+        rank.check_world(values["tp"], values["pp"])
+        if rank.rank > 0:
+            rank.become_worker(engine_settings(values))
     logging.basicConfig(format="%(asctime)s %(name)s %(message)s", level=logging.INFO)
     host, log_prompts = values["host"], values["log_prompts"]
     limits = build_limits(values)
     config = build_config(values, host=host, limits=limits, log_prompts=log_prompts)
     certificate = build_certificate(values)
     with bind_listener(host, values["port"]) as listener:
-        return await _serve_on(listener, values, config, certificate, engine_factory, build_apis, build_pages)
+        return await _serve_on(
+            listener, values, config, certificate, rank, engine_factory, build_apis, build_pages
+        )
 
 
 async def _serve_on(
@@ -152,31 +168,82 @@ async def _serve_on(
     values: dict[str, Any],
     config: ServerConfig,
     certificate: tuple[str, str] | None,
+    rank: TorchrunRank | None,
     engine_factory: str,
     build_apis: Callable[[ApiContext], Sequence[APIRouter]],
     build_pages: Callable[[], Sequence[APIRouter]],
 ) -> int:
     """Serve on a bound socket. Return the exit code."""
+    from mega_serve.http.listener import listener_url
+    from mega_serve.http.server import Server
+    from mega_serve.http.serving import serve_engine
+
+    checkpoint = open_checkpoint(values)
+    client, application = build_application(
+        values,
+        config,
+        checkpoint,
+        engine_factory,
+        build_apis,
+        build_pages,
+        rank=rank,
+        connections=lambda: server.connections,
+    )
+    url = listener_url(listener, tls=certificate is not None)
+    server = Server(
+        application,
+        config.limits,
+        on_ready=lambda: click.echo(f"mega-serve: {url} loads the model", err=True),
+        drain_timeout=values["drain_timeout"],
+        certificate=certificate,
+    )
+
+    def report(model: ModelInfo) -> None:
+        spec = checkpoint.spec
+        what = f"{spec.family}, {spec.layers} layers, {model.max_seq_len:,} tokens of context"
+        click.echo(f"mega-serve: {url} ready ({what}, iteration {model.iteration})")
+
+    return await serve_engine(client, server, listener, report)
+
+
+def build_application(
+    values: Mapping[str, Any],
+    config: ServerConfig,
+    checkpoint: Checkpoint,
+    engine_factory: str = ENGINE_FACTORY,
+    build_apis: Callable[[ApiContext], Sequence[APIRouter]] | None = None,
+    build_pages: Callable[[], Sequence[APIRouter]] | None = None,
+    *,
+    rank: TorchrunRank | None = None,
+    connections: Callable[[], int] = lambda: 0,
+) -> tuple[EngineProcessClient, Application]:
+    """Return the client of an engine that is not started yet, and the application that asks it.
+
+    Args:
+        values: parameters of the command.
+        build_apis, build_pages: None: all of them; see `build_serve_command`.
+        rank: of torchrun.
+        connections: returns the number of open connections, for a metric.
+    """
     from mega_schema.tokenizer.tokenizer import open_tokenizer_folder
     from mega_serve.api.chat_templates import find_chat_template
     from mega_serve.api.context import ApiContext
     from mega_serve.http.app import create_app
-    from mega_serve.http.listener import listener_url
-    from mega_serve.http.server import Server
-    from mega_serve.http.serving import serve_engine
     from mega_serve.process.engine_client import EngineProcessClient, EngineSettings
 
     limits = config.limits
-    checkpoint = open_checkpoint(values)
+    options = engine_settings(values)
+    if rank is not None and rank.world > 1:
+        options["rendezvous"] = str(rank.folder)
     client = EngineProcessClient(
         EngineSettings(
             factory=engine_factory,
-            options=engine_settings(values),
+            options=options,
             queue_requests=limits.queue_requests,
             queue_tokens=limits.queue_tokens,
             heartbeat_timeout=values["engine_timeout"],
             log_prompts=config.log_prompts,
-            restart=not values["no_restart"],
+            restart=not values["no_restart"] and rank is None,  # torchrun restarts all ranks or none
         )
     )
     tokenizer = open_tokenizer_folder(checkpoint.tokenizer_folder)
@@ -192,23 +259,13 @@ async def _serve_on(
         pooling=values["pooling"],
     )
     application = create_app(
-        client, config, apis=build_apis(context), pages=build_pages(), connections=lambda: server.connections
+        client,
+        config,
+        apis=(build_apis or _build_apis)(context),
+        pages=(build_pages or _build_pages)(),
+        connections=connections,
     )
-    url = listener_url(listener, tls=certificate is not None)
-    server = Server(
-        application,
-        limits,
-        on_ready=lambda: click.echo(f"mega-serve: {url} loads the model", err=True),
-        drain_timeout=values["drain_timeout"],
-        certificate=certificate,
-    )
-
-    def report(model: ModelInfo) -> None:
-        spec = checkpoint.spec
-        what = f"{spec.family}, {spec.layers} layers, {model.max_seq_len:,} tokens of context"
-        click.echo(f"mega-serve: {url} ready ({what}, iteration {model.iteration})")
-
-    return await serve_engine(client, server, listener, report)
+    return client, application
 
 
 def _read_template(path: Path | None) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+import signal
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -41,6 +42,8 @@ from mega_serve.execution.model_runner import RunnerOptions, TorchModelRunner
 from mega_serve.execution.packed_weights import WeightDtype
 from mega_serve.execution.paged_attention import page_bytes
 from mega_serve.execution.parallel_runner import ParallelRunner, StageRunner, run_commands
+from mega_serve.execution.rank_sockets import CommandReceiver
+from mega_serve.execution.rendezvous_folder import file_init_method
 from mega_serve.execution.sampler import BatchSampler
 from mega_serve.execution.weight_loading import compute_dtype, load_weights
 from mega_serve.execution.workers import WorkerGroup, join_ranks
@@ -67,7 +70,7 @@ class EngineOptions:
         enforce_eager: do not capture CUDA graphs.
         follow: swap in newer checkpoints of the run.
         verify: compare the checksums of the weights while loading.
-        init_method: how the ranks meet; None: rank 0 starts the others.
+        rendezvous: folder in which the ranks meet; None: rank 0 creates one and starts the others.
     """
 
     load: str
@@ -88,7 +91,7 @@ class EngineOptions:
     threads: int | None = None
     follow: bool = False
     verify: bool = True
-    init_method: str | None = None
+    rendezvous: str | None = None
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> EngineOptions:
@@ -119,12 +122,18 @@ def build_engine(values: Mapping[str, Any]) -> LoadedEngine:
     tokenizer = open_checkpoint_tokenizer(checkpoint)
     check_layout(checkpoint.spec, options.tp, options.pp)
     check_follow(options.follow, options.layout.world, Path(options.load))
+    _use_threads(options)
     workers = None
-    if options.layout.world > 1 and options.init_method is None:
-        workers = WorkerGroup(values, options.layout.world)
-    mesh = _join(options, 0, options.init_method if workers is None else workers.init_method)
+    if options.layout.world > 1:
+        folder = None if options.rendezvous is None else Path(options.rendezvous)
+        workers = WorkerGroup(values, options.layout.world, folder)
+    mesh = _join(options, 0, None if workers is None else workers.init_method)
     model = _load_model(options, mesh, checkpoint)
-    runner, stage = _build_runner(options, model, mesh, checkpoint, tokenizer)
+    stage = _build_stage(options, model, mesh, checkpoint, tokenizer)
+    runner: ModelRunner = stage
+    if workers is not None:
+        assert isinstance(stage, StageRunner)
+        runner = ParallelRunner(stage, workers.commands)
     stage.max_seq_len = runner.max_seq_len = check_context_length(options.max_model_len, stage.max_seq_len)
     eod = tokenizer.identity.eod
     sampler: TokenSampler
@@ -153,8 +162,17 @@ def build_engine(values: Mapping[str, Any]) -> LoadedEngine:
         iteration=checkpoint.iteration,
     )
     info = describe_model(options, checkpoint, tokenizer, runner)
+    if workers is not None:
+        if mesh.device.type == "cpu":  # threads of NCCL read the file as long as they run
+            workers.remove_folder()
+        return LoadedEngine(
+            core=core,
+            model=info,
+            between_steps=partial(_ping, workers),
+            close=partial(_close, mesh, workers),
+        )
     if not options.follow:
-        return LoadedEngine(core=core, model=info, close=partial(_close, runner, mesh, workers))
+        return LoadedEngine(core=core, model=info)
 
     def load_newer(newer: Checkpoint) -> tuple[Decoder, ModelInfo]:
         # described here: the run may remove the checkpoint before the swap
@@ -193,14 +211,26 @@ def warm_up(runner: ModelRunner, sampler: TokenSampler) -> None:
 
 
 def run_worker(values: Mapping[str, Any], rank: int) -> None:
-    """Load a rank's part of the model, and obey rank 0 until it stops."""
+    """Load a rank's part of the model, and obey rank 0 until it stops.
+
+    Raises:
+        MegaError: the checkpoint cannot be read.
+        RankConnectionError: rank 0 never came.
+    """
     options = EngineOptions.from_json(values)
+    assert options.rendezvous is not None, "a rank without a place to meet"
+    _use_threads(options)
+    folder = Path(options.rendezvous)
+    commands = CommandReceiver(folder, rank)
     checkpoint = Checkpoint.open(Path(options.load))
-    mesh = _join(options, rank, options.init_method)
+    mesh = _join(options, rank, file_init_method(folder))
     model = _load_model(options, mesh, checkpoint)
-    _, stage = _build_runner(options, model, mesh, checkpoint, open_checkpoint_tokenizer(checkpoint))
+    stage = _build_stage(options, model, mesh, checkpoint, open_checkpoint_tokenizer(checkpoint))
     assert isinstance(stage, StageRunner)
-    run_commands(stage)
+    # rank 0 drains after a signal to all ranks, and ends this one afterwards
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    run_commands(stage, commands)
     mesh.destroy()
 
 
@@ -221,13 +251,15 @@ def describe_model(
     )
 
 
-def _close(runner: ModelRunner, mesh: Mesh, workers: WorkerGroup | None) -> None:
+def _ping(workers: WorkerGroup) -> None:
+    """Find out whether the other ranks of an idle engine hang."""
+    workers.commands.ping()
+
+
+def _close(mesh: Mesh, workers: WorkerGroup) -> None:
     """End the other ranks."""
-    if isinstance(runner, ParallelRunner):
-        runner.stop()
+    workers.stop()
     mesh.destroy()
-    if workers is not None:
-        workers.stop()
 
 
 def _grammar_factory(tokenizer: Tokenizer) -> GrammarFactory | None:
@@ -238,13 +270,15 @@ def _grammar_factory(tokenizer: Tokenizer) -> GrammarFactory | None:
         return None
 
 
-def _join(options: EngineOptions, rank: int, init_method: str | None) -> Mesh:
+def _use_threads(options: EngineOptions) -> None:
     if options.threads is not None:
         torch.set_num_threads(options.threads)
+
+
+def _join(options: EngineOptions, rank: int, init_method: str | None) -> Mesh:
     device = resolve_device(options.device, where="--device")
-    if options.layout.world == 1:
+    if init_method is None:
         return Mesh(options.layout, 0, device)
-    assert init_method is not None, "ranks without a place to meet"
     return join_ranks(options.layout, rank, init_method, device.type)
 
 
@@ -264,10 +298,10 @@ def _load_model(options: EngineOptions, mesh: Mesh, checkpoint: Checkpoint) -> D
     return model
 
 
-def _build_runner(
+def _build_stage(
     options: EngineOptions, model: Decoder, mesh: Mesh, checkpoint: Checkpoint, tokenizer: Tokenizer
-) -> tuple[ModelRunner, TorchModelRunner]:
-    """Return the engine's runner, and this rank's."""
+) -> TorchModelRunner:
+    """Return this rank's runner."""
     settings = RunnerOptions(
         page_size=options.page_tokens,
         kv_memory=options.kv_cache_memory or _kv_memory(options, checkpoint, mesh),
@@ -277,10 +311,8 @@ def _build_runner(
     )
     vocab_size = min(tokenizer.identity.vocab_size, checkpoint.spec.vocab)
     if mesh.layout.world == 1:
-        runner = TorchModelRunner(model, settings, vocab_size=vocab_size)
-        return runner, runner
-    stage = StageRunner(model, settings, mesh, vocab_size=vocab_size)
-    return ParallelRunner(stage), stage
+        return TorchModelRunner(model, settings, vocab_size=vocab_size)
+    return StageRunner(model, settings, mesh, vocab_size=vocab_size)
 
 
 def _captures_graphs(options: EngineOptions, mesh: Mesh) -> bool:

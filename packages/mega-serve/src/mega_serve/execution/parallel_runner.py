@@ -1,7 +1,8 @@
 """A model over several processes: tensor and pipeline parallel serving.
 
-Rank 0 is the engine. It broadcasts every step as a command; the other ranks run the same step on their part
-of the model. Activations pass from stage to stage, and the logits of the asked rows come back to every rank.
+Rank 0 is the engine. It sends every step as a command; the other ranks run the same step on their part of
+the model. A command is small: token ids, block tables and numbers. Activations pass from stage to stage as
+tensors, and the logits of the asked rows come back to every rank.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from mega_model.decoder import Decoder
 from mega_model.distributed.mesh import Mesh
 from mega_serve.engine.interfaces import Chunk, RunnerOutput
 from mega_serve.execution.model_runner import RunnerOptions, TorchModelRunner
-from mega_serve.execution.step_commands import chunks_from_json, receive_command, send_command
+from mega_serve.execution.rank_sockets import CommandReceiver, CommandSender
 
 
 class StageRunner(TorchModelRunner):
@@ -77,8 +78,9 @@ class StageRunner(TorchModelRunner):
 class ParallelRunner:
     """The `ModelRunner` of rank 0: every call is a command to all ranks."""
 
-    def __init__(self, stage: StageRunner) -> None:
+    def __init__(self, stage: StageRunner, commands: CommandSender) -> None:
         self.stage = stage
+        self._commands = commands
         self.page_size = stage.page_size
         self.num_pages = stage.num_pages
         self.vocab_size = stage.vocab_size
@@ -86,26 +88,19 @@ class ParallelRunner:
 
     def run(self, chunks: Sequence[Chunk]) -> RunnerOutput:
         """Run one forward pass over all chunks, on all ranks."""
-        send_command({"run": chunks})
+        self._commands.send({"run": chunks})
         return self.stage.run(chunks)
 
     def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy keys and values of whole pages, on all ranks."""
-        send_command({"copy_pages": pairs})
+        self._commands.send({"copy_pages": pairs})
         self.stage.copy_pages(pairs)
 
-    def stop(self) -> None:
-        """End the loops of the other ranks."""
-        send_command({"stop": True})
 
-
-def run_commands(stage: StageRunner) -> None:
-    """Obey rank 0 until it stops: the loop of every other rank."""
-    while True:
-        command = receive_command()
+def run_commands(stage: StageRunner, commands: CommandReceiver) -> None:
+    """Obey rank 0 until it stops or ends: the loop of every other rank."""
+    while (command := commands.receive()) is not None:
         if "run" in command:
-            stage.run(chunks_from_json(command["run"]))
-        elif "copy_pages" in command:
-            stage.copy_pages([(source, target) for source, target in command["copy_pages"]])
+            stage.run([Chunk(**value) for value in command["run"]])
         else:
-            return
+            stage.copy_pages([(source, target) for source, target in command["copy_pages"]])

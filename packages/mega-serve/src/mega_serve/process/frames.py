@@ -1,12 +1,13 @@
-"""Frames between the two processes: four bytes of length, big-endian, then a JSON value.
+"""Frames between processes: four bytes of length, big-endian, then a JSON value.
 
-The socket is one half of a `socketpair` that the child inherits: it has no path and no port, so nobody else
-can connect. Nothing is unpickled.
+The socket to the engine is one half of a `socketpair` that the child inherits: it has no path and no port, so
+nobody else can connect. The ranks of a model use the same frames. Nothing is unpickled.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import orjson
@@ -20,14 +21,17 @@ class FrameError(Exception):
     """The other process sent bytes that are no frame: one of the two is broken."""
 
 
-def encode_frame(value: object) -> bytes:
+def encode_frame(value: object, default: Callable[[Any], Any] | None = None) -> bytes:
     """Return the value as a frame. Dataclasses are written as JSON objects.
+
+    Args:
+        default: replaces values of other classes by JSON values.
 
     Raises:
         FrameError: the value is no JSON value, or too long.
     """
     try:
-        body = orjson.dumps(value)
+        body = orjson.dumps(value, default)
     except TypeError as error:  # orjson.JSONEncodeError is one; the text may hold a lone surrogate
         raise FrameError(f"a value cannot be sent: {error}") from None
     if len(body) > MAX_FRAME_BYTES:

@@ -135,13 +135,7 @@ def build_engine(values: Mapping[str, Any]) -> LoadedEngine:
         assert isinstance(stage, StageRunner)
         runner = ParallelRunner(stage, workers.commands)
     stage.max_seq_len = runner.max_seq_len = check_context_length(options.max_model_len, stage.max_seq_len)
-    eod = tokenizer.identity.eod
-    sampler: TokenSampler
-    if mesh.device.type == "cuda":
-        sampler = DeviceSampler(runner.vocab_size, eod)
-    else:
-        kernels = load_kernels() if has_numba() else None
-        sampler = BatchSampler(runner.vocab_size, eod, stage.log_softmax, kernels=kernels)
+    sampler = _build_sampler(stage, tokenizer)
     warm_up(runner, sampler)
     if _captures_graphs(options, mesh):
         stage.capture_graphs(options.max_num_seqs)
@@ -173,10 +167,23 @@ def build_engine(values: Mapping[str, Any]) -> LoadedEngine:
         )
     if not options.follow:
         return LoadedEngine(core=core, model=info)
+    return _follow(options, mesh, checkpoint, tokenizer, stage, core, info)
+
+
+def _follow(
+    options: EngineOptions,
+    mesh: Mesh,
+    checkpoint: Checkpoint,
+    tokenizer: Tokenizer,
+    stage: TorchModelRunner,
+    core: EngineCore,
+    info: ModelInfo,
+) -> LoadedEngine:
+    """Return the engine with a thread that loads newer checkpoints of the run."""
 
     def load_newer(newer: Checkpoint) -> tuple[Decoder, ModelInfo]:
         # described here: the run may remove the checkpoint before the swap
-        return _load_model(options, mesh, newer), describe_model(options, newer, tokenizer, runner)
+        return _load_model(options, mesh, newer), describe_model(options, newer, tokenizer, stage)
 
     follower = CheckpointFollower(Path(options.load), checkpoint, load_newer)
     follower.start()
@@ -254,6 +261,15 @@ def describe_model(
 def _ping(workers: WorkerGroup) -> None:
     """Find out whether the other ranks of an idle engine hang."""
     workers.commands.ping()
+
+
+def _build_sampler(stage: TorchModelRunner, tokenizer: Tokenizer) -> TokenSampler:
+    """Return the sampler of the device where the logits are."""
+    eod = tokenizer.identity.eod
+    if stage.device.type == "cuda":
+        return DeviceSampler(stage.vocab_size, eod)
+    kernels = load_kernels() if has_numba() else None
+    return BatchSampler(stage.vocab_size, eod, stage.log_softmax, kernels=kernels)
 
 
 def _close(mesh: Mesh, workers: WorkerGroup) -> None:

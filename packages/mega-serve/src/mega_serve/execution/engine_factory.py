@@ -45,6 +45,7 @@ from mega_serve.execution.parallel_runner import ParallelRunner, StageRunner, ru
 from mega_serve.execution.rank_sockets import CommandReceiver
 from mega_serve.execution.rendezvous_folder import file_init_method
 from mega_serve.execution.sampler import BatchSampler
+from mega_serve.execution.served_checkpoint import load_served
 from mega_serve.execution.weight_loading import compute_dtype, load_weights
 from mega_serve.execution.workers import WorkerGroup, join_ranks
 from mega_serve.process.engine_process import LoadedEngine
@@ -69,6 +70,7 @@ class EngineOptions:
         threads: of torch and the kernels on a CPU; None: all cores.
         enforce_eager: do not capture CUDA graphs.
         follow: swap in newer checkpoints of the run.
+        iteration: of the checkpoint that an engine served which is started again; None: the latest.
         verify: compare the checksums of the weights while loading.
         rendezvous: folder in which the ranks meet; None: rank 0 creates one and starts the others.
     """
@@ -90,6 +92,7 @@ class EngineOptions:
     speculative_tokens: int = 0
     threads: int | None = None
     follow: bool = False
+    iteration: int | None = None
     verify: bool = True
     rendezvous: str | None = None
 
@@ -118,17 +121,10 @@ def build_engine(values: Mapping[str, Any]) -> LoadedEngine:
         MegaError: the checkpoint cannot be read, or an option does not fit it or this machine.
     """
     options = EngineOptions.from_json(values)
-    checkpoint = Checkpoint.open(Path(options.load))
-    tokenizer = open_checkpoint_tokenizer(checkpoint)
-    check_layout(checkpoint.spec, options.tp, options.pp)
     check_follow(options.follow, options.layout.world, Path(options.load))
-    _use_threads(options)
-    workers = None
-    if options.layout.world > 1:
-        folder = None if options.rendezvous is None else Path(options.rendezvous)
-        workers = WorkerGroup(values, options.layout.world, folder)
-    mesh = _join(options, 0, None if workers is None else workers.init_method)
-    model = _load_model(options, mesh, checkpoint)
+    load = partial(_load_rank_0, options, values)
+    served = load_served(Path(options.load), options.iteration, load, follow=options.follow)
+    checkpoint, tokenizer, workers, mesh, model = served
     stage = _build_stage(options, model, mesh, checkpoint, tokenizer)
     runner: ModelRunner = stage
     if workers is not None:
@@ -200,6 +196,24 @@ def _follow(
     return LoadedEngine(core=core, model=info, between_steps=swap_newer)
 
 
+def _load_rank_0(
+    options: EngineOptions, values: Mapping[str, Any], folder: Path
+) -> tuple[Checkpoint, Tokenizer, WorkerGroup | None, Mesh, Decoder]:
+    """Load a checkpoint, or a run's latest, on all ranks; return what rank 0 has of it."""
+    checkpoint = Checkpoint.open(folder)
+    tokenizer = open_checkpoint_tokenizer(checkpoint)
+    check_layout(checkpoint.spec, options.tp, options.pp)
+    _use_threads(options)
+    resolve_device(options.device, where="--device")  # one message, before other ranks start
+    workers = None
+    if options.layout.world > 1:
+        rendezvous = None if options.rendezvous is None else Path(options.rendezvous)
+        workers = WorkerGroup(values, options.layout.world, rendezvous)
+        workers.commands.send({"load": str(checkpoint.folder)})  # a run may have a newer one by now
+    mesh = _join(options, 0, None if workers is None else workers.init_method)
+    return checkpoint, tokenizer, workers, mesh, _load_model(options, mesh, checkpoint)
+
+
 def warm_up(runner: ModelRunner, sampler: TokenSampler) -> None:
     """Run a prompt and a sampled token, so that kernels are compiled before the first request.
 
@@ -229,7 +243,10 @@ def run_worker(values: Mapping[str, Any], rank: int) -> None:
     _use_threads(options)
     folder = Path(options.rendezvous)
     commands = CommandReceiver(folder, rank)
-    checkpoint = Checkpoint.open(Path(options.load))
+    first = commands.receive()
+    if first is None:
+        return
+    checkpoint = Checkpoint.open(Path(first["load"]))
     mesh = _join(options, rank, file_init_method(folder))
     model = _load_model(options, mesh, checkpoint)
     stage = _build_stage(options, model, mesh, checkpoint, open_checkpoint_tokenizer(checkpoint))

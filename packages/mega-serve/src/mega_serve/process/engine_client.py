@@ -42,7 +42,8 @@ class EngineSettings:
 
     Attributes:
         factory: `module:function` that makes a `LoadedEngine` of the options.
-        options: JSON values, for the factory.
+        options: JSON values, for the factory. The client adds the `iteration` that was served if it starts
+            the engine again.
         environment: of the process; None inherits it.
         queue_requests, queue_tokens: bounds of the requests that the engine has, see `Limits`.
         heartbeat_timeout: seconds without a step or a heartbeat after which the engine is taken for hung.
@@ -260,7 +261,10 @@ class EngineProcessClient:
         self._child = child
         reason = "the server is stopping"
         try:
-            child.send({"load": self.settings.options, "log_prompts": self.settings.log_prompts})
+            options = dict(self.settings.options)
+            if self._model is not None:  # started again: the same weights, though the run may have newer ones
+                options["iteration"] = self._model.iteration
+            child.send({"load": options, "log_prompts": self.settings.log_prompts})
             reading = asyncio.create_task(self._read(child))
             watching = asyncio.create_task(self._watch())
             try:

@@ -56,6 +56,7 @@ LIBRARIES = {
     "sentencepiece",
     "starlette",
     "torch",
+    "triton",
     "uvicorn",
 }
 STANDARD_CLIENTS = {"ftplib", "http.client", "imaplib", "poplib", "smtplib", "telnetlib", "urllib", "xmlrpc"}

@@ -15,17 +15,17 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from mega_model.kernels.numba.simd import (
-    _INTS,
-    _VECTOR,
+from mega_model.kernels.numba.vector_ir import (
+    INTS,
     LANES,
-    _constant,
-    _data,
-    _declare,
-    _exp,
-    _load_vector,
-    _offset,
-    _store_vector,
+    VECTOR,
+    compute_exp,
+    constant,
+    data_pointer,
+    declare_function,
+    load_vector,
+    offset_at,
+    store_vector,
 )
 
 _HALVES = ir.VectorType(ir.IntType(16), LANES)
@@ -36,11 +36,11 @@ def widen(typing_context, x, start, vectors, out):
     """Set out[0:16 · vectors], float32, to x[start:], float32 or bfloat16."""
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        x_data, out_data = (_data(context, builder, sig.args[i], args[i]) for i in (0, 3))
+        x_data, out_data = (data_pointer(context, builder, sig.args[i], args[i]) for i in (0, 3))
         with cgutils.for_range(builder, args[2]) as loop:
-            place = _offset(builder, ir.Constant(ir.IntType(64), 0), loop.index, LANES)
-            values = _load_vector(builder, sig.args[0], x_data, builder.add(args[1], place))
-            _store_vector(builder, out_data, place, values)
+            place = offset_at(builder, ir.Constant(ir.IntType(64), 0), loop.index, LANES)
+            values = load_vector(builder, sig.args[0], x_data, builder.add(args[1], place))
+            store_vector(builder, out_data, place, values)
         return context.get_dummy_value()
 
     return types.void(x, types.intp, types.intp, out), generate
@@ -51,10 +51,10 @@ def narrow(typing_context, values, first, vectors, out, start):
     """Set out[start:], float32 or bfloat16, to 16 · `vectors` float32 numbers from values[first], rounded."""
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        data, out_data = (_data(context, builder, sig.args[i], args[i]) for i in (0, 3))
+        data, out_data = (data_pointer(context, builder, sig.args[i], args[i]) for i in (0, 3))
         with cgutils.for_range(builder, args[2]) as loop:
-            step = _offset(builder, ir.Constant(ir.IntType(64), 0), loop.index, LANES)
-            numbers = _load_vector(builder, sig.args[0], data, builder.add(args[1], step))
+            step = offset_at(builder, ir.Constant(ir.IntType(64), 0), loop.index, LANES)
+            numbers = load_vector(builder, sig.args[0], data, builder.add(args[1], step))
             _store_rounded(builder, sig.args[3], out_data, builder.add(args[4], step), numbers)
         return context.get_dummy_value()
 
@@ -66,11 +66,11 @@ def add_narrow(typing_context, values, first, bias, bias_start, vectors, out, st
     """As `narrow`, after adding bias[bias_start:], float32 or bfloat16."""
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        data, bias_data, out_data = (_data(context, builder, sig.args[i], args[i]) for i in (0, 2, 5))
+        data, bias_data, out_data = (data_pointer(context, builder, sig.args[i], args[i]) for i in (0, 2, 5))
         with cgutils.for_range(builder, args[4]) as loop:
-            step = _offset(builder, ir.Constant(ir.IntType(64), 0), loop.index, LANES)
-            numbers = _load_vector(builder, sig.args[0], data, builder.add(args[1], step))
-            added = _load_vector(builder, sig.args[2], bias_data, builder.add(args[3], step))
+            step = offset_at(builder, ir.Constant(ir.IntType(64), 0), loop.index, LANES)
+            numbers = load_vector(builder, sig.args[0], data, builder.add(args[1], step))
+            added = load_vector(builder, sig.args[2], bias_data, builder.add(args[3], step))
             total = builder.fadd(numbers, added)
             _store_rounded(builder, sig.args[5], out_data, builder.add(args[6], step), total)
         return context.get_dummy_value()
@@ -84,16 +84,16 @@ def logistic(typing_context, x, vectors):
     """Replace 16 · `vectors` float32 numbers by 1 / (1 + e^-x)."""
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        data = _data(context, builder, sig.args[0], args[0])
-        magnitude = _declare(builder, "llvm.fabs.v16f32", _VECTOR, _VECTOR)
+        data = data_pointer(context, builder, sig.args[0], args[0])
+        magnitude = declare_function(builder, "llvm.fabs.v16f32", VECTOR, VECTOR)
         with cgutils.for_range(builder, args[1]) as loop:
-            place = _offset(builder, ir.Constant(ir.IntType(64), 0), loop.index, LANES)
-            numbers = _load_vector(builder, sig.args[0], data, place)
-            small = _exp(builder, builder.fsub(_constant(0.0), builder.call(magnitude, [numbers])))
-            is_positive = builder.fcmp_ordered(">=", numbers, _constant(0.0))
-            numerator = builder.select(is_positive, _constant(1.0), small)
-            result = builder.fdiv(numerator, builder.fadd(_constant(1.0), small))
-            _store_vector(builder, data, place, result)
+            place = offset_at(builder, ir.Constant(ir.IntType(64), 0), loop.index, LANES)
+            numbers = load_vector(builder, sig.args[0], data, place)
+            small = compute_exp(builder, builder.fsub(constant(0.0), builder.call(magnitude, [numbers])))
+            is_positive = builder.fcmp_ordered(">=", numbers, constant(0.0))
+            numerator = builder.select(is_positive, constant(1.0), small)
+            result = builder.fdiv(numerator, builder.fadd(constant(1.0), small))
+            store_vector(builder, data, place, result)
         return context.get_dummy_value()
 
     return types.void(x, types.intp), generate
@@ -104,11 +104,11 @@ def exponentials(typing_context, x, vectors):
     """Replace 16 · `vectors` float32 numbers of at most 0 by e^x."""
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        data = _data(context, builder, sig.args[0], args[0])
+        data = data_pointer(context, builder, sig.args[0], args[0])
         with cgutils.for_range(builder, args[1]) as loop:
-            place = _offset(builder, ir.Constant(ir.IntType(64), 0), loop.index, LANES)
-            numbers = _load_vector(builder, sig.args[0], data, place)
-            _store_vector(builder, data, place, _exp(builder, numbers))
+            place = offset_at(builder, ir.Constant(ir.IntType(64), 0), loop.index, LANES)
+            numbers = load_vector(builder, sig.args[0], data, place)
+            store_vector(builder, data, place, compute_exp(builder, numbers))
         return context.get_dummy_value()
 
     return types.void(x, types.intp), generate
@@ -117,14 +117,14 @@ def exponentials(typing_context, x, vectors):
 def _store_rounded(builder: Any, array_type: Any, data: Any, place: Any, values: Any) -> None:
     """Store 16 numbers as elements of an array: themselves, or the bits of the nearest bfloat16."""
     if array_type.dtype == types.float32:
-        _store_vector(builder, data, place, values)
+        store_vector(builder, data, place, values)
         return
     int32 = ir.IntType(32)
 
     def integers(number: int) -> Any:
-        return ir.Constant(_INTS, [ir.Constant(int32, number)] * LANES)
+        return ir.Constant(INTS, [ir.Constant(int32, number)] * LANES)
 
-    bits = builder.bitcast(values, _INTS)
+    bits = builder.bitcast(values, INTS)
     is_odd = builder.and_(builder.lshr(bits, integers(16)), integers(1))
     rounded = builder.add(bits, builder.add(is_odd, integers(0x7FFF)))  # ties to even
     is_number = builder.fcmp_ordered("ord", values, values)

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from mega_model.kernels import reference
+from mega_model.kernels.numba import load_kernels
 from mega_model.kernels.row_functions import RowFunctions
 
-activations = pytest.importorskip("mega_model.kernels.numba.row_kernels", reason="numba is not installed")
+pytest.importorskip("numba", reason="numba is not installed")
+activations = load_kernels().row_kernels  # not by its name: compiled code would be cached beside the source
 
 DTYPES = [torch.float32, torch.bfloat16]
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2**-7}  # of values of magnitude 1: one rounding each

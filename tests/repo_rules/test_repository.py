@@ -72,12 +72,16 @@ def test_every_test_file_gave_tests(request: pytest.FixtureRequest) -> None:
     default = options.markexpr == "not long"  # as make test runs: there, too, every file gives a test
     if not default or options.keyword or options.deselect or any("::" in argument for argument in asked):
         pytest.skip("only some tests of a file were asked for, so files without tests mean nothing")
-    folders = [(request.config.invocation_params.dir / argument).resolve() for argument in asked]
+    start = request.config.invocation_params.dir
+    folders, left_out = (
+        [(start / path).resolve() for path in paths] for paths in (asked, options.ignore or [])
+    )
     files_of_tests = {
         file
         for pattern in ("packages/*/tests/**/test_*.py", "tests/**/test_*.py")
         for file in ROOT.glob(pattern)
         if any(file.is_relative_to(folder) for folder in folders)
+        and not any(file.is_relative_to(folder) for folder in left_out)
     }
     assert Path(__file__) in files_of_tests
     assert files_of_tests - {item.path for item in request.session.items} == set()

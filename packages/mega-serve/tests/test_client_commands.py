@@ -187,7 +187,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(server: FakeServer) -> None
         assert server.disconnected.wait(10)
         process.send_signal(signal.SIGINT)  # at the prompt it leaves neither
         read_until(terminal, "(?s)Ctrl-D or /quit leaves.*you>")
-        server.delay = 0
+        server.delay = 0.002  # without any, a busy machine reads for longer than the test waits
         os.write(terminal, b"and now\n")
         read_until(terminal, "five")
         assert [message["role"] for message in server.bodies[-1]["messages"]] == ["user", "assistant", "user"]

@@ -20,7 +20,7 @@ from mega_model.distributed.mesh import Axis
 from mega_model.kernels import reference
 from mega_model.kernels.interface import Kernels
 from mega_model.kernels.log_probabilities import LogProbabilities
-from mega_model.kernels.numba import NumbaKernels, as_array
+from mega_model.kernels.numba import NumbaKernels, as_array, run_kernel
 from mega_model.kernels.ordered_linear import TrainedOrderedLinear
 from mega_model.kernels.recomputed_gradient import with_gradient
 from mega_model.matmul_precision import has_native
@@ -64,9 +64,9 @@ class _RowFunctions:
         def kernel(x_TD: Tensor, scale_D: Tensor) -> Tensor:
             x_TD = x_TD.contiguous()
             out_TD = torch.empty_like(x_TD)
-            threads = torch.get_num_threads()
-            run = self._rows.rms_norm_serial if threads == 1 else self._rows.rms_norm_parallel
-            run(as_array(x_TD), as_array(scale_D), np.float32(eps), as_array(out_TD), threads)
+            run_kernel(
+                self._rows, "rms_norm", as_array(x_TD), as_array(scale_D), np.float32(eps), as_array(out_TD)
+            )
             return out_TD
 
         return with_gradient(kernel, lambda x, scale: self._base.rms_norm(x, scale, eps), x_TD, scale_D)
@@ -82,9 +82,7 @@ class _RowFunctions:
             x_TF = x_TF.contiguous()
             out_TF = torch.empty_like(x_TF)
             bias = as_array(biases[0] if biases else x_TF.new_empty(0))
-            threads = torch.get_num_threads()
-            run = self._rows.gelu_serial if threads == 1 else self._rows.gelu_parallel
-            run(as_array(x_TF), bias, approximate == "tanh", as_array(out_TF), threads)
+            run_kernel(self._rows, "gelu", as_array(x_TF), bias, approximate == "tanh", as_array(out_TF))
             return out_TF
 
         def definition(x_TF: Tensor, *biases: Tensor) -> Tensor:
@@ -95,9 +93,7 @@ class _RowFunctions:
     def swiglu(self, x_TF: Tensor) -> Tensor:
         def kernel(x_TF: Tensor) -> Tensor:
             out_TF = x_TF.new_empty(len(x_TF), x_TF.shape[1] // 2)
-            threads = torch.get_num_threads()
-            run = self._rows.swiglu_serial if threads == 1 else self._rows.swiglu_parallel
-            run(as_array(x_TF.contiguous()), as_array(out_TF), threads)
+            run_kernel(self._rows, "swiglu", as_array(x_TF.contiguous()), as_array(out_TF))
             return out_TF
 
         return with_gradient(kernel, self._base.swiglu, x_TF)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mega_model.distributed.mesh import Axis
 from mega_model.kernels.interface import Linear, OrderedLinear
-from mega_model.kernels.numba import NumbaKernels, as_array
+from mega_model.kernels.numba import NumbaKernels, as_array, run_kernel
 from mega_model.kernels.products import linear
 from mega_schema.row_segments import count_local_segments
 
@@ -39,9 +39,7 @@ class Panels:
         self._panel_size = _PANEL * length * pairs
         element = np.dtype(np.float32 if pairs == 1 else np.uint32)
         packed = np.zeros((panels, length, _PANEL), element)
-        threads = torch.get_num_threads()
-        pack = self._kernels.pack_serial if threads == 1 else self._kernels.pack_parallel
-        pack(as_array(weight).view(element), packed, threads)
+        run_kernel(self._kernels, "pack", as_array(weight).view(element), packed)
         self._panels: np.ndarray[Any, Any] = packed.reshape(-1)
         if pairs == 2:
             self._panels = self._panels.view(np.uint16)
@@ -59,7 +57,6 @@ class Panels:
         assert x_TI.dtype == self.dtype, f"inputs of {x_TI.dtype} for {self.dtype}"
         assert bias_O is None or bias_O.shape == (self.outputs,), "a bias per output"
         y_TO = x_TI.new_empty((len(x_TI), self.outputs), dtype=dtype)
-        threads = torch.get_num_threads()
         is_bf16 = self.dtype == torch.bfloat16
         if self.inputs % _PAIRS[self.dtype]:
             x_TI = torch.nn.functional.pad(x_TI, (0, 1))
@@ -67,10 +64,8 @@ class Panels:
         bias = as_array(x_TI.new_empty(0) if bias_O is None else bias_O)
         if is_bf16:
             x = x.view(np.uint32)
-            run = self._kernels.bf16_serial if threads == 1 else self._kernels.bf16_parallel
-        else:
-            run = self._kernels.float_serial if threads == 1 else self._kernels.float_parallel
-        run(x, self._panels, bias, as_array(y_TO), self._panel_size, segments, threads)
+        name = "bf16" if is_bf16 else "float"
+        run_kernel(self._kernels, name, x, self._panels, bias, as_array(y_TO), self._panel_size, segments)
         return y_TO
 
 

@@ -7,7 +7,6 @@ Legend: T tokens; D width of the residual stream; F width inside the feed-forwar
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mega_model.kernels.interface import Kernels
-from mega_model.kernels.numba import NumbaKernels, as_array
+from mega_model.kernels.numba import NumbaKernels, as_array, run_kernel
 
 
 def with_row_functions(base: Kernels, kernels: NumbaKernels) -> Kernels:
@@ -73,7 +72,9 @@ class RowFunctions:
 
     def _norm(self, x_TD: Tensor, scale_D: Tensor, shift_D: Tensor, eps: float) -> Tensor:
         out_TD = _empty_like(x_TD, scale_D, shift_D)
-        self._run("norm_rows", *_arrays(x_TD, scale_D, shift_D), np.float32(eps), *_arrays(out_TD))
+        run_kernel(
+            self._module, "norm_rows", *_arrays(x_TD, scale_D, shift_D), np.float32(eps), *_arrays(out_TD)
+        )
         return out_TD
 
     def _add_norm(
@@ -83,21 +84,14 @@ class RowFunctions:
         assert residual_TD.dtype == x_TD.dtype, f"a residual of {residual_TD.dtype}"
         sum_TD, out_TD = (_empty_like(x_TD, scale_D, shift_D) for _ in range(2))
         inputs = _arrays(x_TD, residual_TD, scale_D, shift_D)
-        self._run("add_norm_rows", *inputs, np.float32(eps), *_arrays(sum_TD, out_TD))
+        run_kernel(self._module, "add_norm_rows", *inputs, np.float32(eps), *_arrays(sum_TD, out_TD))
         return sum_TD, out_TD
 
     def _activate(self, x_TF: Tensor, bias_F: Tensor, activation: int, width: int) -> Tensor:
         assert bias_F.dtype == x_TF.dtype, f"a bias of {bias_F.dtype}"
         out_TF = x_TF.new_empty(len(x_TF), width)
-        self._run("activate_rows", *_arrays(x_TF, bias_F), activation, *_arrays(out_TF))
+        run_kernel(self._module, "activate_rows", *_arrays(x_TF, bias_F), activation, *_arrays(out_TF))
         return out_TF
-
-    def _run(self, name: str, *arguments: Any) -> None:
-        threads = torch.get_num_threads()
-        kernel: Callable[..., None] = getattr(
-            self._module, f"{name}_{'serial' if threads == 1 else 'parallel'}"
-        )
-        kernel(*arguments, threads)
 
 
 def _empty_like(x_TD: Tensor, scale_D: Tensor, shift_D: Tensor) -> Tensor:

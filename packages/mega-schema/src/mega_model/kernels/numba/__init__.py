@@ -64,6 +64,12 @@ def load_kernels(cache: str | None = None, *, package: str = "mega-serve") -> Nu
     return NumbaKernels(*(import_module(f"{__name__}.{name}") for name in _MODULES))
 
 
+def run_kernel(module: ModuleType, name: str, *arguments: Any) -> None:
+    """Call a kernel's form for torch's number of threads, `name`_serial or `name`_parallel."""
+    threads = torch.get_num_threads()
+    getattr(module, f"{name}_{'serial' if threads == 1 else 'parallel'}")(*arguments, threads)
+
+
 def as_array(x: Tensor) -> np.ndarray[Any, Any]:
     """Return a tensor's memory as numpy's; bfloat16 as its 16 bits."""
     x = x.detach()

@@ -32,9 +32,16 @@ from mega_serve.deployment.ray_serve import app
 load, port = sys.argv[1], int(sys.argv[2])
 
 
+def is_engine(process):
+    # a child that ends just now, or that its parent has not waited for yet, has no command line
+    try:
+        return "mega_serve.process.engine_process" in process.cmdline()
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return False
+
+
 def find_engines():
-    children = psutil.Process().children(recursive=True)
-    return [child.pid for child in children if "mega_serve.process.engine_process" in child.cmdline()]
+    return [child.pid for child in psutil.Process().children(recursive=True) if is_engine(child)]
 
 
 ray.init(num_cpus=2, include_dashboard=False, _node_ip_address="127.0.0.1")

@@ -232,11 +232,18 @@ class NumbaPages:
             number = self._index[layer]
             heads = q_TNH.shape[1]
             group_size = heads // kv_heads
+            threads = torch.get_num_threads()
             if group_size not in tasks:
-                tasks[group_size] = tile_tasks(layout.chunk_C4, kv_heads, group_size, self._kernels.TILE_ROWS)
+                tasks[group_size] = tile_tasks(
+                    layout.chunk_C4,
+                    kv_heads,
+                    group_size,
+                    tile_rows=self._kernels.TILE_ROWS,
+                    sequence_rows=self._kernels.SEQUENCE_ROWS,
+                    threads=threads,
+                )
             out_TNH = torch.empty(q_TNH.shape, dtype=q_TNH.dtype)
             slopes = np.array(mask.slopes or [0.0] * heads, np.float32)
-            threads = torch.get_num_threads()
             run = self._kernels.attend_serial if threads == 1 else self._kernels.attend_parallel
             run(
                 *map(as_array, (q_TNH, k_TKH, v_TKH)),

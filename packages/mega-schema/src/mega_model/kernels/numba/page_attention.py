@@ -9,6 +9,8 @@ component of 16 keys. A block of values has a row per position:
 A row is one query of one head. Its scores of all its keys are computed, then their softmax, then the sum of
 the values, each in the order of positions. Its result is bitwise independent of the chunk, the tile and the
 pages in which it is computed. The rows of one key head form tiles of 8, for which a block is read once.
+Memory bounds a chunk with fewer rows per key head, as in a decode step: `_attend_sequence` reads its pages
+in their order, all heads of a page together.
 
 Legend: T tokens; N query heads, K key heads, G query heads per key head; H width of a head; C chunks.
 """
@@ -34,6 +36,8 @@ from mega_model.kernels.numba.simd import (
 )
 
 TILE_ROWS = 8
+SEQUENCE_ROWS = 16  # of the key heads that `_attend_sequence` computes together
+_HEADS_AHEAD = 2  # the distance of prefetching, in key heads
 
 _scores_of_tile = build_tile_product(TILE_ROWS, 1, accumulate=False)
 _scores_of_row = build_tile_product(1, 1, accumulate=False)
@@ -169,6 +173,111 @@ def attend_tile(q, keys, values, out, task, chunk_C4, pages, window, slopes, sca
             out[token, head, h] = round_like(out, tile_out[r, h] * tile_q[r, 0])
 
 
+@njit(nogil=True, cache=True)
+def _sequence_scores(q, keys, starts, blocks, head_step, heads, group, scores):
+    """Set scores[r, 16 b + j] to the product of row r and key j of block b.
+
+    Args:
+        starts: of each block of the first key head, (blocks,); those of the next one are `head_step` further.
+        heads: key heads, each with `group` rows.
+    """
+    width = q.shape[1]
+    step = scores.shape[1]
+    places = np.empty(4, np.intp)
+    for first in range(0, blocks, 4):
+        count = min(4, blocks - first)
+        for head in range(heads):
+            for i in range(count):
+                places[i] = starts[first + i] + head * head_step
+                # the pages of other sequences are between two blocks: the hardware does not foresee them
+                if head + _HEADS_AHEAD < heads:
+                    prefetch(keys, places[i] + _HEADS_AHEAD * head_step, LANES * width)
+                elif first + 4 + i < blocks:
+                    ahead = head + _HEADS_AHEAD - heads
+                    prefetch(keys, starts[first + 4 + i] + ahead * head_step, LANES * width)
+            for r in range(head * group, (head + 1) * group):
+                place = r * step + first * LANES
+                if count == 4:
+                    _scores_of_row_4(q, r * width, 0, keys, places, LANES, 0, width, scores, place, 0)
+                else:
+                    for i in range(count):
+                        _scores_of_row(
+                            q, r * width, 0, keys, places[i], LANES, 0, width, scores, place + i * LANES, 0
+                        )
+
+
+@njit(nogil=True, cache=True)
+def _add_sequence_values(scores, values, starts, count, head_step, heads, group, out):
+    """Add to out[r] the first `count` values, weighted by scores[r]; arguments as of `_sequence_scores`."""
+    width = out.shape[1]
+    step = scores.shape[1]
+    for first in range(0, count, LANES):
+        block = first // LANES
+        block_keys = min(LANES, count - first)
+        for head in range(heads):
+            start = starts[block] + head * head_step
+            if head + _HEADS_AHEAD < heads:
+                prefetch(values, start + _HEADS_AHEAD * head_step, LANES * width)
+            elif first + LANES < count:
+                ahead = head + _HEADS_AHEAD - heads
+                prefetch(values, starts[block + 1] + ahead * head_step, LANES * width)
+            for r in range(head * group, (head + 1) * group):
+                weights = r * step + first
+                w = 0
+                while w + 4 * LANES <= width:
+                    place = r * width + w
+                    _values_of_row_4(
+                        scores, weights, 0, values, start + w, width, LANES, block_keys, out, place, 0
+                    )
+                    w += 4 * LANES
+                while w < width:
+                    place = r * width + w
+                    _values_of_row(scores, weights, 0, values, start + w, width, 0, block_keys, out, place, 0)
+                    w += LANES
+
+
+@njit(nogil=True, cache=True)
+def _attend_sequence(q, keys, values, out, task, chunk_C4, pages, window, slopes, scale, scratch):
+    """Compute attention of a chunk's few rows, of the task's key heads together."""
+    rows_q, scores, rows_out, key_starts, value_starts = scratch
+    chunk, first_head, heads, _ = task
+    first_token, tokens, start, table = chunk_C4[chunk]
+    group = q.shape[1] // keys.shape[1]
+    width = q.shape[2]
+    blocks_of_page = keys.shape[2]
+    rows = tokens * group
+    last = start + tokens - 1
+    first_block = 0 if window == 0 else max(0, start + 1 - window) // LANES
+    blocks = last // LANES + 1 - first_block
+    for b in range(blocks):
+        page = pages[table + (first_block + b) // blocks_of_page]
+        block = (page * keys.shape[1] + first_head) * blocks_of_page + (first_block + b) % blocks_of_page
+        key_starts[b] = block * width * LANES
+        value_starts[b] = block * LANES * rows_out.shape[1]
+    for head in range(heads):
+        for i in range(rows):
+            token, query_head = first_token + i // group, (first_head + head) * group + i % group
+            for h in range(width):
+                rows_q[head * rows + i, h] = bf16_to_float(q[token, query_head, h]) * scale
+    head_step = blocks_of_page * LANES * width
+    _sequence_scores(rows_q, keys, key_starts, blocks, head_step, heads, rows, scores)
+    rows_out[: heads * rows] = np.float32(0.0)
+    first_key = first_block * LANES
+    for head in range(heads):
+        for i in range(rows):
+            r = head * rows + i
+            slope = slopes[(first_head + head) * group + i % group]
+            rows_q[r, 0] = _softmax_row(scores, r, first_key, blocks, start + i // group, window, slope)
+    head_step = blocks_of_page * LANES * rows_out.shape[1]
+    _add_sequence_values(scores, values, value_starts, last + 1 - first_key, head_step, heads, rows, rows_out)
+    for head in range(heads):
+        for i in range(rows):
+            token, query_head = first_token + i // group, (first_head + head) * group + i % group
+            r = head * rows + i
+            for h in range(width):
+                out[token, query_head, h] = round_like(out, rows_out[r, h] * rows_q[r, 0])
+
+
 def _attend(
     q, k, v, keys, values, out, tasks, chunk_C4, pages, slot_T, longest, window, slopes, scale, threads
 ):
@@ -177,14 +286,14 @@ def _attend(
     Args:
         q, k, v, out: (T, N, H), (T, K, H), (T, K, H), (T, N, H); bfloat16 as uint16.
         keys, values: the layer's pages, float32 or bfloat16 as uint16; written.
-        tasks: (tiles, 3): chunk, key head and number of each tile.
+        tasks: (tasks, 4), see `page_tiles.tile_tasks`.
         chunk_C4: of each chunk the first token, the number of tokens, the position of the first, and the
             index of its block table in `pages`.
         slot_T: page · page size + offset in it, of each token.
         longest: keys of the longest sequence.
         window: keys that a token sees; 0: all before it.
         slopes: (N,) float32, 0 without ALiBi.
-        threads: workers; tile i is computed by worker i mod threads.
+        threads: workers; task i is computed by worker i mod threads.
     """
     page_size = keys.shape[2] * LANES
     tokens, key_heads, width = k.shape
@@ -199,14 +308,19 @@ def _attend(
     for worker in prange(threads):
         blocks = longest // LANES + 1
         scratch = (
-            np.empty((TILE_ROWS, width), np.float32),
-            np.empty((TILE_ROWS, blocks * LANES), np.float32),
-            np.empty((TILE_ROWS, values.shape[4]), np.float32),
+            np.empty((SEQUENCE_ROWS, width), np.float32),
+            np.empty((SEQUENCE_ROWS, blocks * LANES), np.float32),
+            np.empty((SEQUENCE_ROWS, values.shape[4]), np.float32),
             np.empty(blocks, np.intp),
             np.empty(blocks, np.intp),
         )
         for i in range(worker, len(tasks), threads):
-            attend_tile(q, keys, values, out, tasks[i], chunk_C4, pages, window, slopes, scale, scratch)
+            task = tasks[i]
+            if task[2]:
+                _attend_sequence(q, keys, values, out, task, chunk_C4, pages, window, slopes, scale, scratch)
+            else:
+                place = (task[0], task[1], task[3])
+                attend_tile(q, keys, values, out, place, chunk_C4, pages, window, slopes, scale, scratch)
 
 
 attend_serial: Any = njit(nogil=True, cache=True)(_attend)

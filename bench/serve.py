@@ -13,12 +13,16 @@ Every way decodes greedily, without detokenizing, and is a process of its own. W
 for each number of threads; the least wall-clock and CPU time (user and system, all threads) of a batch count.
 Before every process the script measures how busy the machine is, and the result keeps it.
 
+First each peer generates 16 tokens for the prompts of `batch` in float32, and the result says how many rows
+have our tokens. In bfloat16 the two largest logits of a random model are often nearer than a rounding.
+
 The peers are in `serving_peers.py`; vLLM runs where MEGA_VLLM names the Python of an environment that has it.
 `ours` takes the numba kernels if numba is installed, `ours-torch` torch's operations alone, `ours-int8`
 weights in 8-bit integers, `ours-invariant` --batch-invariant.
 
 The bound of one stream is the memory bandwidth divided by the bytes of the weights that a token reads. The
-bandwidth is that of torch summing 512 MB of integers, measured in the same run by as many threads.
+bandwidth is that of torch summing 512 MB of float32 in huge pages, measured in the same run with the same
+number of threads.
 """
 
 from __future__ import annotations
@@ -176,7 +180,7 @@ def run_ours(way: str, folder: Path, workload: dict[str, Any], dtype: str) -> di
 def measure_bandwidth(threads: int) -> float:
     """Return the bytes per second at which torch reads memory."""
     torch.set_num_threads(threads)
-    x = torch.ones(1 << 27, dtype=torch.int32)
+    x = torch.from_numpy(np.ones(1 << 27, np.float32))  # numpy asks for huge pages
     seconds = []
     for _ in range(8):
         start = time.perf_counter()
@@ -264,6 +268,8 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
         root = Path(temporary)
         for model in {work["model"] for work in workloads.values()}:
             make_model(root / model, SPECS[model])
+        if "batch" in workloads:
+            report["rows_equal_to_ours_in_float32"] = check_tokens(options.ways, workloads["batch"], root)
         for threads in options.threads:
             section: dict[str, Any] = {"bandwidth": measure_bandwidth(threads)}
             report[f"threads_{threads}"] = section
@@ -277,7 +283,26 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
                 )
                 bound = section["bandwidth"] / weights
                 section["stream"]["bound_tokens_per_second"] = round(bound, 1)
+                if "ours" in section["stream"]:
+                    speed = section["stream"]["ours"]["tokens_per_second"]
+                    section["stream"]["ours"]["part_of_bound"] = round(speed / bound, 3)
     return report
+
+
+def check_tokens(ways: Sequence[str], batch: dict[str, Any], root: Path) -> dict[str, str]:
+    """Return for every peer how many rows of a batch have the tokens of ours, in float32."""
+    work = {**batch, "batches": batch["batches"][:1], "new_tokens": 16, "warmups": 0}
+    file = root / "check.json"
+    file.write_text(json.dumps(work))
+    results = {
+        way: run_way(way, file, root / work["model"], "fp32", 1)
+        for way in ("ours", *(way for way in ways if way in PEERS))
+    }
+    ours = results.pop("ours")
+    assert ours is not None, "our engine failed"
+    equal = {way: count_equal(ours, result) for way, result in results.items() if result is not None}
+    print(f"rows with the tokens of ours, in float32: {equal}", flush=True)
+    return equal
 
 
 def run_workload(

@@ -1,14 +1,15 @@
 """Load a checkpoint's weights into the form they compute in, one parameter at a time.
 
 The model is built without memory. Each parameter's box is read as it is stored, for this rank's part of the
-tensor, and becomes its packed form or a parameter of the model's dtype before the next one is read. Memory
-at any moment is the finished weights and one tensor.
+tensor, and becomes its packed form or a parameter of the model's dtype while a thread reads the next one.
+Memory at any moment is the finished weights and two tensors.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -139,8 +140,7 @@ def fill_model(
     layers = linear_layers(model)
     is_tied = rt.spec.tied and rt.stage.is_first and rt.stage.is_last
     with torch.no_grad():
-        for name, parameter in list(model.named_parameters(remove_duplicate=True)):
-            value = _read_parameter(rt.table[name], parameter, rt, read)
+        for name, value in _read_parameters(list(model.named_parameters()), rt, read):
             layer = layers.get(name)
             if is_tied and name == "embed.weight":
                 layer = model.head
@@ -153,15 +153,32 @@ def fill_model(
     return model.eval()
 
 
-def _read_parameter(row: Param, parameter: nn.Parameter, rt: Runtime, read: ReadRaw) -> Tensor:
-    """Return this rank's part of a parameter in the model's dtype; padding rows are zero."""
+def _read_parameters(
+    parameters: Sequence[tuple[str, nn.Parameter]], rt: Runtime, read: ReadRaw
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the name and this rank's part of each parameter; a thread reads the one after it meanwhile."""
+
+    def read_boxes(number: int) -> list[Tensor]:
+        row = rt.table[parameters[number][0]]
+        return [read(row.tied_to or row.name, slab) for slab in row.slabs(rt.tp.rank, rt.tp.size)]
+
+    with ThreadPoolExecutor(1, "read weights") as reader:
+        boxes = reader.submit(read_boxes, 0)
+        for number, (name, parameter) in enumerate(parameters):
+            values = boxes.result()
+            if number + 1 < len(parameters):
+                boxes = reader.submit(read_boxes, number + 1)
+            yield name, _join_boxes(rt.table[name], values, parameter, rt)
+
+
+def _join_boxes(row: Param, boxes: Sequence[Tensor], parameter: nn.Parameter, rt: Runtime) -> Tensor:
+    """Return a parameter in the model's dtype; padding rows are zero."""
     slabs = row.slabs(rt.tp.rank, rt.tp.size)
-    name = row.tied_to or row.name
     if len(slabs) == 1 and slabs[0].shape == tuple(parameter.shape):
-        return read(name, slabs[0]).to(rt.device, parameter.dtype)
+        return boxes[0].to(rt.device, parameter.dtype)
     values = torch.zeros(parameter.shape, dtype=parameter.dtype, device=rt.device)
-    for slab in slabs:
-        values[slab.in_local] = read(name, slab).to(rt.device, parameter.dtype)
+    for slab, box in zip(slabs, boxes, strict=True):
+        values[slab.in_local] = box.to(rt.device, parameter.dtype)
     return values
 
 

@@ -386,3 +386,28 @@ def test_an_identity_survives_its_dict():
 def test_importing_the_module_does_not_import_tokenizers():
     code = "import sys, mega_schema.tokenizer.tokenizer; sys.exit('tokenizers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(("words", "most"), [(100, 4e6), (10_000, 40e6)])
+def test_a_limited_cache_bounds_the_memory_of_hostile_words(
+    files: tuple[Path, Path], words: int, most: float
+) -> None:
+    """In a process of its own: freed memory of other tests would hide the growth."""
+    program = """
+import sys
+from pathlib import Path
+import psutil
+from mega_schema.tokenizer.tokenizer import open_tokenizer
+tokenizer = open_tokenizer("GPT2BPETokenizer", vocab_file=Path(sys.argv[1]), merge_file=Path(sys.argv[2]))
+tokenizer.limit_cache(int(sys.argv[3]))
+tokenizer.encode("he")
+before = psutil.Process().memory_info().rss
+for number in range(2000):
+    word = "".join("abcdefghij"[int(digit)] for digit in str(number))
+    tokenizer.encode("abcdefghijklmnopqrst" * 12 + word)
+print(psutil.Process().memory_info().rss - before)
+"""
+    command = [sys.executable, "-c", program, *map(str, files), str(words)]
+    grown = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    assert grown < most
+    assert words == 100 or grown > 8e6  # what a limit is for

@@ -73,6 +73,15 @@ class FastTokenizer:
         assert self._library is not None
         assert self.source
 
+    def limit_cache(self, words: int) -> None:
+        """Keep the ids of at most `words` words that were encoded, for a process that runs for months.
+
+        The library keeps those of 10,000 words of up to 256 characters: hostile texts fill 67 MB with them.
+        """
+        resize = getattr(self._library.model, "_resize_cache", None)  # BPE and Unigram have a cache
+        if resize is not None:
+            resize(words)
+
     def content(self) -> dict[str, Any]:
         """Return the parsed source; the first call after `open_tokenizer` need not parse it.
 

@@ -42,6 +42,8 @@ if TYPE_CHECKING:  # --help answers without these
     from mega_serve.http.app import Application
     from mega_serve.process.engine_client import EngineProcessClient
 
+_CACHED_WORDS = 1000  # of the tokenizer, 7 MB at most
+
 _server = option_group("Server")
 
 
@@ -225,7 +227,7 @@ def build_application(
         rank: of torchrun.
         connections: returns the number of open connections, for a metric.
     """
-    from mega_schema.tokenizer.tokenizer import open_tokenizer_folder
+    from mega_schema.tokenizer.tokenizer import FastTokenizer, open_tokenizer_folder
     from mega_serve.api.chat_templates import find_chat_template
     from mega_serve.api.context import ApiContext
     from mega_serve.http.app import create_app
@@ -247,6 +249,8 @@ def build_application(
         )
     )
     tokenizer = open_tokenizer_folder(checkpoint.tokenizer_folder)
+    if isinstance(tokenizer, FastTokenizer):
+        tokenizer.limit_cache(_CACHED_WORDS)
     context = ApiContext(
         client=client,
         tokenizer=tokenizer,

@@ -21,7 +21,7 @@ from numba import njit, prange
 from mega_model.kernels.numba.page_attention import TILE_ROWS, attend_tile
 from mega_model.kernels.numba.projection import BIASES, MAX_ROWS, array_at, project
 from mega_model.kernels.numba.row_kernels import SWIGLU, activate_row, norm_row, round_as
-from mega_model.kernels.numba.simd import LANES, bf16_to_float, round_like
+from mega_model.kernels.numba.simd import LANES, bf16_to_float, convert_like, round_like
 
 ATTN_NORM, QKV, OUT, FFN_NORM, UP, DOWN = range(6)  # columns of the table of addresses, see `projection`
 
@@ -114,8 +114,8 @@ def _attend_heads(qkv, cos, sin, keys, values, out, step, slopes, shape, worker,
         page, offset = slot_T[r] // page_size, slot_T[r] % page_size
         block, lane = offset // LANES, offset % LANES
         for h in range(width):
-            keys[page, head, block, h, lane] = round_like(keys, bf16_to_float(k[h]))
-            values[page, head, block, lane, h] = round_like(values, bf16_to_float(v[h]))
+            keys[page, head, block, h, lane] = convert_like(keys, k[h])
+            values[page, head, block, lane, h] = convert_like(values, v[h])
         for tile in range((group + TILE_ROWS - 1) // TILE_ROWS):
             attend_tile(
                 q,

@@ -27,11 +27,11 @@ from numba import njit, prange
 
 from mega_model.kernels.numba.simd import (
     LANES,
-    bf16_to_float,
     build_tile_product,
+    convert_like,
     exp_sum,
     prefetch,
-    round_like,
+    scale_row,
     vector_max,
 )
 
@@ -135,6 +135,12 @@ def _softmax_row(scores, r, first_key, blocks, position, window, slope):
 
 
 @njit(nogil=True, cache=True)
+def _row_start(array, token, head):
+    """Return the distance of a token's head from the first element of an array, in elements."""
+    return (token * array.strides[0] + head * array.strides[1]) // array.itemsize
+
+
+@njit(nogil=True, cache=True)
 def attend_tile(q, keys, values, out, task, chunk_C4, pages, window, slopes, scale, scratch):
     """Compute attention of the rows of one tile."""
     tile_q, scores, tile_out, key_starts, value_starts = scratch
@@ -155,8 +161,7 @@ def attend_tile(q, keys, values, out, task, chunk_C4, pages, window, slopes, sca
         value_starts[b] = block * LANES * tile_out.shape[1]
     for r in range(rows):
         token, head = first_token + (begin + r) // group, key_head * group + (begin + r) % group
-        for h in range(width):
-            tile_q[r, h] = bf16_to_float(q[token, head, h]) * scale
+        scale_row(q, _row_start(q, token, head), tile_q, r * width, width, scale)
     _compute_scores(tile_q, keys, key_starts, values, value_starts, blocks, rows, scores)
     tile_out[:rows] = np.float32(0.0)
     first_key = first_block * LANES
@@ -169,8 +174,7 @@ def attend_tile(q, keys, values, out, task, chunk_C4, pages, window, slopes, sca
     _add_values(scores, values, value_starts, count, keys, key_starts, next_head, rows, tile_out)
     for r in range(rows):
         token, head = first_token + (begin + r) // group, key_head * group + (begin + r) % group
-        for h in range(width):
-            out[token, head, h] = round_like(out, tile_out[r, h] * tile_q[r, 0])
+        scale_row(tile_out, r * tile_out.shape[1], out, _row_start(out, token, head), width, tile_q[r, 0])
 
 
 @njit(nogil=True, cache=True)
@@ -257,8 +261,8 @@ def _attend_sequence(q, keys, values, out, task, chunk_C4, pages, window, slopes
     for head in range(heads):
         for i in range(rows):
             token, query_head = first_token + i // group, (first_head + head) * group + i % group
-            for h in range(width):
-                rows_q[head * rows + i, h] = bf16_to_float(q[token, query_head, h]) * scale
+            place = (head * rows + i) * width
+            scale_row(q, _row_start(q, token, query_head), rows_q, place, width, scale)
     head_step = blocks_of_page * LANES * width
     _sequence_scores(rows_q, keys, key_starts, blocks, head_step, heads, rows, scores)
     rows_out[: heads * rows] = np.float32(0.0)
@@ -274,8 +278,8 @@ def _attend_sequence(q, keys, values, out, task, chunk_C4, pages, window, slopes
         for i in range(rows):
             token, query_head = first_token + i // group, (first_head + head) * group + i % group
             r = head * rows + i
-            for h in range(width):
-                out[token, query_head, h] = round_like(out, rows_out[r, h] * rows_q[r, 0])
+            place = _row_start(out, token, query_head)
+            scale_row(rows_out, r * rows_out.shape[1], out, place, width, rows_q[r, 0])
 
 
 def _attend(
@@ -284,7 +288,8 @@ def _attend(
     """Write the new keys and values to their pages, then compute attention of all chunks.
 
     Args:
-        q, k, v, out: (T, N, H), (T, K, H), (T, K, H), (T, N, H); bfloat16 as uint16.
+        q, k, v, out: (T, N, H), (T, K, H), (T, K, H), (T, N, H); bfloat16 as uint16. The H numbers of a head
+            lie side by side.
         keys, values: the layer's pages, float32 or bfloat16 as uint16; written.
         tasks: (tasks, 4), see `page_tiles.tile_tasks`.
         chunk_C4: of each chunk the first token, the number of tokens, the position of the first, and the
@@ -295,6 +300,8 @@ def _attend(
         slopes: (N,) float32, 0 without ALiBi.
         threads: workers; task i is computed by worker i mod threads.
     """
+    assert q.strides[2] == q.itemsize
+    assert out.strides[2] == out.itemsize
     page_size = keys.shape[2] * LANES
     tokens, key_heads, width = k.shape
     for worker in prange(threads):
@@ -303,8 +310,8 @@ def _attend(
             block, lane = offset // LANES, offset % LANES
             for head in range(key_heads):
                 for h in range(width):
-                    keys[page, head, block, h, lane] = round_like(keys, bf16_to_float(k[t, head, h]))
-                    values[page, head, block, lane, h] = round_like(values, bf16_to_float(v[t, head, h]))
+                    keys[page, head, block, h, lane] = convert_like(keys, k[t, head, h])
+                    values[page, head, block, lane, h] = convert_like(values, v[t, head, h])
     for worker in prange(threads):
         blocks = longest // LANES + 1
         scratch = (

@@ -35,6 +35,7 @@ from mega_model.kernels.numba.vector_ir import (
     load_vector,
     offset_at,
     prefetch_line,
+    round_to_bf16,
     splat,
     splat_int,
     store_vector,
@@ -175,10 +176,7 @@ def bf16_to_float(typing_context, bits):
     """Return the float32 number of bfloat16's bits; a float32 number passes through."""
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        if sig.args[0] == types.float32:
-            return args[0]
-        wide = builder.shl(builder.zext(args[0], ir.IntType(32)), ir.Constant(ir.IntType(32), 16))
-        return builder.bitcast(wide, FLOAT)
+        return args[0] if sig.args[0] == types.float32 else _widen(builder, args[0])
 
     return types.float32(bits), generate
 
@@ -261,17 +259,57 @@ def round_like(typing_context, array, x):
     """Return a float32 number as an element of `array`: itself, or the bits of the nearest bfloat16."""
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        if sig.args[0].dtype == types.float32:
-            return args[1]
-        int32 = ir.IntType(32)
-        bits = builder.bitcast(args[1], int32)
-        is_odd = builder.and_(builder.lshr(bits, ir.Constant(int32, 16)), ir.Constant(int32, 1))
-        rounded = builder.add(bits, builder.add(is_odd, ir.Constant(int32, 0x7FFF)))  # ties to even
-        is_number = builder.fcmp_ordered("ord", args[1], args[1])
-        number_bits = builder.select(is_number, rounded, ir.Constant(int32, 0x7FC00000))
-        return builder.trunc(builder.lshr(number_bits, ir.Constant(int32, 16)), ir.IntType(16))
+        return args[1] if sig.args[0].dtype == types.float32 else round_to_bf16(builder, args[1])
 
     return array.dtype(array, types.float32), generate
+
+
+@intrinsic
+def convert_like(typing_context, array, x):
+    """Return a float32 number, or bfloat16's bits, as an element of `array`."""
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        if sig.args[1] == sig.args[0].dtype:
+            return args[1]
+        if sig.args[0].dtype == types.float32:
+            return _widen(builder, args[1])
+        return round_to_bf16(builder, args[1])
+
+    return array.dtype(array, x), generate
+
+
+@intrinsic
+def scale_row(typing_context, x, x_start, out, out_start, count, factor):
+    """Set out[out_start + i] to factor · x[x_start + i], for `count` elements.
+
+    LLVM uses no vectors for a loop over a slice, whose elements may lie apart for all it knows.
+    """
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        x_type, _, out_type, *_ = sig.args
+        x_data, out_data = (data_pointer(context, builder, sig.args[i], args[i]) for i in (0, 2))
+        is_float = out_type.dtype == types.float32
+        lanes = ir.Constant(INT, LANES)
+        vectors = builder.sdiv(args[4], lanes)
+        scale = splat(builder, args[5])
+        with cgutils.for_range(builder, vectors) as loop:
+            values = load_vector(builder, x_type, x_data, offset_at(builder, args[1], loop.index, LANES))
+            product = builder.fmul(values, scale)
+            place = offset_at(builder, args[3], loop.index, LANES)
+            store_vector(builder, out_data, place, product if is_float else round_to_bf16(builder, product))
+        done = builder.mul(vectors, lanes)
+        with cgutils.for_range(builder, builder.sub(args[4], done)) as loop:
+            index = builder.add(done, loop.index)
+            value = builder.load(builder.gep(x_data, [builder.add(args[1], index)]))
+            product = builder.fmul(
+                value if x_type.dtype == types.float32 else _widen(builder, value), args[5]
+            )
+            pointer = builder.gep(out_data, [builder.add(args[3], index)])
+            builder.store(product if is_float else round_to_bf16(builder, product), pointer)
+        return context.get_dummy_value()
+
+    size = types.intp
+    return types.void(x, size, out, size, size, types.float32), generate
 
 
 def build_activation(name: str) -> Callable[..., None]:
@@ -295,6 +333,12 @@ def build_activation(name: str) -> Callable[..., None]:
         return types.void(x, types.intp, types.intp), generate
 
     return activation
+
+
+def _widen(builder: Any, bits: Any) -> Any:
+    """Return the float32 number of bfloat16's bits."""
+    wide = builder.shl(builder.zext(bits, ir.IntType(32)), ir.Constant(ir.IntType(32), 16))
+    return builder.bitcast(wide, FLOAT)
 
 
 def _silu(builder: Any, x: Any) -> Any:

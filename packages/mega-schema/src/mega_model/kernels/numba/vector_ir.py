@@ -78,7 +78,22 @@ def load_vector(builder: Any, array_type: Any, data: Any, place: Any) -> Any:
 
 def store_vector(builder: Any, data: Any, place: Any, values: Any) -> None:
     pointer = builder.bitcast(builder.gep(data, [place]), values.type.as_pointer())
-    builder.store(values, pointer).align = 4
+    builder.store(values, pointer).align = 2 if values.type.element == ir.IntType(16) else 4
+
+
+def round_to_bf16(builder: Any, x: Any) -> Any:
+    """Return the bits of the nearest bfloat16 numbers, ties to even, of a float32 number or vector."""
+    is_vector = isinstance(x.type, ir.VectorType)
+
+    def integer(value: int) -> Any:
+        return ir.Constant(INTS, [value] * LANES) if is_vector else ir.Constant(ir.IntType(32), value)
+
+    bits = builder.bitcast(x, INTS if is_vector else ir.IntType(32))
+    is_odd = builder.and_(builder.lshr(bits, integer(16)), integer(1))
+    rounded = builder.add(bits, builder.add(is_odd, integer(0x7FFF)))
+    number_bits = builder.select(builder.fcmp_ordered("ord", x, x), rounded, integer(0x7FC00000))
+    half = ir.VectorType(ir.IntType(16), LANES) if is_vector else ir.IntType(16)
+    return builder.trunc(builder.lshr(number_bits, integer(16)), half)
 
 
 def splat(builder: Any, scalar: Any) -> Any:

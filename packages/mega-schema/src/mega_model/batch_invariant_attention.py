@@ -16,7 +16,7 @@ from torch import Tensor
 from mega_model.attention_backends import PackedAttention
 from mega_model.attention_mask import PLAIN, AttentionMask
 from mega_model.kernels import Visible
-from mega_model.kernels.numba import NumbaKernels, as_array
+from mega_model.kernels.numba import NumbaKernels, as_array, run_kernel
 from mega_model.kernels.page_tiles import IntArray, tile_tasks
 from mega_model.kernels.recomputed_gradient import with_gradient
 from mega_model.kernels.reference import attention
@@ -76,9 +76,9 @@ class BatchInvariantAttention:
         keys = np.zeros((pages, kv_heads, 1, width, _PAGE), element)
         values = np.zeros((pages, kv_heads, 1, _PAGE, -(-width // _PAGE) * _PAGE), element)
         out_TNH = torch.empty(q_TNH.shape, dtype=q_TNH.dtype)
-        threads = torch.get_num_threads()
-        run = module.attend_serial if threads == 1 else module.attend_parallel
-        run(
+        run_kernel(
+            module,
+            "attend",
             *(as_array(x) for x in (q_TNH, k_TKH, v_TKH)),
             keys,
             values,
@@ -98,6 +98,5 @@ class BatchInvariantAttention:
             mask.window or 0,
             np.array(mask.slopes or [0.0] * heads, np.float32),
             np.float32(width**-0.5),
-            threads,
         )
         return out_TNH

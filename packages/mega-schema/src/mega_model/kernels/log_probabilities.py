@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mega_model.distributed.mesh import Axis
-from mega_model.kernels.numba import NumbaKernels, as_array
+from mega_model.kernels.numba import NumbaKernels, as_array, run_kernel
 from mega_model.kernels.reference import IGNORED
 
 
@@ -48,9 +48,7 @@ class LogProbabilities:
             largest_C = logits_CV.amax(1).float()
         largest_C = tp.reduce(largest_C, "max")
         sum_C = torch.zeros(rows, dtype=torch.int64)
-        threads = torch.get_num_threads()
-        run = self._rows.exp_sums_serial if threads == 1 else self._rows.exp_sums_parallel
-        run(as_array(logits_CV), as_array(largest_C), sum_C.numpy(), threads)
+        run_kernel(self._rows, "exp_sums", as_array(logits_CV), as_array(largest_C), sum_C.numpy())
         unit = -self._rows.SUM_BITS * math.log(2)
         logs = [math.log(total) + unit if total > 0 else math.nan for total in tp.reduce(sum_C).tolist()]
         return largest_C, torch.tensor(logs, dtype=torch.float64)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.util import find_spec
 from typing import Literal
 
@@ -83,23 +84,16 @@ def build_pages(
 ) -> KeyValuePages:
     """Return an empty pool of pages with its backend; see `TorchPages` for the arguments."""
     if name == "numba":
-        return NumbaPages(
-            layers,
-            num_pages=num_pages,
-            page_size=page_size,
-            kv_heads=kv_heads,
-            head_dim=head_dim,
-            dtype=dtype,
-            kernels=load_kernels().attention,
-        )
-    return pages_class(name)(
+        build: Callable[..., KeyValuePages] = partial(NumbaPages, kernels=load_kernels().attention)
+    else:
+        build = partial(pages_class(name), device=device)
+    return build(
         layers,
         num_pages=num_pages,
         page_size=page_size,
         kv_heads=kv_heads,
         head_dim=head_dim,
         dtype=dtype,
-        device=device,
     )
 
 

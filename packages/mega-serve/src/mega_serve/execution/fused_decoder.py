@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mega_model.block import DecoderBlock
 from mega_model.decoder import Decoder
-from mega_model.kernels.numba import NumbaKernels, as_array
+from mega_model.kernels.numba import NumbaKernels, as_array, run_kernel
 from mega_model.layers import LayerNorm, RMSNorm
 from mega_schema.spec import ModelSpec
 from mega_serve.execution.packed_weights import Array, Int8Linear, LinearLayer, PackedLinear
@@ -68,10 +68,9 @@ class FusedDecoder:
         cos_TR = sin_TR = torch.empty(len(x_TD), 0)
         if model.spec.rotary_dim:
             cos_TR, sin_TR = model.rotary(position_T)
-        threads = torch.get_num_threads()
-        module = self._kernels.decoder_layers
-        run = module.layers_serial if threads == 1 else module.layers_parallel
-        run(
+        run_kernel(
+            self._kernels.decoder_layers,
+            "layers",
             as_array(x_TD),
             self._weights,
             self._table,
@@ -86,7 +85,6 @@ class FusedDecoder:
             self._slopes,
             self._eps,
             self._shape,
-            threads,
         )
         hidden_TD: Tensor = model.final_norm(x_TD)
         return hidden_TD

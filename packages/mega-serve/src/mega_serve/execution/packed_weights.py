@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from mega_model.decoder import Decoder
 from mega_model.kernels.batch_invariant import check_dtype
-from mega_model.kernels.numba import NumbaKernels, as_array
+from mega_model.kernels.numba import NumbaKernels, as_array, run_kernel
 from mega_model.kernels.ordered_linear import PackedOrderedLinear
 from mega_model.layers import ColumnLinear, LMHead, RowLinear
 from mega_model.matmul_precision import has_native
@@ -71,16 +71,11 @@ class PackedLinear:
         assert x_TI.dtype == self._dtype, f"inputs of {x_TI.dtype} for {self._dtype}"
         assert bias_O is None or bias_O.shape == (self._outputs,), "a bias per output"
         y_TO = x_TI.new_empty(len(x_TI), self._outputs)
-        threads = torch.get_num_threads()
-        module = self._kernels.linear
-        is_bf16 = self._dtype == torch.bfloat16
         x, y, bias = (as_array(t) for t in (x_TI, y_TO, y_TO[0, :0] if bias_O is None else bias_O))
-        if is_bf16:
-            multiply = module.bf16_serial if threads == 1 else module.bf16_parallel
-            x = x.view(np.uint32)
-        else:
-            multiply = module.float_serial if threads == 1 else module.float_parallel
-        multiply(x, self.panels, bias, y, _PANEL * _round_up(self._inputs), threads)
+        name = "float"
+        if self._dtype == torch.bfloat16:
+            name, x = "bf16", x.view(np.uint32)
+        run_kernel(self._kernels.linear, name, x, self.panels, bias, y, _PANEL * _round_up(self._inputs))
         return y_TO
 
     def _view_panels(self, weight_OI: Tensor) -> Array | None:
@@ -170,9 +165,7 @@ class Int8Linear:
         layer[module.SCALES] = self.scale_O.data_ptr()
         layer[module.SUMS] = self.zero_O.data_ptr()
         y_TO = x_TI.new_empty(len(x_TI), outputs)
-        threads = torch.get_num_threads()
-        multiply = module.rows_serial if threads == 1 else module.rows_parallel
-        multiply(as_array(x_TI), panels[:0], layer, as_array(y_TO), threads)
+        run_kernel(module, "rows", as_array(x_TI), panels[:0], layer, as_array(y_TO))
         return y_TO
 
     def _view_panels(self, integers: Array) -> Array | None:

@@ -20,7 +20,7 @@ from torch import Tensor
 from mega_model.attention_backends import AttentionBackend
 from mega_model.attention_mask import PLAIN, AttentionMask
 from mega_model.kernels import Visible
-from mega_model.kernels.numba import as_array
+from mega_model.kernels.numba import as_array, run_kernel
 from mega_model.kernels.page_tiles import tile_tasks
 from mega_model.kernels.reference import attention
 from mega_schema.spec import ModelSpec
@@ -232,7 +232,6 @@ class NumbaPages:
             number = self._index[layer]
             heads = q_TNH.shape[1]
             group_size = heads // kv_heads
-            threads = torch.get_num_threads()
             if group_size not in tasks:
                 tasks[group_size] = tile_tasks(
                     layout.chunk_C4,
@@ -240,12 +239,13 @@ class NumbaPages:
                     group_size,
                     tile_rows=self._kernels.TILE_ROWS,
                     sequence_rows=self._kernels.SEQUENCE_ROWS,
-                    threads=threads,
+                    threads=torch.get_num_threads(),
                 )
             out_TNH = torch.empty(q_TNH.shape, dtype=q_TNH.dtype)
             slopes = np.array(mask.slopes or [0.0] * heads, np.float32)
-            run = self._kernels.attend_serial if threads == 1 else self._kernels.attend_parallel
-            run(
+            run_kernel(
+                self._kernels,
+                "attend",
                 *map(as_array, (q_TNH, k_TKH, v_TKH)),
                 self.keys[number],
                 self.values[number],
@@ -258,7 +258,6 @@ class NumbaPages:
                 mask.window or 0,
                 slopes,
                 np.float32(q_TNH.shape[2] ** -0.5),
-                threads,
             )
             return out_TNH
 

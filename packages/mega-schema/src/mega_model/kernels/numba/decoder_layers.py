@@ -151,7 +151,6 @@ def _run_layers(
     """
     rows = len(x)
     assert rows <= MAX_ROWS
-    assert rows <= MAX_ROWS
     qkv = np.empty((rows, (shape.heads + 2 * shape.kv_heads) * shape.head_dim), x.dtype)
     attended = np.empty((rows, shape.heads, shape.head_dim), x.dtype)
     inner = np.empty((rows, shape.ffn * 2 if shape.activation == SWIGLU else shape.ffn), x.dtype)

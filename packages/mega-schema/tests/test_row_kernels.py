@@ -37,7 +37,10 @@ def test_norms_equal_the_reference(dtype: torch.dtype, has_bias: bool) -> None:
         out = torch.empty_like(x)
         bias = bias if has_bias else bias[:0]
         activations.norm_row(
-            *map(_array, (x, weight, bias)), np.float32(1e-5), _array(out), np.empty(width, np.float32)
+            *map(_array, (x, weight, bias)),
+            np.float32(1e-5),
+            _array(out),
+            np.zeros(activations.padded_width(width), np.float32),
         )
         if has_bias:
             expected = reference.layer_norm(x[None], weight, bias, 1e-5)[0]
@@ -56,7 +59,7 @@ def test_activations_equal_the_reference(dtype: torch.dtype, name: str) -> None:
         bias[:6] = 0.0
         out = torch.empty(width, dtype=dtype)
         number = getattr(activations, name.upper())
-        row = np.zeros(-(-width // 16) * 16, np.float32)
+        row = np.zeros(activations.padded_width(width), np.float32)
         activations.activate_row(_array(x), _array(bias), number, _array(out), row)
         if name == "swiglu":
             expected = reference.swiglu(x)

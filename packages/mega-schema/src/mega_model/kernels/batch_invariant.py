@@ -10,9 +10,9 @@ factor, embedding lookups, rotary positions. F.layer_norm computes row by row.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,9 +20,10 @@ from mega_model.distributed.mesh import Axis
 from mega_model.kernels import reference
 from mega_model.kernels.interface import Kernels
 from mega_model.kernels.log_probabilities import LogProbabilities
-from mega_model.kernels.numba import NumbaKernels, as_array, run_kernel
+from mega_model.kernels.numba import NumbaKernels, as_array
 from mega_model.kernels.ordered_linear import TrainedOrderedLinear
 from mega_model.kernels.recomputed_gradient import with_gradient
+from mega_model.kernels.row_functions import RowFunctions
 from mega_model.matmul_precision import has_native
 from mega_schema.errors import ConfigError
 
@@ -35,7 +36,7 @@ def build_kernels(base: Kernels, kernels: NumbaKernels) -> Kernels:
     Args:
         base: computes gradients, and everything that is invariant by itself.
     """
-    functions = _RowFunctions(base, kernels)
+    functions = _Functions(base, kernels)
     return replace(
         base,
         rms_norm=functions.rms_norm,
@@ -52,23 +53,17 @@ def build_kernels(base: Kernels, kernels: NumbaKernels) -> Kernels:
     )
 
 
-class _RowFunctions:
-    """The functions of `kernels.numba.rows` as `Kernels` has them."""
+class _Functions:
+    """The functions of `RowFunctions` with gradients, and those of `kernels.numba.elementary`."""
 
     def __init__(self, base: Kernels, kernels: NumbaKernels) -> None:
         self._base = base
-        self._rows = kernels.rows
+        self._rows = RowFunctions(kernels)
+        self._elementary = kernels.elementary
         self._log_probabilities = LogProbabilities(kernels)
 
     def rms_norm(self, x_TD: Tensor, scale_D: Tensor, eps: float) -> Tensor:
-        def kernel(x_TD: Tensor, scale_D: Tensor) -> Tensor:
-            x_TD = x_TD.contiguous()
-            out_TD = torch.empty_like(x_TD)
-            run_kernel(
-                self._rows, "rms_norm", as_array(x_TD), as_array(scale_D), np.float32(eps), as_array(out_TD)
-            )
-            return out_TD
-
+        kernel = partial(self._rows.rms_norm, eps=eps)
         return with_gradient(kernel, lambda x, scale: self._base.rms_norm(x, scale, eps), x_TD, scale_D)
 
     def add_rms_norm(
@@ -79,11 +74,7 @@ class _RowFunctions:
 
     def bias_gelu(self, x_TF: Tensor, bias_F: Tensor | None, approximate: Literal["none", "tanh"]) -> Tensor:
         def kernel(x_TF: Tensor, *biases: Tensor) -> Tensor:
-            x_TF = x_TF.contiguous()
-            out_TF = torch.empty_like(x_TF)
-            bias = as_array(biases[0] if biases else x_TF.new_empty(0))
-            run_kernel(self._rows, "gelu", as_array(x_TF), bias, approximate == "tanh", as_array(out_TF))
-            return out_TF
+            return self._rows.bias_gelu(x_TF, biases[0] if biases else None, approximate)
 
         def definition(x_TF: Tensor, *biases: Tensor) -> Tensor:
             return self._base.bias_gelu(x_TF, biases[0] if biases else None, approximate)
@@ -91,17 +82,12 @@ class _RowFunctions:
         return with_gradient(kernel, definition, x_TF, *([] if bias_F is None else [bias_F]))
 
     def swiglu(self, x_TF: Tensor) -> Tensor:
-        def kernel(x_TF: Tensor) -> Tensor:
-            out_TF = x_TF.new_empty(len(x_TF), x_TF.shape[1] // 2)
-            run_kernel(self._rows, "swiglu", as_array(x_TF.contiguous()), as_array(out_TF))
-            return out_TF
-
-        return with_gradient(kernel, self._base.swiglu, x_TF)
+        return with_gradient(self._rows.swiglu, self._base.swiglu, x_TF)
 
     def angles(self, position_T: Tensor, frequency_R: Tensor) -> tuple[Tensor, Tensor]:
         cos_TR, sin_TR = (torch.empty(len(position_T), len(frequency_R)) for _ in range(2))
         position, frequency = as_array(position_T.float()), as_array(frequency_R)
-        self._rows.angles(position, frequency, as_array(cos_TR), as_array(sin_TR))
+        self._elementary.angles(position, frequency, as_array(cos_TR), as_array(sin_TR))
         return cos_TR, sin_TR
 
     def cross_entropy(self, logits_CV: Tensor, target_C: Tensor, tp: Axis, scale: float | None) -> Tensor:

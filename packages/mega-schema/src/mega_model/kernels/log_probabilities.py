@@ -23,7 +23,7 @@ class LogProbabilities:
     """The functions, with the kernels they call."""
 
     def __init__(self, kernels: NumbaKernels) -> None:
-        self._rows = kernels.rows
+        self._elementary = kernels.elementary
 
     def losses(self, logits_CV: Tensor, target_C: Tensor, tp: Axis) -> Tensor:
         """Return the negated log-probability of every target, (C,) float32; arguments as `CrossEntropy`."""
@@ -48,8 +48,8 @@ class LogProbabilities:
             largest_C = logits_CV.amax(1).float()
         largest_C = tp.reduce(largest_C, "max")
         sum_C = torch.zeros(rows, dtype=torch.int64)
-        run_kernel(self._rows, "exp_sums", as_array(logits_CV), as_array(largest_C), sum_C.numpy())
-        unit = -self._rows.SUM_BITS * math.log(2)
+        run_kernel(self._elementary, "exp_sums", as_array(logits_CV), as_array(largest_C), sum_C.numpy())
+        unit = -self._elementary.SUM_BITS * math.log(2)
         logs = [math.log(total) + unit if total > 0 else math.nan for total in tp.reduce(sum_C).tolist()]
         return largest_C, torch.tensor(logs, dtype=torch.float64)
 

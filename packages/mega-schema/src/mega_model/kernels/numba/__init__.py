@@ -18,7 +18,7 @@ from mega_schema.errors import ConfigError
 
 # in the order of the fields of NumbaKernels
 _MODULES = (
-    "page_attention", "linear", "ordered_product", "rows",
+    "page_attention", "linear", "ordered_product", "elementary",
     "projection", "row_kernels", "decoder_layers", "nucleus",
 )  # fmt: skip
 
@@ -30,7 +30,7 @@ class NumbaKernels:
     attention: ModuleType
     linear: ModuleType
     ordered: ModuleType
-    rows: ModuleType
+    elementary: ModuleType
     projection: ModuleType
     row_kernels: ModuleType
     decoder_layers: ModuleType

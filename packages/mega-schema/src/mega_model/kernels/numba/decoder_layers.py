@@ -20,7 +20,7 @@ from numba import njit, prange
 
 from mega_model.kernels.numba.page_attention import TILE_ROWS, attend_tile
 from mega_model.kernels.numba.projection import BIASES, MAX_ROWS, array_at, project
-from mega_model.kernels.numba.row_kernels import SWIGLU, activate_row, norm_row, round_as
+from mega_model.kernels.numba.row_kernels import SWIGLU, activate_row, norm_row, padded_width, round_as
 from mega_model.kernels.numba.simd import LANES, bf16_to_float, convert_like, round_like
 
 ATTN_NORM, QKV, OUT, FFN_NORM, UP, DOWN = range(6)  # columns of the table of addresses, see `projection`
@@ -49,7 +49,7 @@ def _norm(x, layer, norm, eps):
     weight = array_at(layer[norm], width, x)
     bias = array_at(layer[BIASES + norm], width if layer[BIASES + norm] else 0, x)
     out = np.empty_like(x)
-    row = np.empty(width, np.float32)
+    row = np.zeros(padded_width(width), np.float32)
     for r in range(len(x)):
         norm_row(x[r], weight, bias, eps, out[r], row)
     return out
@@ -61,7 +61,7 @@ def _activate(inner, layer, shape):
     address = 0 if shape.activation == SWIGLU else layer[BIASES + UP]
     bias = array_at(address, shape.ffn if address else 0, inner)
     out = np.empty((len(inner), shape.ffn), inner.dtype)
-    row = np.zeros((shape.ffn + LANES - 1) // LANES * LANES, np.float32)
+    row = np.zeros(padded_width(shape.ffn), np.float32)
     for r in range(len(inner)):
         activate_row(inner[r], bias, shape.activation, out[r], row)
     return out

@@ -1,7 +1,9 @@
 """Norms and activations of rows on a CPU, compiled by numba; `kernels.reference` defines them.
 
 Rows are float32, or bfloat16 as uint16. Arithmetic is in float32, and results are rounded where torch's
-operations round them. A row's result does not depend on the other rows.
+operations round them. A row's result does not depend on the other rows. RMSNorm and the activations have the
+same bits in every kernel that calls them, so that batch-invariant passes use them too; LayerNorm does not,
+because LLVM chooses the order of its sums where it inlines them.
 
 Legend: R rows; D width of the residual stream; F width inside the feed-forward.
 """
@@ -16,13 +18,19 @@ from typing import Any
 import numpy as np
 from numba import njit, prange
 
-from mega_model.kernels.numba.simd import LANES, bf16_to_float, build_activation, round_like
+from mega_model.kernels.numba.simd import LANES, bf16_to_float, build_activation, round_like, sum_squares
 
 GELU_TANH, GELU_ERF, SWIGLU = range(3)
 
 _gelu_tanh = build_activation("gelu_tanh")
 _gelu_erf = build_activation("gelu_erf")
 _silu = build_activation("silu")
+
+
+@njit(nogil=True, cache=True)
+def padded_width(width):
+    """Return a width rounded up to whole vectors."""
+    return (width + LANES - 1) // LANES * LANES
 
 
 @njit(nogil=True, cache=True)
@@ -45,14 +53,6 @@ def _row_moments(row):
     return mean, squares / np.float32(len(row))
 
 
-@njit(nogil=True, cache=True, fastmath={"reassoc", "contract"})
-def _mean_square(row):
-    squares = np.float32(0.0)
-    for i in range(len(row)):
-        squares += row[i] * row[i]
-    return squares / np.float32(len(row))
-
-
 @njit(nogil=True, cache=True)
 def norm_row(x, weight, bias, eps, out, row):
     """Set `out` to the LayerNorm of x, or without a bias to its RMSNorm.
@@ -61,17 +61,18 @@ def norm_row(x, weight, bias, eps, out, row):
         x, out: (D,).
         weight: (D,).
         bias: (D,), or empty.
-        row: (D,) float32 scratch.
+        row: float32 scratch of `padded_width(D)`, with zeros beyond D.
     """
     width = len(x)
     for i in range(width):
         row[i] = bf16_to_float(x[i])
     if len(bias) == 0:
-        scale = np.float32(1.0) / np.sqrt(_mean_square(row) + eps)
+        mean_square = sum_squares(row, 0, len(row) // LANES) / np.float32(width)
+        scale = np.float32(1.0) / np.sqrt(mean_square + eps)
         for i in range(width):
             out[i] = round_like(out, round_as(out, row[i] * scale) * bf16_to_float(weight[i]))
     else:
-        mean, variance = _row_moments(row)
+        mean, variance = _row_moments(row[:width])
         scale = np.float32(1.0) / np.sqrt(variance + eps)
         for i in range(width):
             value = (row[i] - mean) * scale * bf16_to_float(weight[i]) + bf16_to_float(bias[i])
@@ -87,10 +88,10 @@ def activate_row(x, bias, activation, out, row):
         bias: (F,), added first, or empty; empty for SWIGLU.
         activation: GELU_TANH, GELU_ERF or SWIGLU.
         out: (F,).
-        row: float32 scratch, F rounded up to a multiple of 16.
+        row: float32 scratch of `padded_width(F)`.
     """
     width = len(out)
-    vectors = (width + LANES - 1) // LANES
+    vectors = len(row) // LANES
     for i in range(width):
         value = bf16_to_float(x[i])
         if len(bias):
@@ -113,7 +114,7 @@ def activate_row(x, bias, activation, out, row):
 def _norm_rows(x, weight, bias, eps, out, threads):
     """Norm all rows, as `norm_row`."""
     for worker in prange(threads):
-        row = np.empty(x.shape[1], np.float32)
+        row = np.zeros(padded_width(x.shape[1]), np.float32)
         for r in range(worker * len(x) // threads, (worker + 1) * len(x) // threads):
             norm_row(x[r], weight, bias, eps, out[r], row)
 
@@ -121,7 +122,7 @@ def _norm_rows(x, weight, bias, eps, out, threads):
 def _add_norm_rows(x, residual, weight, bias, eps, total, out, threads):
     """Set `total` to x + residual, rounded, and `out` to its norm."""
     for worker in prange(threads):
-        row = np.empty(x.shape[1], np.float32)
+        row = np.zeros(padded_width(x.shape[1]), np.float32)
         for r in range(worker * len(x) // threads, (worker + 1) * len(x) // threads):
             for i in range(x.shape[1]):
                 total[r, i] = round_like(total, bf16_to_float(x[r, i]) + bf16_to_float(residual[r, i]))
@@ -131,7 +132,7 @@ def _add_norm_rows(x, residual, weight, bias, eps, total, out, threads):
 def _activate_rows(x, bias, activation, out, threads):
     """Apply an activation to all rows, as `activate_row`."""
     for worker in prange(threads):
-        row = np.zeros((out.shape[1] + LANES - 1) // LANES * LANES, np.float32)
+        row = np.zeros(padded_width(out.shape[1]), np.float32)
         for r in range(worker * len(x) // threads, (worker + 1) * len(x) // threads):
             activate_row(x[r], bias, activation, out[r], row)
 

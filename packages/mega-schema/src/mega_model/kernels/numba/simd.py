@@ -152,6 +152,21 @@ def exp_sum(typing_context, x, start, vectors, shift):
 
 
 @intrinsic
+def sum_squares(typing_context, x, start, vectors):
+    """Return the sum of squares of 16 · `vectors` float32 numbers from x[start], added as in `exp_sum`."""
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        data = data_pointer(context, builder, sig.args[0], args[0])
+        total = cgutils.alloca_once_value(builder, constant(0.0))
+        with cgutils.for_range(builder, args[2]) as loop:
+            values = load_vector(builder, sig.args[0], data, offset_at(builder, args[1], loop.index, LANES))
+            builder.store(fma(builder, values, values, builder.load(total)), total)
+        return add_lanes(builder, builder.load(total))
+
+    return types.float32(x, types.intp, types.intp), generate
+
+
+@intrinsic
 def prefetch(typing_context, x, start, count):
     """Start to load the cache lines of `count` elements from x[start], which may be past the array's end."""
 

@@ -17,25 +17,25 @@ INT = ir.IntType(64)
 VECTOR = ir.VectorType(FLOAT, LANES)
 INTS = ir.VectorType(ir.IntType(32), LANES)
 
-_LOG2_E = 1.4426950408889634
-_LN2_HIGH = 0.693359375  # ln 2 in two parts, of which the first has few bits (Cody and Waite)
-_LN2_LOW = -2.12194440e-4
+LOG2_E = 1.4426950408889634
+LN2_HIGH = 0.693359375  # ln 2 in two parts, of which the first has few bits (Cody and Waite)
+LN2_LOW = -2.12194440e-4
 # e^r on |r| <= ln 2 / 2, smallest power last: the polynomial of Cephes' expf
-_EXP_TERMS = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5)
-_EXP_MIN = -87.0  # below: 0
+EXP_TERMS = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5)
+EXP_MIN = -87.0
 
 
 def compute_exp(builder: Any, x: Any) -> Any:
-    """Compute e^x of a vector with x <= 0, to about one unit in the last place; 0 below _EXP_MIN."""
+    """Compute e^x of a vector with x <= 0, to about one unit in the last place; 0 below EXP_MIN."""
     round_ = declare_function(builder, "llvm.rint.v16f32", VECTOR, VECTOR)
-    small = builder.fcmp_ordered(">", x, constant(_EXP_MIN))  # false for -inf and NaN
+    small = builder.fcmp_ordered(">", x, constant(EXP_MIN))  # false for -inf and NaN
     is_number = builder.fcmp_ordered("ord", x, x)
-    clipped = builder.select(small, x, constant(_EXP_MIN))
-    power = builder.call(round_, [builder.fmul(clipped, constant(_LOG2_E))])
-    rest = fma(builder, power, constant(-_LN2_HIGH), clipped)
-    rest = fma(builder, power, constant(-_LN2_LOW), rest)
-    polynomial = constant(_EXP_TERMS[0])
-    for term in _EXP_TERMS[1:]:
+    clipped = builder.select(small, x, constant(EXP_MIN))
+    power = builder.call(round_, [builder.fmul(clipped, constant(LOG2_E))])
+    rest = fma(builder, power, constant(-LN2_HIGH), clipped)
+    rest = fma(builder, power, constant(-LN2_LOW), rest)
+    polynomial = constant(EXP_TERMS[0])
+    for term in EXP_TERMS[1:]:
         polynomial = fma(builder, polynomial, rest, constant(term))
     value = fma(builder, builder.fmul(polynomial, rest), rest, builder.fadd(rest, constant(1.0)))
     exponent = builder.add(builder.fptosi(power, INTS), ir.Constant(INTS, [127] * LANES))

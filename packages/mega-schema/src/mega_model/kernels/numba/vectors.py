@@ -1,7 +1,4 @@
-"""Vectors of 16 numbers between arrays: conversions, sums and the logistic function, for loops over rows.
-
-LLVM does not vectorize a loop that converts to bfloat16. Every element is computed alike in any lane.
-"""
+"""Vectors of 16 numbers that are rounded to the dtype of an array: LLVM does not vectorize such a loop."""
 
 # mypy: ignore-errors
 # numba finds the types of these functions when it compiles them
@@ -18,32 +15,13 @@ from numba.extending import intrinsic
 from mega_model.kernels.numba.vector_ir import (
     INTS,
     LANES,
-    VECTOR,
-    compute_exp,
-    constant,
     data_pointer,
-    declare_function,
     load_vector,
     offset_at,
     store_vector,
 )
 
 _HALVES = ir.VectorType(ir.IntType(16), LANES)
-
-
-@intrinsic
-def widen(typing_context, x, start, vectors, out):
-    """Set out[0:16 · vectors], float32, to x[start:], float32 or bfloat16."""
-
-    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        x_data, out_data = (data_pointer(context, builder, sig.args[i], args[i]) for i in (0, 3))
-        with cgutils.for_range(builder, args[2]) as loop:
-            place = offset_at(builder, ir.Constant(ir.IntType(64), 0), loop.index, LANES)
-            values = load_vector(builder, sig.args[0], x_data, builder.add(args[1], place))
-            store_vector(builder, out_data, place, values)
-        return context.get_dummy_value()
-
-    return types.void(x, types.intp, types.intp, out), generate
 
 
 @intrinsic
@@ -77,41 +55,6 @@ def add_narrow(typing_context, values, first, bias, bias_start, vectors, out, st
 
     size = types.intp
     return types.void(values, size, bias, size, size, out, size), generate
-
-
-@intrinsic
-def logistic(typing_context, x, vectors):
-    """Replace 16 · `vectors` float32 numbers by 1 / (1 + e^-x)."""
-
-    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        data = data_pointer(context, builder, sig.args[0], args[0])
-        magnitude = declare_function(builder, "llvm.fabs.v16f32", VECTOR, VECTOR)
-        with cgutils.for_range(builder, args[1]) as loop:
-            place = offset_at(builder, ir.Constant(ir.IntType(64), 0), loop.index, LANES)
-            numbers = load_vector(builder, sig.args[0], data, place)
-            small = compute_exp(builder, builder.fsub(constant(0.0), builder.call(magnitude, [numbers])))
-            is_positive = builder.fcmp_ordered(">=", numbers, constant(0.0))
-            numerator = builder.select(is_positive, constant(1.0), small)
-            result = builder.fdiv(numerator, builder.fadd(constant(1.0), small))
-            store_vector(builder, data, place, result)
-        return context.get_dummy_value()
-
-    return types.void(x, types.intp), generate
-
-
-@intrinsic
-def exponentials(typing_context, x, vectors):
-    """Replace 16 · `vectors` float32 numbers of at most 0 by e^x."""
-
-    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        data = data_pointer(context, builder, sig.args[0], args[0])
-        with cgutils.for_range(builder, args[1]) as loop:
-            place = offset_at(builder, ir.Constant(ir.IntType(64), 0), loop.index, LANES)
-            numbers = load_vector(builder, sig.args[0], data, place)
-            store_vector(builder, data, place, compute_exp(builder, numbers))
-        return context.get_dummy_value()
-
-    return types.void(x, types.intp), generate
 
 
 def _store_rounded(builder: Any, array_type: Any, data: Any, place: Any, values: Any) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mega_schema.errors import ConfigError
-from mega_serve.engine.interfaces import ModelInfo
+from mega_serve.engine.interfaces import ModelInfo, RankConnectionError
 from mega_serve.engine.requests import EngineRequest, EngineStats, SequenceOutput
 from mega_serve.process.engine_process import LoadedEngine
 
@@ -16,6 +16,7 @@ from mega_serve.process.engine_process import LoadedEngine
 CRASH = 13  # the step raises
 REFUSE = 14  # add raises
 HANG = 15  # the step does not return
+LOSE_RANK = 16  # the step finds that another rank has ended
 MODEL = ModelInfo(name="echo", iteration=7, created=0, max_seq_len=4096, vocab_size=256, eod=0, bos=None)
 
 
@@ -47,6 +48,8 @@ class EchoCore:
             token = request.prompt_token_ids[count % len(request.prompt_token_ids)]
             if token == CRASH:
                 raise RuntimeError(f"the model is broken: {request.prompt_token_ids}")
+            if token == LOSE_RANK:
+                raise RankConnectionError("rank 1 has ended")
             if token == HANG:
                 time.sleep(3600)
             is_last = count + 1 == request.params.max_tokens
@@ -81,6 +84,8 @@ def build_echo_engine(options: Mapping[str, Any]) -> LoadedEngine:
     time.sleep(options.get("load_seconds", 0.0))
     if options.get("refuse"):
         raise ConfigError("--load", "no checkpoint", found="here")
+    if options.get("lose_rank"):
+        raise RankConnectionError("rank 1, at its start, got signal 9")
     if options.get("crash"):
         raise RuntimeError("cannot load")
     core = EchoCore(options.get("step_seconds", 0.0), options.get("max_num_seqs", 32))

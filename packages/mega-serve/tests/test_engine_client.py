@@ -23,7 +23,7 @@ from mega_serve.process.engine_client import EngineProcessClient
 from mega_serve.process.engine_process import Connection, EngineLoop
 from mega_serve.process.frames import encode_frame
 from mega_serve.process.output_buffer import OutputBuffer, join_outputs
-from tests.serving.echo_engine import CRASH, HANG, MODEL, REFUSE, build_echo_engine
+from tests.serving.echo_engine import CRASH, HANG, LOSE_RANK, MODEL, REFUSE, build_echo_engine
 from tests.serving.echo_server import REPOSITORY, echo_settings
 
 
@@ -220,6 +220,28 @@ def test_an_engine_that_dies_in_its_first_load_is_not_started_again() -> None:
             assert client.failure == "its process exited with code 1"
 
     asyncio.run(scenario())
+
+
+def test_a_rank_that_ends_is_named_without_a_traceback(
+    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async def scenario() -> None:
+        async with run_engine({"lose_rank": True}) as client:
+            assert client.status == "dead"
+            assert not client.is_refused  # another attempt may succeed
+            assert client.failure == "rank 1, at its start, got signal 9"
+        async with run_engine() as client:
+            with pytest.raises(EngineDeadError, match="the engine stopped: rank 1 has ended"):
+                await collect(client, build_request((LOSE_RANK,)))
+            await client.wait_status("ready")
+
+    asyncio.run(scenario())
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines == [
+        "the engine stopped: rank 1, at its start, got signal 9",
+        "the engine stopped: rank 1 has ended",
+    ]
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_while_loading_requests_are_refused_and_no_model_is_known() -> None:

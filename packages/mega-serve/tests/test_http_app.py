@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import os
+import signal
 import socket
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field, replace
@@ -30,8 +31,10 @@ from mega_serve.http.config import ServerConfig
 from mega_serve.http.limits import Limits
 from mega_serve.http.rate_limit import RateLimits
 from mega_serve.http.server import Server
+from mega_serve.http.serving import serve_engine
+from mega_serve.process.engine_client import EngineProcessClient
 from tests.serving.echo_engine import MODEL
-from tests.serving.echo_server import create_echo_app
+from tests.serving.echo_server import create_echo_app, echo_settings
 
 ALICE = "a" * 32
 BOB = "b" * 32
@@ -429,6 +432,38 @@ def test_a_cut_request_gets_a_json_503_or_an_error_event(stream: bool) -> None:
         assert response.status_code == 503
         assert response.json()["error"]["code"] == "shutting_down"
         assert response.headers["retry-after"] == "30"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_before_the_port_is_open_ends_the_server_in_order(
+    number: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        server = Server(create_echo_app(FakeClient(), ServerConfig()), Limits(), on_ready=lambda: None)
+        serving = asyncio.create_task(server.serve([socket.create_server(("127.0.0.1", 0))]))
+        await asyncio.sleep(0)
+        assert not server.started
+        os.kill(os.getpid(), number)
+        async with asyncio.timeout(5):
+            await serving
+
+    asyncio.run(scenario())
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+def test_ctrl_c_during_the_imports_starts_no_engine(caplog: pytest.LogCaptureFixture) -> None:
+    client = EngineProcessClient(echo_settings({}))
+
+    async def scenario() -> None:
+        server = Server(create_echo_app(client, ServerConfig()), Limits(), on_ready=lambda: None)
+        os.kill(os.getpid(), signal.SIGINT)
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            await serve_engine(client, server, listener, lambda model: None)
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(scenario())
+    assert client.pid is None
+    assert caplog.records == []
 
 
 def test_metrics_have_vllms_suffixes_and_the_gateways_gauges() -> None:

@@ -16,14 +16,9 @@ from typing import Any
 import pytest
 
 from mega_schema.errors import ConfigError
-from mega_serve.engine.interfaces import Chunk
+from mega_serve.engine.interfaces import Chunk, RankConnectionError
 from mega_serve.execution import rank_sockets
-from mega_serve.execution.rank_sockets import (
-    PING_SECONDS,
-    CommandReceiver,
-    CommandSender,
-    RankConnectionError,
-)
+from mega_serve.execution.rank_sockets import PING_SECONDS, CommandReceiver, CommandSender
 from mega_serve.execution.rendezvous_folder import TOKEN_BYTES, RendezvousFolder
 
 RANKS = 3
@@ -197,6 +192,21 @@ def test_a_rank_that_ends_is_seen_at_once_by_an_idle_rank_0(ranks: Ranks) -> Non
     assert lost.result(timeout=10) == 2
     with pytest.raises(RankConnectionError, match="rank 2 has ended"):
         sender.send({"copy_pages": []})
+
+
+def test_the_error_of_a_collective_names_the_rank_that_ended(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_sockets, "_HANG_UP_SECONDS", 0.1)
+    sender, receivers = ranks.connect_all()
+    with pytest.raises(RuntimeError, match="shapes differ"), sender.name_lost_rank():
+        raise RuntimeError("shapes differ")  # a defect of ours keeps its traceback
+    assert not receivers[0].is_hung_up()
+    receivers[1].close()
+    with pytest.raises(RankConnectionError, match="rank 2 has ended"), sender.name_lost_rank():
+        raise RuntimeError("Connection closed by peer")
+    sender.close()
+    assert receivers[0].is_hung_up()
 
 
 def test_ranks_that_were_told_to_stop_are_not_lost(ranks: Ranks) -> None:

@@ -242,6 +242,13 @@ class EngineUnavailableError(Exception):
     """The engine is loading, draining or restarting; new requests get status 503."""
 
 
+class RankConnectionError(RuntimeError):
+    """Another rank of the model has ended or never came.
+
+    The message is one line without text of a request.
+    """
+
+
 class EngineDeadError(Exception):
     """The engine stopped while it worked on the request; the request gets status 500."""
 

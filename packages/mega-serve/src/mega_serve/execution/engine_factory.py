@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import random
@@ -125,7 +126,8 @@ def build_engine(values: Mapping[str, Any]) -> LoadedEngine:
     load = partial(_load_rank_0, options, values)
     served = load_served(Path(options.load), options.iteration, load, follow=options.follow)
     checkpoint, tokenizer, workers, mesh, model = served
-    stage = _build_stage(options, model, mesh, checkpoint, tokenizer)
+    with contextlib.nullcontext() if workers is None else workers.commands.name_lost_rank():
+        stage = _build_stage(options, model, mesh, checkpoint, tokenizer)
     runner: ModelRunner = stage
     if workers is not None:
         assert isinstance(stage, StageRunner)
@@ -210,8 +212,9 @@ def _load_rank_0(
         rendezvous = None if options.rendezvous is None else Path(options.rendezvous)
         workers = WorkerGroup(values, options.layout.world, rendezvous)
         workers.commands.send({"load": str(checkpoint.folder)})  # a run may have a newer one by now
-    mesh = _join(options, 0, None if workers is None else workers.init_method)
-    return checkpoint, tokenizer, workers, mesh, _load_model(options, mesh, checkpoint)
+    with contextlib.nullcontext() if workers is None else workers.commands.name_lost_rank():
+        mesh = _join(options, 0, None if workers is None else workers.init_method)
+        return checkpoint, tokenizer, workers, mesh, _load_model(options, mesh, checkpoint)
 
 
 def warm_up(runner: ModelRunner, sampler: TokenSampler) -> None:
@@ -232,7 +235,7 @@ def warm_up(runner: ModelRunner, sampler: TokenSampler) -> None:
 
 
 def run_worker(values: Mapping[str, Any], rank: int) -> None:
-    """Load a rank's part of the model, and obey rank 0 until it stops.
+    """Load a rank's part of the model, and obey rank 0 until it stops or ends.
 
     Raises:
         MegaError: the checkpoint cannot be read.
@@ -246,16 +249,20 @@ def run_worker(values: Mapping[str, Any], rank: int) -> None:
     first = commands.receive()
     if first is None:
         return
-    checkpoint = Checkpoint.open(Path(first["load"]))
-    mesh = _join(options, rank, file_init_method(folder))
-    model = _load_model(options, mesh, checkpoint)
-    stage = _build_stage(options, model, mesh, checkpoint, open_checkpoint_tokenizer(checkpoint))
-    assert isinstance(stage, StageRunner)
-    # rank 0 drains after a signal to all ranks, and ends this one afterwards
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    run_commands(stage, commands)
-    mesh.destroy()
+    try:
+        checkpoint = Checkpoint.open(Path(first["load"]))
+        mesh = _join(options, rank, file_init_method(folder))
+        model = _load_model(options, mesh, checkpoint)
+        stage = _build_stage(options, model, mesh, checkpoint, open_checkpoint_tokenizer(checkpoint))
+        assert isinstance(stage, StageRunner)
+        # rank 0 drains after a signal to all ranks, and ends this one afterwards
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        run_commands(stage, commands)
+        mesh.destroy()
+    except RuntimeError:  # of a collective, if another rank has ended: rank 0 reports that, and ends too
+        if not commands.is_hung_up():
+            raise
 
 
 def describe_model(

@@ -88,8 +88,9 @@ class ParallelRunner:
 
     def run(self, chunks: Sequence[Chunk]) -> RunnerOutput:
         """Run one forward pass over all chunks, on all ranks."""
-        self._commands.send({"run": chunks})
-        return self.stage.run(chunks)
+        with self._commands.name_lost_rank():
+            self._commands.send({"run": chunks})
+            return self.stage.run(chunks)
 
     def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy keys and values of whole pages, on all ranks."""

@@ -15,10 +15,11 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from mega_serve.engine.interfaces import RankConnectionError
 from mega_serve.execution.rendezvous_folder import (
     TOKEN_BYTES,
     RendezvousFolder,
@@ -33,14 +34,11 @@ logger = logging.getLogger("mega.serve.engine")
 JOIN_SECONDS = 600.0  # for the other ranks to start: an interpreter imports torch from a slow disk
 PING_SECONDS = 5.0
 _HANDSHAKE_SECONDS = 5.0
+_HANG_UP_SECONDS = 1.0  # between gloo's error and the end of the process that caused it
 _POLL_SECONDS = 0.05
 _READ_BYTES = 1 << 18
 _RANK = struct.Struct(">I")
 _PONG = b"\x01"
-
-
-class RankConnectionError(RuntimeError):
-    """Another rank has ended or never came."""
 
 
 class CommandSender:
@@ -135,6 +133,20 @@ class CommandSender:
                 raise RankConnectionError(f"rank {rank} has ended") from None
         self._last_command = self._clock()
 
+    @contextlib.contextmanager
+    def name_lost_rank(self) -> Iterator[None]:
+        """Replace the RuntimeError of a collective by the rank whose end caused it, if one has ended.
+
+        Raises:
+            RankConnectionError: a rank has ended.
+        """
+        try:
+            yield
+        except RuntimeError:  # gloo has no class for it
+            for rank in _find_hung_up(self._connections):
+                raise RankConnectionError(f"rank {rank} has ended") from None
+            raise
+
     def ping(self) -> None:
         """Wait for an answer of every rank, if there was no command for `PING_SECONDS`.
 
@@ -204,6 +216,10 @@ class CommandReceiver:
                 return None
             self._commands += self._decoder.feed(data)
 
+    def is_hung_up(self) -> bool:
+        """Tell whether rank 0 has ended, or does so within a second."""
+        return bool(_find_hung_up({0: self._socket}))
+
     def close(self) -> None:
         """Close the connection."""
         self._socket.close()
@@ -220,6 +236,15 @@ def _connect(folder: Path, rank: int) -> socket.socket:
             connection.close()
             raise
     return connection
+
+
+def _find_hung_up(connections: Mapping[int, socket.socket]) -> list[int]:
+    """Wait for the end of a rank, at most `_HANG_UP_SECONDS`; return the ranks that have ended."""
+    ranks = {connection.fileno(): rank for rank, connection in connections.items()}
+    poll = select.poll()
+    for descriptor in ranks:
+        poll.register(descriptor, select.POLLRDHUP)
+    return sorted(ranks[descriptor] for descriptor, _ in poll.poll(1000 * _HANG_UP_SECONDS))
 
 
 def _receive_exactly(connection: socket.socket, count: int) -> bytes:

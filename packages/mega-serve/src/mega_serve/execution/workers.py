@@ -21,8 +21,10 @@ from typing import Any
 from mega_model.distributed.mesh import Mesh, World
 from mega_schema.errors import MegaError
 from mega_schema.parallel_layout import Layout
-from mega_serve.execution.rank_sockets import CommandSender, RankConnectionError
+from mega_serve.engine.interfaces import RankConnectionError
+from mega_serve.execution.rank_sockets import CommandSender
 from mega_serve.execution.rendezvous_folder import RendezvousFolder
+from mega_serve.process.exit_codes import describe_exit
 from mega_serve.process.parent_death import die_with_parent
 
 logger = logging.getLogger("mega.serve.engine")
@@ -70,7 +72,7 @@ class WorkerGroup:
         """Raise RankConnectionError if a process has ended that has not connected yet."""
         for rank, process in enumerate(self._processes, 1):
             if process.poll() is not None:
-                raise RankConnectionError(f"rank {rank} exited with code {process.returncode} at its start")
+                raise RankConnectionError(f"rank {rank}, at its start, {describe_exit(process.returncode)}")
 
     def _end(self, rank: int) -> None:
         """End this process: a rank has ended, and nothing else interrupts a collective that waits for it."""
@@ -93,7 +95,7 @@ def join_ranks(layout: Layout, rank: int, init_method: str, device: str) -> Mesh
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run a worker: load its part of the model, and obey rank 0. Return 0 if another rank ended first."""
+    """Run a worker: load its part of the model, and obey rank 0 until it stops or ends."""
     rank, options = int(argv[0]), json.loads(argv[1])
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback
@@ -105,9 +107,6 @@ def main(argv: Sequence[str]) -> int:
     except (MegaError, RankConnectionError) as error:
         logger.error("rank %d: %s", rank, error)
         return 2
-    except RuntimeError as error:  # gloo has no class for it
-        if "closed by peer" not in str(error) and "reset by peer" not in str(error):
-            raise
     return 0
 
 

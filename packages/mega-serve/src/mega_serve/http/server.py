@@ -78,12 +78,17 @@ class Server(uvicorn.Server):
         """Open connections."""
         return len(self.server_state.connections)
 
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve on the sockets until a signal or `stop`."""
+        self._loop = asyncio.get_running_loop()  # for a signal before the port accepts connections
+        await super().serve(sockets)
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen on the sockets. TLS handshakes have the deadline of headers."""
         assert sockets
         raise_descriptor_limit(self._limits.connections + _SPARE_DESCRIPTORS)
         await self.lifespan.startup()
-        self._loop = asyncio.get_running_loop()
+        assert self._loop
         handshake_timeout = self._limits.header_timeout if self.config.ssl else None
         self.servers = [
             await self._loop.create_server(
@@ -96,16 +101,18 @@ class Server(uvicorn.Server):
             for sock in sockets
         ]
         self.started = True
-        self._on_ready()
+        if self._lifecycle.is_draining:
+            self._start_drain()
+        else:
+            self._on_ready()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Drain at the first signal, stop now at the second."""
-        if self._drain_task is None and not self._lifecycle.is_draining:
+        assert self._loop
+        if not self._lifecycle.is_draining:
             self._lifecycle.is_draining = True
-            assert self._loop
             self._loop.call_soon_threadsafe(self.drain)
         else:
-            assert self._loop
             self._loop.call_soon_threadsafe(self._stop_now.set)
 
     def stop(self) -> None:
@@ -116,6 +123,10 @@ class Server(uvicorn.Server):
     def drain(self) -> None:
         """Refuse new requests, wait for those in progress, then stop."""
         self._lifecycle.is_draining = True
+        if self.started:  # else `startup` does it at its end: uvicorn cannot be left before
+            self._start_drain()
+
+    def _start_drain(self) -> None:
         if self._drain_task is None:
             self._drain_task = asyncio.ensure_future(self._drain())
 

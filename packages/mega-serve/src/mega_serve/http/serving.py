@@ -30,6 +30,7 @@ async def serve_engine(
     Raises:
         ConfigError: the engine's factory refused its options.
     """
+    await asyncio.sleep(0)  # asyncio cancels here after a Ctrl-C during the imports; nothing runs yet
     await client.start()
     watcher = asyncio.create_task(_watch_engine(client, server, on_loaded))
     try:

@@ -21,6 +21,7 @@ from mega_serve.engine.interfaces import (
     ModelInfo,
 )
 from mega_serve.engine.requests import EngineRequest, EngineStats, SequenceOutput
+from mega_serve.process.exit_codes import describe_exit
 from mega_serve.process.frames import FrameDecoder, FrameError, encode_frame
 from mega_serve.process.output_buffer import OutputBuffer
 
@@ -277,7 +278,7 @@ class EngineProcessClient:
         finally:
             self._child = None
             code = await _end_process(child)
-        return reason or _describe_exit(code)
+        return reason or f"its process {describe_exit(code)}"
 
     async def _spawn(self) -> _Child:
         ours, theirs = socket.socketpair()
@@ -317,6 +318,8 @@ class EngineProcessClient:
                 if "refused" in message:
                     self.is_refused = True
                     return str(message["refused"])
+                if "failed" in message:
+                    return str(message["failed"])
                 await self._handle(message)
 
     async def _handle(self, message: Mapping[str, Any]) -> None:
@@ -367,10 +370,6 @@ async def _end_process(child: _Child) -> int:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.process.pid, signal.SIGKILL)
     return await child.process.wait()
-
-
-def _describe_exit(code: int) -> str:
-    return f"its process got signal {-code}" if code < 0 else f"its process exited with code {code}"
 
 
 def _has_descriptor(stream: Any) -> bool:

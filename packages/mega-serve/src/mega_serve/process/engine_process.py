@@ -5,8 +5,8 @@
 FD is an inherited socket to the HTTP process. The first frame from it is `{"load": options, "log_prompts":
 false}`; then come `{"add": request}` and `{"abort": request_id}`. Frames to it: `{"ready": model}` or
 `{"refused": message}`; then `{"outputs": [...]}`, all of one step; `{"stats": ...}` at least every 0.2 s
-between two steps and while idle; `{"model": ...}` when a newer checkpoint was swapped in. The process ends
-when the socket is closed.
+between two steps and while idle; `{"model": ...}` when a newer checkpoint was swapped in; `{"failed":
+message}` at the end, if another rank has ended. The process ends when the socket is closed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from mega_schema.errors import MegaError
-from mega_serve.engine.interfaces import ModelInfo
+from mega_serve.engine.interfaces import ModelInfo, RankConnectionError
 from mega_serve.engine.requests import EngineRequest, EngineStats, SequenceOutput
 from mega_serve.process.failure_log import describe_failure
 from mega_serve.process.frames import FrameDecoder, encode_frame
@@ -105,6 +105,9 @@ class EngineLoop:
         """Serve until the socket is closed. Return the exit code."""
         try:
             return self._serve()
+        except RankConnectionError as error:
+            self._connection.send({"failed": str(error)})
+            return EXIT_FAILED
         except Exception as error:  # Python's own traceback would quote the message
             self._log_failure("the engine failed between two steps", error)
             return EXIT_FAILED
@@ -145,6 +148,8 @@ class EngineLoop:
         """Run a step. Return false if it failed: the state of the engine is then unknown."""
         try:
             outputs = self._core.step()
+        except RankConnectionError:
+            raise
         except Exception as error:
             error_id = self._log_failure("a step of the engine failed", error)
             self._connection.send({"outputs": _build_error_outputs(self._unfinished, error_id)})
@@ -216,6 +221,9 @@ def main(argv: Sequence[str]) -> int:
     except MegaError as error:
         connection.send({"refused": str(error)})
         return EXIT_REFUSED
+    except RankConnectionError as error:
+        connection.send({"failed": str(error)})
+        return EXIT_FAILED
     connection.send({"ready": engine.model})
     code = EngineLoop(engine, connection, log_prompts=settings["log_prompts"]).run()
     if engine.close is not None and code == 0:

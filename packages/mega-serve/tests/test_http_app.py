@@ -343,6 +343,7 @@ def test_the_audit_line_says_who_used_how_much_and_quotes_nothing(caplog: pytest
         "method": "POST",
         "route": "/echo",
         "status": 200,
+        "outcome": "complete",
         "prompt_tokens": 2,
         "cached_tokens": 0,
         "generated_tokens": 2,
@@ -350,6 +351,41 @@ def test_the_audit_line_says_who_used_how_much_and_quotes_nothing(caplog: pytest
     }
     assert "ZQ" not in caplog.text
     assert ALICE not in caplog.text
+
+
+def read_outcomes(caplog: pytest.LogCaptureFixture) -> list[tuple[int, str]]:
+    """Return status and outcome of every audit line."""
+    lines = [record.getMessage() for record in caplog.records if record.name == "mega.serve.audit"]
+    return [(line["status"], line["outcome"]) for line in map(json.loads, lines)]
+
+
+@pytest.mark.parametrize(
+    ("client", "status", "outcome"),
+    [
+        (FakeClient(), 200, "complete"),
+        (FakeClient(finish_reason="timeout"), 504, "deadline"),
+        (FakeClient(finish_reason="error"), 500, "engine_error"),
+        (FakeClient(error=EngineDeadError("the engine stopped")), 500, "engine_error"),
+        (FakeClient(error=EngineUnavailableError("the engine is loading")), 503, "unavailable"),
+        (FakeClient(error=EngineOverloadedError("the queue is full", 1.0)), 429, "refused"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_the_audit_line_says_how_an_answer_ended_also_of_a_stream_with_status_200(
+    client: FakeClient, status: int, outcome: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = create_echo_app(client, ServerConfig())
+    with caplog.at_level(logging.INFO):
+        post_echo(app)
+        post_echo(app, stream=True)
+        send(app, "GET", "/nothing")
+        send(app, "POST", "/fail", content="x")
+    assert read_outcomes(caplog) == [
+        (status, outcome),
+        (200, outcome),
+        (404, "refused"),
+        (500, "server_error"),
+    ]
 
 
 def test_a_key_above_its_rate_gets_429_and_other_keys_do_not() -> None:
@@ -408,7 +444,9 @@ def test_while_draining_new_requests_get_503_and_health_and_metrics_answer() -> 
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_cut_request_gets_a_json_503_or_an_error_event(stream: bool) -> None:
+def test_a_cut_request_gets_a_json_503_or_an_error_event(
+    stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     async def scenario() -> httpx.Response:
         client = FakeClient(hold=asyncio.Event())
         app = create_echo_app(client, ServerConfig())
@@ -425,7 +463,9 @@ def test_a_cut_request_gets_a_json_503_or_an_error_event(stream: bool) -> None:
             assert client.closed == 1
             return response
 
-    response = asyncio.run(scenario())
+    with caplog.at_level(logging.INFO):
+        response = asyncio.run(scenario())
+    assert read_outcomes(caplog) == [(200 if stream else 503, "server_stopping")]
     if stream:
         assert json.loads(response.text.strip().splitlines()[-1][6:])["error"]["code"] == "shutting_down"
     else:

@@ -245,6 +245,8 @@ def test_a_client_that_leaves_frees_its_request_at_once(server: ServerProgram, s
         )
         server.wait_until(lambda: server.count_running() == 1)
     server.wait_until(lambda: server.count_running() == 0, seconds=1.0)
+    status = 200 if stream else 499
+    server.wait_until(lambda: f'"status": {status}, "outcome": "client_left"' in server.log[-1])
 
 
 def test_a_client_that_does_not_read_is_cut_and_its_request_freed(server: ServerProgram) -> None:

@@ -39,6 +39,9 @@ class Account(Protocol):
     def record(self, request: EngineRequest, output: SequenceOutput) -> None:
         """Count an output for the metrics and the audit line."""
 
+    def record_failure(self, error: Exception) -> None:
+        """Note for the audit line what ended the answer; a stream has sent its status before."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiContext:
@@ -107,5 +110,9 @@ class ApiContext:
                     message = f"the request took longer than {timeout:g} seconds"
                     raise HttpError(504, message, type=SERVER_ERROR, code="timeout")
                 yield output
+        except Exception as error:
+            if account is not None:
+                account.record_failure(error)
+            raise
         finally:
             await outputs.aclose()  # type: ignore[attr-defined]  # of every asynchronous generator

@@ -13,6 +13,7 @@ from fastapi import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from mega_serve.api.context import Account
 from mega_serve.api.engine_calls import ClientDisconnectedError, run_until_disconnect
 from mega_serve.http.errors import as_http_error
 from mega_serve.process.failure_log import describe_failure
@@ -118,8 +119,10 @@ class _EventStream(Response):
             yield self._error_event(error)
 
     def _error_event(self, error: Exception) -> bytes:
-        account = getattr(self.http_request.state, "account", None)
-        http_error = as_http_error(error, getattr(account, "request_id", ""))
+        account: Account | None = getattr(self.http_request.state, "account", None)
+        http_error = as_http_error(error, account.request_id if account else "")
+        if account is not None:
+            account.record_failure(error)
         if http_error.code == "internal_error":  # a dead engine has said why already
             logger.error("a stream failed: %s", describe_failure(error, with_messages=False))
         return encode_event({**http_error.body, "code": http_error.status})

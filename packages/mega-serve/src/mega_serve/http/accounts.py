@@ -7,14 +7,29 @@ import contextlib
 import re
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Literal
 
 from mega_serve.engine.requests import EngineRequest, SequenceOutput
+from mega_serve.http.errors import as_http_error
 from mega_serve.http.metrics import ServerMetrics
 from mega_serve.http.rate_limit import RateLimiter
 
+# of a response: sent whole; not 2xx by the client's fault; cut or not begun for one of the other reasons
+Outcome = Literal[
+    "",
+    "complete",
+    "refused",
+    "client_left",
+    "deadline",
+    "engine_error",
+    "server_error",
+    "server_stopping",
+    "unavailable",
+]
+FAILURE_OUTCOMES: Mapping[int, Outcome] = MappingProxyType({503: "unavailable", 504: "deadline"})
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _CLOSE_SECONDS = 1.0  # for the engine's generators of a request that was cancelled
 
@@ -27,6 +42,7 @@ class RequestAccount:
         is_admitted: whether it is a request to an API, which draining waits for.
         rejection: why it was refused, for the metric of rejections.
         is_cut: whether the server stopped before it was answered.
+        outcome: how the response ended; "" until that is known. See `Outcome`.
     """
 
     request_id: str
@@ -38,6 +54,7 @@ class RequestAccount:
     is_admitted: bool = False
     rejection: str = ""
     is_cut: bool = False
+    outcome: Outcome = ""
     prompt_tokens: int = 0
     cached_tokens: int = 0
     generated_tokens: int = 0
@@ -78,6 +95,16 @@ class RequestAccount:
             self.finish_reasons[output.finish_reason] += 1
             self.metrics.observe_finish(output.finish_reason, output.times)
 
+    def record_failure(self, error: Exception) -> None:
+        """Note the error that ended the answer, whose status may be sent already. The first one counts."""
+        http_error = as_http_error(error)
+        outcome: Outcome = "refused"
+        if http_error.status >= 500:
+            outcome = FAILURE_OUTCOMES.get(http_error.status, "server_error")
+            if http_error.code in ("engine_dead", "engine_error"):
+                outcome = "engine_error"
+        self.outcome = self.outcome or outcome
+
     async def close(self) -> None:
         """End what the engine still does for this request."""
         for outputs in self._generators:
@@ -97,6 +124,7 @@ class RequestAccount:
             "method": method,
             "route": route,
             "status": status,
+            "outcome": self.outcome,
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
             "generated_tokens": self.generated_tokens,

@@ -13,7 +13,7 @@ import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mega_serve.engine.interfaces import EngineClient
-from mega_serve.http.accounts import Lifecycle, RequestAccount, read_request_id
+from mega_serve.http.accounts import FAILURE_OUTCOMES, Lifecycle, Outcome, RequestAccount, read_request_id
 from mega_serve.http.config import ServerConfig
 from mega_serve.http.errors import SERVER_ERROR, HttpError, as_http_error, retry_after
 from mega_serve.http.metrics import ServerMetrics
@@ -74,6 +74,7 @@ class ExchangeMiddleware:
             await exchange.run(self._app)
         finally:
             self._lifecycle.accounts.discard(account)
+            account.outcome = account.outcome or exchange.outcome
             self._report(scope, account, exchange.status)
 
     def _report(self, scope: Scope, account: RequestAccount, status: int) -> None:
@@ -129,6 +130,15 @@ class _Exchange:
         self._is_finished = False
         self._is_event_stream = False
 
+    @property
+    def outcome(self) -> Outcome:
+        """How the response ended, as far as the connection and the status tell."""
+        if not self._is_finished:
+            return "client_left" if self._is_disconnected.is_set() else "server_error"
+        if self.status < 400:
+            return "complete"
+        return FAILURE_OUTCOMES.get(self.status, "server_error") if self.status >= 500 else "refused"
+
     async def run(self, app: ASGIApp) -> None:
         """Run the application in a task that ends when the client leaves or the server cuts it."""
         if not _has_body(self._scope):
@@ -146,6 +156,7 @@ class _Exchange:
             await asyncio.wait({task, watcher})
             await self._account.close()
         if self._account.is_cut:
+            self._account.outcome = "server_stopping"
             message = "the server is stopping and did not finish the request"
             headers = {**retry_after(_RESTART_SECONDS), **_CLOSE}
             await self._end(HttpError(503, message, type=SERVER_ERROR, code="shutting_down", headers=headers))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import socket
@@ -242,6 +243,29 @@ def test_a_rank_that_ends_is_named_without_a_traceback(
         "the engine stopped: rank 1 has ended",
     ]
     assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_process_that_cannot_be_started_is_a_failure_of_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def spawn(*words: Any, **options: Any) -> Any:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    async def scenario() -> None:
+        async with run_engine() as client:
+            assert client.pid is not None
+            start = asyncio.create_subprocess_exec
+            monkeypatch.setattr(asyncio, "create_subprocess_exec", spawn)
+            os.kill(client.pid, signal.SIGKILL)
+            await wait_until(lambda: client.restarts == 2)  # it tries again
+            monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
+            await client.wait_status("ready")
+            monkeypatch.setattr(asyncio, "create_subprocess_exec", spawn)
+            client = EngineProcessClient(echo_settings({}))
+            await client.start()
+            await client.wait_status("dead")
+            assert client.failure == "its process cannot be started: Cannot allocate memory"
+            await client.close()
+
+    asyncio.run(scenario())
 
 
 def test_while_loading_requests_are_refused_and_no_model_is_known() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import os
@@ -25,7 +26,7 @@ from mega_serve.engine.interfaces import (
     ModelInfo,
 )
 from mega_serve.engine.requests import EngineRequest, EngineStats, SequenceOutput
-from mega_serve.http.app import Application
+from mega_serve.http.app import Application, create_app
 from mega_serve.http.auth import ENVIRONMENT, load_keys
 from mega_serve.http.config import ServerConfig
 from mega_serve.http.limits import Limits
@@ -504,6 +505,40 @@ def test_ctrl_c_during_the_imports_starts_no_engine(caplog: pytest.LogCaptureFix
         asyncio.run(scenario())
     assert client.pid is None
     assert caplog.records == []
+
+
+def test_an_error_of_a_cut_request_is_not_left_to_the_event_loop() -> None:
+    """A request may end by an error of its own at the moment in which it is cut, by us or by uvicorn."""
+    router = APIRouter()
+
+    @router.post("/clumsy")
+    async def clumsy() -> None:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            raise RuntimeError("cannot clean up") from None
+
+    complaints: list[dict[str, Any]] = []
+
+    async def scenario(*, is_cut: bool) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
+        app = create_app(FakeClient(), ServerConfig(), apis=[router])
+        transport = httpx.ASGITransport(app.asgi, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+            task = asyncio.create_task(http.post("/clumsy"))
+            while not app.lifecycle.active_requests:
+                await asyncio.sleep(0.01)
+            if is_cut:
+                app.lifecycle.cut_requests()
+            else:
+                task.cancel()
+            await asyncio.wait([task])
+        del task
+        gc.collect()
+
+    asyncio.run(scenario(is_cut=True))
+    asyncio.run(scenario(is_cut=False))
+    assert complaints == []
 
 
 def test_metrics_have_vllms_suffixes_and_the_gateways_gauges() -> None:

@@ -154,21 +154,28 @@ class _Exchange:
             for pending in (task, watcher):
                 pending.cancel()
             await asyncio.wait({task, watcher})
+            # asked for in every case: asyncio complains about an exception that nobody has seen
+            http_error = self._describe(task)
+            if not watcher.cancelled():
+                watcher.exception()
             await self._account.close()
         if self._account.is_cut:
             self._account.outcome = "server_stopping"
             message = "the server is stopping and did not finish the request"
             headers = {**retry_after(_RESTART_SECONDS), **_CLOSE}
             await self._end(HttpError(503, message, type=SERVER_ERROR, code="shutting_down", headers=headers))
-        elif not task.cancelled() and (error := task.exception()):
-            assert isinstance(error, Exception)
-            await self._end(self._describe(error))
+        elif http_error is not None:
+            await self._end(http_error)
 
     async def _run_app(self, app: ASGIApp) -> None:
         await app(self._scope, self._receive, self._send)
 
-    def _describe(self, error: Exception) -> HttpError:
+    def _describe(self, task: asyncio.Task[None]) -> HttpError | None:
         """Return the response to an exception that no handler knew, and log it without the values in it."""
+        error = None if task.cancelled() else task.exception()
+        if error is None:
+            return None
+        assert isinstance(error, Exception)
         http_error = as_http_error(error, self._account.request_id)
         if http_error.code == "internal_error":
             text = describe_failure(error, with_messages=self._config.log_prompts)

@@ -258,7 +258,10 @@ class EngineProcessClient:
 
     async def _run_child(self) -> str:
         """Run one engine process to its end. Return why it ended."""
-        child = await self._spawn()
+        try:
+            child = await self._spawn()
+        except OSError as error:  # too little memory, too many processes or files: perhaps not for long
+            return f"its process cannot be started: {error.strerror}"
         self._child = child
         reason = "the server is stopping"
         try:
@@ -282,7 +285,8 @@ class EngineProcessClient:
 
     async def _spawn(self) -> _Child:
         ours, theirs = socket.socketpair()
-        with theirs:
+        with theirs, contextlib.ExitStack() as stack:
+            stack.callback(ours.close)  # unless the process starts
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-P",  # nothing is imported from the working directory
@@ -296,6 +300,7 @@ class EngineProcessClient:
                 env=self.settings.environment,
                 start_new_session=True,  # Ctrl-C is for this process, which drains first
             )
+            stack.pop_all()
         ours.setblocking(False)
         reader, writer = await asyncio.open_connection(sock=ours)
         return _Child(process, reader, writer)

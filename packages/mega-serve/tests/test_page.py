@@ -15,9 +15,12 @@ from typing import Any
 
 import pytest
 import uvicorn
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
+from mega_serve.http.auth import ENVIRONMENT, KeyRing, load_keys
+from mega_serve.http.errors import HttpError
+from mega_serve.http.responses import error_response
 from mega_serve.web.page_routes import build_router
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -57,6 +60,7 @@ class FakeServer:
 
     chat_template: str | None = "{{ messages }}"
     wants_key: bool = False
+    ring: KeyRing = field(default_factory=KeyRing)
     delay: float = 0.0
     bodies: list[dict[str, Any]] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
@@ -111,14 +115,21 @@ def _chat_chunk(token: tuple[str, str, float], *, has_logprobs: bool) -> dict[st
 
 
 def build_app(fake: FakeServer) -> FastAPI:
-    app = FastAPI(openapi_url=None)
-    app.include_router(build_router())
+    def require_key(request: Request) -> None:
+        fake.ring.authenticate(request.headers)
+
+    async def refuse(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HttpError)
+        return error_response(error)
+
+    app = FastAPI(openapi_url=None, exception_handlers={HttpError: refuse})
+    app.include_router(build_router(), dependencies=[Depends(require_key)])
 
     @app.get("/health")
     async def get_health() -> dict[str, str]:
         return {"status": "ok"}
 
-    @app.get("/v1/models")
+    @app.get("/v1/models", dependencies=[Depends(require_key)])
     async def get_models(request: Request) -> Response:
         if fake.wants_key and request.headers.get("authorization") != "Bearer sk-secret":
             return JSONResponse({"error": {"message": "no API key was sent", "code": None}}, 401)
@@ -128,7 +139,7 @@ def build_app(fake: FakeServer) -> FastAPI:
     async def get_tokenizer_info() -> dict[str, Any]:
         return {"eos_token": "<eos>", "chat_template": fake.chat_template}
 
-    @app.post("/v1/completions")
+    @app.post("/v1/completions", dependencies=[Depends(require_key)])
     @app.post("/v1/chat/completions")
     async def post_completions(request: Request) -> Response:
         body = await request.json()
@@ -333,6 +344,10 @@ def test_an_answer_without_text_says_so(page: Page, mode: str) -> None:
     expect(page.locator("#status")).to_have_text("Done: the text ended")
     last = output_of(page) if mode == "Prompt" else page.get_by_role("textbox", name="Assistant").last
     assert last.evaluate(shown) == "none"
+    page.get_by_role("button", name="Clear").click()
+    page.locator("#history").get_by_role("button", name="NOTHING").click()
+    restored = output_of(page) if mode == "Prompt" else page.get_by_role("textbox", name="Assistant").first
+    assert restored.evaluate(shown) == '"empty answer"'
 
 
 def test_chat_is_off_without_a_template_and_says_why(page: Page, server: FakeServer) -> None:
@@ -434,6 +449,20 @@ def test_a_server_with_keys_is_ready_once_the_key_is_typed(page: Page, server: F
     page.keyboard.press("Tab")
     expect(page.locator("#health")).to_have_text("Ready")
     expect(page.get_by_label("Model")).to_have_value("gpt-124m")
+
+
+def test_the_password_of_the_page_is_the_key_of_its_requests(page: Page, server: FakeServer) -> None:
+    key = "k" * 32
+    server.ring = load_keys(None, {ENVIRONMENT: key})
+    credentials = {"username": "any", "password": key}
+    with page.context.browser.new_context(http_credentials=credentials) as context:  # as typed by a user
+        locked_page = context.new_page()
+        locked_page.goto(server.origin)
+        expect(locked_page.locator("#health")).to_have_text("Ready")
+        expect(locked_page.get_by_label("API key")).to_have_value("")
+        send(locked_page)
+        expect(locked_page.locator("#status")).to_have_text("Done: the text ended")
+    assert [word.partition(" ")[0] for word in server.keys if word] == ["Basic"]
 
 
 @pytest.mark.long

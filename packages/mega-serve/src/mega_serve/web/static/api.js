@@ -65,7 +65,9 @@ export class Api {
     const headers = { ...options.headers, ...(key && { Authorization: `Bearer ${key}` }) };
     let response;
     try {
-      response = await fetch(path, { ...options, headers, credentials: "omit", redirect: "error" });
+      // without a key of its own, a request takes the password that the browser asked for the page
+      const credentials = key ? "omit" : "same-origin";
+      response = await fetch(path, { ...options, headers, credentials, redirect: "error" });
     } catch (error) {
       if (error.name === "AbortError") throw error;
       throw connectionError();

@@ -85,6 +85,7 @@ export class ChatMode {
     this.#truncate(0);
     this.#system.value = system;
     for (const turn of turns) this.#addTurn(turn.role, turn.text, turn.pieces);
+    for (const { view } of this.#turns) view?.setEmpty(view.text === "");
   }
 
   #begin(isContinuation, undo) {

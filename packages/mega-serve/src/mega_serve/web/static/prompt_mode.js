@@ -74,6 +74,7 @@ export class PromptMode {
     this.#prompt = prompt;
     this.#view.truncate(0);
     this.#view.append(pieces);
+    this.#view.setEmpty(this.#view.text === "");
     this.#show();
   }
 

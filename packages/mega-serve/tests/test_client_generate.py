@@ -7,18 +7,21 @@ import json
 import random
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import click
 import pytest
 from click.testing import CliRunner, Result
 
 from mega_schema.errors import ConfigError, FormatError, MegaError
+from mega_schema.tokenizer.tokenizer import Tokenizer
 from mega_serve.client.offline.asgi_handler import AsgiHandler
 from mega_serve.client.offline.batch_run import WorkItem, run_items
 from mega_serve.client.offline.openai_batch import BatchAnswer, read_batch
 from mega_serve.client.offline.resumable_lines import ResumableLines, request_id
+from mega_serve.commands import offline
 from mega_serve.commands.generate import OfflineEngine, build_generate_command
 from mega_serve.engine.interfaces import EngineDeadError, EngineOverloadedError, ModelInfo
 from mega_serve.engine.requests import EngineRequest, EngineStats, SamplingParams, SequenceOutput
@@ -388,6 +391,59 @@ def test_random_runs_with_interruptions_end_with_every_line_once(tmp_path: Path)
                 content = path.read_bytes()
                 path.write_bytes(content[: max(len(content) - rng.choice((0, 0, 1, 5)), 0)])
         assert sorted(line["custom_id"] for line in read_lines(path)) == sorted(ids)
+
+
+class FakeEngineProcess(FakeEngine):
+    """The client of an engine process; embeds every text as [3, 4]."""
+
+    requests_of_all: ClassVar[list[EngineRequest]] = []
+    failure = ""
+
+    def __init__(self, settings: object) -> None:
+        super().__init__()
+        self.model = replace(self.model, max_seq_len=4096, hidden_size=2)
+
+    async def start(self) -> None:
+        self.requests_of_all.clear()
+
+    async def wait_status(self, *statuses: str) -> str:
+        return "ready"
+
+    async def close(self) -> None:
+        self.requests_of_all.extend(self.requests)
+
+    async def generate(self, request: EngineRequest) -> AsyncIterator[SequenceOutput]:
+        self.requests.append(request)
+        yield SequenceOutput(
+            request_id=request.request_id,
+            text="hi",
+            finish_reason="stop",
+            embedding=(3.0, 4.0) if request.params.max_tokens == 0 else (),
+        )
+
+
+def test_a_batch_has_the_options_of_the_servers_apis(
+    checkpoint: Path, tokenizer: Tokenizer, batch: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, output = batch
+    template = source.with_name("chat.jinja")
+    template.write_text("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}")
+    chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, "field_of_another_server": 1}
+    bodies = {"/v1/chat/completions": chat, "/v1/embeddings": {"input": "Text"}}
+    lines = [{"custom_id": url, "method": "POST", "url": url, "body": body} for url, body in bodies.items()]
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    monkeypatch.setattr("mega_serve.process.engine_client.EngineProcessClient", FakeEngineProcess)
+    words = ["--load", checkpoint, "--input-file", source, "--output-file", output, "--lenient"]
+    words += ["--chat-template", template, "--pooling", "mean", "--served-model-name", "our-model"]
+    result = CliRunner().invoke(offline.generate, [str(word) for word in words], standalone_mode=False)
+    assert result.exception is None, result.exception
+    answers = {line["custom_id"]: line["response"] for line in read_lines(output)}
+    assert [answer["status_code"] for answer in answers.values()] == [200, 200]
+    assert {answer["body"]["model"] for answer in answers.values()} == {"our-model"}
+    requests = {request.params.max_tokens: request for request in FakeEngineProcess.requests_of_all}
+    assert tokenizer.decode(requests[4].prompt_token_ids) == "<user>Hi"
+    assert isinstance(requests[0].params, SamplingParams)
+    assert requests[0].params.pooling == "mean"
 
 
 def test_an_application_in_the_process_answers_a_batch() -> None:

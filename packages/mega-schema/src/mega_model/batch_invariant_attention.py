@@ -89,7 +89,7 @@ class BatchInvariantAttention:
                 heads // kv_heads,
                 tile_rows=module.TILE_ROWS,
                 sequence_rows=module.SEQUENCE_ROWS,
-                threads=threads,
+                threads=torch.get_num_threads(),
             ),
             self._chunk_C4,
             np.arange(pages),

@@ -17,6 +17,7 @@ from mega_schema.app.output_option import OUTPUT_FILE
 from mega_schema.app.progress import progress_bar
 from mega_schema.errors import ConfigError, MegaError
 from mega_schema.outputs import check_output
+from mega_serve.commands.api_options import build_api_options
 from mega_serve.commands.option_groups import GroupedCommand, add_options, option_group
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ _run = option_group("Run")
 _OPTIONS: Final = (
     _batch("--input-file", type=_INPUT, metavar="FILE", help="Requests, JSON lines of OpenAI's batch API."),
     _batch("--output-file", type=OUTPUT_FILE, metavar="FILE", help="Answers, JSON lines."),
+    *build_api_options(_batch),
     _samples(
         "--sample-input-file",
         type=_INPUT,

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from mega_schema.errors import ConfigError
+from mega_serve.commands.api_options import api_settings
 from mega_serve.commands.engine_options import (
     ENGINE_FACTORY,
     engine_options,
@@ -24,12 +25,12 @@ async def open_engine(values: Mapping[str, Any]) -> AsyncIterator[OfflineEngine]
 
     Raises:
         ConfigError: torchrun started several processes.
+        ConfigError: the chat template is not a text file.
         EngineRefusedError: the engine refuses its options, or cannot load the model.
     """
     from fastapi import FastAPI
 
     from mega_schema.tokenizer.tokenizer import open_tokenizer_folder
-    from mega_serve.api.chat_templates import find_chat_template
     from mega_serve.api.context import ApiContext
     from mega_serve.api.routers import build_routers
     from mega_serve.api.services import ApiServices
@@ -42,14 +43,13 @@ async def open_engine(values: Mapping[str, Any]) -> AsyncIterator[OfflineEngine]
 
     _refuse_torchrun()
     tokenizer = open_tokenizer_folder(open_checkpoint(values).tokenizer_folder)
+    settings = api_settings(values, tokenizer)
     client = EngineProcessClient(
         EngineSettings(factory=ENGINE_FACTORY, options=engine_settings(values), restart=False)
     )
     # nobody else sends requests: what one asks for is bounded by the model's context alone
     limits = Limits(request_tokens=2**31, request_timeout=86_400.0)
-    context = ApiContext(
-        client=client, tokenizer=tokenizer, limits=limits, chat_template=find_chat_template(tokenizer)
-    )
+    context = ApiContext(client=client, tokenizer=tokenizer, limits=limits, **settings)
     services = ApiServices.from_context(context)
     await client.start()
     try:

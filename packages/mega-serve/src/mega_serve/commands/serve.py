@@ -8,14 +8,12 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from mega_schema.app.click_options import NonEmptyPath
-from mega_schema.errors import ConfigError
 from mega_serve import __version__
+from mega_serve.commands.api_options import api_settings, build_api_options
 from mega_serve.commands.engine_options import (
     ENGINE_FACTORY,
     engine_options,
@@ -97,20 +95,7 @@ def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
             type=click.IntRange(0, 65535),
             help="Port to listen on; 0 selects a free port.",
         ),
-        _server("--served-model-name", help="Id of the model in the APIs; by default its directory."),
-        _server(
-            "--chat-template",
-            type=NonEmptyPath(exists=True, path_type=Path, dir_okay=False),
-            help="Jinja template of chats; by default the checkpoint's.",
-        ),
-        _server(
-            "--pooling",
-            default="last",
-            show_default=True,
-            type=click.Choice(["last", "mean"]),
-            help="Hidden states that are the embedding of a text: of its last token, or the mean of all.",
-        ),
-        _server("--lenient", is_flag=True, help="Ignore unknown fields of requests."),
+        *build_api_options(_server),
         _server(
             "--megatron-legacy-status",
             is_flag=True,
@@ -228,7 +213,6 @@ def build_application(
         connections: returns the number of open connections, for a metric.
     """
     from mega_schema.tokenizer.tokenizer import FastTokenizer, open_tokenizer_folder
-    from mega_serve.api.chat_templates import find_chat_template
     from mega_serve.api.context import ApiContext
     from mega_serve.http.app import create_app
     from mega_serve.process.engine_client import EngineProcessClient, EngineSettings
@@ -255,12 +239,9 @@ def build_application(
         client=client,
         tokenizer=tokenizer,
         limits=limits,
-        chat_template=_read_template(values["chat_template"]) or find_chat_template(tokenizer),
         log_prompts=config.log_prompts,
         legacy_status=values["megatron_legacy_status"],
-        served_model_name=values["served_model_name"],
-        lenient=values["lenient"],
-        pooling=values["pooling"],
+        **api_settings(values, tokenizer),
     )
     application = create_app(
         client,
@@ -270,15 +251,6 @@ def build_application(
         connections=connections,
     )
     return client, application
-
-
-def _read_template(path: Path | None) -> str | None:
-    if path is None:
-        return None
-    try:
-        return path.read_text("utf-8")
-    except UnicodeDecodeError:
-        raise ConfigError("--chat-template", "not a text file", found=path) from None
 
 
 def _build_apis(context: ApiContext) -> list[APIRouter]:

@@ -42,7 +42,7 @@ class RequestAccount:
         is_admitted: whether it is a request to an API, which draining waits for.
         rejection: why it was refused, for the metric of rejections.
         is_cut: whether the server stopped before it was answered.
-        outcome: how the response ended; "" until that is known. See `Outcome`.
+        outcome: how the response ended; "" until that is known.
     """
 
     request_id: str

@@ -1,0 +1,61 @@
+"""Flags of OpenAI's APIs, which a server and an offline batch share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mega_schema.app.click_options import NonEmptyPath
+from mega_schema.errors import ConfigError
+from mega_schema.tokenizer.tokenizer import Tokenizer
+
+
+def build_api_options(group: Callable[..., Callable[..., Any]]) -> tuple[Callable[..., Any], ...]:
+    """Return the options, listed under the heading of `group`."""
+    return (
+        group("--served-model-name", help="Id of the model in the APIs; by default its directory."),
+        group(
+            "--chat-template",
+            type=NonEmptyPath(exists=True, path_type=Path, dir_okay=False),
+            help="Jinja template of chats; by default the checkpoint's.",
+        ),
+        group(
+            "--pooling",
+            default="last",
+            show_default=True,
+            type=click.Choice(["last", "mean"]),
+            help="Hidden states that are the embedding of a text: of its last token, or the mean of all.",
+        ),
+        group("--lenient", is_flag=True, help="Ignore unknown fields of requests."),
+    )
+
+
+def api_settings(values: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return the fields of `ApiContext` that the options set.
+
+    Args:
+        values: parameters of the command.
+
+    Raises:
+        ConfigError: the template is not a text file.
+    """
+    from mega_serve.api.chat_templates import find_chat_template
+
+    return {
+        "chat_template": _read_template(values["chat_template"]) or find_chat_template(tokenizer),
+        "served_model_name": values["served_model_name"],
+        "lenient": values["lenient"],
+        "pooling": values["pooling"],
+    }
+
+
+def _read_template(path: Path | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        return path.read_text("utf-8")
+    except UnicodeDecodeError:
+        raise ConfigError("--chat-template", "not a text file", found=path) from None

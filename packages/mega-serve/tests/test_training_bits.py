@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import random
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 import torch
 from torch import Tensor
@@ -32,6 +37,7 @@ from mega_serve.execution.engine_factory import build_engine
 from mega_serve.execution.model_runner import RunnerOptions, TorchModelRunner
 from mega_serve.execution.packed_weights import WeightDtype
 from mega_serve.execution.weight_loading import compute_dtype, fill_model
+from tests.serving.server_program import run_server
 
 SIZES = {"layers": 2, "hidden": 64, "heads": 4, "vocab": 131, "max_seq_len": 160, "init_std": 0.15}
 SPECS = {
@@ -209,3 +215,60 @@ def test_concurrent_mixed_requests_are_served_with_the_bits_of_training(
         for (key, (ids, logprobs)), trained in zip(served.items(), wanted, strict=True):
             assert logprobs == (trained if key[1] == 0 else trained[-len(ids) :]), key
     assert preemptions
+
+
+def random_completion(rng: random.Random, number: int, prompt: tuple[int, ...]) -> dict[str, Any]:
+    """Return the body of a greedy or sampled completion with scores, by itself or after its prompt."""
+    return {
+        "prompt": list(prompt),
+        "max_tokens": rng.randint(1, 20),
+        "temperature": float(number % 2),
+        "top_p": 0.9 if number % 5 == 0 else 1.0,
+        "n": rng.choice([1, 1, 3]) if number % 2 else 1,
+        "seed": rng.randrange(100),
+        "logprobs": number % 4,
+        "echo": number % 3 == 0,
+        "ignore_eos": True,
+        "return_token_ids": True,
+    }
+
+
+async def complete_all(url: str, bodies: Sequence[Mapping[str, Any]]) -> list[bytes]:
+    """Send all bodies at once, and return the bytes of the choices of each."""
+    limits = httpx.Limits(max_connections=len(bodies))
+    async with httpx.AsyncClient(base_url=url, timeout=300, limits=limits, trust_env=False) as http:
+        responses = await asyncio.gather(*(http.post("/v1/completions", json=body) for body in bodies))
+    assert [response.text for response in responses if response.status_code != 200] == []
+    # the rest differs: id, time, tokens that were cached
+    return [re.findall(rb'"choices":(\[.*\]),"usage"', response.content)[0] for response in responses]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_200_concurrent_requests_get_the_bits_of_training_in_json(
+    checkpoint: Path, spec: ModelSpec, dtype: WeightDtype
+) -> None:
+    """JSON carries every float32 whole, and the same request gets the same bytes under another load."""
+    rt = Runtime.single_process(spec, dtype=compute_dtype(dtype))
+    rt = replace(rt, kernels=build_kernels(REFERENCE, load_kernels()))
+    model = build_model(rt)
+    fill_weights(model, Checkpoint.open(checkpoint).model_slab, rt)
+    rng = random.Random(5)
+    prompts = random_prompts(rng, 200, spec.vocab - 2)
+    bodies = [random_completion(rng, int(key), prompt) for key, prompt in prompts.items()]
+    flags = ("--batch-invariant", "--dtype", dtype, "--max-num-seqs", "32", "--max-num-batched-tokens", "64")
+    memory = str(60_000 * rt.dtype.itemsize)  # fewer pages than the batch needs
+    with run_server(checkpoint, *flags, "--kv-cache-memory", memory) as server:
+        contents = asyncio.run(complete_all(server.url, bodies))
+        order = rng.sample(range(200), 150)
+        repeated = asyncio.run(complete_all(server.url, [bodies[i] for i in order]))
+        assert repeated == [contents[i] for i in order]
+        assert server.read_metrics()["num_preemptions_total"]
+    sequences, served = [], []
+    for body, content in zip(bodies, contents, strict=True):
+        for choice in json.loads(content):
+            sequences.append((*body["prompt"], *choice["token_ids"]))
+            served.append([score for score in choice["logprobs"]["token_logprobs"] if score is not None])
+    assert len(sequences) > 250
+    for scores, trained in zip(served, score_by_training(model, sequences), strict=True):
+        assert scores == trained[-len(scores) :]

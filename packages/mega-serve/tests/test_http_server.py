@@ -249,6 +249,31 @@ def test_a_client_that_leaves_frees_its_request_at_once(server: ServerProgram, s
     server.wait_until(lambda: f'"status": {status}, "outcome": "client_left"' in server.log[-1])
 
 
+@pytest.mark.parametrize(
+    ("length", "rest"),
+    [(b"Content-Length: 100", b"part"), (b"Transfer-Encoding: chunked", b"no chunk\r\n")],
+    ids=["part", "no-chunk"],
+)
+def test_a_client_that_leaves_within_its_body_is_no_error_of_the_server(
+    server: ServerProgram, length: bytes, rest: bytes
+) -> None:
+    request_id = f"left-{len(rest)}"
+    head = HEADERS.replace(b"Content-Length: 100", b"X-Request-Id: %s\r\n" % request_id.encode() + length)
+    with server.connect() as connection:
+        connection.sendall(head + rest)
+        time.sleep(0.1)
+    server.wait_until(lambda: any(request_id in line for line in server.log))
+    (audit,) = [line for line in server.log if request_id in line]
+    assert '"status": 499, "outcome": "client_left"' in audit
+    assert not any("ClientDisconnect" in line for line in server.log)
+
+
+def test_a_client_that_wants_another_protocol_gets_http_and_no_line_of_advice(server: ServerProgram) -> None:
+    headers = {"Connection": "Upgrade", "Upgrade": "websocket"}
+    assert server.http.get("/livez", headers=headers).status_code == 200
+    assert not any("uvicorn" in line for line in server.log if "pip install" in line)
+
+
 def test_a_client_that_does_not_read_is_cut_and_its_request_freed(server: ServerProgram) -> None:
     body = json.dumps({"prompt": "A", "max_tokens": 100_000, "stream": True, "pad": 100_000}).encode()
     with server.connect() as connection:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import logging
 import math
@@ -228,6 +229,29 @@ def test_post_is_put(empty: ApiContext) -> None:
         put(empty, {"prompts": ["ab"], "tokens_to_generate": 3}, method).json() for method in ("PUT", "POST")
     ]
     assert bodies[0] == bodies[1]
+
+
+def test_an_error_of_ours_is_logged_without_its_message(
+    empty: ApiContext, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: Tokenizer, texts: list[str]) -> list[list[int]]:
+        raise ValueError(f"cannot encode {texts}")
+
+    monkeypatch.setattr(type(empty.tokenizer), "encode_batch", fail)
+    response = put(empty, {"prompts": ["my secret"], "tokens_to_generate": 1})
+    assert response.status_code == 500
+    assert "PUT /api failed: ValueError: (message withheld" in caplog.text
+    assert "my secret" not in caplog.text + response.text
+
+
+def test_a_compressed_body_is_a_415(empty: ApiContext) -> None:
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    content = gzip.compress(b'{"prompts": ["Hi"]}')
+    response = send(_app(empty), "PUT", "/api", content=content, headers=headers)
+    assert response.status_code == 415
+    assert response.headers["accept-encoding"] == "identity"
+    message = "Content-Encoding must be absent, not gzip: the server accepts no compressed bodies"
+    assert response.json()["message"] == message
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,8 @@ async def read_body(model: type[B], http_request: Request, *, lenient: bool) -> 
 def check_content_type(http_request: Request) -> None:
     """Refuse a body that does not say that it is JSON: a web page could send it without the user's consent.
 
+    A compressed body is refused too: its length says nothing about the memory that it takes.
+
     Raises:
         HttpError: 415.
     """
@@ -59,6 +61,13 @@ def check_content_type(http_request: Request) -> None:
     is_json_suffix = content_type.startswith("application/") and content_type.endswith("+json")
     if content_type != "application/json" and not is_json_suffix:
         raise HttpError(415, f"Content-Type must be application/json, not {content_type or 'absent'}")
+    encoding = http_request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity":
+        raise HttpError(
+            415,
+            f"Content-Encoding must be absent, not {encoding}: the server accepts no compressed bodies",
+            headers={"Accept-Encoding": "identity"},
+        )
 
 
 def openapi_body(model: type[Body], **examples: Mapping[str, object]) -> dict[str, Any]:

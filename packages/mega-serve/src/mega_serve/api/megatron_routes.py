@@ -19,6 +19,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from mega_schema.errors import RequestError
 from mega_schema.tokenizer.tokenizer import Tokenizer
@@ -39,6 +40,7 @@ from mega_serve.api.sampling_fields import StructuredOutputs, check_grammar
 from mega_serve.api.services import ApiServices
 from mega_serve.engine.requests import BeamSearchParams, EngineRequest, GrammarSpec, SamplingParams
 from mega_serve.http.errors import HttpError, as_http_error
+from mega_serve.process.failure_log import describe_failure
 
 logger = logging.getLogger("mega.serve")
 
@@ -79,13 +81,14 @@ def build_router(context: ApiContext, services: ApiServices | None = None) -> AP
         except RequestError as error:
             bad = BadRequest(str(error.where), str(error))
             return _refuse(bad, bad.detail, bad.legacy_status, context.legacy_status)
-        except HTTPException:
+        except (HTTPException, ClientDisconnect):
             raise
         except Exception as error:
             request_id = getattr(getattr(http_request.state, "account", None), "request_id", "")
             http_error = as_http_error(error, request_id)
             if http_error.code == "internal_error":  # a dead engine has said why already
-                logger.exception("%s /api failed", http_request.method)
+                text = describe_failure(error, with_messages=False)
+                logger.error("%s /api failed: %s", http_request.method, text)
             body = {"message": http_error.message, **http_error.body}
             return JSONResponse(body, http_error.status, http_error.headers)
 

@@ -113,6 +113,9 @@ class GuardedConnection(H11Protocol):
                 self._refuse(HttpError(408, f"the headers took longer than {seconds:g} s", code="timeout"))
             self.transport.close()
 
+    def _unsupported_upgrade_warning(self) -> None:
+        """Ignore Upgrade, as RFC 9110 7.8 allows; uvicorn would advise the operator to install WebSockets."""
+
     def send_400_response(self, msg: str) -> None:
         """Answer bytes that are not HTTP, in place of uvicorn's plain text."""
         # after the head of a response there is no room for another: the connection ends without its rest

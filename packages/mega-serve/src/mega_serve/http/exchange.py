@@ -10,6 +10,7 @@ from collections.abc import Callable
 from types import MappingProxyType
 
 import orjson
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mega_serve.engine.interfaces import EngineClient
@@ -173,7 +174,7 @@ class _Exchange:
     def _describe(self, task: asyncio.Task[None]) -> HttpError | None:
         """Return the response to an exception that no handler knew, and log it without the values in it."""
         error = None if task.cancelled() else task.exception()
-        if error is None:
+        if error is None or isinstance(error, ClientDisconnect):
             return None
         assert isinstance(error, Exception)
         http_error = as_http_error(error, self._account.request_id)
@@ -220,7 +221,9 @@ class _Exchange:
             seconds = self._config.limits.body_timeout
             text = f"the body took longer than {seconds:g} seconds"
             raise HttpError(408, text, code="timeout", headers=_CLOSE) from None
-        if message["type"] == "http.request":
+        if message["type"] == "http.disconnect":
+            self._is_disconnected.set()
+        elif message["type"] == "http.request":
             self._body_bytes += len(message.get("body", b""))
             if self._body_bytes > limit:
                 raise _too_long(limit)

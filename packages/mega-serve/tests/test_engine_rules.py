@@ -500,3 +500,18 @@ def test_an_error_of_the_runner_passes_through() -> None:
     engine.core.add(new_request("a", PROMPT))
     with pytest.raises(RuntimeError, match="the device is lost"):
         engine.core.step()
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1, 3])
+def test_the_scores_of_a_prompt_come_before_the_outputs_of_its_other_sequences(max_tokens: int) -> None:
+    """A stream sends the echoed prompt and its scores with the first output of each sequence."""
+    engine = open_engine()
+    engine.core.add(
+        new_request("a", [1, 2, 3], n=3, max_tokens=max_tokens, temperature=1.0, prompt_logprobs=0)
+    )
+    outputs = []
+    while engine.core.has_work:
+        outputs += engine.core.step()
+    assert {output.index for output in outputs} == {0, 1, 2}
+    assert outputs[0].index == 0
+    assert len(outputs[0].prompt_logprobs) == 3

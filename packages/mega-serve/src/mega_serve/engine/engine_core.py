@@ -271,9 +271,10 @@ class EngineCore:
             scheduled_chunk.lane.advance(self.pool, scheduled_chunk.tokens)
             if unit.is_computed:
                 sampled_chunks.append((unit, scheduled_chunk))
-        outputs = self._fork_sequences([unit for unit, _ in sampled_chunks])
+        forked_outputs = self._fork_sequences([unit for unit, _ in sampled_chunks])
         sampled_rows = sum(chunk.logits_rows for _, chunk in sampled_chunks)
-        outputs += self._sample(sampled_chunks, result.logits, sampled_rows)
+        # sequence 0 has the scores of the prompt: a stream needs them before its other sequences
+        outputs = self._sample(sampled_chunks, result.logits, sampled_rows) + forked_outputs
         if groups:
             logits = result.logits[sampled_rows:] if sampled_rows else result.logits
             outputs += self._search_beams(list(groups.values()), logits)

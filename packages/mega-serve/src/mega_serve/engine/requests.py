@@ -200,8 +200,8 @@ class SequenceOutput:
         token_ids: new ids, stop token included.
         text: new text: whole characters, without the part that may still become a stop string.
         logprobs: one per new id, if asked.
-        prompt_logprobs: in the first output of sequence 0, if asked: one per token of the prompt; None for
-            the first.
+        prompt_logprobs: in the first output of sequence 0, if asked, which comes before those of all other
+            sequences: one per token of the prompt; None for the first.
         cached_tokens: in the first output: tokens of the prompt found in the prefix cache.
         finish_reason: None while the sequence continues.
         stop_reason: the stop string or id that ended it.

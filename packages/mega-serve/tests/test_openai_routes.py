@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,10 @@ from mega_schema.tokenizer.tokenizer import Tokenizer
 from mega_serve.api import sse
 from mega_serve.api.context import ApiContext
 from mega_serve.engine.interfaces import EngineDeadError, EngineOverloadedError
-from mega_serve.engine.requests import EngineRequest
+from mega_serve.engine.requests import EngineRequest, SequenceOutput, TokenLogprob
 from mega_serve.http.limits import Limits
 from tests.api_app import build_app, send
-from tests.engine_clients import NaiveEngineClient, ScriptedEngineClient
+from tests.engine_clients import NaiveEngineClient, RecordingClient, ScriptedEngineClient
 
 openai = pytest.importorskip("openai")
 
@@ -312,6 +312,34 @@ def test_a_response_has_the_text_and_the_usage(scripted_context: ApiContext) -> 
     assert response.output_text == "Hi there."
     assert response.status == "completed"
     assert (response.usage.output_tokens, response.usage.input_tokens_details.cached_tokens) == (9, 2)
+
+
+class HesitantClient(RecordingClient):
+    """Holds back the text of the first of two bytes of a character, as the engine does."""
+
+    async def outputs(self, request: EngineRequest) -> AsyncGenerator[SequenceOutput, None]:
+        texts = ["", "é", "!", ""]
+        for number, text in enumerate(texts):
+            yield SequenceOutput(
+                request_id=request.request_id,
+                token_ids=(number,),
+                text=text,
+                logprobs=(TokenLogprob(number, -1.5 * number, 1, ()),),
+                finish_reason="length" if number == 3 else None,
+            )
+
+
+def test_a_streamed_response_has_the_logprobs_of_tokens_without_text(scripted_context: ApiContext) -> None:
+    context = replace(scripted_context, client=HesitantClient(scripted_context.client.model))
+    body = {"input": "ab", "top_logprobs": 2}
+    response = send(build_app(context), "POST", "/v1/responses", json={**body, "stream": True})
+    events = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: {")]
+    deltas = [event for event in events if event["type"] == "response.output_text.delta"]
+    assert [event["delta"] for event in deltas] == ["é", "!", ""]
+    assert [len(event["logprobs"]) for event in deltas] == [2, 1, 1]
+    (item,) = send(build_app(context), "POST", "/v1/responses", json=body).json()["output"]
+    assert [entry["logprob"] for entry in item["content"][0]["logprobs"]] == [0.0, -1.5, -3.0, -4.5]
+    assert events[-1]["response"]["output"][0]["content"] == item["content"]
 
 
 def test_the_events_of_a_response_come_in_openais_order(scripted_context: ApiContext) -> None:

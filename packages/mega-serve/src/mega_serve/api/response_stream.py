@@ -33,6 +33,8 @@ class ResponseWriter:
         self.finish_reason: FinishReason | None = None
         self._sequence_number = 0
         self._is_open = False
+        # of tokens whose text is held back: a part of a character, or perhaps the beginning of a call
+        self._logprobs: list[dict[str, Any]] = []
 
     def begin(self) -> Iterator[Event]:
         """Yield the events before the first item."""
@@ -43,15 +45,18 @@ class ResponseWriter:
         """Yield the events of an output."""
         self.finish_reason = output.finish_reason
         delta = self.message.append(output.text, is_last=output.finish_reason is not None)
-        logprobs: list[dict[str, Any]] = []
         if self.job.top is not None and output.logprobs:
-            logprobs = chat_logprobs(self.tokenizer, output.logprobs, self.job.top)["content"]
+            self._logprobs += chat_logprobs(self.tokenizer, output.logprobs, self.job.top)["content"]
         if delta.content:
-            yield from self._write_text(delta.content, logprobs)
+            yield from self._write_text(delta.content)
+        if delta.calls:
+            self._logprobs.clear()
         yield from self._write_calls(delta)
         if self.finish_reason is not None:
             if not self.output:  # an empty answer is a message without text
                 yield from self._open_message()
+            if self._logprobs and self._has_open_message:
+                yield from self._write_text("")
             yield from self._close_item()
 
     def end(self, usage: Usage) -> Event:
@@ -84,8 +89,13 @@ class ResponseWriter:
         item = self.output[-1]
         return self._event(kind, item_id=item["id"], output_index=len(self.output) - 1, **values)
 
-    def _write_text(self, text: str, logprobs: list[dict[str, Any]]) -> Iterator[Event]:
-        if not (self._is_open and self.output[-1]["type"] == "message"):
+    @property
+    def _has_open_message(self) -> bool:
+        return self._is_open and self.output[-1]["type"] == "message"
+
+    def _write_text(self, text: str) -> Iterator[Event]:
+        logprobs, self._logprobs = self._logprobs, []
+        if not self._has_open_message:
             yield from self._close_item()
             yield from self._open_message()
         part = self.output[-1]["content"][0]

@@ -189,6 +189,38 @@ def test_a_dead_or_hung_engine_fails_its_requests_within_the_limit(event: str) -
     asyncio.run(scenario())
 
 
+def test_an_engine_whose_end_is_first_seen_by_a_write_is_started_again() -> None:
+    async def scenario() -> None:
+        async with asyncio.timeout(30), run_engine() as client:
+            assert client.pid
+            process = psutil.Process(client.pid)
+            process.kill()
+            while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                time.sleep(0.01)  # the event loop stands still, and does not see the end of the stream
+            with pytest.raises(EngineDeadError, match="signal 9"):
+                await collect(client, build_request())
+            await client.wait_status("ready")
+            assert len(await collect(client, build_request())) > 0
+
+    asyncio.run(scenario())
+
+
+def test_an_unforeseen_error_in_watching_the_engine_starts_it_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        async with asyncio.timeout(30), run_engine() as client:
+            with monkeypatch.context() as patch:
+                patch.setattr(client, "_handle", None)
+                with pytest.raises(EngineDeadError, match="it cannot be watched, see the log"):
+                    await collect(client, build_request())
+            await client.wait_status("ready")
+            assert len(await collect(client, build_request())) > 0
+
+    asyncio.run(scenario())
+    assert "TypeError: 'NoneType' object is not callable" in caplog.text
+
+
 def test_without_restart_a_dead_engine_stays_dead() -> None:
     async def scenario() -> None:
         async with run_engine(restart=False) as client:

@@ -240,7 +240,11 @@ class EngineProcessClient:
         delay = self.settings.first_delay
         while True:
             start = self._clock()
-            reason = await self._run_child()
+            try:
+                reason = await self._run_child()
+            except Exception:  # whatever it is, the server must not be left without an engine
+                logger.exception("the engine cannot be watched")
+                reason = "it cannot be watched, see the log"
             self._fail_pending(reason)
             if not self.is_refused:  # the command ends with that line
                 logger.error("the engine stopped: %s", reason)
@@ -314,7 +318,7 @@ class EngineProcessClient:
                 messages = decoder.feed(data)
             except FrameError as error:
                 return str(error)
-            except ConnectionResetError:
+            except ConnectionError:  # reset, or the pipe broke in a write, which the reader reports too
                 return ""
             if not data:
                 return ""

@@ -312,9 +312,9 @@ def scale_row(typing_context, x, x_start, out, out_start, count, factor):
             product = builder.fmul(values, scale)
             place = offset_at(builder, args[3], loop.index, LANES)
             store_vector(builder, out_data, place, product if is_float else round_to_bf16(builder, product))
-        done = builder.mul(vectors, lanes)
-        with cgutils.for_range(builder, builder.sub(args[4], done)) as loop:
-            index = builder.add(done, loop.index)
+        vector_end = builder.mul(vectors, lanes)
+        with cgutils.for_range(builder, builder.sub(args[4], vector_end)) as loop:
+            index = builder.add(vector_end, loop.index)
             value = builder.load(builder.gep(x_data, [builder.add(args[1], index)]))
             product = builder.fmul(
                 value if x_type.dtype == types.float32 else _widen(builder, value), args[5]

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numba import njit, prange
 
+from mega_model.kernels.numba.output_tiles import store_tile
 from mega_model.kernels.numba.simd import bf16_to_float, build_bf16_panel, build_tile_product, round_like
 
 PANEL = 64
@@ -31,7 +32,7 @@ _float_1, _float_2, _float_3, _float_4 = (build_tile_product(rows, 4) for rows i
 
 
 @njit(nogil=True, cache=True)
-def _bf16_tile(x, row, rows, weight, start, sums, block):
+def bf16_tile(x, row, rows, weight, start, sums, block):
     """Set sums[r] to the product of row `row` + r and a panel, for up to 4 rows."""
     pairs = x.shape[1]
     first = row * pairs
@@ -54,7 +55,7 @@ def _bf16_tile(x, row, rows, weight, start, sums, block):
 
 
 @njit(nogil=True, cache=True)
-def _float_tile(x, row, rows, weight, start, sums):
+def float_tile(x, row, rows, weight, start, sums):
     """Set sums[r] to the product of row `row` + r and a panel, for up to 4 rows."""
     width = x.shape[1]
     first = row * width
@@ -67,17 +68,6 @@ def _float_tile(x, row, rows, weight, start, sums):
         _float_3(x, first, width, weight, start, PANEL, 16, width, sums, 0, PANEL)
     else:
         _float_4(x, first, width, weight, start, PANEL, 16, width, sums, 0, PANEL)
-
-
-@njit(nogil=True, cache=True)
-def _store_tile(sums, row, rows, first, bias, out):
-    """Add the bias and round to the dtype of `out`."""
-    for r in range(rows):
-        for o in range(min(PANEL, out.shape[1] - first)):
-            value = sums[r, o]
-            if len(bias):
-                value += bf16_to_float(bias[first + o])
-            out[row + r, first + o] = round_like(out, value)
 
 
 def _multiply_bf16(x, weight, bias, out, panel_size, threads):
@@ -99,8 +89,8 @@ def _multiply_bf16(x, weight, bias, out, panel_size, threads):
         for panel in range(worker * panels // threads, (worker + 1) * panels // threads):
             for row in range(0, rows, _ROWS):
                 count = min(_ROWS, rows - row)
-                _bf16_tile(x, row, count, weight, panel * panel_size, sums, block)
-                _store_tile(sums, row, count, panel * PANEL, bias, out)
+                bf16_tile(x, row, count, weight, panel * panel_size, sums, block)
+                store_tile(sums, row, count, panel * PANEL, bias, out)
 
 
 def _multiply_float(x, weight, bias, out, panel_size, threads):
@@ -112,8 +102,8 @@ def _multiply_float(x, weight, bias, out, panel_size, threads):
         for panel in range(worker * panels // threads, (worker + 1) * panels // threads):
             for row in range(0, rows, _ROWS):
                 count = min(_ROWS, rows - row)
-                _float_tile(x, row, count, weight, panel * panel_size, sums)
-                _store_tile(sums, row, count, panel * PANEL, bias, out)
+                float_tile(x, row, count, weight, panel * panel_size, sums)
+                store_tile(sums, row, count, panel * PANEL, bias, out)
 
 
 @njit(nogil=True, cache=True)

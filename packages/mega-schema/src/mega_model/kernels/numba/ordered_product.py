@@ -20,14 +20,8 @@ from typing import Any
 import numpy as np
 from numba import njit, prange
 
-from mega_model.kernels.numba.simd import (
-    LANES,
-    bf16_to_float,
-    build_bf16_panel,
-    build_tile_product,
-    round_like,
-)
-from mega_model.kernels.numba.vectors import add_narrow, narrow
+from mega_model.kernels.numba.output_tiles import store_tile
+from mega_model.kernels.numba.simd import build_bf16_panel, build_tile_product
 
 PANEL = 64
 TILE_ROWS = 6  # with 4 vectors of outputs: 24 sums, 4 weights and an input in AVX-512's 32 registers
@@ -109,23 +103,6 @@ def _float_tile(x, row, rows, weight, start, segments, sums):
         top += 1
 
 
-@njit(nogil=True, cache=True)
-def _store_tile(sums, row, rows, first, bias, out):
-    """Add the bias and round to the dtype of `out`."""
-    columns = min(PANEL, out.shape[1] - first)
-    whole = columns // LANES * LANES
-    for r in range(rows):
-        target = out[row + r]
-        if len(bias):
-            add_narrow(sums[0, r], 0, bias, first, whole // LANES, target, first)
-            for o in range(whole, columns):
-                target[first + o] = round_like(out, sums[0, r, o] + bf16_to_float(bias[first + o]))
-        else:
-            narrow(sums[0, r], 0, whole // LANES, target, first)
-            for o in range(whole, columns):
-                target[first + o] = round_like(out, sums[0, r, o])
-
-
 def _multiply_bf16(x, weight, bias, out, panel_size, segments, threads):
     """Compute out = x Wᵀ + bias.
 
@@ -147,7 +124,7 @@ def _multiply_bf16(x, weight, bias, out, panel_size, segments, threads):
             while row < rows:
                 count = _tile_rows(rows - row)
                 _bf16_tile(x, row, count, weight, panel * panel_size, segments, sums)
-                _store_tile(sums, row, count, panel * PANEL, bias, out)
+                store_tile(sums[0], row, count, panel * PANEL, bias, out)
                 row += count
 
 
@@ -162,7 +139,7 @@ def _multiply_float(x, weight, bias, out, panel_size, segments, threads):
             while row < rows:
                 count = _tile_rows(rows - row)
                 _float_tile(x, row, count, weight, panel * panel_size, segments, sums)
-                _store_tile(sums, row, count, panel * PANEL, bias, out)
+                store_tile(sums[0], row, count, panel * PANEL, bias, out)
                 row += count
 
 

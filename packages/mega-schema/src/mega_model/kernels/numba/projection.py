@@ -16,24 +16,15 @@ from llvmlite import ir
 from numba import carray, njit, prange, types
 from numba.extending import intrinsic, overload
 
-from mega_model.kernels.numba.linear import quantize_rows
+from mega_model.kernels.numba.linear import PANEL, bf16_tile, float_tile, quantize_rows
+from mega_model.kernels.numba.output_tiles import store_tile
 from mega_model.kernels.numba.row_kernels import round_as
-from mega_model.kernels.numba.simd import (
-    bf16_to_float,
-    build_bf16_panel,
-    build_int8_panel,
-    build_tile_product,
-    round_like,
-)
+from mega_model.kernels.numba.simd import bf16_to_float, build_int8_panel, round_like
 
 MAX_ROWS = 3
-PANEL = 64
 # columns of a table of addresses: of weights, then of their biases, scales and sums
 BIASES, SCALES, SUMS, COLUMNS = 6, 12, 18, 24
-_BLOCK_PAIRS = 256  # after which oneDNN, and so `linear`, adds sums of pairs
 
-_bf16_1, _bf16_2, _bf16_3 = (build_bf16_panel(rows, 4) for rows in (1, 2, 3))
-_float_1, _float_2, _float_3 = (build_tile_product(rows, 4) for rows in (1, 2, 3))
 _int8_1, _int8_2, _int8_3 = (build_int8_panel(rows, 4) for rows in (1, 2, 3))
 
 
@@ -84,33 +75,11 @@ def _choose_product(x, weight, start, sums, block):
 
 
 def _multiply_float_panel(x, weight, start, sums, block):
-    rows, width = x.shape
-    sums[:rows] = np.float32(0.0)
-    if rows == 1:
-        _float_1(x, 0, width, weight, start, PANEL, 16, width, sums, 0, PANEL)
-    elif rows == 2:
-        _float_2(x, 0, width, weight, start, PANEL, 16, width, sums, 0, PANEL)
-    else:
-        _float_3(x, 0, width, weight, start, PANEL, 16, width, sums, 0, PANEL)
+    float_tile(x, 0, len(x), weight, start, sums)
 
 
 def _multiply_bf16_panel(x, weight, start, sums, block):
-    x_pairs = x.view(np.uint32)
-    rows, pairs = x_pairs.shape
-    for begin in range(0, pairs, _BLOCK_PAIRS):
-        count = min(_BLOCK_PAIRS, pairs - begin)
-        place = start + begin * 2 * PANEL
-        target = sums if begin == 0 else block
-        if rows == 1:
-            _bf16_1(x_pairs, begin, pairs, weight, place, count, target)
-        elif rows == 2:
-            _bf16_2(x_pairs, begin, pairs, weight, place, count, target)
-        else:
-            _bf16_3(x_pairs, begin, pairs, weight, place, count, target)
-        if begin:
-            for r in range(rows):
-                for o in range(PANEL):
-                    sums[r, o] += block[r, o]
+    bf16_tile(x.view(np.uint32), 0, len(x), weight, start, sums, block)
 
 
 def _multiply_int8_panel(x, weight, start, sums, block):
@@ -166,19 +135,15 @@ def project(x, weights, layer, column, has_bias, out, is_residual, worker, worke
 
 @njit(nogil=True, cache=True)
 def _store_panel(sums, first, count, bias, out, is_residual):
+    if not is_residual:
+        store_tile(sums, 0, len(out), first, bias, out)
+        return
     for r in range(len(out)):
-        if is_residual:
-            for o in range(count):
-                value = round_as(out, sums[r, o])
-                if len(bias):
-                    value = round_as(out, value + bf16_to_float(bias[first + o]))
-                out[r, first + o] = round_like(out, bf16_to_float(out[r, first + o]) + value)
-        else:
-            for o in range(count):
-                value = sums[r, o]
-                if len(bias):
-                    value += bf16_to_float(bias[first + o])
-                out[r, first + o] = round_like(out, value)
+        for o in range(count):
+            value = round_as(out, sums[r, o])
+            if len(bias):
+                value = round_as(out, value + bf16_to_float(bias[first + o]))
+            out[r, first + o] = round_like(out, bf16_to_float(out[r, first + o]) + value)
 
 
 def _project_rows(x, weights, layer, out, threads):

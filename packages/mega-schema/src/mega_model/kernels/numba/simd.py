@@ -27,6 +27,7 @@ from mega_model.kernels.numba.vector_ir import (
     LANES,
     VECTOR,
     add_lanes,
+    bf16_bits,
     compute_exp,
     constant,
     data_pointer,
@@ -35,7 +36,6 @@ from mega_model.kernels.numba.vector_ir import (
     load_vector,
     offset_at,
     prefetch_line,
-    round_to_bf16,
     splat,
     splat_int,
     store_vector,
@@ -274,7 +274,7 @@ def round_like(typing_context, array, x):
     """Return a float32 number as an element of `array`: itself, or the bits of the nearest bfloat16."""
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return args[1] if sig.args[0].dtype == types.float32 else round_to_bf16(builder, args[1])
+        return args[1] if sig.args[0].dtype == types.float32 else bf16_bits(builder, args[1])
 
     return array.dtype(array, types.float32), generate
 
@@ -288,7 +288,7 @@ def convert_like(typing_context, array, x):
             return args[1]
         if sig.args[0].dtype == types.float32:
             return _widen(builder, args[1])
-        return round_to_bf16(builder, args[1])
+        return bf16_bits(builder, args[1])
 
     return array.dtype(array, x), generate
 
@@ -311,7 +311,7 @@ def scale_row(typing_context, x, x_start, out, out_start, count, factor):
             values = load_vector(builder, x_type, x_data, offset_at(builder, args[1], loop.index, LANES))
             product = builder.fmul(values, scale)
             place = offset_at(builder, args[3], loop.index, LANES)
-            store_vector(builder, out_data, place, product if is_float else round_to_bf16(builder, product))
+            store_vector(builder, out_data, place, product if is_float else bf16_bits(builder, product))
         vector_end = builder.mul(vectors, lanes)
         with cgutils.for_range(builder, builder.sub(args[4], vector_end)) as loop:
             index = builder.add(vector_end, loop.index)
@@ -320,7 +320,7 @@ def scale_row(typing_context, x, x_start, out, out_start, count, factor):
                 value if x_type.dtype == types.float32 else _widen(builder, value), args[5]
             )
             pointer = builder.gep(out_data, [builder.add(args[3], index)])
-            builder.store(product if is_float else round_to_bf16(builder, product), pointer)
+            builder.store(product if is_float else bf16_bits(builder, product), pointer)
         return context.get_dummy_value()
 
     size = types.intp

@@ -16,6 +16,7 @@ FLOAT = ir.FloatType()
 INT = ir.IntType(64)
 VECTOR = ir.VectorType(FLOAT, LANES)
 INTS = ir.VectorType(ir.IntType(32), LANES)
+HALVES = ir.VectorType(ir.IntType(16), LANES)
 
 LOG2_E = 1.4426950408889634
 LN2_HIGH = 0.693359375  # ln 2 in two parts, of which the first has few bits (Cody and Waite)
@@ -69,8 +70,7 @@ def load_vector(builder: Any, array_type: Any, data: Any, place: Any) -> Any:
         loaded = builder.load(builder.bitcast(pointer, VECTOR.as_pointer()))
         loaded.align = 4
         return loaded
-    halves = ir.VectorType(ir.IntType(16), LANES)
-    loaded = builder.load(builder.bitcast(pointer, halves.as_pointer()))
+    loaded = builder.load(builder.bitcast(pointer, HALVES.as_pointer()))
     loaded.align = 2
     wide = builder.shl(builder.zext(loaded, INTS), ir.Constant(INTS, [16] * LANES))
     return builder.bitcast(wide, VECTOR)
@@ -81,19 +81,20 @@ def store_vector(builder: Any, data: Any, place: Any, values: Any) -> None:
     builder.store(values, pointer).align = 2 if values.type.element == ir.IntType(16) else 4
 
 
-def round_to_bf16(builder: Any, x: Any) -> Any:
-    """Return the bits of the nearest bfloat16 numbers, ties to even, of a float32 number or vector."""
+def bf16_bits(builder: Any, x: Any) -> Any:
+    """Return the bits of the nearest bfloat16 of a float32 number or vector, ties to even."""
     is_vector = isinstance(x.type, ir.VectorType)
+    words, halves = (INTS, HALVES) if is_vector else (INTS.element, HALVES.element)
 
-    def integer(value: int) -> Any:
-        return ir.Constant(INTS, [value] * LANES) if is_vector else ir.Constant(ir.IntType(32), value)
+    def integer(number: int) -> Any:
+        return ir.Constant(words, [number] * LANES if is_vector else number)
 
-    bits = builder.bitcast(x, INTS if is_vector else ir.IntType(32))
+    bits = builder.bitcast(x, words)
     is_odd = builder.and_(builder.lshr(bits, integer(16)), integer(1))
     rounded = builder.add(bits, builder.add(is_odd, integer(0x7FFF)))
-    number_bits = builder.select(builder.fcmp_ordered("ord", x, x), rounded, integer(0x7FC00000))
-    half = ir.VectorType(ir.IntType(16), LANES) if is_vector else ir.IntType(16)
-    return builder.trunc(builder.lshr(number_bits, integer(16)), half)
+    is_number = builder.fcmp_ordered("ord", x, x)
+    number_bits = builder.select(is_number, rounded, integer(0x7FC00000))
+    return builder.trunc(builder.lshr(number_bits, integer(16)), halves)
 
 
 def splat(builder: Any, scalar: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Vectors of 16 numbers that are rounded to the dtype of an array: LLVM does not vectorize such a loop."""
+"""Store a tile of float32 sums in an array, rounded to its dtype; LLVM does not vectorize such a loop."""
 
 # mypy: ignore-errors
 # numba finds the types of these functions when it compiles them
@@ -8,24 +8,24 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba import types
+from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from mega_model.kernels.numba.simd import bf16_to_float, round_like
 from mega_model.kernels.numba.vector_ir import (
-    INTS,
+    HALVES,
     LANES,
+    bf16_bits,
     data_pointer,
     load_vector,
     offset_at,
     store_vector,
 )
 
-_HALVES = ir.VectorType(ir.IntType(16), LANES)
-
 
 @intrinsic
-def narrow(typing_context, values, first, vectors, out, start):
+def _narrow(typing_context, values, first, vectors, out, start):
     """Set out[start:], float32 or bfloat16, to 16 · `vectors` float32 numbers from values[first], rounded."""
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
@@ -40,8 +40,8 @@ def narrow(typing_context, values, first, vectors, out, start):
 
 
 @intrinsic
-def add_narrow(typing_context, values, first, bias, bias_start, vectors, out, start):
-    """As `narrow`, after adding bias[bias_start:], float32 or bfloat16."""
+def _add_narrow(typing_context, values, first, bias, bias_start, vectors, out, start):
+    """As `_narrow`, after adding bias[bias_start:], float32 or bfloat16."""
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         data, bias_data, out_data = (data_pointer(context, builder, sig.args[i], args[i]) for i in (0, 2, 5))
@@ -62,16 +62,27 @@ def _store_rounded(builder: Any, array_type: Any, data: Any, place: Any, values:
     if array_type.dtype == types.float32:
         store_vector(builder, data, place, values)
         return
-    int32 = ir.IntType(32)
+    pointer = builder.bitcast(builder.gep(data, [place]), HALVES.as_pointer())
+    builder.store(bf16_bits(builder, values), pointer).align = 2
 
-    def integers(number: int) -> Any:
-        return ir.Constant(INTS, [ir.Constant(int32, number)] * LANES)
 
-    bits = builder.bitcast(values, INTS)
-    is_odd = builder.and_(builder.lshr(bits, integers(16)), integers(1))
-    rounded = builder.add(bits, builder.add(is_odd, integers(0x7FFF)))  # ties to even
-    is_number = builder.fcmp_ordered("ord", values, values)
-    number_bits = builder.select(is_number, rounded, integers(0x7FC00000))
-    halves = builder.trunc(builder.lshr(number_bits, integers(16)), _HALVES)
-    pointer = builder.bitcast(builder.gep(data, [place]), _HALVES.as_pointer())
-    builder.store(halves, pointer).align = 2
+@njit(nogil=True, cache=True)
+def store_tile(sums, row, rows, first, bias, out):
+    """Set out[row + r, first:] to sums[r] + bias[first:], as far as `out` has columns.
+
+    Args:
+        sums: float32, a panel of outputs for each of `rows` rows.
+        bias: of all columns, or empty.
+    """
+    columns = min(sums.shape[1], out.shape[1] - first)
+    vectors = columns // LANES
+    for r in range(rows):
+        target = out[row + r]
+        if len(bias):
+            _add_narrow(sums[r], 0, bias, first, vectors, target, first)
+            for o in range(vectors * LANES, columns):
+                target[first + o] = round_like(out, sums[r, o] + bf16_to_float(bias[first + o]))
+        else:
+            _narrow(sums[r], 0, vectors, target, first)
+            for o in range(vectors * LANES, columns):
+                target[first + o] = round_like(out, sums[r, o])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 
 import pytest
@@ -22,6 +21,7 @@ from mega_serve.execution.engine_factory import build_engine
 from mega_serve.execution.model_runner import RunnerOptions, TorchModelRunner
 from mega_serve.execution.packed_weights import Int8Linear, PackedLinear, choose_packing
 from mega_serve.execution.weight_loading import compute_dtype, load_weights
+from tests.serving.damaged_checkpoint import copy_damaged
 
 SHAPES = [(64, 192), (576, 64), (40, 100), (96, 131), (1088, 70)]
 DTYPES = [torch.float32, torch.bfloat16]
@@ -135,12 +135,7 @@ def test_a_loaded_checkpoint_computes_the_logits_of_the_whole_model(
 def test_a_flipped_bit_in_the_weights_is_refused_unless_verifying_is_off(
     checkpoint: Path, tmp_path: Path
 ) -> None:
-    folder = tmp_path / "copy"
-    shutil.copytree(Checkpoint.open(checkpoint).folder, folder)
-    (weights,) = folder.glob("model-*")
-    content = bytearray(weights.read_bytes())
-    content[-100] ^= 0x40
-    weights.write_bytes(content)
+    folder = copy_damaged(checkpoint, tmp_path / "copy").parent
     source = Checkpoint.open(folder)
     rt = Runtime.single_process(source.spec)
     with pytest.raises(CorruptFileError, match="values are not those that were written: crc32"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -13,12 +12,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from mega_schema.checkpoint.reader import Checkpoint
 from mega_schema.errors import ConfigError, FormatError
 from mega_serve.commands.serve import build_serve_command
 from mega_serve.commands.server_options import LIMIT_FLAGS
 from mega_serve.http.auth import ENVIRONMENT
 from mega_serve.http.limits import Limits
+from tests.serving.damaged_checkpoint import copy_damaged
 from tests.serving.echo_server import REPOSITORY, build_echo_router
 
 FACTORY = "tests.serving.echo_engine:build_echo_engine"
@@ -93,13 +92,8 @@ def test_a_model_of_hugging_face_gets_the_line_that_converts_it(tmp_path: Path) 
 def test_weights_that_were_damaged_on_disk_are_one_line_and_exit_code_2(
     checkpoint: Path, tmp_path: Path
 ) -> None:
-    folder = tmp_path / "copy"
-    shutil.copytree(Checkpoint.open(checkpoint).folder, folder)
-    (weights,) = folder.glob("model-*")
-    content = bytearray(weights.read_bytes())
-    content[-100] ^= 1
-    weights.write_bytes(content)
-    command = [sys.executable, "-m", "mega_serve", "--load", str(folder), "--port", "0"]
+    weights = copy_damaged(checkpoint, tmp_path / "copy")
+    command = [sys.executable, "-m", "mega_serve", "--load", str(weights.parent), "--port", "0"]
     process = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert process.returncode == 2
     *progress, line = process.stderr.splitlines()

@@ -15,10 +15,9 @@ from pydantic import Field
 
 from mega_schema.errors import RequestError
 from mega_schema.tokenizer.special_tokens import SpecialTokens
-from mega_serve.api.bodies import Body, openapi_body, read_body
+from mega_serve.api.bodies import openapi_body, read_body
 from mega_serve.api.context import ApiContext
 from mega_serve.api.engine_calls import new_id, run_requests
-from mega_serve.api.megatron import MAX_PRIORITY
 from mega_serve.api.prompts import (
     Prompt,
     check_length,
@@ -27,16 +26,15 @@ from mega_serve.api.prompts import (
     find_special_tokens,
     truncate_prompts,
 )
-from mega_serve.api.sampling_fields import MAX_INT32, TruncatedTokens, check_model, model_name
+from mega_serve.api.sampling_fields import MAX_INT32, RequestFields, TruncatedTokens, check_model, model_name
 from mega_serve.api.services import ApiServices
 from mega_serve.engine.requests import EngineRequest, SamplingParams
 from mega_serve.http.errors import SERVER_ERROR, HttpError
 
 
-class EmbeddingBody(Body):
+class EmbeddingBody(RequestFields):
     """The request of /v1/embeddings."""
 
-    model: Annotated[str, Field(max_length=256)] | None = None
     input: Prompt
     encoding_format: Literal["float", "base64"] | None = Field(
         None, description='"base64" is float32, little-endian.'
@@ -47,9 +45,6 @@ class EmbeddingBody(Body):
     normalize: bool | None = Field(None, description="Divide the embedding by its length. Default: true.")
     add_special_tokens: bool = Field(True, description="Add the tokenizer's BOS, as Hugging Face does.")
     truncate_prompt_tokens: TruncatedTokens | None = None
-    user: Annotated[str, Field(max_length=1024)] | None = None
-    priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
-    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
 
 
 def build_router(context: ApiContext, services: ApiServices | None = None) -> APIRouter:

@@ -16,7 +16,6 @@ from mega_serve.api.bodies import Body, openapi_body, read_body
 from mega_serve.api.chat_messages import ChatMessage
 from mega_serve.api.context import ApiContext
 from mega_serve.api.engine_calls import new_id, run_requests, stream_requests
-from mega_serve.api.megatron import MAX_PRIORITY
 from mega_serve.api.openai_chat import ChatBody, ChatJob, NewTokens, prepare_chat
 from mega_serve.api.response_items import (
     InputItem,
@@ -28,7 +27,7 @@ from mega_serve.api.response_items import (
     merge_calls,
 )
 from mega_serve.api.response_stream import ResponseWriter
-from mega_serve.api.sampling_fields import MAX_INT32, real
+from mega_serve.api.sampling_fields import MAX_INT32, RequestFields, real
 from mega_serve.api.services import ApiServices
 from mega_serve.api.sse import encode_event, event_stream
 from mega_serve.api.usage import Usage
@@ -44,10 +43,9 @@ class ReasoningOptions(Body):
     summary: None = None
 
 
-class ResponsesBody(Body):
+class ResponsesBody(RequestFields):
     """The request of /v1/responses."""
 
-    model: Annotated[str, Field(max_length=256)] | None = None
     input: str | Annotated[list[InputItem], Field(min_length=1, max_length=4096)]
     instructions: str | None = None
     max_output_tokens: NewTokens | None = None
@@ -68,9 +66,6 @@ class ResponsesBody(Body):
     background: Literal[False] | None = None
     truncation: Literal["disabled"] | None = None
     metadata: dict[str, str] | None = None
-    user: Annotated[str, Field(max_length=1024)] | None = None
-    priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
-    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
 
     @property
     def text_format(self) -> TextFormat:

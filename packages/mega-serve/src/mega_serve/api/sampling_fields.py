@@ -128,10 +128,18 @@ class StreamOptions(Body):
     include_obfuscation: Literal[False] | None = None
 
 
-class SamplingFields(Body):
-    """The fields that completions and chat completions share. An absent field and null are the same."""
+class RequestFields(Body):
+    """The fields that all of OpenAI's requests share. An absent field and null are the same."""
 
     model: Annotated[str, Field(max_length=256)] | None = None
+    priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    user: Annotated[str, Field(max_length=1024)] | None = None
+
+
+class SamplingFields(RequestFields):
+    """The fields that completions and chat completions share."""
+
     temperature: float | None = real(0, 100)
     top_p: float | None = real(0, 1)
     top_k: Annotated[int, Field(ge=-1, le=MAX_INT32)] | None = None
@@ -161,9 +169,6 @@ class SamplingFields(Body):
     guided_choice: Annotated[list[str], Field(min_length=1)] | None = None
     guided_grammar: str | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_INT32)] | None = None
-    priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
-    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
-    user: Annotated[str, Field(max_length=1024)] | None = None
 
     def check_shared(self, context: ApiContext) -> None:
         """Check what does not depend on the prompt.

@@ -323,6 +323,15 @@ def test_a_hostile_grammar_is_refused_in_one_line(checker: GrammarCompiler, kind
     assert len(str(caught.value)) < 400
 
 
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [("json_schema", '{"$ref": "#"}'), ("lark", "start: start"), ("regex", r"[^\x00-\U0010ffff]")],
+)
+def test_a_grammar_without_any_text_is_named_so(checker: GrammarCompiler, kind: Any, text: str) -> None:
+    with pytest.raises(RequestError, match=f"^{kind}: no text matches it$"):
+        checker.validate(GrammarSpec(kind=kind, text=text))
+
+
 @pytest.mark.parametrize(("kind", "text"), EXPENSIVE)
 def test_a_grammar_that_looks_expensive_is_accepted(checker: GrammarCompiler, kind: Any, text: str) -> None:
     checker.validate(GrammarSpec(kind=kind, text=text))

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 _MESSAGE_CHARS: Final = 200
 _LONGEST_TOKEN: Final = 32
+_NO_TEXT: Final = "NoExtensionBias"  # llguidance's word for a state that nothing can follow
 
 
 class _Vocabulary:
@@ -74,7 +75,8 @@ def open_matcher(tokenizer: LLTokenizer, grammar: str) -> tuple[LLMatcher, str]:
     if not matcher.is_error():
         # a grammar without any text compiles; its first mask says so
         matcher.compute_bitmask()
-    return matcher, first_line(matcher.get_error()) if matcher.is_error() else ""
+    error = first_line(matcher.get_error()) if matcher.is_error() else ""
+    return matcher, "no text matches it" if error == _NO_TEXT else error
 
 
 def first_line(message: str) -> str:

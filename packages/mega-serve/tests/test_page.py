@@ -59,6 +59,7 @@ class FakeServer:
     """What tests set and read: the answers' form, and the requests that came."""
 
     chat_template: str | None = "{{ messages }}"
+    max_model_len: int = 1024
     wants_key: bool = False
     ring: KeyRing = field(default_factory=KeyRing)
     delay: float = 0.0
@@ -133,11 +134,18 @@ def build_app(fake: FakeServer) -> FastAPI:
     async def get_models(request: Request) -> Response:
         if fake.wants_key and request.headers.get("authorization") != "Bearer sk-secret":
             return JSONResponse({"error": {"message": "no API key was sent", "code": None}}, 401)
-        return JSONResponse({"data": [{"id": "gpt-124m", "object": "model", "max_model_len": 1024}]})
+        model = {"id": "gpt-124m", "object": "model", "max_model_len": fake.max_model_len}
+        return JSONResponse({"data": [model]})
 
     @app.get("/tokenizer_info")
     async def get_tokenizer_info() -> dict[str, Any]:
         return {"eos_token": "<eos>", "chat_template": fake.chat_template}
+
+    @app.post("/tokenize")
+    async def post_tokenize(request: Request) -> dict[str, Any]:
+        body = await request.json()
+        texts = [body["prompt"]] if "prompt" in body else [row["content"] for row in body["messages"]]
+        return {"count": sum(len(text.split()) for text in texts), "max_model_len": fake.max_model_len}
 
     @app.post("/v1/completions", dependencies=[Depends(require_key)])
     @app.post("/v1/chat/completions")
@@ -329,6 +337,37 @@ def test_a_chat_keeps_its_turns_and_branches(page: Page, server: FakeServer) -> 
     assert page.get_by_role("article").count() == 2
 
 
+def test_a_short_context_lowers_max_tokens_instead_of_refusing_the_default(
+    page: Page, server: FakeServer
+) -> None:
+    server.max_model_len = 9
+    page.reload()
+    expect(page.locator("#context-length")).to_have_text("9 tokens of context")
+    send(page)
+    expect(page.locator("#status")).to_have_text("Done: the context is full")
+    page.get_by_role("tab", name="Chat").click()
+    page.get_by_role("textbox", name="Message", exact=True).fill("Hello you")
+    page.keyboard.press("Control+Enter")
+    expect(page.locator("#status")).to_have_text("Done: the context is full")
+    page.get_by_role("button", name="Clear").click()
+    page.get_by_label("Max tokens").fill("3")  # fits
+    page.get_by_role("textbox", name="Message", exact=True).fill("Hello you")
+    page.keyboard.press("Control+Enter")
+    expect(page.locator("#status")).to_have_text("Done: max tokens reached")
+    assert [body["max_tokens"] for body in server.bodies] == [9 - 5, 9 - 2, 3]
+
+
+def test_a_click_on_a_tab_goes_to_its_input_and_leaves_no_status_of_the_other(page: Page) -> None:
+    send(page)
+    expect(page.locator("#status")).to_contain_text("Done")
+    page.get_by_role("tab", name="Chat").click()
+    expect(page.get_by_role("textbox", name="Message", exact=True)).to_be_focused()
+    expect(page.locator("#status")).to_have_text("")
+    expect(page.locator("[data-figure=output]")).to_have_text("–")
+    page.get_by_role("tab", name="Chat").press("ArrowLeft")
+    expect(page.get_by_role("tab", name="Prompt")).to_be_focused()  # arrow keys walk over the tabs
+
+
 @pytest.mark.parametrize("mode", ["Prompt", "Chat"])
 def test_an_answer_without_text_says_so(page: Page, mode: str) -> None:
     page.get_by_role("tab", name=mode).click()
@@ -353,7 +392,8 @@ def test_an_answer_without_text_says_so(page: Page, mode: str) -> None:
 def test_chat_is_off_without_a_template_and_says_why(page: Page, server: FakeServer) -> None:
     server.chat_template = None
     page.reload()
-    expect(page.get_by_text("Chat is off: this model has no chat template.")).to_be_visible()
+    reason = "Chat is off: no chat template. Start the server with --chat-template FILE."
+    expect(page.get_by_text(reason)).to_be_visible()
     page.get_by_role("tab", name="Chat").click(force=True)
     expect(page.get_by_role("tabpanel", name="Prompt")).to_be_visible()
 

@@ -22,6 +22,12 @@ export class Api {
     return response.json();
   }
 
+  async postJson(path, body, signal) {
+    const headers = { "Content-Type": "application/json" };
+    const response = await this.#fetch(path, { method: "POST", headers, body: JSON.stringify(body), signal });
+    return response.json();
+  }
+
   /** Return if the path answers with a status below 400; throw ApiError otherwise. */
   async probe(path) {
     const response = await this.#fetch(path, { cache: "no-store" });

@@ -3,6 +3,7 @@
 import { Api, ApiError } from "./api.js";
 import { ChatMode } from "./chat_mode.js";
 import { copyText } from "./clipboard.js";
+import { limitNewTokens } from "./context_limit.js";
 import { ErrorBanner } from "./error_banner.js";
 import { Figures } from "./figures.js";
 import { generate } from "./generation.js";
@@ -69,7 +70,10 @@ class App {
     }
     document.addEventListener("keydown", (event) => this.#onKey(event));
     for (const tab of this.#tabs) {
-      tab.addEventListener("click", () => this.#selectMode(tab.dataset.mode));
+      tab.addEventListener("click", () => {
+        this.#selectMode(tab.dataset.mode);
+        this.#mode.focus();
+      });
       tab.addEventListener("keydown", (event) => this.#onTabKey(event));
     }
     this.#sidebarButton.addEventListener("click", () => this.#toggleSidebar(this.#sidebar.hidden));
@@ -139,11 +143,16 @@ class App {
     this.#updateButtons();
     let outcome = null;
     let failure = null;
+    let isLimited = false;
     try {
+      const { signal } = controller;
+      const length = this.#server.contextLength;
+      const limited = await limitNewTokens(this.#api, this.#buildBody(request), length, signal);
+      ({ isLimited } = limited);
       outcome = await generate({
         api: this.#api,
-        request: { ...request, body: this.#buildBody(request) },
-        signal: controller.signal,
+        request: { ...request, body: limited.body },
+        signal,
         onPieces: (pieces) => this.#request === controller && this.#append(mode, request.view, pieces),
         onProgress: (speedometer) => this.#request === controller && this.#figures.update(speedometer),
       });
@@ -156,13 +165,15 @@ class App {
     const hasText = request.view.pieces.length > piecesBefore;
     const isEmpty = outcome !== null && request.view.text === "";
     request.view.setEmpty(isEmpty);
-    if (outcome) this.#figures.show(outcome.speedometer, outcome.usage);
+    const isShown = this.#mode === mode;
+    if (outcome && isShown) this.#figures.show(outcome.speedometer, outcome.usage);
     if (outcome || hasText) this.#history.add(mode.historyEntry());
     else request.undo();
     if (failure && failure.name !== "AbortError") {
       this.#showError(failure, () => this.#run(hasText ? () => mode.resume() : build));
     }
-    this.#setStatus(isEmpty ? "Done: the answer is empty" : describeOutcome(outcome, failure));
+    const status = isEmpty ? "Done: the answer is empty" : describeOutcome(outcome, failure, isLimited);
+    if (isShown) this.#setStatus(status);
     this.#updateButtons();
   }
 
@@ -233,6 +244,8 @@ class App {
     this.#request?.abort();
     this.#banner.hide();
     this.#card.hide();
+    this.#figures.show(null, null);
+    this.#setStatus("");
     this.#mode = this.#modes[name];
     for (const other of this.#tabs) {
       const isSelected = other === tab;
@@ -271,11 +284,11 @@ class App {
   }
 }
 
-function describeOutcome(outcome, failure) {
+function describeOutcome(outcome, failure, isLimited) {
   if (failure) return failure.name === "AbortError" ? "Stopped" : "Failed";
   const reasons = {
     stop: "Done: the text ended",
-    length: "Done: max tokens reached",
+    length: isLimited ? "Done: the context is full" : "Done: max tokens reached",
     timeout: "Done: the server's time limit was reached",
   };
   return reasons[outcome.finishReason] ?? "Done";

@@ -27,6 +27,11 @@ export class ServerStatus {
     return this.#models.value;
   }
 
+  /** Tokens of the model's context; null if the server does not tell. */
+  get contextLength() {
+    return Number(this.#models.selectedOptions[0]?.dataset.length) || null;
+  }
+
   /** Ask /health; once it answers, ask what is served. */
   async check() {
     try {
@@ -77,7 +82,7 @@ export class ServerStatus {
   }
 
   #showContext() {
-    const length = Number(this.#models.selectedOptions[0]?.dataset.length);
+    const length = this.contextLength;
     this.#context.textContent = length ? `${length.toLocaleString("en")} tokens of context` : "";
   }
 }

@@ -145,6 +145,17 @@ def test_the_key_is_that_of_the_file_or_of_the_environment(tmp_path: Path) -> No
             read_api_key(file, environment)
 
 
+def test_the_key_file_may_be_the_one_of_the_server(tmp_path: Path) -> None:
+    file = tmp_path / "keys.txt"
+    file.write_text("# für alle\n\nalice:0123456789abcdef\nbob:fedcba9876543210\n", "utf-8")
+    assert read_api_key(file, {}) == "0123456789abcdef"
+    file.write_text("not a name:key")
+    assert read_api_key(file, {}) == "not a name:key"
+    file.write_text(f"alice:sha256:{'0' * 64}\n")
+    with pytest.raises(ConfigError, match="has the hash of a key: .*wanted the key itself"):
+        read_api_key(file, {})
+
+
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 def test_a_stream_has_all_words_the_usage_and_a_time_for_each_token(server: FakeServer, path: str) -> None:
     start = time.perf_counter()
@@ -176,7 +187,7 @@ def test_the_key_and_the_headers_are_sent(server: FakeServer) -> None:
     assert server.requests[0][2]["x-team"] == "a"
     error = get_error(server, find_model, api_key="sk-2")
     assert error.status == 401
-    assert "refused with status 401: found no such key; hint: set MEGA_API_KEY" in str(error)
+    assert "refused with status 401: no such key; hint: set MEGA_API_KEY" in str(error)
 
 
 def test_a_redirection_is_not_followed(server: FakeServer) -> None:
@@ -188,11 +199,11 @@ def test_a_redirection_is_not_followed(server: FakeServer) -> None:
 @pytest.mark.parametrize(
     ("status", "headers", "body", "words"),
     [
-        (400, {}, {"error": {"message": "top_k is wrong"}}, "status 400: found top_k is wrong"),
-        (400, {}, {"message": "Megatron's words"}, "status 400: found Megatron's words"),
-        (400, {}, "a bare string", "status 400: found a bare string"),
-        (422, {}, {"detail": [{"loc": 1}]}, 'status 422: found {"detail": [{"loc": 1}]}'),
-        (429, {"Retry-After": "7"}, {"error": {"message": "full"}}, "found full; hint: retry in 7 s"),
+        (400, {}, {"error": {"message": "top_k is wrong"}}, "status 400: top_k is wrong"),
+        (400, {}, {"message": "Megatron's words"}, "status 400: Megatron's words"),
+        (400, {}, "a bare string", "status 400: a bare string"),
+        (422, {}, {"detail": [{"loc": 1}]}, 'status 422: {"detail": [{"loc": 1}]}'),
+        (429, {"Retry-After": "7"}, {"error": {"message": "full"}}, "status 429: full; hint: retry in 7 s"),
         (503, {"Retry-After": "Mon, 1 Jan"}, {}, "hint: the server loads or stops"),
         (500, {}, {"error": {"message": "x" * 1000}}, "x" * 300 + "..."),
     ],
@@ -211,13 +222,37 @@ def test_a_refusal_is_one_line_with_the_words_of_the_server(
         assert error.retry_after == (7.0 if status == 429 else None)
 
 
+@pytest.mark.parametrize(
+    ("message", "hint"),
+    [
+        (
+            "Not Found",
+            "; hint: is the address right? --backend megatron speaks to a server that has only PUT /api",
+        ),
+        ("no model 'nope'; hint: this server has 'run'", "; hint: this server has 'run'"),
+        ("The model `nope` does not exist.", "nope` does not exist."),
+    ],
+)
+def test_only_a_missing_path_raises_the_question_of_the_address(
+    server: FakeServer, message: str, hint: str
+) -> None:
+    server.statuses = [(404, {}, {"error": {"message": message}})]
+    error = get_error(
+        server,
+        lambda client: collect(client, "/v1/completions", {}),
+        megatron_option="--backend megatron",
+    )
+    assert str(error).endswith(hint)
+    assert str(error).count("hint:") <= 1
+
+
 def test_a_stream_that_breaks_is_an_error(server: FakeServer) -> None:
     server.breaks_after = 2
     error = get_error(server, lambda client: collect(client, "/v1/completions", {"max_tokens": 4}))
     assert "ended before its end mark" in str(error)
     server.breaks_after, server.error_after = None, 1
     error = get_error(server, lambda client: collect(client, "/v1/completions", {"max_tokens": 4}))
-    assert "the server stopped the answer: found engine died" in str(error)
+    assert "the server stopped the answer: engine died" in str(error)
 
 
 def test_a_finished_stream_may_lack_its_end_mark(server: FakeServer) -> None:
@@ -262,7 +297,7 @@ def test_megatron_errors_with_status_200_are_errors(server: FakeServer) -> None:
     assert error.status == 400
     server.legacy = True
     error = get_error(server, lambda client: request_megatron(client, body))
-    assert "refused with status 200 and a message: found Empty prompts require add_BOS=true" in str(error)
+    assert "refused with status 200 and a message: Empty prompts require add_BOS=true" in str(error)
 
 
 def test_megatron_answers_have_text_segments_and_logprobs(server: FakeServer) -> None:

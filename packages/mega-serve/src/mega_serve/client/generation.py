@@ -158,8 +158,9 @@ async def request_megatron(client: ServerClient, body: Mapping[str, Any]) -> lis
     url = client.address.url(MEGATRON)
     answer = await client.send_json("PUT", MEGATRON, body)
     if not isinstance(answer, dict):
-        error = ServerError(url, "refused with status 200 and a message", found=error_text(answer) or answer)
-        error.text = error_text(answer)
+        text = error_text(answer)
+        error = ServerError(url, f"refused with status 200 and a message: {text or answer}")
+        error.text = text
         raise error
     texts = answer.get("text")
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):

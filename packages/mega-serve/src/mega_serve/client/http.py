@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import ssl
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
@@ -28,6 +29,7 @@ _DONE: Final = b"[DONE]"
 _MAX_MESSAGE: Final = 300  # characters of a server's message in ours
 _MAX_ANSWER_BYTES: Final = 256 << 20
 _MAX_KEY_BYTES: Final = 4096
+_NAMED_KEY: Final = re.compile(rb"[A-Za-z0-9_.-]{1,64}:(?P<key>.+)")  # a line of the server's file
 _READY_INTERVAL: Final = 1.0  # seconds between two questions to a server that starts
 _DRAIN_SECONDS: Final = 1.0
 
@@ -61,21 +63,27 @@ class StreamEvent(NamedTuple):
 def read_api_key(key_file: Path | None, environment: Mapping[str, str]) -> str | None:
     """Return the API key of the file, or else of MEGA_API_KEY or OPENAI_API_KEY; None if there is none.
 
+    The file may be the server's: of its first line `NAME:KEY`, blank lines and comments aside, KEY counts.
+
     Raises:
-        ConfigError: the file has no key on its first line.
+        ConfigError: the file has no key, or the hash of one.
     """
     if key_file is None:
         return next((environment[name] for name in API_KEY_VARIABLES if environment.get(name)), None)
     with key_file.open("rb") as file:
-        lines = file.read(_MAX_KEY_BYTES).split(b"\n", 1)
+        lines = [line.strip() for line in file.read(_MAX_KEY_BYTES).splitlines()]
+    line = next((line for line in lines if line and not line.startswith(b"#")), b"")
+    match = _NAMED_KEY.fullmatch(line)
     try:
-        key = lines[0].decode("ascii").strip()
+        key = (match["key"] if match else line).decode("ascii")
     except UnicodeDecodeError:
         key = ""
     if not key.isprintable() or not key:
-        raise ConfigError(
-            "--api-key-file", "has no API key", found=key_file, wanted="the key on the first line"
-        )
+        wanted = "a line with KEY or NAME:KEY"
+        raise ConfigError("--api-key-file", "has no API key", found=key_file, wanted=wanted)
+    if match and key.startswith("sha256:"):
+        what = "has the hash of a key"
+        raise ConfigError("--api-key-file", what, found=key_file, wanted="the key itself")
     return key
 
 
@@ -95,6 +103,7 @@ class ServerClient:
         timeout: float | None = 600.0,
         verify_tls: bool = True,
         keeps_connections: bool = True,
+        megatron_option: str = "",
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Prepare a client; nothing is sent.
@@ -104,6 +113,7 @@ class ServerClient:
             timeout: seconds without a byte from the server before a request fails; None: no limit.
             keeps_connections: reuse connections. A client that pauses between requests does not: the server
                 may have closed them.
+            megatron_option: of the command, selects `PUT /api`; for a hint.
             now: the clock of `StreamEvent.received_at`.
         """
         self.address = address
@@ -114,6 +124,7 @@ class ServerClient:
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=timeout)
         self._verify_tls = verify_tls
         self._keeps_connections = keeps_connections
+        self._megatron_option = megatron_option
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
@@ -226,7 +237,7 @@ class ServerClient:
                 method, url, data=data, headers=all_headers, allow_redirects=False
             ) as response:
                 if response.status != 200:
-                    raise _refusal(url, response, await _read_limited(response))
+                    raise _refusal(url, response, await _read_limited(response), self._megatron_option)
                 yield response
         except aiohttp.ClientConnectorCertificateError as error:
             hint = "--insecure accepts a self-signed certificate"
@@ -265,7 +276,7 @@ def _decode_event(url: str, data: bytes, name: str) -> dict[str, Any]:
     except orjson.JSONDecodeError:
         raise _error(url, "an event of the stream is not JSON", _shorten(data)) from None
     if name == "error" or (isinstance(value, dict) and value.get("error")):
-        raise _error(url, "the server stopped the answer", error_text(value) or _shorten(data))
+        raise _message_error(url, "the server stopped the answer", error_text(value) or _shorten(data))
     if not isinstance(value, dict):
         raise _error(url, "an event of the stream is not a JSON object", _shorten(data))
     return value
@@ -288,7 +299,7 @@ async def _read_limited(response: aiohttp.ClientResponse) -> bytes:
     return bytes(content)
 
 
-def _refusal(url: str, response: aiohttp.ClientResponse, content: bytes) -> ServerError:
+def _refusal(url: str, response: aiohttp.ClientResponse, content: bytes, megatron_option: str) -> ServerError:
     """Return the error of an answer with a status other than 200."""
     try:
         text = error_text(orjson.loads(content))
@@ -298,25 +309,44 @@ def _refusal(url: str, response: aiohttp.ClientResponse, content: bytes) -> Serv
     hint = {
         401: f"set {API_KEY_VARIABLES[0]}, or name a file with --api-key-file",
         403: "is the API key the right one?",
-        404: "is the address right? --api megatron speaks to a server that has only PUT /api",
+        404: _hint_at_address(text, megatron_option),
         405: "does this server have this API?",
         429: f"retry in {retry_after:g} s" if retry_after else "retry later",
         503: f"retry in {retry_after:g} s" if retry_after else "the server loads or stops: retry later",
     }.get(response.status, "")
     message = text or _shorten(content)
-    error = _error(url, f"refused with status {response.status}", message, hint)
+    error = _message_error(url, f"refused with status {response.status}", message, hint)
     error.status = response.status
     error.retry_after = retry_after
+    return error
+
+
+def _hint_at_address(text: str, megatron_option: str) -> str:
+    if "model" in text.lower():
+        return ""  # the server has the API, and not the model
+    other = f" {megatron_option} speaks to a server that has only PUT /api" if megatron_option else ""
+    return f"is the address right?{other}"
+
+
+def _message_error(url: str, what: str, message: str, hint: str = "") -> ServerError:
+    """Return an error with the words of the server, whose own hint counts before ours."""
+    has_hint = "hint: " in message
+    error = ServerError(url, f"{what}: {_cut(message)}" if message else what, hint="" if has_hint else hint)
+    error.text = message or what
     return error
 
 
 def _error(url: str, what: str, found: str = "", hint: str = "", wanted: str = "") -> ServerError:
     values: dict[str, Any] = {name: v for name, v in (("found", found), ("wanted", wanted)) if v}
     if found:
-        values["found"] = f"{found[:_MAX_MESSAGE]}{'...' if len(found) > _MAX_MESSAGE else ''}"
+        values["found"] = _cut(found)
     error = ServerError(url, what, hint=hint, **values)
     error.text = found or what
     return error
+
+
+def _cut(text: str) -> str:
+    return f"{text[:_MAX_MESSAGE]}{'...' if len(text) > _MAX_MESSAGE else ''}"
 
 
 def _shorten(content: bytes) -> str:

@@ -174,6 +174,7 @@ def bench(**options: Any) -> None:
         headers=options["headers"],
         timeout=options["timeout"],
         insecure=options["insecure"],
+        megatron_option="--backend megatron",
     )
 
     def show_progress(label: str, total: int) -> AbstractContextManager[ProgressBar]:
@@ -188,8 +189,9 @@ def bench(**options: Any) -> None:
     benchmark = asyncio.run(measure())
     benchmark.summary |= {"label": options["label"], "base_url": str(client.address)}
     benchmark.summary |= parse_pairs("--metadata", options["metadata"])
-    for line in format_report(benchmark.summary, metrics=config.metrics, percentiles=config.percentiles):
-        click.echo(line)
+    if benchmark.summary["completed"]:
+        for line in format_report(benchmark.summary, metrics=config.metrics, percentiles=config.percentiles):
+            click.echo(line)
     write_outputs(outputs, benchmark, options, time.strftime("%Y%m%d-%H%M%S"))
     _report_problems(benchmark)
 
@@ -219,9 +221,8 @@ def _report_problems(benchmark: Benchmark) -> None:
     summary = benchmark.summary
     if summary["failed"]:
         if not summary["completed"]:
-            raise ServerError(
-                "bench", f"all {summary['failed']} requests failed", found=benchmark.first_error
-            )
+            what = f"all {summary['failed']} requests failed: {benchmark.first_error}"
+            raise ServerError("bench", what)
         click.echo(
             f"warning: {summary['failed']} requests failed; the first: {benchmark.first_error}", err=True
         )

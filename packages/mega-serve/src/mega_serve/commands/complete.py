@@ -122,6 +122,7 @@ def complete(
         timeout=timeout,
         insecure=insecure,
         keeps_connections=False,
+        megatron_option="--api megatron",
     )
     asyncio.run(_complete(client, request, _complete_megatron if api == "megatron" else _complete_openai))
 

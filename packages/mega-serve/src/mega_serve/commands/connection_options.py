@@ -26,8 +26,8 @@ def connection_options(function: Callable[..., Any]) -> Callable[..., Any]:
             "--api-key-file",
             type=NonEmptyPath(exists=True, dir_okay=False, path_type=Path),
             metavar="FILE",
-            help="File with the API key on its first line.  [default: the environment's MEGA_API_KEY or "
-            "OPENAI_API_KEY]",
+            help="File with the API key: a line with KEY, or NAME:KEY as in the server's file.  "
+            "[default: the environment's MEGA_API_KEY or OPENAI_API_KEY]",
         ),
         _connection(
             "--header",
@@ -60,11 +60,13 @@ def open_client(
     timeout: float,
     insecure: bool,
     keeps_connections: bool = True,
+    megatron_option: str = "",
 ) -> ServerClient:
     """Return a client for the address and the values of the connection options.
 
     Args:
         option: the argument that holds the address.
+        megatron_option: of the command, selects `PUT /api`; for a hint.
 
     Raises:
         ConfigError: one of the values is wrong.
@@ -79,6 +81,7 @@ def open_client(
         timeout=timeout,
         verify_tls=not insecure,
         keeps_connections=keeps_connections,
+        megatron_option=megatron_option,
     )
 
 

@@ -119,7 +119,7 @@ async def run_benchmark(
     settings = _request_settings(config, model)
     for result in await _warm_up(client, settings, prompts[0], config):
         if result.error:
-            raise ServerError("--num-warmups", "a warm-up request failed", found=result.error)
+            raise ServerError("--num-warmups", f"a warm-up request failed: {result.error}")
 
     async def send(prompt: Prompt) -> RequestResult:
         return await send_request(client, settings, prompt)

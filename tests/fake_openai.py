@@ -34,6 +34,7 @@ class FakeServer:
     legacy: bool = False
     has_tokenizer: bool = True
     api_key: str | None = None
+    max_model_len: int | None = None
     requests: list[tuple[str, str, dict[str, str], Any]] = field(default_factory=list)
     disconnects: int = 0
     started: threading.Event = field(default_factory=threading.Event)
@@ -76,7 +77,8 @@ class FakeServer:
             return self.send(writer, status, answer, more_headers)
         match method, path:
             case "GET", "/v1/models":
-                self.send(writer, 200, {"data": [{"id": "tiny", "object": "model"}]})
+                model = {"id": "tiny", "object": "model", "max_model_len": self.max_model_len}
+                self.send(writer, 200, {"data": [model]})
             case "GET", "/health":
                 self.send(writer, 200, {"status": "ok"})
             case "GET", "/tokenizer_info" if self.has_tokenizer:

@@ -61,6 +61,31 @@ def test_complete_prints_the_continuation(server: FakeServer) -> None:
     assert "top_p" not in body
 
 
+@pytest.mark.parametrize("api", ["openai", "megatron"])
+def test_a_short_context_lowers_the_default_of_max_tokens(server: FakeServer, api: str) -> None:
+    server.max_model_len = 20
+    name = {"openai": "max_tokens", "megatron": "tokens_to_generate"}[api]
+    words = [server.address, "a prompt of 14", "--api", api]
+    run("complete", words)
+    assert server.bodies[-1][name] == 6
+    if api == "openai":
+        error = get_error("complete", [*words, "--max-tokens", "7"])
+        assert error == (
+            "--max-tokens: exceeds the model's context of 20 tokens after a prompt of 14: found 7, wanted "
+            "at most 6; hint: --max-tokens 6"
+        )
+    run("complete", [*words, "--max-tokens", "6"])
+    assert server.bodies[-1][name] == 6
+    error = get_error("complete", [server.address, "x" * 20, "--api", api])
+    assert error == "PROMPT: fills the model's context: found 20 tokens, wanted at most 19"
+    server.max_model_len = 4096
+    run("complete", words)
+    assert server.bodies[-1][name] == 64
+    server.max_model_len, server.has_tokenizer = 20, False  # nobody counts: the server decides
+    run("complete", words)
+    assert server.bodies[-1][name] == 64
+
+
 def test_complete_reads_the_prompt_from_standard_input(server: FakeServer) -> None:
     for words in ([], ["-"]):
         run("complete", [server.address, *words, "--echo", "--max-tokens", "1"], stdin="a\nb\n")
@@ -279,6 +304,37 @@ def test_bench_counts_failures_and_fails_if_all_do(server: FakeServer) -> None:
     assert result.stdout == ""  # no table of zeros
 
 
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (
+            [],
+            "--random-input-len: prompt and output exceed the model's context: found 1,024 + 128 tokens, "
+            "wanted at most 64; hint: --random-input-len 32 --random-output-len 32",
+        ),
+        (["--input-len", "60", "--output-len", "5"], "found 60 + 5 tokens, wanted at most 64"),
+        (
+            ["--input-len", "40", "--output-len", "16", "--random-range-ratio", "0.5", "--model", "tiny"],
+            "found 60 + 24 tokens",
+        ),
+        (["--random-prefix-len", "80"], "found 1,104 + 128 tokens, wanted at most 64"),
+        (
+            ["--dataset-name", "prefix_repetition", "--num-prompts", "10"],
+            "--prefix-repetition-suffix-len: prompt and output exceed the model's context: found 512 + 128",
+        ),
+    ],
+)
+def test_bench_refuses_prompts_that_the_context_cannot_hold(
+    server: FakeServer, words: list[str], error: str
+) -> None:
+    server.max_model_len = 64
+    result = bench(server, *words)
+    assert error in str(result.exception)
+    assert server.bodies == []
+    bench(server, "--input-len", "60", "--output-len", "4")
+    assert len(server.bodies) == 6
+
+
 def test_bench_reads_prompts_of_a_file(server: FakeServer, tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     file.write_text('{"prompt": "a", "output_tokens": 2}\n{"prompt": "b"}\n')
@@ -305,6 +361,26 @@ def test_bench_reads_prompts_of_a_file(server: FakeServer, tmp_path: Path) -> No
         (["--header", "a"], "--header: is not a pair: found a, wanted KEY=VALUE"),
         (["--base-url", "ftp://a"], "--base-url: is not an address"),
         (["--burstiness", "0"], "--burstiness"),
+        (
+            ["--num-prompts", "20000000000"],
+            "--num-prompts: too many: found 20,000,000,000, wanted at most 1,",
+        ),
+        (
+            ["--num-warmups", "20000000000"],
+            "--num-warmups: too many: found 20,000,000,000, wanted at most 1,",
+        ),
+        (["--input-len", "9" * 30], "--num-prompts: too many tokens of prompts in all: found 999,"),
+        (
+            ["--random-prefix-len", "67109"],
+            "in all: found 68,133,000, wanted at most 67,108,864; hint: fewer",
+        ),
+        (["--output-len", "9" * 30], "--random-output-len: too many: found 9"),
+        (["--random-output-len", "9" * 30], "--random-output-len: too many: found 9"),
+        (["--vocab-size", "9" * 30], "--vocab-size: too many: found 9"),
+        (
+            ["--dataset-name", "prefix_repetition", "--prefix-repetition-suffix-len", "99999999"],
+            "--num-prompts: too many tokens of prompts in all",
+        ),
     ],
 )
 def test_bench_refuses_options_before_it_sends_anything(words: list[str], error: str) -> None:

@@ -72,18 +72,47 @@ class MegatronAnswer:
     score: float | None = None
 
 
-async def find_model(client: ServerClient) -> dict[str, Any]:
+async def find_model(client: ServerClient, name: str | None = None) -> dict[str, Any]:
     """Return the server's first model: the object of `GET /v1/models`, with its `id`.
 
+    Args:
+        name: the model that the user names. It need not be listed: the server decides.
+
     Raises:
-        ServerError: the server lists no model.
+        ServerError: the server lists no model, and the user names none.
     """
-    answer = await client.get_json("/v1/models")
+    try:
+        answer = await client.get_json("/v1/models")
+    except ServerError:
+        if name is None:
+            raise
+        answer = None
     models = answer.get("data") if isinstance(answer, dict) else None
+    if name is not None:
+        listed = models if isinstance(models, list) else []
+        named = (model for model in listed if isinstance(model, dict) and model.get("id") == name)
+        return next(named, {"id": name})
     if not isinstance(models, list) or not models or not isinstance(models[0], dict) or "id" not in models[0]:
         url = client.address.url("/v1/models")
         raise ServerError(url, "lists no model", hint="name it with --model")
     return models[0]
+
+
+def context_length(model: Mapping[str, Any]) -> int | None:
+    """Return the tokens of a model's context; None if the server does not tell."""
+    length = model.get("max_model_len")
+    return length if isinstance(length, int) and length > 0 else None
+
+
+async def count_prompt_tokens(client: ServerClient, model: str | None, prompt: str) -> int | None:
+    """Return the tokens of a prompt of a completion; None if the server does not count them."""
+    body = {"prompt": prompt} | ({"model": model} if model is not None else {})
+    try:
+        answer = await client.send_json("POST", "/tokenize", body)
+    except ServerError:
+        return None
+    tokens = answer.get("tokens") if isinstance(answer, dict) else None
+    return len(tokens) if isinstance(tokens, list) else None
 
 
 async def stream_text(

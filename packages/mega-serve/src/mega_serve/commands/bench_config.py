@@ -12,6 +12,7 @@ from mega_schema.errors import ConfigError
 from mega_serve.client.bench.arrivals import RampUp
 from mega_serve.client.bench.benchmark import BenchmarkConfig
 from mega_serve.client.bench.latency_metrics import GOODPUT_METRICS, METRICS
+from mega_serve.client.bench.workload_limits import check_sizes
 from mega_serve.commands.sampling_options import request_fields
 
 _SAMPLING: Final = (
@@ -54,7 +55,7 @@ def parse_config(options: Mapping[str, Any]) -> BenchmarkConfig:
             f"is not read by --dataset-name {options['dataset_name']}",
             hint="--dataset-name custom",
         )
-    return BenchmarkConfig(
+    config = BenchmarkConfig(
         **values,
         ramp_up=_parse_ramp_up(options),
         fields=_parse_fields(options),
@@ -62,6 +63,8 @@ def parse_config(options: Mapping[str, Any]) -> BenchmarkConfig:
         percentiles=_parse_percentiles(options["metric_percentiles"]),
         goodput=_parse_goodput(options["goodput"]),
     )
+    check_sizes(config)
+    return config
 
 
 def _parse_fields(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from mega_serve.client.generation import TokenScore
     from mega_serve.client.http import ServerClient
 
+DEFAULT_MAX_TOKENS: Final = 64
+_SPECIAL_TOKENS: Final = 16  # that a tokenizer adds around a prompt, at most
 _request = option_group("Request")
 _sampling = option_group("Sampling")
 _megatron = option_group("Sampling, --api megatron only")
@@ -31,12 +34,13 @@ class Completion:
     """What to ask for and how to print it.
 
     Attributes:
+        max_tokens: None: the default, or as many as the model's context leaves.
         fields: of the request, in the API's names.
         logprobs: number of alternatives to print with each token; None prints the text alone.
     """
 
     prompt: str
-    max_tokens: int
+    max_tokens: int | None
     fields: dict[str, Any]
     model: str | None
     logprobs: int | None
@@ -59,9 +63,8 @@ class Completion:
 @_request(
     "--max-tokens",
     type=click.IntRange(min=0),
-    default=64,
-    show_default=True,
-    help="Number of tokens to generate, at most; 0 scores the prompt (with --logprobs and --echo).",
+    help="Number of tokens to generate, at most; 0 scores the prompt (with --logprobs and --echo).  "
+    "[default: 64, or what the model's context leaves]",
 )
 @sampling_options
 @_sampling("--seed", type=click.IntRange(min=0), help="Seed of the random numbers.")
@@ -89,7 +92,7 @@ def complete(
     prompt: str | None,
     api: str,
     model: str | None,
-    max_tokens: int,
+    max_tokens: int | None,
     logprobs: int | None,
     echo: bool,
     no_stream: bool,
@@ -151,13 +154,48 @@ def _read_prompt(prompt: str | None) -> str:
     return prompt
 
 
+async def _fit_max_tokens(
+    client: ServerClient, model: Mapping[str, Any], request: Completion, *, added_tokens: int = 0
+) -> int:
+    """Return the number of tokens to ask for: the default is lowered to what the model's context leaves.
+
+    Args:
+        model: the object of the server's list.
+        added_tokens: that the server puts before the prompt.
+
+    Raises:
+        ConfigError: prompt and --max-tokens exceed the context.
+    """
+    from mega_serve.client.generation import context_length, count_prompt_tokens
+
+    asked = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
+    context = context_length(model)
+    most = len(request.prompt.encode()) + _SPECIAL_TOKENS  # a token is a byte of the text at least
+    if context is None or asked == 0 or most + asked <= context:
+        return asked
+    tokens = await count_prompt_tokens(client, model.get("id"), request.prompt)
+    if tokens is None:
+        return asked
+    tokens += added_tokens
+    room = context - tokens
+    if room < 1:
+        wanted = f"at most {context - 1:,}"
+        raise ConfigError("PROMPT", "fills the model's context", found=f"{tokens:,} tokens", wanted=wanted)
+    if request.max_tokens is not None and asked > room:
+        what = f"exceeds the model's context of {context:,} tokens after a prompt of {tokens:,}"
+        hint = f"--max-tokens {room}"
+        raise ConfigError("--max-tokens", what, found=asked, wanted=f"at most {room:,}", hint=hint)
+    return min(asked, room)
+
+
 async def _complete_openai(client: ServerClient, request: Completion) -> None:
     from mega_serve.client.generation import COMPLETIONS, TokenUsage, find_model, request_text, stream_text
 
+    model = await find_model(client, request.model)
     body = {
-        "model": request.model or (await find_model(client))["id"],
+        "model": model["id"],
         "prompt": request.prompt,
-        "max_tokens": request.max_tokens,
+        "max_tokens": await _fit_max_tokens(client, model, request),
         **request.fields,
     }
     body |= {"logprobs": request.logprobs} if request.logprobs is not None else {}
@@ -201,12 +239,22 @@ async def _complete_megatron(client: ServerClient, request: Completion) -> None:
         MEGATRON,
         TokenScore,
         continuation,
+        find_model,
         megatron_body,
         request_megatron,
     )
+    from mega_serve.client.http import ServerError
 
     fields = {**request.fields, "logprobs": True if request.logprobs is not None else None}
-    body = megatron_body(request.prompt, request.max_tokens, fields)
+    max_tokens = request.max_tokens
+    if max_tokens is None:
+        try:
+            model = await find_model(client)
+        except ServerError:
+            model = {}  # Megatron's own server lists no models
+        added_tokens = int(bool(request.fields.get("add_BOS")))
+        max_tokens = await _fit_max_tokens(client, model, request, added_tokens=added_tokens)
+    body = megatron_body(request.prompt, max_tokens, fields)
     if request.as_json:
         _print_json(await client.send_json("PUT", MEGATRON, body))
         return

@@ -26,7 +26,8 @@ from mega_serve.client.bench.workload import (
     read_sharegpt_prompts,
     repeat_prompts,
 )
-from mega_serve.client.generation import find_model
+from mega_serve.client.bench.workload_limits import check_context
+from mega_serve.client.generation import context_length, find_model
 from mega_serve.client.http import ServerClient, ServerError
 
 DatasetName = Literal["random", "prefix_repetition", "custom", "sharegpt"]
@@ -106,7 +107,8 @@ async def run_benchmark(
     """
     if config.ready_check_timeout_sec:
         await client.wait_until_ready(config.ready_check_timeout_sec)
-    model = await _resolve_model(client, config)
+    model, max_model_len = await _resolve_model(client, config)
+    check_context(config, max_model_len)
     generator = np.random.default_rng(config.seed)
     prompts, form = await _build_prompts(client, config, model, generator)
     arrivals = sample_arrivals(
@@ -140,10 +142,12 @@ def _count(bar: ProgressBar, result: RequestResult) -> None:
     bar(1)
 
 
-async def _resolve_model(client: ServerClient, config: BenchmarkConfig) -> str:
+async def _resolve_model(client: ServerClient, config: BenchmarkConfig) -> tuple[str, int | None]:
+    """Return the model's name, and the tokens of its context if the server tells."""
     if config.backend == "megatron":
-        return config.model or MODEL_OF_MEGATRON
-    return config.model or str((await find_model(client))["id"])
+        return config.model or MODEL_OF_MEGATRON, None
+    model = await find_model(client, config.model)
+    return str(model["id"]), context_length(model)
 
 
 def _request_settings(config: BenchmarkConfig, model: str) -> RequestSettings:

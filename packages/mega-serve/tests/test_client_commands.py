@@ -357,6 +357,18 @@ def test_bench_reads_prompts_of_a_file(server: FakeServer, tmp_path: Path) -> No
         (["--extra-body", "[1]"], "--extra-body: is not a JSON object"),
         (["--result-filename", "a.json"], "--result-filename: needs --save-result"),
         (["--plot", "/dev/null/a.png"], "--plot: is below a file"),
+        (["--plot", "a.txt"], "--plot: is not a PNG: found a.txt, wanted FILE.png; hint: --plot a.png"),
+        (
+            ["--save-result", "--result-dir", "no/a"],
+            "--result-dir: does not exist: found no/a; hint: mkdir -p no/a",
+        ),
+        (["--save-result", "--result-dir", __file__], "--result-dir: is a file"),
+        (["--save-result", "--result-dir", "/proc"], "--result-dir: cannot be written: found /proc: No such"),
+        (
+            ["--save-result", "--result-filename", "no/a"],
+            "--result-filename: is in a folder that does not exist",
+        ),
+        (["--save-result", "--result-filename", "/dev/full"], "--result-filename: is not a regular file"),
         (["--plot", "no/a.png"], "--plot: is in a folder that does not exist: found no; hint: mkdir"),
         (["--header", "a"], "--header: is not a pair: found a, wanted KEY=VALUE"),
         (["--base-url", "ftp://a"], "--base-url: is not an address"),

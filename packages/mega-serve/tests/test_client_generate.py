@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import signal
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -300,7 +301,14 @@ def test_samples_of_a_file_of_prompts_are_in_the_default_output(engine: FakeEngi
     assert "2 of 4 requests, 2 refused; 4 of these lines by an earlier run" in result.stderr
     assert isinstance(result.exception, MegaError)
     assert engine.opened == 1
-    assert "other requests or options" in get_error(engine, *words, "--seed", "9")
+    error = get_error(engine, *words, "--seed", "9", "--greedy")
+    assert error == (
+        f"--sample-output-file: was written by a run with other options: found --temperature 1.0 --seed 1234 "
+        f"at {file}.out:1, wanted --greedy --seed 9; hint: --temperature 1.0 --seed 1234, or name another "
+        "file"
+    )
+    file.write_text("another\n" * 4)
+    assert "other requests or options: sample-" in get_error(engine, *words)
 
 
 def test_prompts_are_read_from_json_lines(engine: FakeEngine, tmp_path: Path) -> None:
@@ -340,6 +348,35 @@ def test_unconditional_samples_begin_with_the_end_of_document(engine: FakeEngine
 def test_flags_that_mean_nothing_are_one_line(engine: FakeEngine, words: list[str], error: str) -> None:
     assert error in get_error(engine, *words)
     assert engine.opened == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("/dev/full", ": is not a regular file: found /dev/full, wanted the path of a file"),
+        ("/proc/x.out", ": is in a folder that cannot be written: found /proc: No such file or directory"),
+    ],
+)
+def test_an_output_that_cannot_be_written_is_refused_before_the_engine_starts(
+    engine: FakeEngine, batch: tuple[Path, Path], path: str, words: str
+) -> None:
+    error = get_error(engine, "--input-file", batch[0], "--output-file", path)
+    assert error.startswith(f"--output-file{words}")
+    assert "remove" not in error
+    assert engine.opened == 0
+
+
+def test_ctrl_c_says_how_to_resume(engine: FakeEngine, batch: tuple[Path, Path]) -> None:
+    async def answer(url: str, body: Mapping[str, Any]) -> BatchAnswer:
+        signal.raise_signal(signal.SIGINT)
+        await asyncio.sleep(1)
+        return BatchAnswer(200, {})
+
+    engine.answer = answer  # type: ignore[method-assign]
+    words = ["--load", "run", "--input-file", str(batch[0]), "--output-file", str(batch[1])]
+    with pytest.raises(click.Abort) as caught:
+        engine.command().main(words, standalone_mode=False)
+    assert str(caught.value.__cause__) == "run the same command again to resume"
 
 
 def test_a_run_that_cannot_start_leaves_no_file(batch: tuple[Path, Path]) -> None:

@@ -12,10 +12,11 @@ import click
 
 from mega_schema.atomic_io import atomic_write, disk_errors, write_text
 from mega_schema.errors import ConfigError
-from mega_schema.outputs import check_output, is_image
+from mega_schema.outputs import is_image
 from mega_serve.client.bench.benchmark import Benchmark
 from mega_serve.client.bench.latency_metrics import DETAIL_KEYS
 from mega_serve.client.bench.plot import plot_run, require_matplotlib
+from mega_serve.commands.output_checks import check_output_file, check_output_folder
 
 _UNSAFE_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9._-]+")
 
@@ -27,8 +28,8 @@ def check_outputs(options: Mapping[str, Any]) -> Path | None:
         ConfigError: a path is refused, or matplotlib is missing.
     """
     if options["plot"] is not None:
-        check_output("--plot", options["plot"], "file", is_ours=is_image)
-        _check_folder("--plot", options["plot"])
+        _check_plot_name(options["plot"])
+        check_output_file("--plot", options["plot"], is_ours=is_image)
         require_matplotlib()
     name: Path | None = options["result_filename"]
     saves = options["save_result"] or options["append_result"]
@@ -37,22 +38,22 @@ def check_outputs(options: Mapping[str, Any]) -> Path | None:
             if options[option]:
                 flag = f"--{option.replace('_', '-')}"
                 raise ConfigError(flag, "needs --save-result or --append-result", hint="add --save-result")
+        return None
     folder: Path = options["result_dir"] or Path()
-    if options["result_dir"] is not None:
-        folder.mkdir(parents=True, exist_ok=True)
+    if name is None or options["result_dir"] is not None:
+        check_output_folder("--result-dir" if options["result_dir"] is not None else "--save-result", folder)
     if name is None:
         return None
     path = folder / name
     inputs = [options["dataset_path"]] if options["dataset_path"] is not None else []
-    check_output("--result-filename", path, "file", inputs=inputs, is_ours=_is_result)
-    _check_folder("--result-filename", path)
+    check_output_file("--result-filename", path, inputs=inputs, is_ours=_is_result)
     return path
 
 
-def _check_folder(flag: str, path: Path) -> None:
-    if not path.parent.is_dir():
-        hint = f"mkdir -p {path.parent}"
-        raise ConfigError(flag, "is in a folder that does not exist", found=path.parent, hint=hint)
+def _check_plot_name(path: Path) -> None:
+    if path.suffix.lower() != ".png":
+        hint = f"--plot {path.with_suffix('.png')}"
+        raise ConfigError("--plot", "is not a PNG", found=path, wanted="FILE.png", hint=hint)
 
 
 def _is_result(path: Path) -> bool:

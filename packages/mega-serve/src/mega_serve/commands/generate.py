@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from mega_schema.app.cli_runner import raise_at_sigterm
+from mega_schema.app.cli_runner import TerminationError, raise_at_sigterm
 from mega_schema.app.click_options import NonEmptyPath
 from mega_schema.app.output_option import OUTPUT_FILE
 from mega_schema.app.progress import progress_bar
 from mega_schema.errors import ConfigError, MegaError
-from mega_schema.outputs import check_output
 from mega_serve.commands.api_options import build_api_options
 from mega_serve.commands.option_groups import GroupedCommand, add_options, option_group
+from mega_serve.commands.output_checks import check_output_file
 
 if TYPE_CHECKING:
     from mega_serve.client.offline.batch_run import Line, WorkItem
@@ -45,6 +45,7 @@ OpenEngine = Callable[[Mapping[str, Any]], AbstractAsyncContextManager[OfflineEn
 RequestT = TypeVar("RequestT")
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
+_RESUME: Final = "run the same command again to resume"
 _INPUT: Final = NonEmptyPath(exists=True, dir_okay=False, path_type=Path)
 _batch = option_group("OpenAI batch file")
 _samples = option_group("Samples")
@@ -126,7 +127,13 @@ def build_generate_command(open_engine: OpenEngine, engine_options: Sequence[Dec
 
         A run that was interrupted resumes: the same command does only what its output lacks.
         """
-        _generate(open_engine, options)
+        raise_at_sigterm(_RESUME)
+        try:
+            _generate(open_engine, options)
+        except TerminationError:
+            raise
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(_RESUME) from None
 
     command: Any = add_options(generate, (*engine_options, *_OPTIONS))
     settings = {"help_option_names": ["-h", "--help"]}
@@ -135,7 +142,6 @@ def build_generate_command(open_engine: OpenEngine, engine_options: Sequence[Dec
 
 def _generate(open_engine: OpenEngine, options: Mapping[str, Any]) -> None:
     """Check the options, then run the mode that they ask for."""
-    raise_at_sigterm("run the same command again to resume")
     modes = {
         "--input-file": options["input_file"] is not None,
         "--sample-input-file": options["sample_input_file"] is not None,
@@ -175,10 +181,7 @@ def _check_output(flag: str, output: Path, source: Path | None) -> None:
     from mega_serve.client.offline.resumable_lines import begins_like_ours
 
     inputs = [source] if source is not None else []
-    check_output(flag, output, "file", inputs=inputs, is_ours=begins_like_ours)
-    if not output.parent.is_dir():
-        hint = f"mkdir -p {output.parent}"
-        raise ConfigError(flag, "is in a folder that does not exist", found=output.parent, hint=hint)
+    check_output_file(flag, output, inputs=inputs, is_ours=begins_like_ours)
 
 
 async def _run_batch(open_engine: OpenEngine, options: Mapping[str, Any]) -> None:
@@ -204,6 +207,7 @@ async def _run_samples(
         draw_sample,
         read_sample_prompts,
         sample_items,
+        settings_difference,
     )
 
     settings = SampleSettings(
@@ -219,7 +223,10 @@ async def _run_samples(
     def process(engine: OfflineEngine) -> Callable[[WorkItem[Sample]], Awaitable[Line | None]]:
         return lambda item: draw_sample(item, engine.client, engine.encode, settings)
 
-    lines = await _run_items(open_engine, options, flag, output, items, process)
+    def compare(line: Line) -> tuple[str, str] | None:
+        return settings_difference(line, settings)
+
+    lines = await _run_items(open_engine, options, flag, output, items, process, compare)
     lines.raise_refusals()
 
 
@@ -231,8 +238,7 @@ def _engine_errors() -> Iterator[None]:
     try:
         yield
     except (EngineDeadError, EngineUnavailableError) as error:
-        hint = "run the same command again to resume"
-        raise MegaError("generate", "the engine stopped", found=error, hint=hint) from None
+        raise MegaError("generate", "the engine stopped", found=error, hint=_RESUME) from None
 
 
 async def _run_items(
@@ -242,12 +248,18 @@ async def _run_items(
     output: Path,
     items: Sequence[WorkItem[RequestT]],
     process: Callable[[OfflineEngine], Callable[[WorkItem[RequestT]], Awaitable[Line | None]]],
+    compare: Callable[[Line], tuple[str, str] | None] = lambda line: None,
 ) -> ResumableLines:
-    """Run the items that the output lacks; the engine is loaded only if there are any. Return the output."""
+    """Run the items that the output lacks; the engine is loaded only if there are any. Return the output.
+
+    Args:
+        compare: returns the options of a line and those of this run, where they differ.
+    """
     from mega_serve.client.offline.batch_run import run_items
     from mega_serve.client.offline.resumable_lines import ResumableLines
 
-    with _engine_errors(), ResumableLines(flag, output, {item.custom_id: item.id for item in items}) as lines:
+    ids = {item.custom_id: item.id for item in items}
+    with _engine_errors(), ResumableLines(flag, output, ids, compare) as lines:
         earlier = len(lines.finished)
         if earlier < len(items):
             async with open_engine(options) as engine:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Final, Self
@@ -52,12 +52,19 @@ class ResumableLines:
         refusals: the messages of the lines among them that are errors, by custom_id.
     """
 
-    def __init__(self, option: str, path: Path, ids: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        option: str,
+        path: Path,
+        ids: Mapping[str, str],
+        compare: Callable[[dict[str, Any]], tuple[str, str] | None] = lambda line: None,
+    ) -> None:
         """Read the file, if it exists; nothing is changed before the block is entered.
 
         Args:
             option: the command-line option that names the file.
             ids: id of each request of this run, by custom_id.
+            compare: returns the options of a line and those of this run, where they differ; for an error.
 
         Raises:
             ConfigError: the file has other lines than an earlier run with these requests wrote.
@@ -65,6 +72,7 @@ class ResumableLines:
         self.path = path
         self._option = option
         self._ids = ids
+        self._compare = compare
         self._file: IO[bytes] | None = None
         self._is_new = False
         self.finished: set[str] = set()
@@ -158,6 +166,15 @@ class ResumableLines:
         if not isinstance(custom_id, str) or "id" not in values:
             raise self._foreign_line(number)
         if self._ids.get(custom_id) != values["id"]:
+            if difference := self._compare(values):
+                earlier, present = difference
+                raise ConfigError(
+                    self._option,
+                    "was written by a run with other options",
+                    found=f"{earlier} at {self.path}:{number}",
+                    wanted=present,
+                    hint=f"{earlier}, or name another file",
+                )
             what = "was not in the input" if custom_id not in self._ids else "was another request"
             raise ConfigError(
                 self._option,

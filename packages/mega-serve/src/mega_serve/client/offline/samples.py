@@ -1,11 +1,11 @@
 """Samples as BigScience's generate_samples_gpt.py makes them: from a file of prompts, or unconditional.
 
     {"id": "sample-8c1f...", "custom_id": "sample-0", "prompt": "...", "text": "...", "length": 12,
-     "finished": true}
+     "finished": true, "settings": {"out_seq_length": 64, "temperature": 1.0, ...}}
 
 `text` is the continuation, `length` its tokens without the end-of-document token, `finished` whether that
-token came. Unlike there, a prompt that contains the word stop does not end the run, and the last line of the
-file counts.
+token came, `settings` how it was drawn. Unlike there, a prompt that contains the word stop does not end the
+run, and the last line of the file counts.
 """
 
 from __future__ import annotations
@@ -89,6 +89,26 @@ def sample_items(prompts: Sequence[str | None], settings: SampleSettings) -> lis
     ]
 
 
+def settings_difference(line: Line, settings: SampleSettings) -> tuple[str, str] | None:
+    """Return the options of an output line and those of this run, where they differ; None if none does."""
+    earlier, present = line.get("settings"), asdict(settings)
+    if not isinstance(earlier, dict) or earlier.keys() != present.keys():
+        return None
+    names = [name for name, value in present.items() if earlier[name] != value]
+    if not names:
+        return None
+    old, new = (
+        " ".join(_format_option(name, values[name]) for name in names) for values in (earlier, present)
+    )
+    return old, new
+
+
+def _format_option(name: str, value: float) -> str:
+    if name == "temperature" and value == 0:
+        return "--greedy"
+    return f"--{name.replace('out_seq_length', 'out-seq-length')} {value}"
+
+
 async def draw_sample(
     item: WorkItem[Sample],
     client: EngineClient,
@@ -107,7 +127,7 @@ async def draw_sample(
         MegaError: the engine failed, or the model has no end-of-document token to begin with.
     """
     sample = item.request
-    line: Line = {"id": item.id, "custom_id": item.custom_id}
+    line: Line = {"id": item.id, "custom_id": item.custom_id, "settings": asdict(settings)}
     line |= {"prompt": sample.prompt} if sample.prompt is not None else {}
     ids = _prompt_ids(sample, client, encode)
     max_tokens = min(settings.out_seq_length, client.model.max_seq_len - len(ids))

@@ -157,6 +157,16 @@ def test_chat_answers_every_line_of_a_pipe_and_keeps_the_history(server: FakeSer
     assert server.bodies[0]["model"] == "tiny"
 
 
+@pytest.mark.parametrize("stdin", ["", "\n \n"])
+def test_chat_without_a_message_says_how_to_send_one(server: FakeServer, stdin: str) -> None:
+    error = get_error("chat", [server.address], stdin=stdin)
+    assert error == (
+        "standard input: has no message: wanted one message a line; hint: "
+        f"echo Hello | mega-serve chat http://{server.address}"
+    )
+    assert run("chat", [server.address], stdin="/quit\n").exit_code == 0
+
+
 def test_chat_saves_the_conversation_and_overwrites_no_other_file(server: FakeServer, tmp_path: Path) -> None:
     file = tmp_path / "a.json"
     words = [server.address, "--max-tokens", "1"]

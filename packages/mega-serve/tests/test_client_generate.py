@@ -248,8 +248,8 @@ def test_a_dead_engine_ends_the_run_after_the_finished_lines_are_written(
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("{", ":1: is not JSON"),
-        ("[]", ":1: is not a JSON object"),
+        ("{", ":1: is not JSON: found unexpected end of data, wanted one object a line; hint: {"),
+        ("[]", ":1: is not a JSON object: found list; hint: {"),
         ("{}", ":1: custom_id: found None"),
         ('{"custom_id": "a", "url": "/v1/x"}', ":1: url: found /v1/x, wanted /v1/completions | "),
         ('{"custom_id": "a", "url": "/v1/completions", "method": "GET"}', ":1: method: found GET"),
@@ -257,9 +257,9 @@ def test_a_dead_engine_ends_the_run_after_the_finished_lines_are_written(
         ('{"custom_id": "a", "url": "/v1/completions", "body": {"stream": true}}', ":1: body.stream"),
         (
             '{"custom_id": "a", "url": "/v1/completions", "body": {}}\n' * 2,
-            ":2: custom_id is used twice: found a",
+            ":2: custom_id is used twice: found a, wanted one that no other line has; hint: a-2",
         ),
-        ("\n", ": has no requests"),
+        ("\n", ': has no requests; hint: {"custom_id": "a", '),
     ],
 )
 def test_a_wrong_batch_line_is_named(tmp_path: Path, line: str, words: str) -> None:

@@ -159,7 +159,7 @@ def test_a_pool_without_room_for_the_spare_page_is_refused() -> None:
     page = 2 * 2 * 4 * 4 * 16 * 4  # keys and values, layers, heads, tokens, width rounded up, bytes
     TorchModelRunner(model, RunnerOptions(page_size=4, kv_memory=page, attention="torch"))
     options = RunnerOptions(page_size=4, kv_memory=page, attention="torch", spare_page=True)
-    with pytest.raises(ConfigError, match="holds no page"):
+    with pytest.raises(ConfigError, match="holds no page: .*; hint: --kv-cache-memory "):
         TorchModelRunner(model, options)
 
 

@@ -7,10 +7,22 @@ from pathlib import Path
 
 import pytest
 
+from mega_schema.errors import ConfigError
 from mega_serve.engine.interfaces import Chunk, RunnerOutput
 from mega_serve.engine.requests import EngineRequest, SamplingParams
 from mega_serve.execution.engine_factory import build_engine
 from mega_serve.execution.model_runner import TorchModelRunner
+
+
+def test_attention_that_does_not_run_here_is_refused_before_the_model_is_loaded(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(*_: object, **__: object) -> None:
+        raise AssertionError("loads the model")
+
+    monkeypatch.setattr("mega_serve.execution.engine_factory.load_weights", load)
+    with pytest.raises(ConfigError, match="--attention flash: needs a GPU: found cpu"):
+        build_engine({"load": str(checkpoint), "device": "cpu", "attention": "flash"})
 
 
 def test_kernels_run_before_the_engine_is_ready(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -618,6 +618,8 @@ def test_the_tokenizer_is_served(scripted_context: ApiContext, scripted_app: Any
     assert len(tokens["token_strs"]) == tokens["count"] == len(tokens["tokens"])
     text = send(scripted_app, "POST", "/detokenize", json={"tokens": tokens["tokens"]}).json()["prompt"]
     assert text == "é <|endoftext|>"
+    refusal = send(scripted_app, "POST", "/tokenize", json={"text": "a"}).json()["error"]["message"]
+    assert refusal == "text: unknown field; hint: did you mean prompt?"
     eod = send(scripted_app, "POST", "/tokenize", json={"prompt": "<|endoftext|>"}).json()["tokens"]
     assert eod == [scripted_context.tokenizer.identity.eod]
     messages = send(scripted_app, "POST", "/tokenize", json={"messages": [USER]}).json()

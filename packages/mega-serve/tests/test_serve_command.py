@@ -74,7 +74,10 @@ def test_tls_files_that_cannot_be_used_are_one_line(checkpoint: Path, tmp_path: 
     command = ["openssl", "ec", "-in", key, "-aes256", "-passout", "pass:secret", "-out", locked]
     subprocess.run(command, check=True, capture_output=True)
     for files, message in (
-        ((text, text), f"--ssl-certfile: no certificate chain in PEM, .*: found {text} and {text}"),
+        (
+            (text, text),
+            f"--ssl-certfile: no certificate chain in PEM, .*: found {text} and {text}; hint: openssl req ",
+        ),
         ((certificate, second_key), f"--ssl-keyfile: is not the key of {certificate}: found {second_key}"),
         ((certificate, locked), f"--ssl-keyfile: has a password: found {locked}; hint: openssl pkey -in "),
     ):

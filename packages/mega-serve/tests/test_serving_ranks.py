@@ -70,8 +70,8 @@ def test_a_gpu_that_the_machine_lacks_is_one_line_and_exit_code_2(checkpoint: Pa
     assert result.stdout == ""
     lines = [line for line in result.stderr.splitlines() if "loads the model" not in line]
     assert lines == [
-        "error: --device: not a device of this machine: found cuda, wanted auto, cpu, or a CUDA device of "
-        "this machine; hint: --device cpu"
+        "error: --device: not a device of this machine: found cuda, wanted auto | cpu: this machine has no "
+        "GPU that torch can use; hint: --device cpu"
     ]
 
 

@@ -25,10 +25,13 @@ def resolve_device(name: str, *, where: str = "device") -> torch.device:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError):  # torch raises AssertionError if it was built without CUDA
         raise ConfigError(
-            where,
-            "not a device of this machine",
-            found=name,
-            wanted="auto, cpu, or a CUDA device of this machine",
-            hint=f"{where} cpu",
+            where, "not a device of this machine", found=name, wanted=_list_devices(), hint=f"{where} cpu"
         ) from None
     return device
+
+
+def _list_devices() -> str:
+    """Return the names that this machine accepts, for an error."""
+    gpus = torch.cuda.device_count()
+    more = f" | cuda | cuda:0 to cuda:{gpus - 1}" if gpus else ": this machine has no GPU that torch can use"
+    return f"{AUTO} | cpu{more}"

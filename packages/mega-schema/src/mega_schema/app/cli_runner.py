@@ -93,15 +93,18 @@ def _format_click_error(error: click.ClickException) -> str:
             text = f"{_flag_of(option)}: missing; hint: add {_flag_of(option)} ..."
         case click.MissingParameter(param=click.Parameter() as argument):
             text = f"{_flag_of(argument)}: missing"
+            if (context := error.ctx) is not None:
+                usage = " ".join(context.command.collect_usage_pieces(context))
+                text += f"; hint: {context.command_path} {usage}"
         case click.BadParameter(param=click.Parameter() as parameter):
             text = f"{_flag_of(parameter)}: {error.message}"
     return " ".join(text.split())
 
 
 def _flag_of(parameter: click.Parameter) -> str:
-    """Return the long form of an option, or an argument's name in capitals."""
+    """Return the long form of an option, or an argument's name as `--help` shows it."""
     if not isinstance(parameter, click.Option):
-        return parameter.opts[0].upper()
+        return parameter.metavar or parameter.opts[0].upper()
     return next((flag for flag in parameter.opts if flag.startswith("--")), parameter.opts[0])
 
 

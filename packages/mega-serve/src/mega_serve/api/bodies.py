@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import cache
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
@@ -26,6 +26,8 @@ class Body(BaseModel):
     """
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid", protected_namespaces=())
+    # names that other APIs have for a field: other name -> field, for the hint of an error
+    other_names: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
 
 B = TypeVar("B", bound=Body)
@@ -88,9 +90,15 @@ def openapi_body(model: type[Body], **examples: Mapping[str, object]) -> dict[st
     return operation
 
 
-def unknown_field_message(name: str, known: Iterator[str] | list[str]) -> str:
-    """Return the message for a field that does not exist, with the most similar name that does."""
-    similar = get_close_matches(name, list(known), 1, 0.6)
+def unknown_field_message(
+    name: str, known: Iterator[str] | list[str], other_names: Mapping[str, str] = MappingProxyType({})
+) -> str:
+    """Return the message for a field that does not exist, with the most similar name that does.
+
+    Args:
+        other_names: names of other APIs, with the fields that they mean.
+    """
+    similar = [other_names[name]] if name in other_names else get_close_matches(name, list(known), 1, 0.6)
     return f"{printable(name)}: unknown field" + (f"; hint: did you mean {similar[0]}?" if similar else "")
 
 
@@ -129,7 +137,7 @@ def _refusal(error: ValidationError, model: type[Body]) -> HttpError:
     if detail["type"] == "extra_forbidden":
         known = list(_names_at(model, path[:-1]))
         parent = "".join(f"{part}." for part in path[:-1])
-        message = parent + unknown_field_message(str(path[-1]), known)
+        message = parent + unknown_field_message(str(path[-1]), known, model.other_names)
         return HttpError(400, message, param=param, code="unknown_parameter")
     code = "missing" if detail["type"] == "missing" else "invalid_value"
     return HttpError(400, f"{param or 'body'}: {_describe(detail)}", param=param, code=code)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import orjson
@@ -29,6 +30,7 @@ _SPECIAL_CHARS = 64  # longer texts are no special token
 class TokenizeBody(Body):
     """The request of /tokenize: a prompt, or the messages of a chat."""
 
+    other_names = MappingProxyType({"text": "prompt", "input": "prompt", "content": "prompt"})
     model: Annotated[str, Field(max_length=256)] | None = None
     prompt: str | None = None
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=4096)] | None = None

@@ -85,15 +85,24 @@ def chat(
 
 
 def _answer_lines(runner: asyncio.Runner, client: ServerClient, session: ChatSession) -> None:
-    """Answer every line of standard input; an error ends the command."""
+    """Answer every line of standard input; an error ends the command.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    is_empty = True
     for line in sys.stdin:
         if not line.strip():
             continue
+        is_empty = False
         command, _, value = line.strip().partition(" ")
         if command == "/quit":
             return
         if not _run_command(session, command, value.strip()):
             runner.run(_print_answer(client, session, line.rstrip("\n"), lambda text: text))
+    if is_empty:
+        hint = f"echo Hello | mega-serve chat {client.address}"
+        raise ConfigError("standard input", "has no message", wanted="one message a line", hint=hint)
 
 
 async def _print_answer(client: ServerClient, session: ChatSession, text: str, show: Any) -> int:

@@ -30,7 +30,12 @@ _OPTIONS = (
         metavar="DIR",
         help="Checkpoint directory, or run directory (its latest).",
     ),
-    _model("--device", default="auto", help="cpu, cuda or cuda:N.  [default: the first GPU, or the CPU]"),
+    _model(
+        "--device",
+        default="auto",
+        show_default=True,
+        help="auto, cpu, cuda or cuda:N; auto is the first GPU, or the CPU.",
+    ),
     _model(
         "--dtype",
         default="float32",

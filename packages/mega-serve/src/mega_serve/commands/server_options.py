@@ -203,7 +203,9 @@ def _check_certificate(certfile: Path, keyfile: Path) -> None:
             what = f"is not the key of {certfile}"
             raise ConfigError("--ssl-keyfile", what, found=keyfile) from None
         what = "no certificate chain in PEM, or --ssl-keyfile no private key in PEM"
-        raise ConfigError("--ssl-certfile", what, found=f"{certfile} and {keyfile}") from None
+        # for localhost; a public name gets its certificate from an authority
+        hint = "openssl req -x509 -newkey rsa:2048 -nodes -subj /CN=localhost -out cert.pem -keyout key.pem"
+        raise ConfigError("--ssl-certfile", what, found=f"{certfile} and {keyfile}", hint=hint) from None
     except OSError as error:
         what = f"or --ssl-keyfile cannot be read ({error.strerror})"
         raise ConfigError("--ssl-certfile", what, found=f"{certfile} and {keyfile}") from None

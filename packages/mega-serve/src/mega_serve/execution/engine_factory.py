@@ -36,7 +36,12 @@ from mega_serve.engine.interfaces import Chunk, ModelInfo, ModelRunner, Sampling
 from mega_serve.engine.option_checks import check_context_length, check_follow, check_layout
 from mega_serve.engine.requests import SamplingParams
 from mega_serve.engine.scheduler import EngineConfig
-from mega_serve.execution.attention_choice import AttentionName, can_capture, default_page_size
+from mega_serve.execution.attention_choice import (
+    AttentionName,
+    can_capture,
+    choose_attention,
+    default_page_size,
+)
 from mega_serve.execution.checkpoint_follower import CheckpointFollower
 from mega_serve.execution.device_sampler import DeviceSampler
 from mega_serve.execution.model_runner import RunnerOptions, TorchModelRunner
@@ -206,7 +211,16 @@ def _load_rank_0(
     tokenizer = open_checkpoint_tokenizer(checkpoint)
     check_layout(checkpoint.spec, options.tp, options.pp)
     _use_threads(options)
-    resolve_device(options.device, where="--device")  # one message, before other ranks start
+    # one message, before other ranks start and the model is loaded
+    device = resolve_device(options.device, where="--device")
+    choose_attention(
+        options.attention,
+        device,
+        page_size=options.page_tokens,
+        head_dim=checkpoint.spec.head_dim,
+        dtype=compute_dtype(options.dtype),
+        batch_invariant=options.batch_invariant,
+    )
     workers = None
     if options.layout.world > 1:
         rendezvous = None if options.rendezvous is None else Path(options.rendezvous)

@@ -214,6 +214,7 @@ class TorchModelRunner:
                 "holds no page",
                 found=f"{options.kv_memory} bytes",
                 wanted=f"at least {least * size}",
+                hint=f"--kv-cache-memory {least * size}, or leave it out",
             )
         return num_pages, build_pages(
             self.attention,

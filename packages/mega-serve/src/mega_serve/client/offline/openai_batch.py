@@ -22,6 +22,7 @@ from mega_serve.client.offline.resumable_lines import request_id
 from mega_serve.engine.interfaces import EngineOverloadedError
 
 URLS: Final = (COMPLETIONS, CHAT_COMPLETIONS, "/v1/responses", "/v1/embeddings")
+_EXAMPLE: Final = '{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {...}}'
 _TOO_MANY_REQUESTS: Final = 429
 _UNAVAILABLE: Final = 503
 
@@ -98,10 +99,16 @@ def read_batch(path: Path) -> list[WorkItem[BatchRequest]]:
             if line.strip():
                 item = _read_request(f"{path}:{number}", line)
                 if item.custom_id in items:
-                    raise FormatError(f"{path}:{number}", "custom_id is used twice", found=item.custom_id)
+                    raise FormatError(
+                        f"{path}:{number}",
+                        "custom_id is used twice",
+                        found=item.custom_id,
+                        wanted="one that no other line has",
+                        hint=f"{item.custom_id}-{number}",
+                    )
                 items[item.custom_id] = item
     if not items:
-        raise FormatError(path, "has no requests")
+        raise FormatError(path, "has no requests", hint=_EXAMPLE)
     return list(items.values())
 
 
@@ -137,13 +144,13 @@ def _read_request(where: str, line: bytes) -> WorkItem[BatchRequest]:
     try:
         values = orjson.loads(line)
     except orjson.JSONDecodeError as error:
-        raise FormatError(where, "is not JSON", found=error.msg) from None
+        wanted = "one object a line"
+        raise FormatError(where, "is not JSON", found=error.msg, wanted=wanted, hint=_EXAMPLE) from None
     if not isinstance(values, dict):
-        raise FormatError(where, "is not a JSON object")
+        raise FormatError(where, "is not a JSON object", found=type(values).__name__, hint=_EXAMPLE)
     custom_id, url, body = (values.get(name) for name in ("custom_id", "url", "body"))
     if not isinstance(custom_id, str) or not custom_id:
-        hint = '{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {...}}'
-        raise FormatError(where, "custom_id", found=custom_id, wanted="a text", hint=hint)
+        raise FormatError(where, "custom_id", found=custom_id, wanted="a text", hint=_EXAMPLE)
     if values.get("method", "POST") != "POST":
         raise FormatError(where, "method", found=values["method"], wanted="POST")
     if url not in URLS:

@@ -353,9 +353,9 @@ def test_custom_prompts_are_read_from_json_lines(tmp_path: Path) -> None:
     assert read_custom_prompts(file, 9) == [Prompt("a", None, 9), Prompt("b", None, 7)]
     for line, words in (
         ("[1]", ":1: has no text"),
-        ("{", ":1: is not JSON"),
+        ("{", ":1: is not JSON: wanted {.prompt.: "),
         ('{"prompt": "a", "output_tokens": 0}', ":1: output_tokens: found 0"),
-        ("", "has no prompts"),
+        ("", "has no prompts: wanted {.prompt.: .*} on each line"),
     ):
         file.write_text(line)
         with pytest.raises(FormatError, match=words):

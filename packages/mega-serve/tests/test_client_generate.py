@@ -320,6 +320,11 @@ def test_prompts_are_read_from_json_lines(engine: FakeEngine, tmp_path: Path) ->
     file.write_text('{"prompt": 1}\n')
     error = get_error(engine, "--sample-input-file", file, "--sample-output-file", tmp_path / "c.jsonl")
     assert f"{file}:1: has no prompt" in error
+    for content, words in (("", ": has no prompts: wanted "), ("nope", ":1: is not JSON: found ")):
+        file.write_text(content)
+        error = get_error(engine, "--sample-input-file", file, "--sample-output-file", tmp_path / "c.jsonl")
+        assert error.startswith(f"{file}{words}")
+        assert 'wanted {"prompt": "..."}' in error
 
 
 def test_unconditional_samples_begin_with_the_end_of_document(engine: FakeEngine, tmp_path: Path) -> None:

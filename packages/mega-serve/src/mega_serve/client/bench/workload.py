@@ -24,6 +24,7 @@ WORDS: Final = tuple(
     )
     for word in line.split(" ")
 )
+_EXAMPLE_LINE: Final = '{"prompt": "..."}'
 _MIN_SHAREGPT_TOKENS: Final = 4
 _MAX_SHAREGPT_PROMPT: Final = 1024
 _MAX_SHAREGPT_TOKENS: Final = 2048
@@ -185,16 +186,16 @@ def read_custom_prompts(path: Path, output_tokens: int) -> list[Prompt]:
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):
-            raise FormatError(where, "is not JSON") from None
+            raise FormatError(where, "is not JSON", wanted=_EXAMPLE_LINE) from None
         text = row.get("prompt") if isinstance(row, dict) else None
         if not isinstance(text, str):
-            raise FormatError(where, "has no text", wanted='{"prompt": "..."}')
+            raise FormatError(where, "has no text", wanted=_EXAMPLE_LINE)
         tokens = row.get("output_tokens", output_tokens)
         if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1:
             raise FormatError(where, "output_tokens", found=tokens, wanted="an integer above 0")
         prompts.append(Prompt(text, None, tokens))
     if not prompts:
-        raise FormatError(path, "has no prompts")
+        raise FormatError(path, "has no prompts", wanted=f"{_EXAMPLE_LINE} on each line")
     return prompts
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import orjson
 
@@ -23,6 +23,8 @@ from mega_serve.client.offline.batch_run import Line, WorkItem
 from mega_serve.client.offline.resumable_lines import request_id
 from mega_serve.engine.interfaces import EngineClient
 from mega_serve.engine.requests import EngineRequest, SamplingParams
+
+_EXAMPLE_LINE: Final = '{"prompt": "..."}'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +78,8 @@ def read_sample_prompts(path: Path) -> list[str]:
             except UnicodeDecodeError:
                 raise FormatError(where, "is not UTF-8") from None
     if not prompts:
-        raise FormatError(path, "has no prompts")
+        wanted = f"{_EXAMPLE_LINE} on each line" if is_json else "a prompt on each line"
+        raise FormatError(path, "has no prompts", wanted=wanted)
     return prompts
 
 
@@ -183,10 +186,10 @@ def _read_prompt(where: str, line: bytes) -> str:
     try:
         row = orjson.loads(line)
     except orjson.JSONDecodeError as error:
-        raise FormatError(where, "is not JSON", found=error.msg) from None
+        raise FormatError(where, "is not JSON", found=error.msg, wanted=_EXAMPLE_LINE) from None
     prompt = row.get("prompt", row.get("text")) if isinstance(row, dict) else None
     if isinstance(prompt, dict):  # RealToxicityPrompts: {"prompt": {"text": ...}}
         prompt = prompt.get("text")
     if not isinstance(prompt, str):
-        raise FormatError(where, "has no prompt", wanted='{"prompt": "..."}')
+        raise FormatError(where, "has no prompt", wanted=_EXAMPLE_LINE)
     return prompt

@@ -324,8 +324,8 @@ def _refusal(url: str, response: aiohttp.ClientResponse, content: bytes, megatro
 def _hint_at_address(text: str, megatron_option: str) -> str:
     if "model" in text.lower():
         return ""  # the server has the API, and not the model
-    other = f" {megatron_option} speaks to a server that has only PUT /api" if megatron_option else ""
-    return f"is the address right?{other}"
+    alternative = f" {megatron_option} speaks to a server that has only PUT /api" if megatron_option else ""
+    return f"is the address right?{alternative}"
 
 
 def _message_error(url: str, what: str, message: str, hint: str = "") -> ServerError:

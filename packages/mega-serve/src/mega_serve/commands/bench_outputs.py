@@ -28,8 +28,8 @@ def check_outputs(options: Mapping[str, Any]) -> Path | None:
         ConfigError: a path is refused, or matplotlib is missing.
     """
     if options["plot"] is not None:
-        _check_plot_name(options["plot"])
         check_output_file("--plot", options["plot"], is_ours=is_image)
+        _check_plot_name(options["plot"])
         require_matplotlib()
     name: Path | None = options["result_filename"]
     saves = options["save_result"] or options["append_result"]

@@ -31,6 +31,8 @@ def make(folder: Path) -> None:
     (folder / "wrong-type.toml").write_text('[batch]\nmicro_batch_size = "four"\n')
     (folder / "not.toml").write_text("[parallel\ntensor_model_parallel_size = 2\n")
     (folder / "keys.txt").write_text("alice:short\n")
+    (folder / "cut.jinja").write_text("{% for message in")
+    (folder / "empty.jinja").write_text("")
     (folder / "hf").mkdir()
     (folder / "hf/config.json").write_text(json.dumps({"model_type": "bert", "hidden_size": 8}))
 

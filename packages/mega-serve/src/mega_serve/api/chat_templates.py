@@ -156,12 +156,9 @@ class ChatTemplate:
         """
         line = json.dumps({"values": dict(values), "now": now}).encode() + b"\n"
         with self._lock:
-            if self._start_error is not None:
-                raise self._start_error
-            if self._process is None:
-                self._process = self._start()
+            process = self._running_process()
             try:
-                answer = _exchange(self._process, line, self.render_seconds)
+                answer = _exchange(process, line, self.render_seconds)
             except (TimeoutError, OSError, EOFError) as error:
                 self._stop()
                 message = (
@@ -177,11 +174,27 @@ class ChatTemplate:
             raise RequestError("messages", f"the chat template failed: {answer['error']}")
         return answer["text"]
 
+    def compile(self) -> None:
+        """Start the process, which compiles the template.
+
+        Raises:
+            RequestError: it is no Jinja template; `found` says why.
+        """
+        with self._lock:
+            self._running_process()
+
     def close(self) -> None:
         """End the process."""
         with self._lock:
             self._stop()
         self._executor.shutdown(wait=False)
+
+    def _running_process(self) -> subprocess.Popen[bytes]:
+        if self._start_error is not None:
+            raise self._start_error
+        if self._process is None:
+            self._process = self._start()
+        return self._process
 
     def _start(self) -> subprocess.Popen[bytes]:
         path = Path(template_worker.__file__)
@@ -204,7 +217,12 @@ class ChatTemplate:
         if "error" in answer:
             _kill(process)
             # the next attempt would take as long and end the same way
-            self._start_error = RequestError("messages", f"the chat template is not valid: {answer['error']}")
+            self._start_error = RequestError(
+                "messages",
+                "the checkpoint's chat template cannot be compiled",
+                found=answer["error"],
+                hint="start the server with --chat-template FILE",
+            )
             raise self._start_error
         return process
 

@@ -101,6 +101,8 @@ def to_json(value: Any, indent: int | None = None, **_: Any) -> str:
 
 def describe(error: BaseException) -> str:
     """Return an error in one line."""
+    if isinstance(error, jinja2.TemplateSyntaxError):
+        return f"line {error.lineno}: {error.message}"[:300].replace("\n", " ")
     return f"{type(error).__name__}: {error}"[:300].replace("\n", " ")
 
 

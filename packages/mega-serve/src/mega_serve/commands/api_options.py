@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from mega_schema.app.click_options import NonEmptyPath
-from mega_schema.errors import ConfigError
+from mega_schema.errors import ConfigError, RequestError
 from mega_schema.tokenizer.tokenizer import Tokenizer
 
 
@@ -40,22 +40,34 @@ def api_settings(values: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, A
         values: parameters of the command.
 
     Raises:
-        ConfigError: the template is not a text file.
+        ConfigError: the template is not a text file, or cannot be compiled.
     """
     from mega_serve.api.chat_templates import find_chat_template
 
+    path = values["chat_template"]
     return {
-        "chat_template": _read_template(values["chat_template"]) or find_chat_template(tokenizer),
+        "chat_template": find_chat_template(tokenizer) if path is None else _read_template(path, tokenizer),
         "served_model_name": values["served_model_name"],
         "lenient": values["lenient"],
         "pooling": values["pooling"],
     }
 
 
-def _read_template(path: Path | None) -> str | None:
-    if path is None:
-        return None
+def _read_template(path: Path, tokenizer: Tokenizer) -> str:
+    from mega_serve.api.chat_templates import ChatTemplate
+
     try:
-        return path.read_text("utf-8")
+        source = path.read_text("utf-8")
     except UnicodeDecodeError:
         raise ConfigError("--chat-template", "not a text file", found=path) from None
+    if not source.strip():
+        raise ConfigError("--chat-template", f"{path} is empty", wanted="a Jinja template")
+    template = ChatTemplate(source, tokenizer)
+    try:
+        template.compile()
+    except RequestError as error:
+        what = f"{path} cannot be compiled"
+        raise ConfigError("--chat-template", what, found=error.found, wanted="a Jinja template") from None
+    finally:
+        template.close()
+    return source

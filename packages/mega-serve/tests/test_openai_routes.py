@@ -486,7 +486,7 @@ def test_a_structural_tag_reaches_the_engine_from_every_api(scripted_context: Ap
         (
             "completions",
             {"response_format": {"type": "structural_tag", **TAGS, "format": {}}},
-            "structural_tag: not of the form",
+            "response_format: not of the form",
         ),
         ("responses", {"text": {"format": {"type": "structural_tag"}}}, "text.format.structures: missing"),
     ],

@@ -48,7 +48,7 @@ async def read_body(model: type[B], http_request: Request, *, lenient: bool) -> 
     try:
         return model.model_validate_json(content, extra="ignore" if lenient else "forbid")
     except ValidationError as error:
-        raise _refusal(error, model) from None
+        raise refuse_body(error, model) from None
 
 
 def check_content_type(http_request: Request) -> None:
@@ -120,7 +120,8 @@ def name_field(param: str) -> Iterator[None]:
         raise RequestError(param, error.what, hint=error.hint, **error.values) from None
 
 
-def _refusal(error: ValidationError, model: type[Body]) -> HttpError:
+def refuse_body(error: ValidationError, model: type[Body]) -> HttpError:
+    """Return the response to a body that pydantic refused: its first error, which names the field."""
     details = error.errors(include_url=False, include_context=False)
     unknown = next((detail for detail in details if detail["type"] == "extra_forbidden"), None)
     detail = unknown or details[0]

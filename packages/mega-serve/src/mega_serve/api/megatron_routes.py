@@ -23,7 +23,7 @@ from starlette.requests import ClientDisconnect
 
 from mega_schema.errors import RequestError
 from mega_schema.tokenizer.tokenizer import Tokenizer
-from mega_serve.api.bodies import check_content_type
+from mega_serve.api.bodies import check_content_type, refuse_body
 from mega_serve.api.context import ApiContext
 from mega_serve.api.engine_calls import GeneratedResult, GeneratedSequence, new_id, run_requests
 from mega_serve.api.megatron import (
@@ -107,7 +107,8 @@ def build_router(context: ApiContext, services: ApiServices | None = None) -> AP
 
 
 def _refuse(error: BadRequest, detail: str, legacy_status: int, legacy: bool) -> Response:
-    logger.info("/api refused: %s", error.param if error.param in FIELDS else "an unknown field")
+    field = error.param.partition(".")[0]
+    logger.info("/api refused: %s", field if field in FIELDS else "an unknown field")
     if legacy:
         return JSONResponse(error.message, legacy_status)
     openai = HttpError(400, detail, param=error.param, code=error.code)
@@ -294,8 +295,10 @@ class _MegatronApi:
         try:
             specs = StructuredOutputs.model_validate(dict(request.structured_outputs)).specs()
         except ValidationError as error:
-            message = error.errors(include_url=False)[0]["msg"]
-            raise BadRequest("structured_outputs", f"structured_outputs: {message}") from None
+            refusal = refuse_body(error, StructuredOutputs)
+            param = f"structured_outputs.{refusal.param}"
+            message = f"structured_outputs.{refusal.message}"
+            raise BadRequest(param, message) from None
         if len(specs) != 1:
             raise BadRequest("structured_outputs", "structured_outputs must have one constraint")
         return check_grammar(self.context, specs[0])

@@ -62,7 +62,8 @@ def _properties() -> dict[str, object]:
         "cache_salt": {"type": "string", "maxLength": MAX_SALT_CHARS, "default": ""},
         "structured_outputs": {
             "type": ["object", "null"],
-            "description": "One of json, regex, choice, grammar, json_object, structural_tag.",
+            "description": "One of json, regex, choice, grammar, json_object, structural_tag; "
+            "disable_any_whitespace beside json and json_object.",
         },
     }
 

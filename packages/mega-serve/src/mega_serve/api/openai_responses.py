@@ -25,6 +25,7 @@ from mega_serve.api.response_items import (
     TextOptions,
     as_tool_choice,
     merge_calls,
+    name_text_field,
 )
 from mega_serve.api.response_stream import ResponseWriter
 from mega_serve.api.sampling_fields import MAX_INT32, RequestFields, real
@@ -124,7 +125,11 @@ def build_router(context: ApiContext, services: ApiServices | None = None) -> AP
     @router.post("/v1/responses", openapi_extra=schema, summary="Create a response (stateless)")
     async def create_response(http_request: Request) -> Response:
         body = await read_body(ResponsesBody, http_request, lenient=context.lenient)
-        job = await prepare_chat(context, services, body.as_chat(), param="input")
+        try:
+            job = await prepare_chat(context, services, body.as_chat(), param="input")
+        except RequestError as error:
+            param = name_text_field(str(error.where))
+            raise RequestError(param, error.what, hint=error.hint, **error.values) from None
         writer = ResponseWriter(context, job, _echo(body, job))
         if body.stream:
             return await event_stream(_stream(context, http_request, job, writer), http_request)

@@ -118,6 +118,13 @@ class TextFormat(Body):
         return ResponseFormat(type="json_schema", json_schema=json_schema)
 
 
+def name_text_field(param: str) -> str:
+    """Return the name in /v1/responses of a field of chats."""
+    return param.replace("response_format.json_schema", "text.format").replace(
+        "response_format", "text.format"
+    )
+
+
 class TextOptions(Body):
     """The field `text`."""
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
@@ -11,11 +14,23 @@ from mega_schema.errors import RequestError
 from mega_serve.api.bodies import Body, name_field
 from mega_serve.api.context import ApiContext
 from mega_serve.api.megatron import MAX_PRIORITY
-from mega_serve.engine.requests import GrammarSpec, SamplingParams
+from mega_serve.engine.json_whitespace import without_blanks
+from mega_serve.engine.requests import GrammarKind, GrammarSpec, SamplingParams
 from mega_serve.engine.structural_tags import MAX_CHARS, MAX_STRUCTURES, MAX_TRIGGERS
 from mega_serve.http.errors import HttpError
 
 MAX_INT32 = 2**31 - 1
+# field of structured_outputs -> kind
+_GRAMMAR_KINDS: Final[Mapping[str, GrammarKind]] = MappingProxyType(
+    {
+        "json": "json_schema",
+        "regex": "regex",
+        "choice": "choice",
+        "grammar": "lark",
+        "json_object": "json_object",
+        "structural_tag": "structural_tag",
+    }
+)
 
 TokenId = Annotated[int, Field(ge=0, le=MAX_INT32)]
 TokenCount = Annotated[int, Field(ge=0, le=MAX_INT32)]
@@ -83,12 +98,13 @@ class ResponseFormat(Body):
         if self.type == "text":
             return None
         if self.type == "json_object":
-            return GrammarSpec(kind="json_object")
+            return GrammarSpec(kind="json_object", param="response_format")
         if self.type == "structural_tag":
             return self._structural_tag()
         if self.json_schema is None or self.json_schema.schema_ is None:
             raise RequestError("response_format.json_schema.schema", "missing", wanted="a JSON schema")
-        return GrammarSpec(kind="json_schema", text=json.dumps(self.json_schema.schema_))
+        param = "response_format.json_schema.schema"
+        return GrammarSpec(kind="json_schema", text=json.dumps(self.json_schema.schema_), param=param)
 
     def _structural_tag(self) -> GrammarSpec:
         for name in ("structures", "triggers"):
@@ -96,7 +112,7 @@ class ResponseFormat(Body):
                 raise RequestError(f"response_format.{name}", "missing", wanted="a list")
         names = {"structures", "triggers", "format"}
         fields = self.model_dump(include=names, by_alias=True, exclude_none=True)
-        return GrammarSpec(kind="structural_tag", text=json.dumps(fields))
+        return GrammarSpec(kind="structural_tag", text=json.dumps(fields), param="response_format")
 
 
 class StructuredOutputs(Body):
@@ -111,13 +127,26 @@ class StructuredOutputs(Body):
         None, description="structures and triggers, or their JSON text"
     )
 
+    disable_any_whitespace: bool | None = Field(
+        None, description="of json and json_object: nothing between the tokens of JSON"
+    )
+
     def specs(self) -> list[GrammarSpec]:
-        """Return the constraints of the fields that are given."""
-        specs = _specs(self.json_, self.regex, self.choice, self.grammar, self.json_object)
-        if (tag := self.structural_tag) is not None:
-            text = tag if isinstance(tag, str) else json.dumps(tag)
-            specs.append(GrammarSpec(kind="structural_tag", text=text))
-        return specs
+        """Return the constraints of the fields that are given.
+
+        Raises:
+            RequestError: `disable_any_whitespace` without JSON.
+        """
+        constraints = {
+            "json": self.json_,
+            "regex": self.regex,
+            "choice": self.choice,
+            "grammar": self.grammar,
+            "json_object": self.json_object,
+            "structural_tag": self.structural_tag,
+        }
+        specs = _specs("structured_outputs.", constraints)
+        return list(map(_without_blanks, specs)) if self.disable_any_whitespace else specs
 
 
 class StreamOptions(Body):
@@ -219,12 +248,18 @@ class SamplingFields(RequestFields):
             RequestError: several are given, or it is too long.
         """
         specs = [] if self.structured_outputs is None else self.structured_outputs.specs()
-        specs += _specs(self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar)
+        guided = {
+            "json": self.guided_json,
+            "regex": self.guided_regex,
+            "choice": self.guided_choice,
+            "grammar": self.guided_grammar,
+        }
+        specs += _specs("guided_", guided)
         if self.response_format is not None and (spec := self.response_format.grammar()) is not None:
             specs.append(spec)
         if len(specs) > 1:
-            kinds = ", ".join(spec.kind for spec in specs)
-            raise RequestError("response_format", "several constraints", found=kinds, wanted="one")
+            params = ", ".join(spec.param for spec in specs)
+            raise RequestError(specs[-1].param, "several constraints", found=params, wanted="one")
         return check_grammar(context, specs[0]) if specs else None
 
     def sampling_params(
@@ -301,8 +336,22 @@ def check_grammar(context: ApiContext, spec: GrammarSpec) -> GrammarSpec:
     Raises:
         RequestError: it is longer.
     """
-    _check_maximum("response_format", len(spec.text.encode()), context.limits.grammar_bytes, "bytes")
+    _check_maximum(spec.param, len(spec.text.encode()), context.limits.grammar_bytes, "bytes")
     return spec
+
+
+def _without_blanks(spec: GrammarSpec) -> GrammarSpec:
+    """Return the constraint for JSON without blanks between its tokens."""
+    if spec.kind not in ("json_schema", "json_object"):
+        name = "structured_outputs.disable_any_whitespace"
+        raise RequestError(name, "is for JSON", found=spec.param, wanted="json or json_object")
+    try:
+        schema = json.loads(spec.text or '{"type": "object"}')
+    except (ValueError, RecursionError):
+        schema = None
+    if not isinstance(schema, dict):
+        return spec  # its check says what is wrong
+    return replace(spec, kind="json_schema", text=json.dumps(without_blanks(schema)))
 
 
 def encode_bad_words(context: ApiContext, words: list[str] | tuple[()]) -> tuple[tuple[int, ...], ...]:
@@ -329,23 +378,14 @@ def _check_maximum(name: str, value: int, limit: int, unit: str = "") -> None:
         raise RequestError(name, "above the server's limit", found=f"{value:,}", wanted=wanted)
 
 
-def _specs(
-    schema: dict[str, Any] | str | None,
-    regex: str | None,
-    choice: list[str] | None,
-    lark: str | None,
-    json_object: bool | None = None,
-) -> list[GrammarSpec]:
-    specs = []
-    if schema is not None:
-        text = schema if isinstance(schema, str) else json.dumps(schema)
-        specs.append(GrammarSpec(kind="json_schema", text=text))
-    if regex is not None:
-        specs.append(GrammarSpec(kind="regex", text=regex))
-    if choice is not None:
-        specs.append(GrammarSpec(kind="choice", text=json.dumps(choice)))
-    if lark is not None:
-        specs.append(GrammarSpec(kind="lark", text=lark))
-    if json_object:
-        specs.append(GrammarSpec(kind="json_object"))
-    return specs
+def _specs(prefix: str, constraints: Mapping[str, Any]) -> list[GrammarSpec]:
+    """Return the constraints of the fields `prefix` + name that are given."""
+    return [
+        GrammarSpec(
+            kind=_GRAMMAR_KINDS[name],
+            text="" if value is True else value if isinstance(value, str) else json.dumps(value),
+            param=prefix + name,
+        )
+        for name, value in constraints.items()
+        if value is not None
+    ]

@@ -19,17 +19,15 @@ from mega_schema.errors import RequestError
 from mega_schema.tokenizer.tokenizer import Tokenizer
 from mega_serve.engine.grammar_checker import GrammarChecker
 from mega_serve.engine.grammar_matcher import first_line, open_matcher, open_vocabulary
+from mega_serve.engine.json_whitespace import json_options
 from mega_serve.engine.requests import GrammarSpec
 from mega_serve.engine.structural_tags import write_structural_tag
 from mega_serve.engine.token_bytes import list_token_bytes
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
-    from llguidance._lib import JsonCompileOptions
 
 MAX_TEXT_BYTES: Final = 64 * 1024
-# between two tokens of JSON: without a bound a weak model fills its budget with blanks
-_BLANKS: Final = r"\n?[ \t]{0,16}"
 
 
 class GrammarError(Exception):
@@ -140,18 +138,10 @@ def _write_grammar(spec: GrammarSpec) -> str:
     except UnicodeEncodeError:
         raise _refuse(spec, "half of a surrogate pair") from None
     if size > MAX_TEXT_BYTES:
-        raise RequestError(spec.kind, "too long", found=f"{size} bytes", wanted=f"at most {MAX_TEXT_BYTES}")
+        raise RequestError(
+            spec.param or spec.kind, "too long", found=f"{size} bytes", wanted=f"at most {MAX_TEXT_BYTES}"
+        )
     return write(spec)
-
-
-def _json_options(schema: object) -> JsonCompileOptions:
-    """Return llguidance's options of JSON beside those of the schema's own "x-guidance".
-
-    A pattern of blanks would override the schema's `whitespace_flexible`.
-    """
-    own = schema.get("x-guidance") if isinstance(schema, dict) else None
-    has_no_blanks = isinstance(own, dict) and own.get("whitespace_flexible") is False
-    return {} if has_no_blanks else {"whitespace_pattern": _BLANKS}
 
 
 def _write_schema(spec: GrammarSpec) -> str:
@@ -162,7 +152,7 @@ def _write_schema(spec: GrammarSpec) -> str:
     except (ValueError, RecursionError):
         schema = None  # llguidance says what is wrong
     try:
-        return str(LLMatcher.grammar_from_json_schema(spec.text, defaults=_json_options(schema)))
+        return str(LLMatcher.grammar_from_json_schema(spec.text, defaults=json_options(schema)))
     except ValueError as error:
         raise _refuse(spec, first_line(str(error)), "a JSON schema") from None
 
@@ -170,7 +160,7 @@ def _write_schema(spec: GrammarSpec) -> str:
 def _write_json_object(spec: GrammarSpec) -> str:
     from llguidance import LLMatcher
 
-    return str(LLMatcher.grammar_from_json_schema('{"type": "object"}', defaults=_json_options({})))
+    return str(LLMatcher.grammar_from_json_schema('{"type": "object"}', defaults=json_options({})))
 
 
 def _write_regex(spec: GrammarSpec) -> str:
@@ -202,7 +192,7 @@ def _write_structural_tag(spec: GrammarSpec) -> str:
     from llguidance import LLMatcher
 
     try:
-        grammar = write_structural_tag(spec.text, _json_options)
+        grammar = write_structural_tag(spec.text, json_options)
     except ValueError as error:
         raise _refuse(spec, first_line(str(error)), "structures and triggers, as in vLLM") from None
     return str(LLMatcher.grammar_from_lark(grammar))
@@ -221,4 +211,5 @@ _WRITERS: Final[Mapping[str, Callable[[GrammarSpec], str]]] = MappingProxyType(
 
 
 def _refuse(spec: GrammarSpec, what: str, wanted: str = "") -> RequestError:
-    return RequestError(spec.kind, what, wanted=wanted) if wanted else RequestError(spec.kind, what)
+    param = spec.param or spec.kind
+    return RequestError(param, what, wanted=wanted) if wanted else RequestError(param, what)

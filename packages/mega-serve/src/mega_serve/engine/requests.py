@@ -7,7 +7,7 @@ Every value is plain data: numbers, strings, tuples. orjson writes these classes
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 # the error of a sequence whose request forbids every token that may come next
@@ -27,10 +27,12 @@ class GrammarSpec:
     Attributes:
         text: the JSON schema, regular expression or Lark grammar; for "choice" a JSON list of strings; for
             "structural_tag" a JSON object (see `structural_tags`); empty for "json_object".
+        param: the field of the request that has it, for errors; "" names the kind.
     """
 
     kind: GrammarKind
     text: str = ""
+    param: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

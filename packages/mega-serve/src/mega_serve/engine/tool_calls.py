@@ -14,6 +14,7 @@ from enum import Enum
 from typing import Any, Final
 
 from mega_schema.errors import RequestError
+from mega_serve.engine.json_whitespace import without_blanks
 from mega_serve.engine.requests import GrammarSpec
 
 MAX_CALLS: Final = 16
@@ -71,8 +72,7 @@ def tool_grammar(
     if definitions:
         schema["$defs"] = definitions
     # without blanks, which a weak model could repeat until the length limit
-    schema["x-guidance"] = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
-    return GrammarSpec(kind="json_schema", text=json.dumps(schema))
+    return GrammarSpec(kind="json_schema", text=json.dumps(without_blanks(schema)), param="tools")
 
 
 def _call_schema(index: int, function: Mapping[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:

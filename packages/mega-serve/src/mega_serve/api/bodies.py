@@ -14,6 +14,7 @@ from pydantic_core import ErrorDetails
 from starlette.requests import Request
 
 from mega_schema.errors import RequestError, escape_controls
+from mega_serve.api.body_errors import describe_error
 from mega_serve.http.errors import HttpError
 
 _TYPE_NAMES = frozenset({"str", "int", "float", "bool", "none", "dict", "any"})
@@ -122,39 +123,35 @@ def name_field(param: str) -> Iterator[None]:
 
 def refuse_body(error: ValidationError, model: type[Body]) -> HttpError:
     """Return the response to a body that pydantic refused: its first error, which names the field."""
-    details = error.errors(include_url=False, include_context=False)
+    details = error.errors(include_url=False)
     unknown = next((detail for detail in details if detail["type"] == "extra_forbidden"), None)
     detail = unknown or details[0]
     if detail["type"] == "json_invalid":
         message = detail["msg"].removeprefix("Invalid JSON: ")
         return HttpError(400, f"the body is not JSON: {message}", code="invalid_json")
-    *parents, last = detail["loc"] or ("body",)
-    # an unknown field may have the name of a branch; the last part of its location is the field
-    is_field = detail["type"] in ("extra_forbidden", "missing")
-    path = [part for part in parents if isinstance(part, int) or not _is_branch(part)]
-    if detail["loc"] and (is_field or isinstance(last, int) or not _is_branch(last)):
-        path.append(last)
+    path = _field_path(detail)
     param = ".".join(printable(str(part)) for part in path) or None
     if detail["type"] == "extra_forbidden":
         known = list(_names_at(model, path[:-1]))
         parent = "".join(f"{part}." for part in path[:-1])
         message = parent + unknown_field_message(str(path[-1]), known, model.other_names)
         return HttpError(400, message, param=param, code="unknown_parameter")
-    code = "missing" if detail["type"] == "missing" else "invalid_value"
-    return HttpError(400, f"{param or 'body'}: {_describe(detail)}", param=param, code=code)
-
-
-def _describe(detail: ErrorDetails) -> str:
     if detail["type"] == "missing":
-        return "missing"
-    message = detail["msg"].removeprefix("Value error, ")
-    message = message[0].lower() + message[1:]
-    value = detail["input"]
-    # the rest of what a client sends may be long, or private
-    if value is None or isinstance(value, bool | int | float):
-        text = str(value) if not isinstance(value, int) or abs(value) < 1 << 64 else "a number above 64 bits"
-        return f"{message}: found {text}"
-    return f"{message}: found {'an object' if isinstance(value, dict) else 'a ' + type(value).__name__}"
+        return HttpError(400, f"{param or 'body'}: missing", param=param, code="missing")
+    others = [other for other in details if other is not detail and _field_path(other) == path]
+    what = describe_error(detail, path, others)
+    return HttpError(400, f"{param or 'body'}: {what}", param=param, code="invalid_value")
+
+
+def _field_path(detail: ErrorDetails) -> list[int | str]:
+    """Return the path of an error's field, without the branches of unions."""
+    *parents, last = detail["loc"] or ("body",)
+    # an unknown field may have the name of a branch; the last part of its location is the field
+    is_field = detail["type"] in ("extra_forbidden", "missing")
+    path = [part for part in parents if isinstance(part, int) or not _is_branch(part)]
+    if detail["loc"] and (is_field or isinstance(last, int) or not _is_branch(last)):
+        path.append(last)
+    return path
 
 
 def _is_branch(part: str) -> bool:

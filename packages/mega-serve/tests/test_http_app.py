@@ -396,7 +396,10 @@ def test_a_key_above_its_rate_gets_429_and_other_keys_do_not() -> None:
     assert [post_echo(app, headers=AUTHORIZATION).status_code for _ in range(3)] == [200, 200, 429]
     response = post_echo(app, headers=AUTHORIZATION)
     assert response.headers["retry-after"] == "30"
-    assert response.json()["error"]["code"] == "rate_limit_exceeded"
+    error = response.json()["error"]
+    assert error["code"] == "rate_limit_exceeded"
+    limit = "the API key's rate limit of requests is reached: found none left, wanted at most 2 a minute"
+    assert error["message"] == f"{limit}; hint: try again in 30 s"
     assert post_echo(app, headers={"Authorization": f"Bearer {BOB}"}).status_code == 200
     now[0] = 30.0
     assert post_echo(app, headers=AUTHORIZATION).status_code == 200
@@ -408,6 +411,10 @@ def test_tokens_count_against_the_rate() -> None:
     assert post_echo(app, "A" * 88, headers=AUTHORIZATION).status_code == 200
     response = post_echo(app, headers=AUTHORIZATION)
     assert response.status_code == 429
+    limit = (
+        "the API key's rate limit of tokens is reached: found 30 above it, wanted at most 60 tokens a minute"
+    )
+    assert response.json()["error"]["message"] == f"{limit}; hint: try again in 31 s"
     assert response.headers["retry-after"] == "31"  # 88 of the prompt and 2 generated, at one a second
 
 

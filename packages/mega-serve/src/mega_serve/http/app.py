@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -118,10 +119,12 @@ def _build_admission(
             raise HttpError(
                 503, "the server is stopping", type=SERVER_ERROR, code="shutting_down", headers=headers
             )
-        seconds = rates.admit(account.key_id, clock())
+        now = clock()
+        seconds = rates.admit(account.key_id, now)
         if seconds:
             account.rejection = "rate_limit"
-            message = "the API key's rate limit is reached"
+            message = rates.describe(account.key_id, now)
+            message += f"; hint: try again in {math.ceil(seconds)} s"
             raise HttpError(
                 429,
                 message,

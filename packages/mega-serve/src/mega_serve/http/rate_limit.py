@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -69,6 +70,21 @@ class RateLimiter:
         if seconds == 0.0 and requests:
             requests.debit(1.0, now)
         return seconds
+
+    def describe(self, key_id: str, now: float) -> str:
+        """Return which limit a refused request is above, and by how much."""
+        limits = self._limits
+        requests = _bucket_of(self._requests, key_id, limits.requests_per_minute, now)
+        tokens = _bucket_of(self._tokens, key_id, limits.tokens_per_minute, now)
+        owner = "the API key's" if key_id else "the server's"
+        request_seconds = requests.wait_seconds(1.0, now) if requests else 0.0
+        token_seconds = tokens.wait_seconds(1.0, now) if tokens else 0.0
+        if tokens and token_seconds >= request_seconds:
+            debt = max(0, -math.floor(tokens.level(now)))
+            limit = f"{limits.tokens_per_minute:,} tokens a minute"
+            return f"{owner} rate limit of tokens is reached: found {debt:,} above it, wanted at most {limit}"
+        limit = f"{limits.requests_per_minute:,} a minute"
+        return f"{owner} rate limit of requests is reached: found none left, wanted at most {limit}"
 
     def debit_tokens(self, key_id: str, tokens: int, now: float) -> None:
         """Count tokens that were processed for the key."""

@@ -39,7 +39,10 @@ def test_help_needs_no_numpy_and_nothing_here_needs_torch() -> None:
         ),
         (("inspect", "."), "error: .: contains no finished checkpoint: found no checkpoint"),
         (("reshard", "--load", "nowhere", "--save", "new"), "error: nowhere: no such folder"),
-        (("reshard", "--load", "a", "--save", "b", "--tp", "0"), "error: --tp: 0 is not in the range"),
+        (
+            ("reshard", "--load", "a", "--save", "b", "--tp", "0"),
+            "error: --tp: out of range: found 0, wanted at least 1",
+        ),
         (
             ("convert", "--from", "hf", "--to", "mega", "--load", "x", "--save", "y"),
             "error: x: no such file or folder; hint: ls .\n",

@@ -89,7 +89,7 @@ def _leave(*words: str) -> int | str | None:
             ("print-number", "--number", "x"),
             2,
             "",
-            "error: --number: 'x' is not a valid integer.\n",
+            "error: --number: wrong type: found x, wanted an integer\n",
         ),
     ],
 )
@@ -123,7 +123,7 @@ def test_a_word_that_click_does_not_know_is_one_line(capsys: pytest.CaptureFixtu
     ("words", "message"),
     [
         (("print-number", "--number"), "error: --number: needs a value\n"),
-        (("print-number", "extra"), "error: Got unexpected extra argument (extra)\n"),
+        (("print-number", "extra"), "error: extra: unexpected argument; hint: --help lists the arguments\n"),
         (("copy", "x"), "error: --to: missing; hint: add --to ...\n"),
     ],
 )
@@ -161,3 +161,30 @@ def test_a_reader_that_goes_away_is_no_error(lines: int) -> None:
         child.stdin.flush()
         assert child.stderr.read() == ""
         assert child.wait() == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "message"),
+    [
+        (click.Choice(["a", "b"]), "c", "unknown value: found c, wanted a | b"),
+        (click.IntRange(0, 65535), "70000", "out of range: found 70000, wanted 0 to 65535"),
+        (click.IntRange(0, 65535), "abc", "wrong type: found abc, wanted an integer"),
+        (click.IntRange(1), "0", "out of range: found 0, wanted at least 1"),
+        (click.FloatRange(0, min_open=True), "0", "out of range: found 0.0, wanted above 0"),
+        (
+            click.FloatRange(0, 1, min_open=True),
+            "-1",
+            "out of range: found -1.0, wanted above 0 and at most 1",
+        ),
+        (click.FloatRange(max=5), "x", "wrong type: found x, wanted a number"),
+        (click.Path(exists=True, dir_okay=False), "no.txt", "no such file: found no.txt"),
+        (click.Path(exists=True, file_okay=False), "no", "no such folder: found no"),
+    ],
+)
+def test_clicks_messages_have_the_value_found_and_the_value_wanted(
+    kind: click.ParamType, value: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = click.Command("f", params=[click.Option(["--value"], type=kind)])
+    with pytest.raises(SystemExit):
+        run_command(command, ["--value", value])
+    assert capsys.readouterr().err == f"error: --value: {message}\n"

@@ -397,8 +397,8 @@ def test_structured_outputs_reach_the_engine(empty: ApiContext) -> None:
     assert (request.params.grammar.kind, request.params.grammar.text) == ("choice", '["x", "y"]')
     assert error_of(empty, prompts=["a"], structured_outputs={"regex": "("})[0] == "structured_outputs.regex"
     unknown = "structured_outputs.regexp: unknown field; hint: did you mean regex?"
-    found = error_of(empty, prompts=["a"], structured_outputs={"regexp": "a"})
-    assert found == ("structured_outputs.regexp", unknown)
+    error = error_of(empty, prompts=["a"], structured_outputs={"regexp": "a"})
+    assert error == ("structured_outputs.regexp", unknown)
     assert error_of(empty, prompts=["a"], structured_outputs={})[0] == "structured_outputs"
 
 

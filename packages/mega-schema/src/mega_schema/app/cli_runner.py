@@ -16,6 +16,7 @@ from typing import NoReturn
 
 import click
 
+from mega_schema.app.click_messages import rephrase_usage, rephrase_value
 from mega_schema.errors import MegaError
 
 MISTAKE = 2
@@ -82,7 +83,7 @@ def run_command(command: click.Command, argv: Sequence[str] | None = None) -> No
 
 def _format_click_error(error: click.ClickException) -> str:
     """Format click's message as one line that begins with the flag, like all messages of this toolkit."""
-    text = error.format_message()
+    text = rephrase_usage(error.format_message())
     match error:
         case click.NoSuchOption(option_name=flag, possibilities=near):
             close = get_close_matches(flag, near or (), 1)
@@ -97,7 +98,7 @@ def _format_click_error(error: click.ClickException) -> str:
                 usage = " ".join(context.command.collect_usage_pieces(context))
                 text += f"; hint: {context.command_path} {usage}"
         case click.BadParameter(param=click.Parameter() as parameter):
-            text = f"{_flag_of(parameter)}: {error.message}"
+            text = f"{_flag_of(parameter)}: {rephrase_value(error.message)}"
     return " ".join(text.split())
 
 

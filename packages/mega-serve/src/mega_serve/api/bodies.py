@@ -138,8 +138,8 @@ def refuse_body(error: ValidationError, model: type[Body]) -> HttpError:
         return HttpError(400, message, param=param, code="unknown_parameter")
     if detail["type"] == "missing":
         return HttpError(400, f"{param or 'body'}: missing", param=param, code="missing")
-    others = [other for other in details if other is not detail and _field_path(other) == path]
-    what = describe_error(detail, path, others)
+    branch_errors = [branch for branch in details if branch is not detail and _field_path(branch) == path]
+    what = describe_error(detail, path, branch_errors)
     return HttpError(400, f"{param or 'body'}: {what}", param=param, code="invalid_value")
 
 

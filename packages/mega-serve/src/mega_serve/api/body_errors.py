@@ -43,17 +43,21 @@ _MAX_SHOWN_CHARS: Final = 40
 _TEXT_FIELDS: Final = frozenset({"prompt", "prompts", "input", "messages", "instructions", "suffix"})
 
 
-def describe_error(detail: ErrorDetails, path: Sequence[int | str], others: Iterable[ErrorDetails]) -> str:
+def describe_error(
+    detail: ErrorDetails, path: Sequence[int | str], branch_errors: Iterable[ErrorDetails]
+) -> str:
     """Return what is wrong with a field, without its name. No text that a model would read is quoted.
 
     Args:
         path: of the field, without branches of unions.
-        others: the errors of the same field in the other branches of its union.
+        branch_errors: the errors of the same field in the other branches of its union.
     """
     kind, value, context = detail["type"], detail["input"], detail.get("ctx", {})
     if kind in _WANTED_TYPES:
         wanted = dict.fromkeys(
-            _WANTED_TYPES[other["type"]] for other in (detail, *others) if other["type"] in _WANTED_TYPES
+            _WANTED_TYPES[error["type"]]
+            for error in (detail, *branch_errors)
+            if error["type"] in _WANTED_TYPES
         )
         return f"wrong type: found {_show(value, detail, path)}, wanted {' or '.join(wanted)}"
     if kind == "literal_error":

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import html
 import json
+import re
+import shlex
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
@@ -18,9 +21,11 @@ from mega_schema.checkpoint.reader import Checkpoint
 from mega_schema.tokenizer.tokenizer import Tokenizer
 from mega_serve.api import sse
 from mega_serve.api.context import ApiContext
+from mega_serve.api.openai_completions import CompletionBody
 from mega_serve.engine.interfaces import EngineDeadError, EngineOverloadedError
 from mega_serve.engine.requests import EngineRequest, SequenceOutput, TokenLogprob
 from mega_serve.http.limits import Limits
+from mega_serve.http.openapi_page import render_page
 from tests.api_app import build_app, send
 from tests.engine_clients import NaiveEngineClient, RecordingClient, ScriptedEngineClient
 
@@ -745,6 +750,26 @@ def test_the_schema_describes_every_route_with_examples(scripted_app: Any) -> No
         assert content["schema"]["additionalProperties"] is False
         assert content["examples"]
     assert "$ref" not in json.dumps([operation["requestBody"] for operation in posts])
+
+
+def test_the_documentation_page_has_every_field_and_commands_that_parse(scripted_app: Any) -> None:
+    page = html.unescape(render_page(scripted_app.openapi())[0])
+    for name in CompletionBody.model_fields:
+        assert f"<code>{name}</code>" in page
+    for name in ("stream_options.include_usage", "structured_outputs.regex", "messages[].role", "beam_width"):
+        assert f"<code>{name}</code>" in page
+    assert "list (1 to 32 items) of string (1 to 256 characters)" in page
+    assert '<h2 id="put-api"><code>PUT, POST /api</code>' in page
+    assert page.count("Once upon a time") == len(set(re.findall("<pre>[^<]*Once upon a time[^<]*", page)))
+    commands = re.findall("<pre>(curl [^<]*)</pre>", page)
+    assert len(commands) > 12
+    for command in commands:
+        words = shlex.split(command)
+        assert isinstance(json.loads(words[-1]), dict)
+        path = next(word for word in words if word.startswith("HOST:PORT")).removeprefix("HOST:PORT")
+        assert path in scripted_app.openapi()["paths"]
+    targets = set(re.findall('id="([^"]+)"', page))
+    assert set(re.findall('href="#([^"]+)"', page)) == targets
 
 
 def test_requests_of_one_completion_have_their_own_ids_and_seeds(scripted_context: ApiContext) -> None:

@@ -183,14 +183,14 @@ class SamplingFields(RequestFields):
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]] | None = None
     allowed_token_ids: Annotated[list[TokenId], Field(min_length=1)] | None = None
     bad_words: list[ShortText] | None = None
-    stop: str | list[str] | None = Field(None, description="Texts that end the generation.")
+    stop: str | list[str] | None = Field(default=None, description="Texts that end the generation.")
     stop_token_ids: Annotated[list[TokenId], Field(max_length=128)] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: SkipSpecialTokens | None = None
     truncate_prompt_tokens: TruncatedTokens | None = None
     return_token_ids: bool | None = None
-    ignore_eos: bool | None = Field(None, description="Do not stop at end-of-document.")
-    min_tokens: TokenCount | None = Field(None, description="No end before these.")
+    ignore_eos: bool | None = Field(default=None, description="Do not stop at end-of-document.")
+    min_tokens: TokenCount | None = Field(default=None, description="No end before these.")
     seed: Annotated[int, Field(ge=-(2**63), le=2**64 - 1)] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
     stream: bool | None = None

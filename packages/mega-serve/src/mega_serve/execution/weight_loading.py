@@ -34,6 +34,7 @@ from mega_serve.execution.packed_weights import (
     pack_layer,
 )
 
+_RATIO_BYTES = 100_000_000  # below, building the model takes longer than reading its weights
 ReadRaw = Callable[[str, Slab], Tensor]
 
 
@@ -54,11 +55,11 @@ class LoadReport:
     verify_seconds: float | None = None
 
     def __str__(self) -> str:
-        ratio = self.seconds / self.read_seconds if self.read_seconds else 1.0
-        line = (
-            f"{self.bytes / 1e6:,.0f} MB of weights ready in {self.seconds:.2f} s, "
-            f"{ratio:.2f} times the {self.read_seconds:.2f} s of reading them"
-        )
+        megabytes = self.bytes / 1e6
+        line = f"{megabytes:,.{0 if megabytes >= 10 else 1}f} MB of weights ready in {self.seconds:.2f} s"
+        if self.bytes >= _RATIO_BYTES:
+            ratio = self.seconds / self.read_seconds if self.read_seconds else 1.0
+            line += f", {ratio:.2f} times the {self.read_seconds:.2f} s of reading them"
         if self.verify_seconds is None:
             return line
         return f"{line}; checksums verified in {self.verify_seconds:.2f} s"

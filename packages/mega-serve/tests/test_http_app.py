@@ -499,6 +499,36 @@ def test_a_signal_before_the_port_is_open_ends_the_server_in_order(
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
+class _RestartedClient:
+    """An engine that is ready, dies, is ready again, and dies for good."""
+
+    def __init__(self) -> None:
+        self.failure, self.is_refused, self.model = "killed", False, "model"
+        self.statuses = ["loading", "ready", "loading", "ready", "dead"]
+
+    async def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def wait_status(self, *statuses: str) -> str:
+        while self.statuses[0] not in statuses:
+            del self.statuses[0]
+            await asyncio.sleep(0)
+        return self.statuses[0]
+
+
+def test_ready_is_reported_again_after_the_engine_was_restarted() -> None:
+    reports: list[Any] = []
+
+    async def scenario() -> int:
+        server = Server(create_echo_app(FakeClient(), ServerConfig()), Limits(), on_ready=lambda: None)
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            return await serve_engine(_RestartedClient(), server, listener, reports.append)  # type: ignore[arg-type]
+
+    assert asyncio.run(scenario()) == 1
+    assert reports == ["model", "model"]
+
+
 def test_ctrl_c_during_the_imports_starts_no_engine(caplog: pytest.LogCaptureFixture) -> None:
     client = EngineProcessClient(echo_settings({}))
 

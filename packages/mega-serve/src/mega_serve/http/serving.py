@@ -25,7 +25,7 @@ async def serve_engine(
 
     Args:
         listener: a bound socket. It accepts connections at once; requests get 503 until the model is loaded.
-        on_loaded: called when the engine is ready for the first time.
+        on_loaded: called when the engine is ready, again after each restart.
 
     Raises:
         ConfigError: the engine's factory refused its options.
@@ -57,8 +57,8 @@ class EngineRefusedError(ConfigError):
 async def _watch_engine(
     client: EngineProcessClient, server: Server, on_loaded: Callable[[ModelInfo], None]
 ) -> None:
-    """Report the first start; stop the server when the engine is dead for good."""
-    if await client.wait_status("ready", "dead") == "ready":
+    """Report each start of the engine; stop the server when it is dead for good."""
+    while await client.wait_status("ready", "dead") == "ready":
         on_loaded(client.model)
-        await client.wait_status("dead")
+        await client.wait_status("loading", "dead")
     server.stop()

@@ -15,7 +15,7 @@ from mega_schema.checkpoint.checkpoint_dir import FORMAT, LATEST, iterations
 from mega_schema.checkpoint.reader import Checkpoint
 from mega_schema.checkpoint.side_files import rewrite_checksums
 from mega_schema.checkpoint.tracker import latest_checkpoint, latest_iteration
-from mega_schema.errors import ConfigError, FormatError
+from mega_schema.errors import ConfigError, CorruptFileError, FormatError
 from mega_schema.spec import ModelSpec
 from mega_schema.tokenizer.tokenizer import open_tokenizer
 
@@ -174,6 +174,23 @@ def test_an_edit_is_found_and_accepted_when_it_was_meant(
     assert f"{folder}: accepted: {name}\n{folder}: sound" in mega("verify", run, "--accept").output
     assert "sound" in mega("verify", run).output
     assert f"{folder}: accepted: nothing had changed" in mega("verify", run, "--accept").output
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "tokenizer/identity.json", "run.toml"])
+@pytest.mark.parametrize("content", [b"", b"[1, "])
+def test_a_file_that_cannot_be_read_is_not_hinted_to_be_accepted(
+    run_folder: Any, small_gpt: ModelSpec, name: str, content: bytes
+) -> None:
+    folder = latest_checkpoint(run_folder(small_gpt))
+    (folder / name).write_bytes(content)
+    with pytest.raises(CorruptFileError) as caught:
+        Checkpoint.open(folder)
+    if content and name == "run.toml":
+        assert caught.value.hint.startswith("if the edit was meant: ")
+    else:
+        what = "is not JSON" if content else "is empty"
+        wanted = f"{name} {what}: restore it, or load another iteration: --load RUN/iter_NNNNNNN"
+        assert caught.value.hint == wanted
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,12 @@ def accept_edits(path: Path) -> list[str]:
         manifest = json.loads(before)
         recorded = dict(manifest.get("side_files", {}))
     except (ValueError, RecursionError, TypeError, AttributeError) as error:
-        raise CorruptFileError(folder / MANIFEST, "is not a manifest", found=error) from error
+        raise CorruptFileError(
+            folder / MANIFEST,
+            "is not a manifest",
+            found=error,
+            hint="restore the file, or use another iteration",
+        ) from error
     side_files = describe_side_files(folder)
     changed = sorted(name for name in {*side_files, *recorded} if side_files.get(name) != recorded.get(name))
     digest = folder / DIGEST

@@ -57,7 +57,7 @@ def check_side_files(folder: Path, recorded: Mapping[str, Mapping[str, Any]]) ->
                 f"differs from what was written: {word}",
                 found=actual[word],
                 wanted=wanted.get(word),
-                hint=_accept_hint(folder),
+                hint=_edit_hint(folder, name, content),
             )
     for name in (TRAINER, *_list_side_files(folder)):
         if name not in recorded:
@@ -85,7 +85,7 @@ def check_manifest(folder: Path, content: bytes) -> bool:
             "differs from what was written: sha256",
             found=hashlib.sha256(content).hexdigest(),
             wanted=recorded[:64].decode("ascii", "replace"),
-            hint=_accept_hint(folder),
+            hint=_edit_hint(folder, MANIFEST, content),
         )
     return True
 
@@ -168,6 +168,18 @@ def _is_side_file(name: str) -> bool:
     parts = PurePosixPath(name).parts
     inside = len(parts) > 1 and parts[0] == TOKENIZER and ".." not in parts
     return name in (TRAINER, RUN_CONFIG) or inside
+
+
+def _edit_hint(folder: Path, name: str, content: bytes) -> str:
+    """Return what to do about a changed file: an edit can be accepted if the file is still readable."""
+    if not content:
+        return f"{name} is empty: restore it, or {OTHER_ITERATION}"
+    try:
+        if name.endswith(".json"):
+            json.loads(content)
+    except (ValueError, RecursionError):
+        return f"{name} is not JSON: restore it, or {OTHER_ITERATION}"
+    return _accept_hint(folder)
 
 
 def _accept_hint(folder: Path) -> str:

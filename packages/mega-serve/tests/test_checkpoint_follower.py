@@ -71,7 +71,7 @@ def test_damaged_weights_are_reported_and_read_once(run: Run, caplog: pytest.Log
     assert [run.poll() for _ in range(3)] == [None] * 3
     assert run.loads == [9]
     (message,) = caplog.messages
-    assert message.startswith(f"iteration 7 is served further: {weights}: model ")
+    assert message.startswith(f"iteration 7 is still served: {weights}: model ")
     assert "values are not those that were written" in message
     weights.write_bytes(sound)  # copied again
     assert run.poll() == 9

@@ -617,7 +617,9 @@ def test_paths_of_clients_do_not_become_labels() -> None:
 
 def test_load_and_version_answer() -> None:
     app = create_echo_app(FakeClient(), ServerConfig())
-    assert send(app, "GET", "/load").json()["running"] == 2
+    load = send(app, "GET", "/load").json()
+    assert load["running"] == 2
+    assert "last_step" not in load
     assert set(send(app, "GET", "/version").json()) == {"version"}
 
 

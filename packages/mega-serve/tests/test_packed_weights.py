@@ -13,7 +13,7 @@ from mega_model.attention_backends import PackedAttention
 from mega_model.build import load_model
 from mega_model.kernels.numba import NumbaKernels, load_kernels
 from mega_model.runtime import Runtime
-from mega_schema.app.kernel_cache import check_private_folder
+from mega_schema.app.kernel_cache import check_private_folder, has_compiled_kernels
 from mega_schema.checkpoint.reader import Checkpoint
 from mega_schema.errors import ConfigError, CorruptFileError
 from mega_serve.engine.interfaces import Chunk
@@ -147,6 +147,14 @@ def test_the_time_to_ready_is_compared_with_reading_where_reading_counts(
     report: LoadReport, line: str
 ) -> None:
     assert str(report) == line
+
+
+def test_a_cache_of_kernels_is_empty_until_numba_has_written_an_index(tmp_path: Path) -> None:
+    assert not has_compiled_kernels(tmp_path / "missing")
+    (tmp_path / "kernels_1").mkdir()
+    assert not has_compiled_kernels(tmp_path)
+    (tmp_path / "kernels_1/products.f-1.py311.nbi").touch()
+    assert has_compiled_kernels(tmp_path)
 
 
 def test_a_flipped_bit_in_the_weights_is_refused_unless_verifying_is_off(

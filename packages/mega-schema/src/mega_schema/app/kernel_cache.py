@@ -32,6 +32,15 @@ def default_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mega" / "numba"
 
 
+def has_compiled_kernels(folder: Path | None = None) -> bool:
+    """Whether the folder holds compiled kernels: without any, the first use of each takes seconds.
+
+    Args:
+        folder: None takes `default_cache()`.
+    """
+    return any((folder or default_cache()).glob("*/*.nbi"))  # numba's indices, in a folder for each module
+
+
 def check_private_folder(folder: Path) -> None:
     """Create a folder that only this user can use, or check that it is one.
 

@@ -92,7 +92,11 @@ _POSITIVE: Final = click.FloatRange(min=0, min_open=True)
     type=_COUNT,
     help="Output tokens.  [default: those of the answer in the conversation]",
 )
-@_dataset("--vocab-size", type=_COUNT, help="Ids of random prompts are below this.  [default: the server's]")
+@_dataset(
+    "--vocab-size",
+    type=_COUNT,
+    help="Upper bound of the token ids in random prompts.  [default: the server's]",
+)
 @_dataset("--disable-shuffle", is_flag=True, help="Read a file in its order.")
 @_dataset("--no-oversample", is_flag=True, help="Do not repeat prompts of a file that has too few.")
 @_traffic(

@@ -96,7 +96,11 @@ _OPTIONS: Final = (
         "--top_k", "--top-k", type=click.IntRange(min=0), default=0, help="Sample from K tokens; 0: all."
     ),
     _samples(
-        "--top_p", "--top-p", type=click.FloatRange(0, 1), default=0.0, help="Sample from this mass; 0: all."
+        "--top_p",
+        "--top-p",
+        type=click.FloatRange(0, 1),
+        default=0.0,
+        help="Sample from the most probable tokens up to this probability; 0: from all.",
     ),
     _samples("--seed", type=click.IntRange(min=0), default=1234, show_default=True, help="Seed."),
     _samples(

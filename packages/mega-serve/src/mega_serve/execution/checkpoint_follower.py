@@ -123,7 +123,7 @@ class CheckpointFollower(Generic[LoadedT]):
         problem = (self._find_iteration(), what)
         if problem not in self._reported:
             self._reported.add(problem)
-            logger.warning("iteration %d is served further: %s", self._iteration, line)
+            logger.warning("iteration %d is still served: %s", self._iteration, line)
 
     def _find_iteration(self) -> int | None:
         """Return the iteration that the run names as its latest; None if it names none."""

@@ -23,6 +23,7 @@ from mega_model.kernels import REFERENCE
 from mega_model.kernels.dispatch import choose_kernels
 from mega_model.kernels.numba import has_numba, load_kernels
 from mega_model.runtime import Runtime
+from mega_schema.app.kernel_cache import has_compiled_kernels
 from mega_schema.checkpoint.checkpoint_dir import MANIFEST
 from mega_schema.checkpoint.checkpoint_tokenizer import open_checkpoint_tokenizer
 from mega_schema.checkpoint.reader import Checkpoint
@@ -340,6 +341,8 @@ def _load_model(options: EngineOptions, mesh: Mesh, checkpoint: Checkpoint) -> D
     kernels = choose_kernels("auto", mesh.device).kernels if mesh.device.type == "cuda" else REFERENCE
     rt = Runtime.from_mesh(mesh, checkpoint.spec, dtype=compute_dtype(options.dtype), kernels=kernels)
     takes_kernels = mesh.device.type == "cpu" and has_numba() and options.attention != "torch"
+    if takes_kernels and mesh.rank == 0 and not has_compiled_kernels():
+        logger.info("compiles the kernels for this CPU, once, for about a minute")
     model, report = load_weights(
         checkpoint,
         rt,

@@ -58,7 +58,9 @@ def build_load_router(client: EngineClient, lifecycle: Lifecycle) -> APIRouter:
 
     @router.get("/load", summary="Requests in progress and the engine's load")
     async def get_load() -> Response:
-        return JSONResponse({"server_load": lifecycle.active_requests, **asdict(client.stats)})
+        load = {"server_load": lifecycle.active_requests, **asdict(client.stats)}
+        del load["last_step"]  # by the clock of the engine process: it tells clients nothing
+        return JSONResponse(load)
 
     @router.get("/version", summary="The version of mega-serve")
     async def get_version() -> Response:

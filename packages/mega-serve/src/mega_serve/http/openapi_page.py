@@ -32,6 +32,7 @@ def render_page(schema: Mapping[str, Any]) -> tuple[str, str]:
         for path, item in schema["paths"].items()
         for methods, operation in _group_methods(item)
     ]
+    operations.sort(key=lambda operation: "Server" in operation[2].get("tags", ()))  # probes and metrics last
     links = [
         f'<li><a href="#{_anchor(methods, path)}"><code>{", ".join(methods)} {escape(path)}</code></a> '
         f"{escape(operation.get('summary', ''))}</li>"

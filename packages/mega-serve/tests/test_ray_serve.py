@@ -82,8 +82,8 @@ def test_arguments_are_options_of_the_command() -> None:
         ({"load": "run", "layers": "2"}, "layers: no such argument of a replica: found 2; hint: mega-serve"),
         ({"load": "run", "port": "80"}, "port: no such argument of a replica: found 80"),
         ({"load": "run", "lenient": "1"}, "lenient: is a switch: found 1, wanted true | false"),
-        ({"load": "run", "tp": "two"}, "mega-serve: Invalid value for '--tp': 'two' is not a valid integer"),
-        ({}, "mega-serve: Missing option '--load'"),
+        ({"load": "run", "tp": "two"}, "--tp: wrong type: found two, wanted an integer"),
+        ({}, "--load: missing; hint: add --load ..."),
     ],
 )
 def test_a_wrong_argument_is_one_line(arguments: dict[str, str], message: str) -> None:

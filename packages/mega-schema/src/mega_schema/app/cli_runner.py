@@ -57,7 +57,7 @@ def run_command(command: click.Command, argv: Sequence[str] | None = None) -> No
     except click.exceptions.NoArgsIsHelpError as error:
         _exit_with(error.format_message())
     except click.ClickException as error:
-        _exit_with(f"error: {_format_click_error(error)}")
+        _exit_with(f"error: {format_click_error(error)}")
     except MegaError as error:
         _exit_with(f"error: {error}")
     except (KeyboardInterrupt, click.Abort) as error:
@@ -81,7 +81,7 @@ def run_command(command: click.Command, argv: Sequence[str] | None = None) -> No
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _format_click_error(error: click.ClickException) -> str:
+def format_click_error(error: click.ClickException) -> str:
     """Format click's message as one line that begins with the flag, like all messages of this toolkit."""
     text = rephrase_usage(error.format_message())
     match error:

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from mega_schema.app.cli_runner import format_click_error
 from mega_schema.errors import ConfigError
 from mega_serve.commands.serve import serve
 
@@ -45,4 +46,5 @@ def parse_arguments(args: Mapping[str, str]) -> dict[str, Any]:
     try:
         return serve.make_context("mega-serve", words).params
     except click.UsageError as error:
-        raise ConfigError("mega-serve", " ".join(error.format_message().split())) from None
+        flag, _, what = format_click_error(error).partition(": ")
+        raise ConfigError(flag, what) from None

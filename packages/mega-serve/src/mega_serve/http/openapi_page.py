@@ -19,6 +19,7 @@ _STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
     ":root{color-scheme:light dark}"
     "pre{overflow:auto;padding:.75rem;border:1px solid #8888}code,pre{font-size:.9rem}h2{margin-top:2.5rem}"
+    "h2 code{font-size:1.3rem}"
     "div{overflow:auto}table{border-collapse:collapse;font-size:.9rem}"
     "td,th{border:1px solid #8888;padding:.2rem .5rem;text-align:left;vertical-align:top}"
 )
@@ -81,13 +82,13 @@ def _render_operation(methods: Sequence[str], path: str, operation: Mapping[str,
     for media_type, content in operation.get("requestBody", {}).get("content", {}).items():
         for name, example in _examples(content).items():
             command = _curl(methods[0], path, media_type, example)
-            parts.append(f"<h3>{escape(name)}</h3><pre>{escape(command)}</pre>")
+            parts.append(f"<h3>Example: {escape(name)}</h3><pre>{escape(command)}</pre>")
         rows = "".join(
             f"<tr><td><code>{escape(row.name)}</code><td>{escape(row.type)}<td>{escape(row.default)}"
             f"<td>{escape(row.description)}"
             for row in list_fields(content.get("schema", {}))
         )
-        head = "<tr><th>field<th>type<th>default<th>"
+        head = "<tr><th>field<th>type<th>default<th>description"
         parts.append(f"<h3>Fields</h3><div><table>{head}{rows}</table></div>" if rows else "")
     return "".join(parts)
 

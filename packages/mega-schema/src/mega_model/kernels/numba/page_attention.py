@@ -141,6 +141,21 @@ def _row_start(array, token, head):
 
 
 @njit(nogil=True, cache=True)
+def _find_blocks(keys, values, head, pages, first, blocks, key_starts, value_starts):
+    """Set the first elements of a key head's blocks of keys and of values, from block `first` of a sequence.
+
+    Args:
+        pages: of the sequence, in its order; others may follow.
+    """
+    of_page = keys.shape[2]
+    for b in range(blocks):
+        page = pages[(first + b) // of_page]
+        block = (page * keys.shape[1] + head) * of_page + (first + b) % of_page
+        key_starts[b] = block * keys.shape[3] * LANES
+        value_starts[b] = block * LANES * values.shape[4]
+
+
+@njit(nogil=True, cache=True)
 def attend_tile(q, keys, values, out, task, chunk_C4, pages, window, slopes, scale, scratch):
     """Compute attention of the rows of one tile."""
     tile_q, scores, tile_out, key_starts, value_starts = scratch
@@ -154,11 +169,7 @@ def attend_tile(q, keys, values, out, task, chunk_C4, pages, window, slopes, sca
     last = start + (begin + rows - 1) // group
     first_block = 0 if window == 0 else max(0, start + begin // group + 1 - window) // LANES
     blocks = last // LANES + 1 - first_block
-    for b in range(blocks):
-        page = pages[table + (first_block + b) // blocks_of_page]
-        block = (page * keys.shape[1] + key_head) * blocks_of_page + (first_block + b) % blocks_of_page
-        key_starts[b] = block * width * LANES
-        value_starts[b] = block * LANES * tile_out.shape[1]
+    _find_blocks(keys, values, key_head, pages[table:], first_block, blocks, key_starts, value_starts)
     for r in range(rows):
         token, head = first_token + (begin + r) // group, key_head * group + (begin + r) % group
         scale_row(q, _row_start(q, token, head), tile_q, r * width, width, scale)
@@ -197,7 +208,7 @@ def _sequence_scores(q, keys, starts, blocks, head_step, heads, group, scores):
                 if head + _HEADS_AHEAD < heads:
                     prefetch(keys, places[i] + _HEADS_AHEAD * head_step, LANES * width)
                 elif first + 4 + i < blocks:
-                    ahead = head + _HEADS_AHEAD - heads
+                    ahead = min(head + _HEADS_AHEAD - heads, heads - 1)
                     prefetch(keys, starts[first + 4 + i] + ahead * head_step, LANES * width)
             for r in range(head * group, (head + 1) * group):
                 place = r * step + first * LANES
@@ -223,7 +234,7 @@ def _add_sequence_values(scores, values, starts, count, head_step, heads, group,
             if head + _HEADS_AHEAD < heads:
                 prefetch(values, start + _HEADS_AHEAD * head_step, LANES * width)
             elif first + LANES < count:
-                ahead = head + _HEADS_AHEAD - heads
+                ahead = min(head + _HEADS_AHEAD - heads, heads - 1)
                 prefetch(values, starts[block + 1] + ahead * head_step, LANES * width)
             for r in range(head * group, (head + 1) * group):
                 weights = r * step + first
@@ -253,11 +264,7 @@ def _attend_sequence(q, keys, values, out, task, chunk_C4, pages, window, slopes
     last = start + tokens - 1
     first_block = 0 if window == 0 else max(0, start + 1 - window) // LANES
     blocks = last // LANES + 1 - first_block
-    for b in range(blocks):
-        page = pages[table + (first_block + b) // blocks_of_page]
-        block = (page * keys.shape[1] + first_head) * blocks_of_page + (first_block + b) % blocks_of_page
-        key_starts[b] = block * width * LANES
-        value_starts[b] = block * LANES * rows_out.shape[1]
+    _find_blocks(keys, values, first_head, pages[table:], first_block, blocks, key_starts, value_starts)
     for head in range(heads):
         for i in range(rows):
             token, query_head = first_token + i // group, (first_head + head) * group + i % group

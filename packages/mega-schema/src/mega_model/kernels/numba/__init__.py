@@ -67,7 +67,12 @@ def load_kernels(cache: str | None = None, *, package: str = "mega-serve") -> Nu
 def run_kernel(module: ModuleType, name: str, *arguments: Any) -> None:
     """Call a kernel's form for torch's number of threads, `name`_serial or `name`_parallel."""
     threads = torch.get_num_threads()
-    getattr(module, f"{name}_{'serial' if threads == 1 else 'parallel'}")(*arguments, threads)
+    if threads == 1:
+        getattr(module, f"{name}_serial")(*arguments, threads)
+        return
+    getattr(module, f"{name}_parallel")(*arguments, threads)
+    if torch.get_num_threads() != threads:  # numba's first parallel kernel sets OpenMP's to all cores
+        torch.set_num_threads(threads)
 
 
 def as_array(x: Tensor) -> np.ndarray[Any, Any]:

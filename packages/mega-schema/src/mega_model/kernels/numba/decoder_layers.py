@@ -13,11 +13,12 @@ H width of a head; F width inside the feed-forward.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit, prange
 
+from mega_model.kernels.numba.forms import build_forms
 from mega_model.kernels.numba.page_attention import TILE_ROWS, attend_tile
 from mega_model.kernels.numba.projection import BIASES, MAX_ROWS, array_at, project
 from mega_model.kernels.numba.row_kernels import SWIGLU, activate_row, norm_row, padded_width, round_as
@@ -176,5 +177,4 @@ def _run_layers(
             project(y, weights, layer, DOWN, True, x, True, worker, threads)
 
 
-layers_serial: Any = njit(nogil=True, cache=True)(_run_layers)
-layers_parallel: Any = njit(nogil=True, cache=True, parallel=True)(_run_layers)
+layers_serial, layers_parallel = build_forms(_run_layers)

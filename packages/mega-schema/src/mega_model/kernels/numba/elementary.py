@@ -11,11 +11,11 @@ vector and alone. Arrays are float32, or uint16 with the bits of bfloat16.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 from numba import njit, prange
 
+from mega_model.kernels.numba.forms import build_forms
 from mega_model.kernels.numba.simd import bf16_to_float
 from mega_model.kernels.numba.vector_ir import EXP_MIN, EXP_TERMS, LN2_HIGH, LN2_LOW, LOG2_E
 
@@ -108,5 +108,4 @@ def angles(position, frequency, cos, sin):
             sin[t, i] = _f(s)
 
 
-exp_sums_serial: Any = njit(nogil=True, cache=True)(_exp_sums)
-exp_sums_parallel: Any = njit(nogil=True, cache=True, parallel=True)(_exp_sums)
+exp_sums_serial, exp_sums_parallel = build_forms(_exp_sums)

@@ -15,11 +15,10 @@ then the blocks, which is oneDNN's order for most shapes.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numba import njit, prange
 
+from mega_model.kernels.numba.forms import build_forms
 from mega_model.kernels.numba.output_tiles import store_tile
 from mega_model.kernels.numba.simd import bf16_to_float, build_bf16_panel, build_tile_product, round_like
 
@@ -141,7 +140,5 @@ def rescale_rows(y, scale, bias, out):
             out[r, o] = round_like(out, value)
 
 
-bf16_serial: Any = njit(nogil=True, cache=True)(_multiply_bf16)
-bf16_parallel: Any = njit(nogil=True, cache=True, parallel=True)(_multiply_bf16)
-float_serial: Any = njit(nogil=True, cache=True)(_multiply_float)
-float_parallel: Any = njit(nogil=True, cache=True, parallel=True)(_multiply_float)
+bf16_serial, bf16_parallel = build_forms(_multiply_bf16)
+float_serial, float_parallel = build_forms(_multiply_float)

@@ -15,11 +15,10 @@ and no row's sum depends on the others.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numba import njit, prange
 
+from mega_model.kernels.numba.forms import build_forms
 from mega_model.kernels.numba.output_tiles import store_tile
 from mega_model.kernels.numba.simd import build_bf16_panel, build_tile_product
 
@@ -161,9 +160,6 @@ def _pack(weight, panels, threads):
                         panels[panel, i, o] = weight[first + o, i]
 
 
-bf16_serial: Any = njit(nogil=True, cache=True)(_multiply_bf16)
-bf16_parallel: Any = njit(nogil=True, cache=True, parallel=True)(_multiply_bf16)
-float_serial: Any = njit(nogil=True, cache=True)(_multiply_float)
-float_parallel: Any = njit(nogil=True, cache=True, parallel=True)(_multiply_float)
-pack_serial: Any = njit(nogil=True, cache=True)(_pack)
-pack_parallel: Any = njit(nogil=True, cache=True, parallel=True)(_pack)
+bf16_serial, bf16_parallel = build_forms(_multiply_bf16)
+float_serial, float_parallel = build_forms(_multiply_float)
+pack_serial, pack_parallel = build_forms(_pack)

@@ -20,11 +20,10 @@ Legend: T tokens; N query heads, K key heads, G query heads per key head; H widt
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numba import njit, prange
 
+from mega_model.kernels.numba.forms import build_forms
 from mega_model.kernels.numba.simd import (
     LANES,
     build_tile_product,
@@ -337,5 +336,4 @@ def _attend(
                 attend_tile(q, keys, values, out, place, chunk_C4, pages, window, slopes, scale, scratch)
 
 
-attend_serial: Any = njit(nogil=True, cache=True)(_attend)
-attend_parallel: Any = njit(nogil=True, cache=True, parallel=True)(_attend)
+attend_serial, attend_parallel = build_forms(_attend)

@@ -16,6 +16,7 @@ from llvmlite import ir
 from numba import carray, njit, prange, types
 from numba.extending import intrinsic, overload
 
+from mega_model.kernels.numba.forms import build_forms
 from mega_model.kernels.numba.linear import PANEL, bf16_tile, float_tile, quantize_rows
 from mega_model.kernels.numba.output_tiles import store_tile
 from mega_model.kernels.numba.row_kernels import round_as
@@ -153,5 +154,4 @@ def _project_rows(x, weights, layer, out, threads):
         project(x, weights, layer, 0, True, out, False, worker, threads)
 
 
-rows_serial: Any = njit(nogil=True, cache=True)(_project_rows)
-rows_parallel: Any = njit(nogil=True, cache=True, parallel=True)(_project_rows)
+rows_serial, rows_parallel = build_forms(_project_rows)

@@ -13,11 +13,10 @@ Legend: R rows; D width of the residual stream; F width inside the feed-forward.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numba import njit, prange
 
+from mega_model.kernels.numba.forms import build_forms
 from mega_model.kernels.numba.simd import LANES, bf16_to_float, build_activation, round_like, sum_squares
 
 GELU_TANH, GELU_ERF, SWIGLU = range(3)
@@ -137,9 +136,6 @@ def _activate_rows(x, bias, activation, out, threads):
             activate_row(x[r], bias, activation, out[r], row)
 
 
-norm_rows_serial: Any = njit(nogil=True, cache=True)(_norm_rows)
-norm_rows_parallel: Any = njit(nogil=True, cache=True, parallel=True)(_norm_rows)
-add_norm_rows_serial: Any = njit(nogil=True, cache=True)(_add_norm_rows)
-add_norm_rows_parallel: Any = njit(nogil=True, cache=True, parallel=True)(_add_norm_rows)
-activate_rows_serial: Any = njit(nogil=True, cache=True)(_activate_rows)
-activate_rows_parallel: Any = njit(nogil=True, cache=True, parallel=True)(_activate_rows)
+norm_rows_serial, norm_rows_parallel = build_forms(_norm_rows)
+add_norm_rows_serial, add_norm_rows_parallel = build_forms(_add_norm_rows)
+activate_rows_serial, activate_rows_parallel = build_forms(_activate_rows)

@@ -21,6 +21,7 @@ from mega_serve.engine.interfaces import SamplingRow
 from mega_serve.engine.requests import GrammarSpec, SamplingParams
 from mega_serve.engine.token_bytes import list_token_bytes
 from mega_serve.execution.sampler import BatchSampler
+from tests.serving.grammar_texts import accepts
 from tests.serving.sentencepiece_model import train_sentencepiece
 from tests.shared_data import require_shared
 
@@ -358,17 +359,7 @@ def test_json_may_be_indented_but_cannot_be_blanks_for_ever(
     checker: GrammarCompiler, tokenizer: Tokenizer, kind: Any
 ) -> None:
     spec = GrammarSpec(kind=kind, text='{"type": "object"}')
-
-    def accepts(text: str) -> bool:
-        state = checker.compile(spec)
-        try:
-            for token in tokenizer.encode(text):
-                state.accept(token)
-        except GrammarError:
-            return False
-        return True
-
-    assert accepts('{\n  "a": {\n    "b": [1, 2]\n  }\n}')
-    assert accepts('{"a":1}')
-    assert not accepts("{\n\n")
-    assert not accepts("{" + " " * 17)
+    assert accepts(checker, tokenizer, spec, '{\n  "a": {\n    "b": [1, 2]\n  }\n}')
+    assert accepts(checker, tokenizer, spec, '{"a":1}')
+    assert not accepts(checker, tokenizer, spec, "{\n\n")
+    assert not accepts(checker, tokenizer, spec, "{" + " " * 17)

@@ -52,15 +52,18 @@ def _reader(spec: ModelSpec) -> Callable[[str, Slab], Tensor]:
     return initial_values(table(spec), seed=5)
 
 
-@cache
-def build_trained_model(name: str, dtype: WeightDtype) -> Decoder:
-    """Build the model as mega-train does."""
-    spec = SPECS[name]
+def build_training_model(spec: ModelSpec, dtype: WeightDtype, read: Callable[[str, Slab], Tensor]) -> Decoder:
+    """Build a model as mega-train does."""
     rt = Runtime.single_process(spec, dtype=compute_dtype(dtype))
     rt = replace(rt, kernels=build_kernels(REFERENCE, load_kernels()))
     model = build_model(rt)
-    fill_weights(model, _reader(spec), rt)
+    fill_weights(model, read, rt)
     return model
+
+
+@cache
+def build_trained_model(name: str, dtype: WeightDtype) -> Decoder:
+    return build_training_model(SPECS[name], dtype, _reader(SPECS[name]))
 
 
 @cache
@@ -186,10 +189,7 @@ def test_concurrent_mixed_requests_are_served_with_the_bits_of_training(
     checkpoint: Path, spec: ModelSpec, dtype: WeightDtype, requests: int, rounds: int
 ) -> None:
     """All requests are there at once, share prefixes, and have too few pages."""
-    rt = Runtime.single_process(spec, dtype=compute_dtype(dtype))
-    rt = replace(rt, kernels=build_kernels(REFERENCE, load_kernels()))
-    model = build_model(rt)
-    fill_weights(model, Checkpoint.open(checkpoint).model_slab, rt)
+    model = build_training_model(spec, dtype, Checkpoint.open(checkpoint).model_slab)
     rng = random.Random(3)
     prompts = random_prompts(rng, requests, spec.vocab - 2)
     preemptions = 0
@@ -201,7 +201,7 @@ def test_concurrent_mixed_requests_are_served_with_the_bits_of_training(
             "batch_invariant": True,
             "max_num_seqs": rng.choice([32, 64]),
             "max_num_batched_tokens": rng.choice([64, 300]),
-            "kv_cache_memory": 60_000 * rt.dtype.itemsize,
+            "kv_cache_memory": 60_000 * compute_dtype(dtype).itemsize,
             "page_size": rng.choice([16, 32]),
             "speculative_tokens": rng.choice([0, 3]),
         }
@@ -249,15 +249,12 @@ def test_200_concurrent_requests_get_the_bits_of_training_in_json(
     checkpoint: Path, spec: ModelSpec, dtype: WeightDtype
 ) -> None:
     """JSON carries every float32 whole, and the same request gets the same bytes under another load."""
-    rt = Runtime.single_process(spec, dtype=compute_dtype(dtype))
-    rt = replace(rt, kernels=build_kernels(REFERENCE, load_kernels()))
-    model = build_model(rt)
-    fill_weights(model, Checkpoint.open(checkpoint).model_slab, rt)
+    model = build_training_model(spec, dtype, Checkpoint.open(checkpoint).model_slab)
     rng = random.Random(5)
     prompts = random_prompts(rng, 200, spec.vocab - 2)
     bodies = [random_completion(rng, int(key), prompt) for key, prompt in prompts.items()]
     flags = ("--batch-invariant", "--dtype", dtype, "--max-num-seqs", "32", "--max-num-batched-tokens", "64")
-    memory = str(60_000 * rt.dtype.itemsize)  # fewer pages than the batch needs
+    memory = str(60_000 * compute_dtype(dtype).itemsize)  # fewer pages than the batch needs
     with run_server(checkpoint, *flags, "--kv-cache-memory", memory) as server:
         contents = asyncio.run(complete_all(server.url, bodies))
         order = rng.sample(range(200), 150)

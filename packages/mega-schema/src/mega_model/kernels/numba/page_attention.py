@@ -75,6 +75,21 @@ def _compute_scores(tile_q, keys, key_starts, values, value_starts, blocks, rows
 
 
 @njit(nogil=True, cache=True)
+def _add_row_values(scores, weights, values, start, block_keys, out, r):
+    """Add to out[r] the values of a block from values[start], weighted by scores from scores[weights]."""
+    width = out.shape[1]
+    w = 0
+    while w + 4 * LANES <= width:
+        place = r * width + w
+        _values_of_row_4(scores, weights, 0, values, start + w, width, LANES, block_keys, out, place, 0)
+        w += 4 * LANES
+    while w < width:
+        place = r * width + w
+        _values_of_row(scores, weights, 0, values, start + w, width, 0, block_keys, out, place, 0)
+        w += LANES
+
+
+@njit(nogil=True, cache=True)
 def _add_values(scores, values, value_starts, count, keys, key_starts, next_head, rows, tile_out):
     """Add to tile_out[r] the first `count` values, weighted by scores[r], for `rows` rows.
 
@@ -99,20 +114,7 @@ def _add_values(scores, values, value_starts, count, keys, key_starts, next_head
             continue
         prefetch(keys, key_starts[first // LANES] + next_head, LANES * width)
         for r in range(rows):
-            weights = r * step + first
-            w = 0
-            while w + 4 * LANES <= width:
-                place = r * width + w
-                _values_of_row_4(
-                    scores, weights, 0, values, start + w, width, LANES, block_keys, tile_out, place, 0
-                )
-                w += 4 * LANES
-            while w < width:
-                place = r * width + w
-                _values_of_row(
-                    scores, weights, 0, values, start + w, width, 0, block_keys, tile_out, place, 0
-                )
-                w += LANES
+            _add_row_values(scores, r * step + first, values, start, block_keys, tile_out, r)
 
 
 @njit(nogil=True, cache=True)
@@ -236,18 +238,7 @@ def _add_sequence_values(scores, values, starts, count, head_step, heads, group,
                 ahead = min(head + _HEADS_AHEAD - heads, heads - 1)
                 prefetch(values, starts[block + 1] + ahead * head_step, LANES * width)
             for r in range(head * group, (head + 1) * group):
-                weights = r * step + first
-                w = 0
-                while w + 4 * LANES <= width:
-                    place = r * width + w
-                    _values_of_row_4(
-                        scores, weights, 0, values, start + w, width, LANES, block_keys, out, place, 0
-                    )
-                    w += 4 * LANES
-                while w < width:
-                    place = r * width + w
-                    _values_of_row(scores, weights, 0, values, start + w, width, 0, block_keys, out, place, 0)
-                    w += LANES
+                _add_row_values(scores, r * step + first, values, start, block_keys, out, r)
 
 
 @njit(nogil=True, cache=True)

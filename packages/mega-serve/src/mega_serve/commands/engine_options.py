@@ -67,7 +67,11 @@ _OPTIONS = (
         type=_COUNT,
         help="Maximum tokens of a step; prompts are computed in chunks of what generation leaves of it.",
     ),
-    _engine("--kv-cache-memory", type=_COUNT, help="Bytes of the KV cache.  [default: by free memory]"),
+    _engine(
+        "--kv-cache-memory",
+        type=_COUNT,
+        help="Bytes of the KV cache, all used from the start.  [default: by free memory]",
+    ),
     _engine(
         "--enable-prefix-caching/--no-enable-prefix-caching",
         "prefix_caching",

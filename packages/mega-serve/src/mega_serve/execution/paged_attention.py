@@ -25,6 +25,7 @@ from mega_model.kernels.page_tiles import tile_tasks
 from mega_model.kernels.reference import attention
 from mega_schema.spec import ModelSpec
 from mega_serve.execution.device_inputs import DeviceInputs
+from mega_serve.execution.resident_memory import populate_in_background
 from mega_serve.execution.step_layout import StepLayout
 
 
@@ -218,6 +219,7 @@ class NumbaPages:
         # numpy asks for huge pages, with which reading pages in a random order is faster
         self.keys = np.zeros((*blocks, head_dim, _LANES), element)
         self.values = np.zeros((*blocks, _LANES, width), element)
+        populate_in_background([self.keys, self.values])
         self._index = {layer: number for number, layer in enumerate(layers)}
         self._kernels = kernels
 

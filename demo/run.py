@@ -180,8 +180,10 @@ def evaluate(demo: Demo) -> dict[str, float]:
     result = demo.folder / "perplexity.json"
     with demo.step("evaluate") as record:
         data = ("--data", demo.folder / "held-out.jsonl", "--baseline-data", dataset_prefix(demo))
-        demo.run("mega-eval", "perplexity", "--load", demo.folder / "resumed", *data, "--output", result)
-        scores: dict[str, float] = json.loads(result.read_text("utf-8"))["scores"]
+        output = ("--output", result, "--overwrite")
+        demo.run("mega-eval", "perplexity", "--load", demo.folder / "resumed", *data, *output)
+        metrics = json.loads(result.read_text("utf-8"))["metrics"]
+        scores: dict[str, float] = {name: metric["value"] for name, metric in metrics.items()}
         numbers = ("unigram_perplexity", "kneser_ney_perplexity", "perplexity")
         unigram, bigram, perplexity = (f"{scores[number]:.1f}" for number in numbers)
         words = f"last word {100 * scores['last_word_accuracy']:.1f} %"

@@ -98,8 +98,8 @@ def test_raw_text_becomes_generated_text_over_http(tmp_path: Path) -> None:
     scores = tmp_path / "scores.json"
     run_program("mega-eval", "perplexity", "--load", pipeline, "--data", held_out, "--output", scores)
     result = json.loads(scores.read_text("utf-8"))
-    assert result["checkpoint"]["iteration"] == 25
-    assert result["scores"]["loss"] == pytest.approx(resumed_loss, abs=0.5), (
+    assert result["model"]["iteration"] == 25
+    assert result["metrics"]["loss"]["value"] == pytest.approx(resumed_loss, abs=0.5), (
         "held-out loss is close to training loss"
     )
 

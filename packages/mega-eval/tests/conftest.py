@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mega_eval.scorer import WindowScores
+from mega_eval.models.interface import WindowScores
 from mega_schema.tokenizer.tokenizer import TokenizerIdentity
 
 
@@ -44,7 +44,12 @@ class Uniform:
         assert all(window.input_length <= self.context_length for window in windows)
         logprob = -np.log(self.vocab_size)
         return [
-            WindowScores(np.full(window.target_length, logprob), window.targets == 1) for window in windows
+            WindowScores(
+                np.full(window.target_length, logprob),
+                window.targets == 1,
+                np.ones(window.target_length, np.int64),
+            )
+            for window in windows
         ]
 
 

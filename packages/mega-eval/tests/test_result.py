@@ -1,24 +1,59 @@
+import hashlib
 import json
+from pathlib import Path
 
 import pytest
 
-from mega_eval import result
-from mega_eval.result import Provenance, TaskResult
+from mega_eval import metrics, result
+from mega_eval.models.interface import ModelIdentity
+from mega_eval.result import Provenance
+from mega_eval.task_result import Example, TaskResult, TokenScore
+from mega_schema.errors import ConfigError
+
+EXAMPLES = [
+    Example(
+        id="1",
+        prompt="a b",
+        expected="c",
+        got="d",
+        scores={"correct": 0.0},
+        tokens=(TokenScore("c", -1.5, False),),
+    )
+]
+MODEL = ModelIdentity(
+    source="run", sha256="0123456789", tokenizer_sha256="f", iteration=7, dtype="float32", device="cpu"
+)
 
 
-def build_record(tmp_path):
-    task_result = TaskResult("lambada", {"accuracy": 0.5}, {"correct": 1, "passages": 2000}, tokens_read=300)
-    provenance = Provenance(tmp_path, 7, [], {"a": 1}, {"torch": "2"}, "cpu")
+def build_record():
+    task_result = TaskResult(
+        task="lambada",
+        convention="strict",
+        metrics={
+            "accuracy": metrics.proportion([True, False], "right ones", example_score="correct"),
+            "loss": metrics.mean([1.0], "nats"),
+        },
+        counts={"passages": 2000},
+        tokens_read=300,
+    )
+    provenance = Provenance(
+        model=MODEL, data=[], options={"a": 1}, versions={"torch": "2"}, command=("mega-eval",), date="d"
+    )
     return result.build_record(task_result, provenance, seconds=2.0)
 
 
 def test_a_result_read_back_is_what_was_written(tmp_path):
     path = tmp_path / "r.json"
     path.write_text("an older result")
-    result.write_record(path, build_record(tmp_path))
-    assert json.loads(path.read_bytes()) == build_record(tmp_path)
-    assert build_record(tmp_path)["tokens_per_second"] == 150
-    assert [file.name for file in tmp_path.iterdir()] == ["r.json"]
+    result.write_result(path, build_record(), EXAMPLES)
+    read = json.loads(path.read_bytes())
+    samples = (tmp_path / "r.samples.jsonl").read_bytes()
+    digest = hashlib.sha256(samples).hexdigest()
+    assert read.pop("samples") == {"file": "r.samples.jsonl", "sha256": digest}
+    assert read == json.loads(json.dumps(build_record()))
+    assert read["tokens_per_second"] == 150
+    assert read["metrics"]["accuracy"]["interval"][0] < 0.5 < read["metrics"]["accuracy"]["interval"][1]
+    assert json.loads(samples)["tokens"] == [{"text": "c", "logprob": -1.5, "is_greedy": False}]
 
 
 def test_a_write_that_is_interrupted_leaves_the_older_result(tmp_path, monkeypatch):
@@ -30,13 +65,32 @@ def test_a_write_that_is_interrupted_leaves_the_older_result(tmp_path, monkeypat
 
     monkeypatch.setattr("pathlib.Path.replace", stop)
     with pytest.raises(KeyboardInterrupt):
-        result.write_record(path, build_record(tmp_path))
+        result.write_result(path, build_record(), EXAMPLES)
     assert path.read_text() == "an older result"
     assert [file.name for file in tmp_path.iterdir()] == ["r.json"]
 
 
-def test_the_table_has_every_score_and_count_in_two_columns(tmp_path):
-    lines = result.format_table(build_record(tmp_path)).splitlines()
-    assert lines[0].split() == ["accuracy", "0.5000"]
+def test_a_result_is_replaced_only_on_demand(tmp_path):
+    path = tmp_path / "r.json"
+    result.write_result(path, build_record(), EXAMPLES)
+    with pytest.raises(
+        ConfigError, match=r"a result of this name exists: found .*r.json; hint: .*--overwrite"
+    ):
+        result.check_writable(path)
+    result.check_writable(path, overwrite=True)
+    path.write_text("{}")
+    with pytest.raises(ConfigError, match="did not write"):
+        result.check_writable(path, overwrite=True)
+
+
+def test_the_default_name_has_task_convention_and_model():
+    assert result.default_output("lambada", "strict", MODEL) == Path("lambada-strict-01234567.json")
+
+
+def test_the_table_has_every_metric_and_count_in_columns():
+    lines = result.format_table(build_record()).splitlines()
+    assert lines[0].split()[:2] == ["accuracy", "0.5000"]
+    assert "95 %" in lines[0]
+    assert "smallest detectable difference 1.98" in lines[0]
+    assert lines[1].split() == ["loss", "1.0000"]
     assert lines[2].split() == ["passages", "2,000"]
-    assert len({len(line) for line in lines}) == 1

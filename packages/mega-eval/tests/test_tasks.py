@@ -72,9 +72,9 @@ def test_lambada_is_right_only_where_every_target_token_is(uniform, words):
     result = lambada.evaluate(
         uniform(50, 10), words, number_lines(["a yes", "b no", "c yes", "d e yes"]), strict=True
     )
-    assert result.scores["accuracy"] == 0.75
-    assert result.scores["accuracy_stderr"] == pytest.approx(math.sqrt(0.75 * 0.25 / 3))
-    assert result.scores["target_perplexity"] == pytest.approx(50)
+    assert result.values["accuracy"] == 0.75
+    assert result.metrics["accuracy"].stderr == pytest.approx(math.sqrt(0.75 * 0.25 / 3))
+    assert result.values["target_perplexity"] == pytest.approx(50)
     assert result.counts == {"correct": 3, "passages": 4, "target_tokens": 4, "passages_cut": 0}
 
 
@@ -98,16 +98,16 @@ def test_wikitext_perplexity_of_a_uniform_model_is_the_vocabulary(uniform, words
     tokens = result.counts["tokens"]
     original = result.counts["original_words"]
     assert original == len(text.strip().split(" ")) > tokens
-    assert result.scores["perplexity"] == pytest.approx(50)
-    assert result.scores["token_ratio"] == (tokens - 1) / (original - 1)
-    assert result.scores["adjusted_perplexity"] == pytest.approx(50 ** ((tokens - 1) / (original - 1)))
+    assert result.values["perplexity"] == pytest.approx(50)
+    assert result.values["token_ratio"] == (tokens - 1) / (original - 1)
+    assert result.values["adjusted_perplexity"] == pytest.approx(50 ** ((tokens - 1) / (original - 1)))
     assert result.counts["tokens_scored"] == tokens - 1
 
 
 def test_wikitext_exponents_stop_at_twenty_nats(uniform, words):
     result = wikitext.evaluate(uniform(10**12, 8), words, "a b c", detokenizer="none", stride=1)
-    assert result.scores["loss"] == pytest.approx(math.log(10**12))
-    assert result.scores["perplexity"] == result.scores["adjusted_perplexity"] == math.exp(20)
+    assert result.values["loss"] == pytest.approx(math.log(10**12))
+    assert result.values["perplexity"] == result.values["adjusted_perplexity"] == math.exp(20)
 
 
 def test_the_test_set_has_the_counts_the_paper_gives(shared, gpt2):
@@ -140,9 +140,9 @@ def test_perplexity_of_a_uniform_model_is_the_vocabulary_and_bits_follow(uniform
     held_out = make_documents(words, "a b c d e f g", "h i j", "k l m n o", empty=2)
     result = perplexity.evaluate(uniform(50, 6), words, held_out)
     tokens = 7 + 3 + 5 + 3
-    assert result.scores["perplexity"] == pytest.approx(50)
+    assert result.values["perplexity"] == pytest.approx(50)
     size = len("a b c d e f gh i jk l m n o")
-    assert result.scores["bits_per_byte"] == pytest.approx((tokens - 1) * math.log2(50) / size)
+    assert result.values["bits_per_byte"] == pytest.approx((tokens - 1) * math.log2(50) / size)
     assert result.counts["tokens"] == tokens
     assert result.counts["tokens_scored"] == tokens - 1
     assert result.counts["bytes"] == size
@@ -165,27 +165,27 @@ def test_documents_of_one_word_have_no_last_word_to_predict_and_are_counted(unif
     words.encode("yes")
     held_out = make_documents(words, "alone", "so yes", "so no")
     result = perplexity.evaluate(uniform(50, 6), words, held_out)
-    assert result.scores["last_word_accuracy"] == 0.5
+    assert result.values["last_word_accuracy"] == 0.5
     assert (result.counts["last_words"], result.counts["last_words_skipped"]) == (2, 1)
 
 
 def test_without_any_last_word_there_is_no_accuracy(uniform, words):
     result = perplexity.evaluate(uniform(50, 6), words, make_documents(words, "alone", "again"))
-    assert "last_word_accuracy" not in result.scores
+    assert "last_word_accuracy" not in result.values
 
 
 def test_baselines_are_scored_on_the_same_tokens(uniform, words):
     held_out = make_documents(words, "a b a b a c", "a b")
     stream = concatenate(held_out.tokens, words.identity.eod)
     result = perplexity.evaluate(uniform(50, 6), words, held_out, baseline=np.tile(stream, 40))
-    assert result.scores["kneser_ney_perplexity"] < result.scores["unigram_perplexity"] < 50
-    ratio = result.scores["bits_per_byte"] / result.scores["loss"]
+    assert result.values["kneser_ney_perplexity"] < result.values["unigram_perplexity"] < 50
+    ratio = result.values["bits_per_byte"] / result.values["loss"]
     for name in ("unigram", "kneser_ney"):
-        bits = result.scores[f"{name}_bits_per_byte"]
-        loss = result.scores[f"{name}_loss"]
+        bits = result.values[f"{name}_bits_per_byte"]
+        loss = result.values[f"{name}_loss"]
         assert bits / loss == pytest.approx(ratio)
     counts = np.bincount(np.tile(stream, 40), minlength=50) + 1
-    assert result.scores["unigram_loss"] == pytest.approx(-np.log(counts / counts.sum())[stream[1:]].mean())
+    assert result.values["unigram_loss"] == pytest.approx(-np.log(counts / counts.sum())[stream[1:]].mean())
 
 
 def test_one_token_is_too_short_for_a_perplexity(uniform, words):

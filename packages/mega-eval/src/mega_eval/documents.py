@@ -37,6 +37,10 @@ class Documents:
         """Length of all texts in UTF-8."""
         return sum(len(text.encode()) for text in self.texts)
 
+    def first(self, count: int | None) -> Documents:
+        """Return the first `count` documents; None: all."""
+        return Documents(self.texts[:count], self.tokens[:count], self.empty)
+
 
 def read_text(path: Path) -> str:
     """Read a UTF-8 file; its line ends are not converted.

@@ -1,18 +1,25 @@
-"""The result of an evaluation: a table on the terminal, and a JSON file with all settings to reproduce it.
+"""The files of a result: NAME.json, with all that reproduces it, and NAME.samples.jsonl, with its examples.
 
-The file, format 1, is one object:
+NAME.json, format 2, is one object:
 
-    format         1
-    task           "lambada" | "wikitext103" | "perplexity"
-    scores         name -> number; the docstring of the task's module defines each
+    format         2
+    task           name of the task
+    convention     which published definition was followed
+    publishable    whether the whole data set was evaluated
+    metrics        name -> value, stderr, interval (95 %, low and high), detectable, count, definition,
+                   higher_is_better, example_score; those of `mega_eval.metrics.Metric`
     counts         name -> integer
-    checkpoint     path, iteration
+    model          `mega_eval.models.interface.ModelIdentity`
     data           an object for each input file: path, bytes, sha256
     options        the options that change the numbers
     versions       mega-eval, torch, python
-    device         device of the model
+    command        the words of the command line
+    date           when it was written, UTC, ISO 8601
     tokens_read    tokens the model read, without padding
-    seconds, tokens_per_second    of the task, without loading the checkpoint
+    seconds, tokens_per_second    of the task, without loading the model
+    samples        file name and sha256 of the examples
+
+Each line of NAME.samples.jsonl is one `mega_eval.task_result.Example`.
 """
 
 from __future__ import annotations
@@ -20,62 +27,59 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import orjson
 
+from mega_eval.metrics import Metric
+from mega_eval.models.interface import ModelIdentity
+from mega_eval.task_result import Example, TaskResult
 from mega_schema.atomic_io import atomic_write
 from mega_schema.errors import ConfigError
 from mega_schema.outputs import check_local, check_output, has_keys
 
-FORMAT = 1
+FORMAT = 2
 KEYS = (
     "format",
     "task",
-    "scores",
+    "convention",
+    "publishable",
+    "metrics",
     "counts",
-    "checkpoint",
+    "model",
     "data",
     "options",
     "versions",
-    "device",
+    "command",
+    "date",
     "tokens_read",
     "seconds",
     "tokens_per_second",
+    "samples",
 )
 
 
-@dataclass(frozen=True, slots=True)
-class TaskResult:
-    """The numbers that a task computed.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provenance:
+    """Where a result comes from.
 
     Attributes:
-        scores, counts: the numbers by their names in the result file.
-        tokens_read: tokens the model read, without padding.
+        is_whole: whether every example of the data was evaluated.
     """
 
-    task: str
-    scores: dict[str, float]
-    counts: dict[str, int]
-    tokens_read: int
-
-
-@dataclass(frozen=True, slots=True)
-class Provenance:
-    """The checkpoint, input files, options and software versions of a result."""
-
-    checkpoint: Path
-    iteration: int
+    model: ModelIdentity
     data: list[dict[str, object]]
     options: Mapping[str, object]
     versions: Mapping[str, str]
-    device: str
+    command: tuple[str, ...]
+    date: str
+    is_whole: bool = True
 
 
 def fingerprint_files(files: Iterable[Path]) -> list[dict[str, object]]:
     """Return path, size in bytes and SHA-256 of each file."""
-    fingerprints = []
+    fingerprints: list[dict[str, object]] = []
     for path in files:
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -84,32 +88,50 @@ def fingerprint_files(files: Iterable[Path]) -> list[dict[str, object]]:
 
 
 def build_record(result: TaskResult, provenance: Provenance, seconds: float) -> dict[str, object]:
-    """Build the object of the result file; `seconds` is the time the task took."""
+    """Build the object of the result file, without `samples`; `seconds` is the time the task took."""
     return {
         "format": FORMAT,
         "task": result.task,
-        "scores": result.scores,
+        "convention": result.convention,
+        "publishable": provenance.is_whole,
+        "metrics": {name: _metric(metric) for name, metric in result.metrics.items()},
         "counts": result.counts,
-        "checkpoint": {"path": str(provenance.checkpoint.resolve()), "iteration": provenance.iteration},
+        "model": asdict(provenance.model),
         "data": provenance.data,
         "options": dict(provenance.options),
         "versions": dict(provenance.versions),
-        "device": provenance.device,
+        "command": list(provenance.command),
+        "date": provenance.date,
         "tokens_read": result.tokens_read,
         "seconds": round(seconds, 3),
         "tokens_per_second": round(result.tokens_read / seconds, 1),
     }
 
 
-def check_writable(path: Path, inputs: Iterable[Path] = ()) -> None:
+def _metric(metric: Metric) -> dict[str, object]:
+    return {**asdict(metric), "detectable": metric.detectable}
+
+
+def default_output(task: str, convention: str, model: ModelIdentity) -> Path:
+    """Return the name of a result in the current folder, from task, convention and the model's hash."""
+    return Path("-".join(filter(None, (task, convention, model.sha256[:8]))) + ".json")
+
+
+def samples_path(output: Path) -> Path:
+    """Return the path of the examples of a result."""
+    return output.with_name(output.name.removesuffix(".json") + ".samples.jsonl")
+
+
+def check_writable(path: Path, inputs: Iterable[Path] = (), *, overwrite: bool = False) -> None:
     """Check before the evaluation that the result can be written.
 
     Args:
         inputs: files that the command reads and must not overwrite.
+        overwrite: replace an existing result.
 
     Raises:
         ConfigError: the folder is missing or not writable, or the path is a folder, an input, a file that is
-            not a result, or a file without write permission.
+            not a result, a result that may not be replaced, or a file without write permission.
     """
     check_local("--output", path)
     if not path.parent.is_dir():
@@ -119,23 +141,43 @@ def check_writable(path: Path, inputs: Iterable[Path] = ()) -> None:
     if not os.access(path.parent, os.W_OK):
         raise ConfigError("--output", "may not write to the folder", found=path.parent)
     check_output("--output", path, "file", inputs=inputs, is_ours=has_keys(KEYS))
+    if path.exists() and not overwrite:
+        raise ConfigError(
+            "--output", "a result of this name exists", found=path, hint="name another, or add --overwrite"
+        )
 
 
-def write_record(path: Path, record: Mapping[str, object]) -> None:
-    """Write the record atomically; an existing file is replaced."""
+def write_result(path: Path, record: Mapping[str, object], examples: Iterable[Example]) -> None:
+    """Write the examples, then the record; each file is replaced whole."""
+    samples = samples_path(path)
+    content = b"".join(orjson.dumps(asdict(example)) + b"\n" for example in examples)
+    with atomic_write(samples) as partial:
+        partial.write_bytes(content)
+    named = {**record, "samples": {"file": samples.name, "sha256": hashlib.sha256(content).hexdigest()}}
     with atomic_write(path) as partial:
-        partial.write_bytes(orjson.dumps(record, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+        partial.write_bytes(orjson.dumps(named, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
 
 
 def format_table(record: Mapping[str, object]) -> str:
-    """Format scores and counts as two aligned columns."""
-    scores = record["scores"]
-    counts = record["counts"]
-    assert isinstance(scores, dict)
+    """Format metrics with their intervals, then counts, as aligned columns."""
+    metrics, counts = record["metrics"], record["counts"]
+    assert isinstance(metrics, dict)
     assert isinstance(counts, dict)
-    rows = [(name.replace("_", " "), f"{value:,.4f}") for name, value in scores.items()]
-    rows += [(name.replace("_", " "), f"{value:,}") for name, value in counts.items()]
-    rows.append(("seconds", f"{record['seconds']:,}"))
-    rows.append(("tokens per second", f"{record['tokens_per_second']:,}"))
+    rows = [_metric_row(name, metric) for name, metric in metrics.items()]
+    rows += [(name.replace("_", " "), f"{value:,}", "") for name, value in counts.items()]
+    rows.append(("seconds", f"{record['seconds']:,}", ""))
+    rows.append(("tokens per second", f"{record['tokens_per_second']:,}", ""))
     name_width, value_width = (max(len(row[column]) for row in rows) for column in (0, 1))
-    return "\n".join(f"{name:<{name_width}}  {value:>{value_width}}" for name, value in rows)
+    return "\n".join(
+        f"{name:<{name_width}}  {value:>{value_width}}  {spread}".rstrip() for name, value, spread in rows
+    )
+
+
+def _metric_row(name: str, metric: Mapping[str, object]) -> tuple[str, str, str]:
+    spread = ""
+    interval = metric["interval"]
+    if interval is not None:
+        assert isinstance(interval, tuple)
+        low, high = interval
+        spread = f"95 % {low:,.4f} to {high:,.4f}  smallest detectable difference {metric['detectable']:,.4f}"
+    return name.replace("_", " "), f"{metric['value']:,.4f}", spread

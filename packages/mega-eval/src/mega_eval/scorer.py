@@ -5,51 +5,21 @@ Shapes: B windows of a batch, S tokens of its longest, T = B S, K number of targ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from mega_eval.models.interface import Progress, WindowScores
 from mega_eval.windows import Window, batch_windows
 from mega_model.attention_backends import PackedAttention
 from mega_model.decoder import Decoder
 from mega_schema.errors import FormatError
 
-Progress = Callable[[int], AbstractContextManager[Callable[[int], object]]]
 MAX_LOGITS = 1 << 23  # elements of logits in memory: 32 MiB of float32; larger chunks are slower on a CPU
-
-
-@dataclass(frozen=True, slots=True)
-class WindowScores:
-    """Scores of the targets of one window.
-
-    Attributes:
-        logprobs: (target_length,) ln P of each target given all tokens before it in the window, float64.
-        is_greedy: (target_length,) whether the target is the most probable token.
-    """
-
-    logprobs: npt.NDArray[np.float64]
-    is_greedy: npt.NDArray[np.bool_]
-
-
-class Scorer(Protocol):
-    """The interface of a model for the tasks."""
-
-    @property
-    def context_length(self) -> int:
-        """Largest number of tokens a window may read."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of tokens the model predicts; ids of a window are smaller."""
-
-    def score(self, windows: Sequence[Window]) -> list[WindowScores]:
-        """Score each window; the result has the order of `windows`."""
 
 
 class ModelScorer:
@@ -90,20 +60,22 @@ class ModelScorer:
         with self._progress(sum(map(len, batches))) as update:
             for indices in batches:
                 batch = [windows[index] for index in indices]
-                logprob_K, greedy_K = self._score_batch(batch)
+                logprob_K, greedy_K, target_K = self._score_batch(batch)
                 if not np.isfinite(logprob_K).all():
                     raise FormatError(
                         self._where, "the model's scores are not finite numbers", hint="an earlier --load"
                     )
                 ends = np.cumsum([window.target_length for window in batch])[:-1]
-                rows = zip(indices, np.split(logprob_K, ends), np.split(greedy_K, ends), strict=True)
-                for index, logprobs, is_greedy in rows:
-                    scores[index] = WindowScores(logprobs, is_greedy)
+                columns = (np.split(column, ends) for column in (logprob_K, greedy_K == target_K, greedy_K))
+                for index, *row in zip(indices, *columns, strict=True):
+                    scores[index] = WindowScores(*row)
                 update(len(batch))
         return scores
 
-    def _score_batch(self, batch: Sequence[Window]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
-        """Return ln P of every target and whether it is the greedy choice, windows end to end; both (K,)."""
+    def _score_batch(
+        self, batch: Sequence[Window]
+    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return ln P of every target, the greedy choice, and the target, windows end to end; all (K,)."""
         longest = max(window.input_length for window in batch)
         assert longest <= self.context_length, f"{longest} tokens for a context of {self.context_length}"
         device = next(self._decoder.parameters()).device
@@ -126,7 +98,7 @@ class ModelScorer:
         x_KD = x_TD[torch.as_tensor(index_K, device=device)]
         chunks = list(self._score_chunks(x_KD, torch.as_tensor(target_K, device=device)))
         logprob_K, greedy_K = (torch.cat(column).cpu().numpy() for column in zip(*chunks, strict=True))
-        return logprob_K, greedy_K
+        return logprob_K, greedy_K, target_K
 
     def _score_chunks(self, x_KD: Tensor, target_K: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the scores of a chunk of targets at a time, so that the logits of all never exist at once."""
@@ -137,4 +109,4 @@ class ModelScorer:
             logits = self._decoder.logits(x_KD[start : start + chunk_size])[:, : self.vocab_size].float()
             target_logits = logits.gather(1, target[:, None])[:, 0]
             logprobs = target_logits.double() - logits.logsumexp(1).double()
-            yield logprobs, logits.argmax(1) == target
+            yield logprobs, logits.argmax(1)

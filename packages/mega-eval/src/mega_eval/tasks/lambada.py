@@ -1,22 +1,26 @@
 """LAMBADA (arXiv:1606.06031): predict the last word of a passage, as Megatron's task does.
 
-Scores: `accuracy`, the fraction of passages whose target tokens are all the model's greedy choice, each
-given the true tokens before it; `accuracy_stderr`, its standard error; `target_perplexity`, exp of the mean
-negative ln P of a passage's whole target (lm-evaluation-harness calls it perplexity in lambada_openai).
+Metrics: `accuracy`, the fraction of passages whose target tokens are all the model's greedy choice, each
+given the true tokens before it; `target_perplexity`, exp of the mean negative ln P of a passage's whole
+target (lm-evaluation-harness calls it perplexity in lambada_openai).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
-from mega_eval.result import TaskResult
-from mega_eval.scorer import Scorer
+from mega_eval import metrics
+from mega_eval.models.interface import Scorer
+from mega_eval.task_result import Example, TaskResult
+from mega_eval.tasks.token_scores import score_tokens
 from mega_eval.windows import Window, suffix_window
 from mega_schema.errors import FormatError
 from mega_schema.tokenizer.tokenizer import Tokenizer
 
-MAX_EXPONENT = 700.0  # nats; exp of more overflows a float64
+
+def convention_name(strict: bool) -> str:
+    """Return the name of the convention: the whole last word, or the last token."""
+    return "strict" if strict else "last-token"
 
 
 def split_last_word(text: str) -> tuple[str, str]:
@@ -76,22 +80,47 @@ def evaluate(
 ) -> TaskResult:
     """Score every passage; `lines` and `strict` are those of `build_windows`."""
     windows, truncated = build_windows(lines, tokenizer, strict=strict, max_length=scorer.context_length)
-    scores = scorer.score(windows)
-    correct = sum(bool(score.is_greedy.all()) for score in scores)
-    accuracy = correct / len(scores)
-    mean_logprob = sum(float(score.logprobs.sum()) for score in scores) / len(scores)
+    examples = []
+    for (where, _), window, score in zip(lines, windows, scorer.score(windows), strict=True):
+        context, target = window.tokens[: -window.target_length], window.targets
+        examples.append(
+            Example(
+                id=where.rpartition("/")[2],
+                prompt=tokenizer.decode(context.tolist()),
+                expected=tokenizer.decode(target.tolist()),
+                got=tokenizer.decode(score.greedy_ids.tolist()),
+                scores={
+                    "correct": float(score.is_greedy.all()),
+                    "target_nats": -float(score.logprobs.sum()),
+                },
+                tokens=score_tokens(tokenizer, target, score),
+            )
+        )
+    correct = [example.scores["correct"] == 1 for example in examples]
+    name = "last word" if strict else "last token"
+    nats = metrics.mean(
+        [example.scores["target_nats"] for example in examples],
+        f"mean negative ln P of the {name}",
+        higher_is_better=False,
+        example_score="target_nats",
+    )
     return TaskResult(
-        "lambada",
-        {
-            "accuracy": accuracy,
-            "accuracy_stderr": math.sqrt(accuracy * (1 - accuracy) / max(1, len(scores) - 1)),
-            "target_perplexity": math.exp(min(MAX_EXPONENT, -mean_logprob)),
+        task="lambada",
+        convention=convention_name(strict),
+        metrics={
+            "accuracy": metrics.proportion(
+                correct,
+                f"passages whose {name} is the greedy choice, token by token, given the true tokens before",
+                example_score="correct",
+            ),
+            "target_perplexity": metrics.exponential(nats, f"exp of the mean negative ln P of the {name}"),
         },
-        {
-            "correct": correct,
-            "passages": len(scores),
+        counts={
+            "correct": sum(correct),
+            "passages": len(examples),
             "target_tokens": sum(window.target_length for window in windows),
             "passages_cut": truncated,
         },
-        sum(window.input_length for window in windows),
+        examples=examples,
+        tokens_read=sum(window.input_length for window in windows),
     )

@@ -4,7 +4,7 @@ The documents, each followed by the end-of-document token, form one stream. The 
 its whole context that overlap by half, so that after the first window every token has at least half a context
 before it. Every token but the first is scored once.
 
-Scores: `loss`, nats per token; `perplexity`, exp of the loss; `bits_per_byte`, the loss of the whole stream
+Metrics: `loss`, nats per token; `perplexity`, exp of the loss; `bits_per_byte`, the loss of the whole stream
 in bits over the UTF-8 bytes of the texts, which is comparable between tokenizers; `last_word_accuracy`,
 strict LAMBADA accuracy on the last word of every document. With a baseline, `unigram_…` and `kneser_ney_…`
 are the first three scores of the n-gram models on the same tokens.
@@ -16,12 +16,15 @@ import math
 
 import numpy as np
 
+from mega_eval import metrics
 from mega_eval.documents import Documents, concatenate
+from mega_eval.metrics import Metric
+from mega_eval.models.interface import Scorer
 from mega_eval.ngram import KneserNey, Unigram
-from mega_eval.result import TaskResult
-from mega_eval.scorer import Scorer
-from mega_eval.tasks.lambada import MAX_EXPONENT, build_windows, split_last_word
-from mega_eval.windows import Tokens, Window, sliding_windows
+from mega_eval.task_result import TaskResult
+from mega_eval.tasks.lambada import build_windows, split_last_word
+from mega_eval.tasks.stream import score_stream
+from mega_eval.windows import Tokens, Window
 from mega_schema.errors import FormatError
 from mega_schema.tokenizer.tokenizer import Tokenizer
 
@@ -48,33 +51,41 @@ def evaluate(
     if len(stream) < 2:
         raise FormatError(where, "too short to score", found=f"{len(stream)} tokens", wanted="2 at least")
     context_length = scorer.context_length
-    windows = sliding_windows(stream, context_length, max(1, context_length // 2))
-    nats = -sum(float(score.logprobs.sum()) for score in scorer.score(windows))
+    scored = score_stream(
+        scorer, tokenizer, stream, length=context_length, stride=max(1, context_length // 2)
+    )
     size = documents.bytes
-    scores = _metrics("", nats, len(stream) - 1, size)
+    computed = _metrics("", scored.loss, scored.tokens, size)
     counts = {
         "documents": len(documents.texts),
         "documents_empty": documents.empty,
         "bytes": size,
         "tokens": len(stream),
-        "tokens_scored": sum(window.target_length for window in windows),
+        "tokens_scored": scored.tokens,
     }
-    tokens_read = sum(window.input_length for window in windows if window.target_length)
     if baseline is not None:
-        scores |= _baseline_metrics(baseline, stream, scorer.vocab_size, size)
+        computed |= _baseline_metrics(baseline, stream, scorer.vocab_size, size)
         counts["baseline_tokens"] = len(baseline)
     last_words, skipped, truncated = _last_word_windows(tokenizer, documents, context_length)
     if last_words:
-        correct = sum(bool(score.is_greedy.all()) for score in scorer.score(last_words))
-        scores["last_word_accuracy"] = correct / len(last_words)
-        counts["last_words_correct"] = correct
+        correct = [bool(score.is_greedy.all()) for score in scorer.score(last_words)]
+        computed["last_word_accuracy"] = metrics.proportion(
+            correct, "documents whose last word is the greedy choice at each of its tokens"
+        )
+        counts["last_words_correct"] = sum(correct)
     counts |= {
         "last_words": len(last_words),
         "last_words_skipped": skipped,
         "last_words_cut": truncated,
     }
-    tokens_read += sum(window.input_length for window in last_words)
-    return TaskResult("perplexity", scores, counts, tokens_read)
+    return TaskResult(
+        task="perplexity",
+        convention="half-overlap",
+        metrics=computed,
+        counts=counts,
+        examples=scored.examples,
+        tokens_read=scored.tokens_read + sum(window.input_length for window in last_words),
+    )
 
 
 def _last_word_windows(
@@ -87,21 +98,31 @@ def _last_word_windows(
     return windows, len(documents.texts) - len(texts), truncated
 
 
-def _baseline_metrics(train: Tokens, stream: Tokens, vocab_size: int, size: int) -> dict[str, float]:
+def _baseline_metrics(train: Tokens, stream: Tokens, vocab_size: int, size: int) -> dict[str, Metric]:
     """Return the metrics of the n-gram models on all tokens of the stream but the first."""
     contexts = stream[:-1]
     tokens = stream[1:]
-    unigram_nats = -float(np.sum(Unigram(train, vocab_size).score(tokens)))
-    bigram_nats = -float(np.sum(KneserNey(train, vocab_size).score(contexts, tokens)))
-    unigram = _metrics("unigram_", unigram_nats, len(tokens), size)
-    return unigram | _metrics("kneser_ney_", bigram_nats, len(tokens), size)
+    unigram = Unigram(train, vocab_size).score(tokens)
+    bigram = KneserNey(train, vocab_size).score(contexts, tokens)
+    computed: dict[str, Metric] = {}
+    for name, logprobs in (("unigram_", unigram), ("kneser_ney_", bigram)):
+        loss = Metric(
+            value=-float(np.mean(logprobs)),
+            definition="nats per token",
+            count=len(tokens),
+            higher_is_better=False,
+        )
+        computed |= _metrics(name, loss, len(tokens), size)
+    return computed
 
 
-def _metrics(prefix: str, nats: float, targets: int, size: int) -> dict[str, float]:
-    """Return loss, perplexity and bits per byte of `targets` tokens that come from `size` bytes of text."""
-    loss = nats / targets
+def _metrics(prefix: str, loss: Metric, targets: int, size: int) -> dict[str, Metric]:
+    """Return bits per byte, perplexity and loss of `targets` tokens that come from `size` bytes of text."""
+    bits = targets / math.log(2) / size
     return {
+        f"{prefix}bits_per_byte": metrics.scaled(
+            loss, bits, "bits of the whole stream over the bytes of the texts"
+        ),
+        f"{prefix}perplexity": metrics.exponential(loss, "exp of the loss"),
         f"{prefix}loss": loss,
-        f"{prefix}perplexity": math.exp(min(MAX_EXPONENT, loss)),
-        f"{prefix}bits_per_byte": nats / math.log(2) / size,
     }

@@ -1,0 +1,71 @@
+"""Options that every task has. Imports neither torch nor numpy, for `--help`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from mega_schema.app.output_option import OUTPUT_FILE
+
+PATH = click.Path(path_type=Path)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskOptions:
+    """The values of the options that every task has, by the names of their flags."""
+
+    load: Path
+    output: Path | None
+    overwrite: bool
+    limit: int | None
+    dtype: str
+    micro_batch_size: int
+    device: str
+
+
+_OPTIONS = (
+    click.option(
+        "--load", required=True, type=PATH, help="Checkpoint directory, or run directory (its latest)."
+    ),
+    click.option(
+        "--output",
+        type=OUTPUT_FILE,
+        help="Result file; examples go to *.samples.jsonl beside it.  [default: TASK-CONVENTION-MODEL.json]",
+    ),
+    click.option("--overwrite", is_flag=True, help="Replace an existing result."),
+    click.option(
+        "--limit",
+        type=click.IntRange(min=1),
+        help="Evaluate the first N examples only; the result is marked as not publishable.",
+    ),
+    click.option(
+        "--dtype",
+        type=click.Choice(["auto", "float32", "bfloat16"]),
+        default="auto",
+        show_default=True,
+        help="Of weights and activations; auto is that of the checkpoint's weights.",
+    ),
+    click.option(
+        "--micro-batch-size",
+        type=click.IntRange(min=1),
+        default=16,
+        show_default=True,
+        help="Windows in one forward pass. Changes memory and speed, not the result.",
+    ),
+    click.option(
+        "--device",
+        default="auto",
+        show_default=True,
+        help="cpu, cuda or cuda:N; auto is the first GPU, or the CPU.",
+    ),
+)
+
+
+def task_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Add the options of every task; the command gets them as the keywords of `TaskOptions`."""
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function

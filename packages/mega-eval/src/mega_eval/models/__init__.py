@@ -1,0 +1,1 @@
+"""Models that are evaluated: a checkpoint, a Hugging Face folder, or a server."""

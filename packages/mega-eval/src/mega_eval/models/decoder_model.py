@@ -1,0 +1,112 @@
+"""A checkpoint, loaded into this process, as a model for the tasks."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from mega_eval.models.interface import GenerationRequest, ModelIdentity, Progress, WindowScores
+from mega_eval.scorer import ModelScorer
+from mega_eval.windows import Window
+from mega_model.build import load_model
+from mega_model.decoder import Decoder
+from mega_model.devices import resolve_device
+from mega_model.generate import StopCriteria, generate
+from mega_schema.checkpoint.checkpoint_tokenizer import open_checkpoint_tokenizer
+from mega_schema.checkpoint.reader import MODEL, Checkpoint
+from mega_schema.tokenizer.tokenizer import Tokenizer
+
+
+class DecoderModel:
+    """A decoder on one device with its tokenizer."""
+
+    def __init__(
+        self, decoder: Decoder, tokenizer: Tokenizer, identity: ModelIdentity, scorer: ModelScorer
+    ) -> None:
+        self._decoder = decoder
+        self._scorer = scorer
+        self.tokenizer = tokenizer
+        self.identity = identity
+        self.context_length = scorer.context_length
+        self.vocab_size = scorer.vocab_size
+
+    def score(self, windows: Sequence[Window]) -> list[WindowScores]:
+        """Score each window, as `Scorer.score` does."""
+        return self._scorer.score(windows)
+
+    def generate(self, requests: Sequence[GenerationRequest]) -> list[str]:
+        """Continue each prompt greedily, as `LanguageModel.generate` does."""
+        return [self._generate(request) for request in requests]
+
+    def _generate(self, request: GenerationRequest) -> str:
+        """Continue one prompt until the end of the document, and cut the text at the first stop string."""
+        room = self.context_length - request.max_tokens
+        prompt = list(request.prompt[-max(1, room) :])
+        eod = self.tokenizer.identity.eod
+        stop = StopCriteria() if eod is None else StopCriteria(frozenset([eod]))
+        output = generate(
+            self._decoder,
+            [prompt],
+            new_tokens=request.max_tokens,
+            top_k=1,
+            stop=stop,
+            vocab_limit=self.tokenizer.identity.vocab_size,
+        )
+        ids = output.rows[0][len(prompt) :]
+        text = self.tokenizer.decode(ids[:-1] if ids[-1] == eod else ids)
+        ends = [text.find(stop) for stop in request.stop if stop in text]
+        return text[: min(ends)] if ends else text
+
+    def close(self) -> None:
+        """Nothing is to be ended."""
+
+
+def open_checkpoint(
+    load: Path, *, dtype: str, device: str, batch_size: int, progress: Progress
+) -> DecoderModel:
+    """Load a checkpoint, or a run's latest, into this process.
+
+    Args:
+        dtype: "float32", "bfloat16", or "auto": bfloat16 if all weights are stored in it.
+
+    Raises:
+        MegaError: there is none, it is damaged or has no tokenizer, or the machine lacks the device.
+    """
+    checkpoint = Checkpoint.open(load)
+    tokenizer = open_checkpoint_tokenizer(checkpoint)
+    on = resolve_device(device, where="--device")
+    model_dtype = _choose_dtype(checkpoint, dtype)
+    decoder = load_model(checkpoint.spec, checkpoint.model_slab, dtype=model_dtype, device=on)
+    identity = ModelIdentity(
+        source=str(checkpoint.folder.resolve()),
+        sha256=hash_weights(checkpoint),
+        tokenizer_sha256=tokenizer.identity.sha256,
+        iteration=checkpoint.iteration,
+        dtype=str(model_dtype).removeprefix("torch."),
+        device=str(on),
+        parameters=sum(weight.numel() for weight in decoder.parameters()),
+    )
+    scorer = ModelScorer(decoder, where=checkpoint.folder, batch_size=batch_size, progress=progress)
+    return DecoderModel(decoder, tokenizer, identity, scorer)
+
+
+def _choose_dtype(checkpoint: Checkpoint, name: str) -> torch.dtype:
+    if name != "auto":
+        return torch.bfloat16 if name == "bfloat16" else torch.float32
+    stored = {tensor.dtype for tensor in checkpoint.tensors[MODEL].values()}
+    return torch.bfloat16 if stored == {"BF16"} else torch.float32
+
+
+def hash_weights(checkpoint: Checkpoint) -> str:
+    """Return a SHA-256 of the model's spec and of the checksums of its weights, as the manifest has them."""
+    pieces = sorted(
+        [name, tensor.dtype, piece.start, piece.shape, piece.crc32]
+        for space, name, tensor, piece in checkpoint.pieces()
+        if space == MODEL
+    )
+    content = json.dumps([checkpoint.spec.to_dict(), pieces], sort_keys=True, default=list)
+    return hashlib.sha256(content.encode()).hexdigest()

@@ -57,6 +57,6 @@ def test_a_perplexity_has_the_interval_of_its_loss():
 
 def test_a_scaled_metric_scales_its_uncertainty():
     loss = metrics.mean([1.0, 2.0, 3.0], "d")
-    bits = metrics.scaled(loss, 0.5, "b")
+    bits = metrics.scale_metric(loss, 0.5, "b")
     assert (bits.value, bits.stderr) == (1.0, pytest.approx(loss.stderr / 2))
     assert bits.interval == pytest.approx([end / 2 for end in loss.interval])

@@ -7,7 +7,7 @@ import pytest
 from mega_eval import metrics, result
 from mega_eval.models.interface import ModelIdentity
 from mega_eval.result import Provenance
-from mega_eval.task_result import Example, TaskResult, TokenScore
+from mega_eval.task_result import Example, TargetToken, TaskResult
 from mega_schema.errors import ConfigError
 
 EXAMPLES = [
@@ -15,9 +15,9 @@ EXAMPLES = [
         id="1",
         prompt="a b",
         expected="c",
-        got="d",
+        prediction="d",
         scores={"correct": 0.0},
-        tokens=(TokenScore("c", -1.5, False),),
+        tokens=(TargetToken("c", -1.5, False),),
     )
 ]
 MODEL = ModelIdentity(

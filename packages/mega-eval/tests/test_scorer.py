@@ -6,6 +6,9 @@ import pytest
 import torch
 
 import mega_eval.scorer
+from mega_eval.models.decoder_model import DecoderModel
+from mega_eval.models.interface import ModelIdentity
+from mega_eval.models.session import EvaluationSession
 from mega_eval.scorer import ModelScorer
 from mega_eval.windows import Window, as_tokens
 from mega_model.attention_backends import PackedAttention
@@ -24,6 +27,14 @@ SPECS = {
 
 def build_decoder(spec):
     return load_model(spec, initial_values(table(spec), seed=3))
+
+
+def open_session(decoder, *, batch_size=16, **options):
+    identity = ModelIdentity(
+        source="RUN/iter_0000007", sha256="", tokenizer_sha256="", iteration=7, dtype="float32", device="cpu"
+    )
+    model = DecoderModel(decoder, None, identity, ModelScorer(decoder, batch_size=batch_size))
+    return EvaluationSession(model, **options)
 
 
 def random_windows(seed, count=13):
@@ -52,7 +63,7 @@ def score_in_float64(decoder, window):
 def test_scores_are_a_log_softmax_over_the_whole_sequence_whatever_the_batch_size(family, batch_size):
     decoder = build_decoder(SPECS[family])
     windows = random_windows(seed=5)
-    scores = ModelScorer(decoder, batch_size=batch_size).score(windows)
+    scores = open_session(decoder, batch_size=batch_size).score(windows)
     assert len(scores) == len(windows)
     for window, score in zip(windows, scores, strict=True):
         logprobs, is_greedy = score_in_float64(decoder, window)
@@ -70,16 +81,16 @@ def test_the_greedy_choice_is_recognised():
         .item()
     )
     hit, miss = (Window(as_tokens([*context, token]), 1) for token in (greedy, (greedy + 1) % 61))
-    first, second = ModelScorer(decoder).score([hit, miss])
+    first, second = open_session(decoder).score([hit, miss])
     assert (first.is_greedy.tolist(), second.is_greedy.tolist()) == ([True], [False])
 
 
 def test_logits_in_chunks_give_the_same_scores(monkeypatch):
     decoder = build_decoder(SPECS["gpt"])
     windows = random_windows(seed=6)
-    expected = ModelScorer(decoder).score(windows)
+    expected = open_session(decoder).score(windows)
     monkeypatch.setattr(mega_eval.scorer, "MAX_LOGITS", 61 * 3)
-    for score, reference in zip(ModelScorer(decoder).score(windows), expected, strict=True):
+    for score, reference in zip(open_session(decoder).score(windows), expected, strict=True):
         assert score.logprobs == pytest.approx(reference.logprobs, abs=2e-5)
         assert (score.is_greedy == reference.is_greedy).all()
 
@@ -90,7 +101,7 @@ def test_only_scored_positions_reach_the_head(monkeypatch):
     positions = []
     logits = decoder.logits
     monkeypatch.setattr(decoder, "logits", lambda x: positions.append(len(x)) or logits(x))
-    ModelScorer(decoder, batch_size=4).score(windows)
+    open_session(decoder, batch_size=4).score(windows)
     assert sum(positions) == sum(window.target_length for window in windows)
 
 
@@ -102,7 +113,7 @@ def test_progress_counts_the_windows_that_score_something():
         totals.append(total)
         return nullcontext(batches.append)
 
-    ModelScorer(build_decoder(SPECS["gpt"]), batch_size=4, progress=progress).score(windows)
+    open_session(build_decoder(SPECS["gpt"]), batch_size=4, progress=progress).score(windows)
     total = sum(window.target_length > 0 for window in windows)
     assert (totals, sum(batches)) == ([total], total)
     assert batches == [min(4, total - scored) for scored in range(0, total, 4)]
@@ -113,9 +124,9 @@ def test_weights_that_are_not_numbers_are_an_error_that_names_the_checkpoint():
     with torch.no_grad():
         decoder.final_norm.weight[3] = float("nan")
     with pytest.raises(FormatError, match="RUN/iter_0000007: the model's scores are not finite"):
-        ModelScorer(decoder, where="RUN/iter_0000007").score(random_windows(seed=9))
+        open_session(decoder).score(random_windows(seed=9))
 
 
 def test_a_window_without_targets_has_empty_scores():
-    [scores] = ModelScorer(build_decoder(SPECS["gpt"])).score([Window(as_tokens([1, 2]), 0)])
+    [scores] = open_session(build_decoder(SPECS["gpt"])).score([Window(as_tokens([1, 2]), 0)])
     assert (np.size(scores.logprobs), np.size(scores.is_greedy)) == (0, 0)

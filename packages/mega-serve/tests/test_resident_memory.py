@@ -18,7 +18,8 @@ def resident_bytes() -> int:
 def test_arrays_become_resident_and_keep_their_content() -> None:
     if tuple(map(int, platform.release().split(".")[:2])) < (5, 14):
         pytest.skip("MADV_POPULATE_WRITE needs Linux 5.14")
-    array = np.zeros(96 << 20, np.uint8)
+    # a mapping of its own: numpy may reuse freed memory of this process, which is resident already
+    array = np.frombuffer(mmap.mmap(-1, 96 << 20), np.uint8)
     array[7] = array[-1] = 42
     before = resident_bytes()
     thread = populate_in_background([array])
@@ -31,7 +32,7 @@ def test_arrays_become_resident_and_keep_their_content() -> None:
 
 def test_a_system_that_refuses_leaves_the_array_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resident_memory, "MADV_POPULATE_WRITE", 12345)
-    array = np.zeros(8 << 20, np.uint8)
+    array = np.frombuffer(mmap.mmap(-1, 8 << 20), np.uint8)
     before = resident_bytes() if sys.platform.startswith("linux") else 0
     thread = populate_in_background([array])
     if thread is not None:

@@ -128,10 +128,10 @@ def exponential(
         max_exponent: the exponent is cut off here.
     """
 
-    def clipped(nats: float) -> float:
+    def clip_exp(nats: float) -> float:
         return math.exp(min(max_exponent, scale * nats))
 
-    value = clipped(metric.value)
+    value = clip_exp(metric.value)
     return Metric(
         value=value,
         definition=definition,
@@ -139,13 +139,13 @@ def exponential(
         stderr=None if metric.stderr is None else value * scale * metric.stderr,
         interval=None
         if metric.interval is None
-        else (clipped(metric.interval[0]), clipped(metric.interval[1])),
+        else (clip_exp(metric.interval[0]), clip_exp(metric.interval[1])),
         higher_is_better=metric.higher_is_better,
         example_score=metric.example_score,
     )
 
 
-def scaled(metric: Metric, factor: float, definition: str) -> Metric:
+def scale_metric(metric: Metric, factor: float, definition: str) -> Metric:
     """Return factor · metric: bits per byte from nats per token."""
     interval = metric.interval
     return Metric(

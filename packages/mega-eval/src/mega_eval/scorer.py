@@ -6,71 +6,43 @@ Shapes: B windows of a batch, S tokens of its longest, T = B S, K number of targ
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mega_eval.models.interface import Progress, WindowScores
+from mega_eval.models.interface import WindowScores
 from mega_eval.windows import Window, batch_windows
 from mega_model.attention_backends import PackedAttention
 from mega_model.decoder import Decoder
-from mega_schema.errors import FormatError
 
 MAX_LOGITS = 1 << 23  # elements of logits in memory: 32 MiB of float32; larger chunks are slower on a CPU
 
 
 class ModelScorer:
-    """A `Scorer` that runs a decoder.
+    """Scores windows by a decoder.
 
     Args:
         decoder: the whole model on one device.
-        where: name of the model for error messages.
         batch_size: windows in one forward pass. It changes speed and memory, not the result.
-        progress: called with the number of windows that have targets; the function that it yields is called
-            after every batch with its number of windows.
     """
 
-    def __init__(
-        self,
-        decoder: Decoder,
-        *,
-        where: object = "model",
-        batch_size: int = 16,
-        progress: Progress = lambda total: nullcontext(lambda scored: None),
-    ) -> None:
+    def __init__(self, decoder: Decoder, *, batch_size: int = 16) -> None:
         self.context_length = decoder.spec.max_seq_len
         self.vocab_size = decoder.spec.vocab
         self._decoder = decoder.eval()
-        self._where = where
         self._batch_size = batch_size
-        self._progress = progress
 
     @torch.inference_mode()
-    def score(self, windows: Sequence[Window]) -> list[WindowScores]:
-        """Score each window, as `Scorer.score` does.
-
-        Raises:
-            FormatError: a log-probability is not finite, as with the weights of a run that diverged.
-        """
-        scores = [WindowScores(np.zeros(0), np.zeros(0, dtype=np.bool_)) for _ in windows]
-        batches = batch_windows(windows, self._batch_size)
-        with self._progress(sum(map(len, batches))) as update:
-            for indices in batches:
-                batch = [windows[index] for index in indices]
-                logprob_K, greedy_K, target_K = self._score_batch(batch)
-                if not np.isfinite(logprob_K).all():
-                    raise FormatError(
-                        self._where, "the model's scores are not finite numbers", hint="an earlier --load"
-                    )
-                ends = np.cumsum([window.target_length for window in batch])[:-1]
-                columns = (np.split(column, ends) for column in (logprob_K, greedy_K == target_K, greedy_K))
-                for index, *row in zip(indices, *columns, strict=True):
-                    scores[index] = WindowScores(*row)
-                update(len(batch))
-        return scores
+    def score_batches(self, windows: Sequence[Window]) -> Iterator[list[tuple[int, WindowScores]]]:
+        """Yield the scores of a batch of windows at a time, each with its index."""
+        for indices in batch_windows(windows, self._batch_size):
+            batch = [windows[index] for index in indices]
+            logprob_K, greedy_K, target_K = self._score_batch(batch)
+            ends = np.cumsum([window.target_length for window in batch])[:-1]
+            columns = (np.split(column, ends) for column in (logprob_K, greedy_K == target_K, greedy_K))
+            yield [(index, WindowScores(*row)) for index, *row in zip(indices, *columns, strict=True)]
 
     def _score_batch(
         self, batch: Sequence[Window]

@@ -9,7 +9,7 @@ from mega_eval.metrics import Metric
 
 
 @dataclass(frozen=True, slots=True)
-class TokenScore:
+class TargetToken:
     """A token of a target, as the page of a result shows it.
 
     Attributes:
@@ -31,7 +31,7 @@ class Example:
         id: the example's own id, or its line or window in the file; unique within the task, and the same for
             every model, so that two results can be paired.
         prompt: what the model read; the end of it, if it is long.
-        expected, got: the gold answer and the model's, as texts.
+        expected, prediction: the gold answer and the model's, as texts.
         scores: numbers of this example; metrics name those that they are made from
             (`Metric.example_score`). True and False are 1 and 0. The weight of `X`, in a ratio metric, is
             `X_weight`.
@@ -43,9 +43,9 @@ class Example:
     id: str
     prompt: str
     expected: str
-    got: str
+    prediction: str
     scores: Mapping[str, float]
-    tokens: Sequence[TokenScore] = ()
+    tokens: Sequence[TargetToken] = ()
     choices: Sequence[tuple[str, float]] = ()
     tags: Mapping[str, str] = field(default_factory=dict)
 

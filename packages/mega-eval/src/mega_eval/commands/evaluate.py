@@ -18,6 +18,7 @@ from mega_eval import __version__, result
 from mega_eval.commands.task_options import TaskOptions
 from mega_eval.models.decoder_model import open_checkpoint
 from mega_eval.models.interface import LanguageModel
+from mega_eval.models.session import EvaluationSession
 from mega_eval.task_result import TaskResult
 from mega_schema.app.progress import progress_bar
 
@@ -75,11 +76,7 @@ def run_task(
 
 
 def _open_model(options: TaskOptions) -> LanguageModel:
-    progress = partial(progress_bar, "scoring", unit="windows")
-    return open_checkpoint(
-        options.load,
-        dtype=options.dtype,
-        device=options.device,
-        batch_size=options.micro_batch_size,
-        progress=progress,
+    model = open_checkpoint(
+        options.load, dtype=options.dtype, device=options.device, batch_size=options.micro_batch_size
     )
+    return EvaluationSession(model, progress=partial(progress_bar, "scoring", unit="windows"))

@@ -26,15 +26,15 @@ def lambada(data: Path, strict_lambada: bool, **keywords: Any) -> None:
 
     options = TaskOptions(**keywords)
     lines = [(f"{data}:{number}", text) for number, text in read_json_lines(data, "text")]
-    kept = lines[: options.limit]
+    examples = lines[: options.limit]
     run_task(
-        lambda model: evaluate(model, model.tokenizer, kept, strict=strict_lambada),
+        lambda model: evaluate(model, model.tokenizer, examples, strict=strict_lambada),
         "lambada",
         convention_name(strict_lambada),
         [data],
         {"strict_lambada": strict_lambada},
         options,
-        is_whole=len(kept) == len(lines),
+        is_whole=len(examples) == len(lines),
     )
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
 
-from mega_eval.models.interface import GenerationRequest, ModelIdentity, Progress, WindowScores
+from mega_eval.models.interface import GenerationRequest, ModelIdentity, WindowScores
 from mega_eval.scorer import ModelScorer
 from mega_eval.windows import Window
 from mega_model.build import load_model
@@ -34,13 +34,14 @@ class DecoderModel:
         self.context_length = scorer.context_length
         self.vocab_size = scorer.vocab_size
 
-    def score(self, windows: Sequence[Window]) -> list[WindowScores]:
-        """Score each window, as `Scorer.score` does."""
-        return self._scorer.score(windows)
+    def score_batches(self, windows: Sequence[Window]) -> Iterator[list[tuple[int, WindowScores]]]:
+        """Yield scores, as `RequestModel.score_batches` does."""
+        return self._scorer.score_batches(windows)
 
-    def generate(self, requests: Sequence[GenerationRequest]) -> list[str]:
-        """Continue each prompt greedily, as `LanguageModel.generate` does."""
-        return [self._generate(request) for request in requests]
+    def generate_batches(self, requests: Sequence[GenerationRequest]) -> Iterator[list[tuple[int, str]]]:
+        """Yield one continuation at a time, as `RequestModel.generate_batches` does."""
+        for index, request in enumerate(requests):
+            yield [(index, self._generate(request))]
 
     def _generate(self, request: GenerationRequest) -> str:
         """Continue one prompt until the end of the document, and cut the text at the first stop string."""
@@ -65,9 +66,7 @@ class DecoderModel:
         """Nothing is to be ended."""
 
 
-def open_checkpoint(
-    load: Path, *, dtype: str, device: str, batch_size: int, progress: Progress
-) -> DecoderModel:
+def open_checkpoint(load: Path, *, dtype: str, device: str, batch_size: int) -> DecoderModel:
     """Load a checkpoint, or a run's latest, into this process.
 
     Args:
@@ -90,8 +89,7 @@ def open_checkpoint(
         device=str(on),
         parameters=sum(weight.numel() for weight in decoder.parameters()),
     )
-    scorer = ModelScorer(decoder, where=checkpoint.folder, batch_size=batch_size, progress=progress)
-    return DecoderModel(decoder, tokenizer, identity, scorer)
+    return DecoderModel(decoder, tokenizer, identity, ModelScorer(decoder, batch_size=batch_size))
 
 
 def _choose_dtype(checkpoint: Checkpoint, name: str) -> torch.dtype:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -12,9 +11,6 @@ import numpy.typing as npt
 
 from mega_eval.windows import Window
 from mega_schema.tokenizer.tokenizer import Tokenizer
-
-# called with the number of requests; yields the function that is called with the number of answered ones
-Progress = Callable[[int], AbstractContextManager[Callable[[int], object]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +70,35 @@ class ModelIdentity:
     tokens: int | None = None
 
 
+class RequestModel(Protocol):
+    """A source of models: answers requests in batches, in the order that is fastest for it."""
+
+    @property
+    def context_length(self) -> int:
+        """Largest number of tokens a window may read."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens the model predicts; ids of a window are smaller."""
+
+    @property
+    def identity(self) -> ModelIdentity:
+        """Which model it is."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Its tokenizer."""
+
+    def score_batches(self, windows: Sequence[Window]) -> Iterator[list[tuple[int, WindowScores]]]:
+        """Yield the scores of a batch of windows at a time, each with its index; every window has targets."""
+
+    def generate_batches(self, requests: Sequence[GenerationRequest]) -> Iterator[list[tuple[int, str]]]:
+        """Yield greedy continuations of a batch of prompts at a time, each with its index."""
+
+    def close(self) -> None:
+        """End processes and connections."""
+
+
 class Scorer(Protocol):
     """What a task that only scores needs of a model."""
 
@@ -90,7 +115,7 @@ class Scorer(Protocol):
 
 
 class LanguageModel(Scorer, Protocol):
-    """A model with its tokenizer."""
+    """A model with its tokenizer, as tasks use it."""
 
     @property
     def identity(self) -> ModelIdentity:

@@ -88,7 +88,7 @@ def evaluate(
                 id=where.rpartition("/")[2],
                 prompt=tokenizer.decode(context.tolist()),
                 expected=tokenizer.decode(target.tolist()),
-                got=tokenizer.decode(score.greedy_ids.tolist()),
+                prediction=tokenizer.decode(score.greedy_ids.tolist()),
                 scores={
                     "correct": float(score.is_greedy.all()),
                     "target_nats": -float(score.logprobs.sum()),

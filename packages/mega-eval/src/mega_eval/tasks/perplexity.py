@@ -120,7 +120,7 @@ def _metrics(prefix: str, loss: Metric, targets: int, size: int) -> dict[str, Me
     """Return bits per byte, perplexity and loss of `targets` tokens that come from `size` bytes of text."""
     bits = targets / math.log(2) / size
     return {
-        f"{prefix}bits_per_byte": metrics.scaled(
+        f"{prefix}bits_per_byte": metrics.scale_metric(
             loss, bits, "bits of the whole stream over the bytes of the texts"
         ),
         f"{prefix}perplexity": metrics.exponential(loss, "exp of the loss"),

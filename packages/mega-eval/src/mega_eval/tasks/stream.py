@@ -54,7 +54,7 @@ def score_stream(
                     id=f"window {number}",
                     prompt=tokenizer.decode(window.tokens[: -window.target_length].tolist()),
                     expected=tokenizer.decode(window.targets.tolist()),
-                    got=tokenizer.decode(score.greedy_ids.tolist()),
+                    prediction=tokenizer.decode(score.greedy_ids.tolist()),
                     scores={"nats": nats[-1], "nats_weight": float(window.target_length)},
                     tokens=score_tokens(tokenizer, window.targets, score),
                 )

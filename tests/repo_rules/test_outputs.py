@@ -136,6 +136,11 @@ OUTPUTS = {
     for family in ("gpt", "llama")
     for option in ("--save", "--data-cache-path", "--tensorboard-dir", "--wandb-save-dir", "--codecarbon-dir")
 }
+OUTPUTS |= {
+    name.replace("--output", "--cache"): Output("--cache", "folder", output.line, shared=True)
+    for name, output in OUTPUTS.items()
+    if name.startswith("mega-eval") and "--load" in output.line
+}
 # options that name a path and are read; `plan` and `validate` of mega-train write nothing
 READ = re.compile(
     r"--(input|load|data|dataset|sample-input|api-key|ssl|chat-template|config|tokenizer|vocab|merge|pretrained|baseline|compare-with|per-split|train-weighted|valid-weighted|test-weighted|kill-switch|datasets)\b.*"

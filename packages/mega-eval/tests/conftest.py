@@ -76,7 +76,9 @@ def gpt2(shared):
 VOCAB = 41
 
 
-def write_checkpoint(run: Path, *, iteration: int = 10, tokenizer: bool = True, vocab: int = VOCAB) -> Path:
+def write_checkpoint(
+    run: Path, *, iteration: int = 10, tokenizer: bool = True, vocab: int = VOCAB, seed: int = 1
+) -> Path:
     """Write a tiny model with random weights, and a tokenizer whose texts are the ids themselves."""
     from mega_model.init import initial_values
     from mega_schema.arch import table
@@ -88,7 +90,7 @@ def write_checkpoint(run: Path, *, iteration: int = 10, tokenizer: bool = True, 
 
     spec = gpt(layers=1, hidden=16, heads=2, vocab=vocab, max_seq_len=16, init_std=0.3)
     rows = [row for row in table(spec) if row.tied_to is None]
-    values = initial_values(rows, seed=1)
+    values = initial_values(rows, seed=seed)
     files = run.parent / f"{run.name}-tokenizer"
     open_tokenizer("NullTokenizer", vocab_size=VOCAB - 1).save(files)
     save = CheckpointWriter(run, iteration)

@@ -5,7 +5,7 @@ Shapes: B windows of a batch, S tokens of its longest, T = B S, K number of targ
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -35,9 +35,13 @@ class ModelScorer:
         self._batch_size = batch_size
 
     @torch.inference_mode()
-    def score_batches(self, windows: Sequence[Window]) -> Iterator[list[tuple[int, WindowScores]]]:
-        """Yield the scores of a batch of windows at a time, each with its index."""
+    def score_batches(
+        self, windows: Sequence[Window], answered: Collection[int] = ()
+    ) -> Iterator[list[tuple[int, WindowScores]]]:
+        """Yield the scores of a batch of windows at a time, as `RequestModel.score_batches` does."""
         for indices in batch_windows(windows, self._batch_size):
+            if all(index in answered for index in indices):
+                continue
             batch = [windows[index] for index in indices]
             logprob_K, greedy_K, target_K = self._score_batch(batch)
             ends = np.cumsum([window.target_length for window in batch])[:-1]

@@ -6,8 +6,8 @@ import datetime
 import platform
 import sys
 import time
-from collections.abc import Callable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -16,11 +16,16 @@ import torch
 
 from mega_eval import __version__, result
 from mega_eval.commands.task_options import TaskOptions
+from mega_eval.models.answer_cache import AnswerCache, hash_model
 from mega_eval.models.decoder_model import open_checkpoint
 from mega_eval.models.interface import LanguageModel
 from mega_eval.models.session import EvaluationSession
 from mega_eval.task_result import TaskResult
+from mega_schema.app.cli_runner import raise_at_sigterm
 from mega_schema.app.progress import progress_bar
+from mega_schema.errors import ConfigError
+
+CACHE = ".mega-eval-cache"
 
 
 def run_task(
@@ -46,37 +51,76 @@ def run_task(
     if options.output is not None:
         result.check_writable(options.output, inputs, overwrite=options.overwrite)
     fingerprints = result.fingerprint_files(files)
-    with closing(_open_model(options)) as model:
+    cache_folder = choose_cache_folder(options, f"{name}-{convention}")
+    with closing(open_session(options, cache_folder)) as model:
         output = options.output or result.default_output(name, convention, model.identity)
         result.check_writable(output, inputs, overwrite=options.overwrite)
         start = time.perf_counter()
-        task_result = task(model)
-        seconds = time.perf_counter() - start
+        with explain_resume(cache_folder):
+            task_result = task(model)
+        seconds = time.perf_counter() - start + model.cached_seconds
         provenance = result.Provenance(
             model=model.identity,
             data=fingerprints,
             options={**settings, "limit": options.limit, "micro_batch_size": options.micro_batch_size},
-            versions={
-                "mega-eval": __version__,
-                "torch": torch.__version__,
-                "python": platform.python_version(),
-            },
+            versions=list_versions(),
             command=("mega-eval", *sys.argv[1:]),
             date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             is_whole=is_whole,
         )
         record = result.build_record(task_result, provenance, seconds)
         result.write_result(output, record, task_result.examples)
+        model.finish()
     iteration = "" if model.identity.iteration is None else f"  iteration {model.identity.iteration}"
     click.echo(f"{name}  {model.identity.source}{iteration}  {model.identity.dtype}")
     click.echo(result.format_table(record))
+    if model.cached_requests:
+        click.echo(f"{model.cached_requests:,} answers are of earlier runs, and seconds counts their time")
     if not is_whole:
         click.echo("not publishable: --limit left examples out")
     click.echo(f"written to {output}")
 
 
-def _open_model(options: TaskOptions) -> LanguageModel:
+def open_session(options: TaskOptions, cache_folder: Path | None = None) -> EvaluationSession:
+    """Open the model that the options name.
+
+    Args:
+        cache_folder: where its answers are kept; None: nowhere.
+    """
     model = open_checkpoint(
         options.load, dtype=options.dtype, device=options.device, batch_size=options.micro_batch_size
     )
-    return EvaluationSession(model, progress=partial(progress_bar, "scoring", unit="windows"))
+    cache = None
+    if cache_folder is not None:
+        key = hash_model(model.identity, list_versions(), (model.vocab_size, model.context_length))
+        cache = AnswerCache(cache_folder, key, is_temporary=options.cache is None)
+    return EvaluationSession(model, progress=partial(progress_bar, "scoring", unit="windows"), cache=cache)
+
+
+def choose_cache_folder(options: TaskOptions, run_name: str) -> Path | None:
+    """Return the folder of the answers; `run_name` tells runs with results in the same folder apart."""
+    if options.no_cache:
+        if options.cache is not None:
+            raise ConfigError("--no-cache", "contradicts --cache", hint="leave one of them out")
+        return None
+    folder = Path() if options.output is None else options.output.parent
+    return options.cache or folder / CACHE / run_name
+
+
+@contextmanager
+def explain_resume(cache_folder: Path | None) -> Iterator[None]:
+    """Add to an interruption where the answers are, and how to resume."""
+    if cache_folder is None:
+        yield
+        return
+    words = f"the answers so far are in {cache_folder}; repeat the command to resume"
+    raise_at_sigterm(words)
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        raise type(error)(words) from None
+
+
+def list_versions() -> dict[str, str]:
+    """Return the versions of the software that computes a result."""
+    return {"mega-eval": __version__, "torch": torch.__version__, "python": platform.python_version()}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from mega_schema.app.output_option import OUTPUT_FILE
+from mega_schema.app.output_option import OUTPUT_FILE, OUTPUT_FOLDER
 
 PATH = click.Path(path_type=Path)
 
@@ -24,6 +24,8 @@ class TaskOptions:
     dtype: str
     micro_batch_size: int
     device: str
+    cache: Path | None
+    no_cache: bool
 
 
 _OPTIONS = (
@@ -61,6 +63,13 @@ _OPTIONS = (
         show_default=True,
         help="cpu, cuda or cuda:N; auto is the first GPU, or the CPU.",
     ),
+    click.option(
+        "--cache",
+        type=OUTPUT_FOLDER,
+        help="Keep the model's answers in this folder, for this and other runs.  [default: .mega-eval-cache "
+        "beside the result, until it is written; a run that was interrupted resumes from it]",
+    ),
+    click.option("--no-cache", is_flag=True, help="Keep no answers: an interrupted run starts again."),
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -34,14 +34,19 @@ class DecoderModel:
         self.context_length = scorer.context_length
         self.vocab_size = scorer.vocab_size
 
-    def score_batches(self, windows: Sequence[Window]) -> Iterator[list[tuple[int, WindowScores]]]:
+    def score_batches(
+        self, windows: Sequence[Window], answered: Collection[int] = ()
+    ) -> Iterator[list[tuple[int, WindowScores]]]:
         """Yield scores, as `RequestModel.score_batches` does."""
-        return self._scorer.score_batches(windows)
+        return self._scorer.score_batches(windows, answered)
 
-    def generate_batches(self, requests: Sequence[GenerationRequest]) -> Iterator[list[tuple[int, str]]]:
+    def generate_batches(
+        self, requests: Sequence[GenerationRequest], answered: Collection[int] = ()
+    ) -> Iterator[list[tuple[int, str]]]:
         """Yield one continuation at a time, as `RequestModel.generate_batches` does."""
         for index, request in enumerate(requests):
-            yield [(index, self._generate(request))]
+            if index not in answered:
+                yield [(index, self._generate(request))]
 
     def _generate(self, request: GenerationRequest) -> str:
         """Continue one prompt until the end of the document, and cut the text at the first stop string."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -89,11 +89,20 @@ class RequestModel(Protocol):
     def tokenizer(self) -> Tokenizer:
         """Its tokenizer."""
 
-    def score_batches(self, windows: Sequence[Window]) -> Iterator[list[tuple[int, WindowScores]]]:
-        """Yield the scores of a batch of windows at a time, each with its index; every window has targets."""
+    def score_batches(
+        self, windows: Sequence[Window], answered: Collection[int] = ()
+    ) -> Iterator[list[tuple[int, WindowScores]]]:
+        """Yield the scores of a batch of windows at a time, each with its index; every window has targets.
 
-    def generate_batches(self, requests: Sequence[GenerationRequest]) -> Iterator[list[tuple[int, str]]]:
-        """Yield greedy continuations of a batch of prompts at a time, each with its index."""
+        Args:
+            answered: indices whose scores the caller has. The batches are the same without them, so that
+                scores are bitwise reproducible; a batch of which all are answered is left out.
+        """
+
+    def generate_batches(
+        self, requests: Sequence[GenerationRequest], answered: Collection[int] = ()
+    ) -> Iterator[list[tuple[int, str]]]:
+        """Yield greedy continuations of a batch of prompts at a time, as `score_batches` does."""
 
     def close(self) -> None:
         """End processes and connections."""

@@ -111,6 +111,9 @@ OUTPUTS = {
         "--load runs/small --data text.jsonl --baseline-data corpus_text_document",
         ("text.jsonl", "corpus_text_document.bin"),
     ),
+    "mega-eval report --output": Output(
+        "--output", "file", "in/result.json", ("in/result.json", "in/result.samples.jsonl")
+    ),
     "mega-serve bench --result-filename": Output(
         "--result-filename",
         "file",
@@ -193,6 +196,8 @@ def faulty_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     request = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": body}
     (folder / "in/batch.jsonl").write_text(json.dumps(request) + "\n")
     (folder / "words.txt").write_text("one two three\n" * 20)
+    for name in ("result.json", "result.samples.jsonl"):
+        (folder / "in" / name).write_text("{}\n")
     return folder
 
 

@@ -8,6 +8,7 @@ import click
 
 from mega_eval import __version__
 from mega_eval.commands import likelihood
+from mega_eval.commands.report import report
 from mega_schema.app import cli_runner
 
 
@@ -17,7 +18,7 @@ def cli() -> None:
     """Evaluate a language model. Each task prints a table and writes a JSON result."""
 
 
-for command in (likelihood.lambada, likelihood.wikitext103, likelihood.perplexity):
+for command in (likelihood.lambada, likelihood.wikitext103, likelihood.perplexity, report):
     cli.add_command(command)
 
 

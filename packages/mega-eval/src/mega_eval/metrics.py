@@ -32,6 +32,8 @@ class Metric:
         higher_is_better: False for losses and perplexities; None where neither is better.
         example_score: the key of `Example.scores` whose mean it is, or whose sums it is made from. Two
             results are compared by it, example by example. None: the metric cannot be paired.
+        scale, max_exponent: how the value is made from r = Σ score / Σ weight over the examples: it is
+            scale · r, or, where `max_exponent` is a number, exp(min(max_exponent, scale · r)).
     """
 
     value: float
@@ -41,6 +43,8 @@ class Metric:
     interval: tuple[float, float] | None = None
     higher_is_better: bool | None = None
     example_score: str | None = None
+    scale: float = 1.0
+    max_exponent: float | None = None
 
     @property
     def detectable(self) -> float | None:
@@ -142,11 +146,14 @@ def exponential(
         else (clip_exp(metric.interval[0]), clip_exp(metric.interval[1])),
         higher_is_better=metric.higher_is_better,
         example_score=metric.example_score,
+        scale=scale * metric.scale,
+        max_exponent=max_exponent,
     )
 
 
 def scale_metric(metric: Metric, factor: float, definition: str) -> Metric:
     """Return factor · metric: bits per byte from nats per token."""
+    assert metric.max_exponent is None, "a multiple of a perplexity is no ratio of sums"
     interval = metric.interval
     return Metric(
         value=factor * metric.value,
@@ -156,4 +163,6 @@ def scale_metric(metric: Metric, factor: float, definition: str) -> Metric:
         interval=None if interval is None else (factor * interval[0], factor * interval[1]),
         higher_is_better=metric.higher_is_better,
         example_score=metric.example_score,
+        scale=factor * metric.scale,
+        max_exponent=metric.max_exponent,
     )

@@ -7,7 +7,7 @@ NAME.json, format 2, is one object:
     convention     which published definition was followed
     publishable    whether the whole data set was evaluated
     metrics        name -> value, stderr, interval (95 %, low and high), detectable, count, definition,
-                   higher_is_better, example_score; those of `mega_eval.metrics.Metric`
+                   higher_is_better, example_score, scale, max_exponent; those of `mega_eval.metrics.Metric`
     counts         name -> integer
     model          `mega_eval.models.interface.ModelIdentity`
     data           an object for each input file: path, bytes, sha256

@@ -20,10 +20,13 @@ from mega_eval.models.answer_cache import AnswerCache, hash_model
 from mega_eval.models.decoder_model import open_checkpoint
 from mega_eval.models.interface import LanguageModel
 from mega_eval.models.session import EvaluationSession
+from mega_eval.report_page.page import report_path, write_page
+from mega_eval.result_reader import read_result
 from mega_eval.task_result import TaskResult
 from mega_schema.app.cli_runner import raise_at_sigterm
 from mega_schema.app.progress import progress_bar
 from mega_schema.errors import ConfigError
+from mega_schema.outputs import check_output, is_page
 
 CACHE = ".mega-eval-cache"
 
@@ -55,6 +58,8 @@ def run_task(
     with closing(open_session(options, cache_folder)) as model:
         output = options.output or result.default_output(name, convention, model.identity)
         result.check_writable(output, inputs, overwrite=options.overwrite)
+        if options.report:
+            check_output("--report", report_path(output), "file", inputs=inputs, is_ours=is_page)
         start = time.perf_counter()
         with explain_resume(cache_folder):
             task_result = task(model)
@@ -71,6 +76,8 @@ def run_task(
         record = result.build_record(task_result, provenance, seconds)
         result.write_result(output, record, task_result.examples)
         model.finish()
+        if options.report:
+            write_page([read_result(output)], report_path(output))
     iteration = "" if model.identity.iteration is None else f"  iteration {model.identity.iteration}"
     click.echo(f"{name}  {model.identity.source}{iteration}  {model.identity.dtype}")
     click.echo(result.format_table(record))
@@ -78,7 +85,8 @@ def run_task(
         click.echo(f"{model.cached_requests:,} answers are of earlier runs, and seconds counts their time")
     if not is_whole:
         click.echo("not publishable: --limit left examples out")
-    click.echo(f"written to {output}")
+    page = f" and {report_path(output)}" if options.report else ""
+    click.echo(f"written to {output}{page}")
 
 
 def open_session(options: TaskOptions, cache_folder: Path | None = None) -> EvaluationSession:

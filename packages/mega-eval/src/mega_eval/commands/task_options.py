@@ -20,6 +20,7 @@ class TaskOptions:
     load: Path
     output: Path | None
     overwrite: bool
+    report: bool
     limit: int | None
     dtype: str
     micro_batch_size: int
@@ -38,6 +39,7 @@ _OPTIONS = (
         help="Result file; examples go to *.samples.jsonl beside it.  [default: TASK-CONVENTION-MODEL.json]",
     ),
     click.option("--overwrite", is_flag=True, help="Replace an existing result."),
+    click.option("--report", is_flag=True, help="Also write the HTML page of the result, beside it."),
     click.option(
         "--limit",
         type=click.IntRange(min=1),

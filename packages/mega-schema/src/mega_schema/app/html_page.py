@@ -21,17 +21,18 @@ font-size: 13px } svg { max-width: 100% }
 """
 
 
-def render_page(title: str, body: str, style: str = "") -> str:
+def render_page(title: str, body: str, style: str = "", head: str = "") -> str:
     """Return a whole HTML document.
 
     Args:
         title: text; also the heading.
         body: HTML.
         style: additional CSS.
+        head: additional HTML in the head, before the style.
     """
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        f'<meta name="viewport" content="width=device-width"><style>{_STYLE}{style}</style></head>'
+        f'<meta name="viewport" content="width=device-width">{head}<style>{_STYLE}{style}</style></head>'
         f"<body><h1>{escape(title)}</h1>{body}</body></html>\n"
     )
 

@@ -1,0 +1,36 @@
+"""`mega-eval report`: write the HTML page of results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from mega_schema.app.output_option import OUTPUT_FILE
+
+
+@click.command()
+@click.argument("results", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RESULT.json...")
+@click.option(
+    "--output", type=OUTPUT_FILE, default="report.html", show_default=True, help="HTML file to write."
+)
+def report(results: tuple[Path, ...], output: Path) -> None:
+    """Write one HTML page of results: metrics with intervals, provenance and every example.
+
+    The page needs no network and no other file.
+    """
+    from mega_eval.report_page.page import write_page
+    from mega_eval.result import samples_path
+    from mega_eval.result_reader import read_result
+    from mega_schema.errors import ConfigError
+    from mega_schema.outputs import check_output, is_page
+
+    if not output.parent.is_dir():
+        raise ConfigError("--output", "no such folder", found=output.parent, hint=f"mkdir -p {output.parent}")
+    inputs = [*results, *map(samples_path, results)]
+    check_output("--output", output, "file", inputs=inputs, is_ours=is_page)
+    read = [read_result(path) for path in results]
+    write_page(read, output)
+    examples = sum(len(result.examples) for result in read)
+    noun = "result" if len(read) == 1 else "results"
+    click.echo(f"written to {output}: {len(read)} {noun}, {examples:,} examples")

@@ -70,7 +70,12 @@ def test_a_lambada_result_says_what_is_needed_to_reproduce_it(call, run, held_ou
     assert (model["dtype"], model["device"]) == ("float32", "cpu")
     digest = hashlib.sha256(LINES.encode()).hexdigest()
     assert result["data"] == [{"path": str(held_out_file.resolve()), "bytes": len(LINES), "sha256": digest}]
-    assert result["options"] == {"strict_lambada": True, "limit": None, "micro_batch_size": 16}
+    assert result["options"] == {
+        "strict_lambada": True,
+        "limit": None,
+        "micro_batch_size": None,
+        "batch_invariant": False,
+    }
     assert result["command"][0] == "mega-eval"
     assert result["versions"]["mega-eval"] == mega_eval.__version__
     assert result["counts"]["passages"] == 19

@@ -44,13 +44,22 @@ class Attention(nn.Module):
         self.k_norm = build_norm(rt, prefix + "k_norm") if m.qk_norm else None
         self.out = RowLinear(rt, prefix + "out", bias=m.bias)
 
-    def attention(self, x_TD: Tensor, y_TD: Tensor, angles: Angles, attend: AttentionBackend) -> Tensor:
-        """Compute attention of y, where y is `attn_norm` of x; (T, D).
+    def attention(
+        self,
+        x_TD: Tensor,
+        y_TD: Tensor,
+        angles: Angles,
+        attend: AttentionBackend,
+        row_R: Tensor | None = None,
+    ) -> Tensor:
+        """Compute attention of y, where y is `attn_norm` of x; (T, D), or for the tokens `row_R` (R, D).
 
         x is needed only to recompute y in backward.
         """
         qkv_TW = self.qkv(y_TD, recompute_closure(self.recompute_norm, self.attn_norm, x_TD))
         q, k, v = self._split_heads(qkv_TW, angles)
+        if row_R is not None:
+            q = q[row_R]
         return self.out(attend(self.layer, q, k, v, self.mask).flatten(1))
 
     def _split_heads(self, qkv_TW: Tensor, angles: Angles) -> tuple[Tensor, Tensor, Tensor]:

@@ -33,7 +33,8 @@ class AttentionBackend(Protocol):
 
         Args:
             layer: global number of the calling layer.
-            q_TNH, k_TKH, v_TKH: queries, keys and values of the same tokens; K divides N.
+            q_TNH, k_TKH, v_TKH: queries, keys and values of the same tokens; K divides N. With `row_R` of
+                `Decoder.hidden_states`, the last layer has queries of those tokens only.
             mask: the model's rule for distance: sliding window and ALiBi slopes.
 
         Returns:

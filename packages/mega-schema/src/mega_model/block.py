@@ -38,9 +38,19 @@ class DecoderBlock(Attention):
         self.act_adds_bias = m.activation in ("gelu_tanh", "gelu_erf")
         self.down = RowLinear(rt, prefix + "down", bias=m.bias)
 
-    def forward(self, x_TD: Tensor, angles: Angles, attend: AttentionBackend, drop: DropoutFn) -> Tensor:
+    def forward(
+        self,
+        x_TD: Tensor,
+        angles: Angles,
+        attend: AttentionBackend,
+        drop: DropoutFn,
+        row_R: Tensor | None = None,
+    ) -> Tensor:
+        """Compute the layer, (T, D), or for some of the tokens (R, D)."""
         y_TD = self.attn_norm(x_TD)
-        add_TD = self.attention(x_TD, y_TD, angles, attend)
+        add_TD = self.attention(x_TD, y_TD, angles, attend, row_R)
+        if row_R is not None:
+            x_TD, y_TD = x_TD[row_R], y_TD[row_R]
         residual_TD = y_TD if self.residual_after_norm else x_TD
         prefix = f"layers.{self.layer}."
         if self.parallel_residual:

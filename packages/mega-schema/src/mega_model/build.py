@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from mega_model.decoder import Decoder
 from mega_model.distributed.mesh import Mesh
+from mega_model.kernels import REFERENCE, Kernels
 from mega_model.runtime import Runtime
 from mega_schema.params import Param
 from mega_schema.sharding import Slab
@@ -27,13 +29,14 @@ def load_model(
     *,
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
+    kernels: Kernels = REFERENCE,
 ) -> Decoder:
     """Build the whole model on one device, set its weights and put it in evaluation mode.
 
     Args:
         read: as in `fill_weights`; a checkpoint's `model_slab`.
     """
-    rt = Runtime.single_process(spec, dtype=dtype, device=device)
+    rt = replace(Runtime.single_process(spec, dtype=dtype, device=device), kernels=kernels)
     model = build_model(rt)
     fill_weights(model, read, rt)
     return model.eval()

@@ -86,21 +86,38 @@ class Decoder(nn.Module):
         return self.head(x_TD, target_T, gradient) if self.stage.is_last else x_TD
 
     def hidden_states(
-        self, x: Tensor, position_T: Tensor, attend: AttentionBackend, drop: DropoutFn = no_dropout
+        self,
+        x: Tensor,
+        position_T: Tensor,
+        attend: AttentionBackend,
+        drop: DropoutFn = no_dropout,
+        row_R: Tensor | None = None,
     ) -> Tensor:
-        """Compute everything but the head: (T, D), normed on the last stage."""
+        """Compute everything but the head: (T, D), normed on the last stage.
+
+        Args:
+            row_R: tokens whose states are needed. The last stage returns these only, (R, D); the last layer
+                computes keys and values for all tokens, and the rest for these. `attend` gets their queries.
+        """
         x_TD = drop("embed", self.embed_tokens(x, position_T)) if self.stage.is_first else x
         angles = self.rotary(position_T) if self.spec.rotary_dim else None
         for layers, is_recomputed in self.recompute_groups:
-            run_layers = partial(self._run_layers, layers, angles, attend, drop)
+            run_layers = partial(self._run_layers, layers, angles, attend, drop, row_R)
             x_TD = self._recompute(run_layers, x_TD) if is_recomputed else run_layers(x_TD)
         return self.final_norm(x_TD) if self.stage.is_last else x_TD
 
     def _run_layers(
-        self, layers: Sequence[int], angles: Angles, attend: AttentionBackend, drop: DropoutFn, x_TD: Tensor
+        self,
+        layers: Sequence[int],
+        angles: Angles,
+        attend: AttentionBackend,
+        drop: DropoutFn,
+        row_R: Tensor | None,
+        x_TD: Tensor,
     ) -> Tensor:
         for layer in layers:
-            x_TD = self.layers[str(layer)](x_TD, angles, attend, drop)
+            rows = row_R if layer == self.spec.layers - 1 else None
+            x_TD = self.layers[str(layer)](x_TD, angles, attend, drop, rows)
         return x_TD
 
     def _recompute(self, run_layers: Callable[[Tensor], Tensor], x_TD: Tensor) -> Tensor:

@@ -67,7 +67,12 @@ def run_task(
         provenance = result.Provenance(
             model=model.identity,
             data=fingerprints,
-            options={**settings, "limit": options.limit, "micro_batch_size": options.micro_batch_size},
+            options={
+                **settings,
+                "limit": options.limit,
+                "micro_batch_size": options.micro_batch_size,
+                "batch_invariant": options.batch_invariant,
+            },
             versions=list_versions(),
             command=("mega-eval", *sys.argv[1:]),
             date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -96,7 +101,11 @@ def open_session(options: TaskOptions, cache_folder: Path | None = None) -> Eval
         cache_folder: where its answers are kept; None: nowhere.
     """
     model = open_checkpoint(
-        options.load, dtype=options.dtype, device=options.device, batch_size=options.micro_batch_size
+        options.load,
+        dtype=options.dtype,
+        device=options.device,
+        batch_size=options.micro_batch_size,
+        batch_invariant=options.batch_invariant,
     )
     cache = None
     if cache_folder is not None:

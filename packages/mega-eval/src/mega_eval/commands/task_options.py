@@ -23,7 +23,8 @@ class TaskOptions:
     report: bool
     limit: int | None
     dtype: str
-    micro_batch_size: int
+    micro_batch_size: int | None
+    batch_invariant: bool
     device: str
     cache: Path | None
     no_cache: bool
@@ -55,9 +56,12 @@ _OPTIONS = (
     click.option(
         "--micro-batch-size",
         type=click.IntRange(min=1),
-        default=16,
-        show_default=True,
-        help="Windows in one forward pass. Changes memory and speed, not the result.",
+        help="Windows in one forward pass, at most.  [default: as many as fit in memory]",
+    ),
+    click.option(
+        "--batch-invariant",
+        is_flag=True,
+        help="Compute scores bit for bit as a training forward pass does, in any batch. CPU only, slower.",
     ),
     click.option(
         "--device",

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from mega_eval.models.decoder_kernels import choose_decoder_kernels
 from mega_eval.models.interface import GenerationRequest, ModelIdentity, WindowScores
 from mega_eval.scorer import ModelScorer
 from mega_eval.windows import Window
@@ -71,20 +72,28 @@ class DecoderModel:
         """Nothing is to be ended."""
 
 
-def open_checkpoint(load: Path, *, dtype: str, device: str, batch_size: int) -> DecoderModel:
+def open_checkpoint(
+    load: Path, *, dtype: str, device: str, batch_size: int | None = None, batch_invariant: bool = False
+) -> DecoderModel:
     """Load a checkpoint, or a run's latest, into this process.
 
     Args:
         dtype: "float32", "bfloat16", or "auto": bfloat16 if all weights are stored in it.
+        batch_size: windows of one forward pass at most.
+        batch_invariant: scores have the bits of a training forward pass, in any batch.
 
     Raises:
-        MegaError: there is none, it is damaged or has no tokenizer, or the machine lacks the device.
+        MegaError: there is none, it is damaged or has no tokenizer, or the machine lacks the device or the
+            batch-invariant kernels.
     """
     checkpoint = Checkpoint.open(load)
     tokenizer = open_checkpoint_tokenizer(checkpoint)
     on = resolve_device(device, where="--device")
     model_dtype = _choose_dtype(checkpoint, dtype)
-    decoder = load_model(checkpoint.spec, checkpoint.model_slab, dtype=model_dtype, device=on)
+    kernels = choose_decoder_kernels(on, model_dtype, batch_invariant=batch_invariant)
+    decoder = load_model(
+        checkpoint.spec, checkpoint.model_slab, dtype=model_dtype, device=on, kernels=kernels
+    )
     identity = ModelIdentity(
         source=str(checkpoint.folder.resolve()),
         sha256=hash_weights(checkpoint),

@@ -267,3 +267,10 @@ def test_the_module_is_the_command():
     argv = [sys.executable, "-m", "mega_eval", "--version"]
     process = subprocess.run(argv, capture_output=True, text=True, check=True)
     assert process.stdout == f"mega-eval, version {mega_eval.__version__}\n"
+
+
+def test_batch_invariant_results_do_not_depend_on_the_batch_size(call, run, held_out_file):
+    words = ("lambada", "--load", run, "--data", held_out_file, "--batch-invariant", "--no-cache")
+    single, batched = (call(*words, "--micro-batch-size", size)[3] for size in (1, 7))
+    assert single["options"]["batch_invariant"]
+    assert values(single) == values(batched)

@@ -138,6 +138,10 @@ def test_windows_with_answers_change_no_pass_that_another_window_needs(seed):
     inputs = [paths for _, paths in whole]
     assert all(paths in inputs for _, paths in rest)
     assert len(rest) < len(whole)
-    scored = {(number, index) for planned, _ in rest for number, index in zip(planned.window_K, planned.index_K, strict=True)}
+    scored = {
+        (number, index)
+        for planned, _ in rest
+        for number, index in zip(planned.window_K, planned.index_K, strict=True)
+    }
     needed = [(n, i) for n, w in enumerate(windows) if n not in answered for i in range(w.target_length)]
     assert scored.issuperset(needed)

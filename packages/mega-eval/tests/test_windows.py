@@ -4,7 +4,7 @@ import random
 import numpy as np
 import pytest
 
-from mega_eval.windows import Window, as_tokens, batch_windows, sliding_windows, suffix_window
+from mega_eval.windows import Window, as_tokens, sliding_windows, suffix_window
 
 
 def test_windows_and_masks_equal_megatrons_item_by_item(shared):
@@ -39,23 +39,6 @@ def test_every_token_but_the_first_is_scored_once_with_enough_before_it(seed):
         if number and window.target_length:
             assert first >= length - stride
     assert scored == list(range(1, count))
-
-
-@pytest.mark.parametrize("seed", range(100))
-def test_batches_hold_every_window_with_targets_once_and_longest_first(seed):
-    rng = random.Random(seed)
-    windows = []
-    for _ in range(rng.randint(0, 30)):
-        size = rng.randint(1, 12)
-        windows.append(Window(as_tokens(range(size)), rng.randint(0, size - 1)))
-    batch_size = rng.randint(1, 7)
-    batches = batch_windows(windows, batch_size)
-    assert all(1 <= len(batch) <= batch_size for batch in batches)
-    assert all(len(batch) == batch_size for batch in batches[:-1])
-    order = [index for batch in batches for index in batch]
-    assert sorted(order) == [index for index, window in enumerate(windows) if window.target_length]
-    lengths = [windows[index].input_length for index in order]
-    assert lengths == sorted(lengths, reverse=True)
 
 
 def test_a_suffix_window_keeps_the_last_context_plus_one_tokens():

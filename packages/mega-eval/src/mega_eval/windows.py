@@ -1,4 +1,4 @@
-"""Windows of tokens that a model scores, and their batches.
+"""Windows of tokens that a model scores.
 
 A task turns its data into `Window`s: tokens of which the last few are targets. A LAMBADA passage is a window
 whose target is the last word. A long text is a sequence of windows that overlap, and the targets of each are
@@ -84,14 +84,3 @@ def sliding_windows(stream: Tokens, length: int, stride: int) -> list[Window]:
         targets = inputs if number == 0 else max(0, min(inputs, inputs - length + stride))
         windows.append(Window(tokens, targets))
     return windows
-
-
-def batch_windows(windows: Sequence[Window], batch_size: int) -> list[list[int]]:
-    """Group the windows that have targets into batches of at most `batch_size`, longest first.
-
-    A batch is a list of indices into `windows`. Sorting by length keeps padding small; with the longest
-    first, a batch that does not fit in memory fails at the start and not at the end.
-    """
-    order = [index for index, window in enumerate(windows) if window.target_length]
-    order.sort(key=lambda index: (-windows[index].input_length, index))
-    return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]

@@ -21,7 +21,8 @@ def choose_decoder_kernels(device: torch.device, dtype: torch.dtype, *, batch_in
         ConfigError: batch-invariant kernels do not run here.
     """
     if batch_invariant:
-        return choose_batch_invariant_kernels(device, dtype, package="mega-eval").kernels
+        hint = "--dtype float32"
+        return choose_batch_invariant_kernels(device, dtype, package="mega-eval", dtype_hint=hint).kernels
     if device.type == "cpu" and has_numba():
         return with_row_functions(REFERENCE, load_kernels(package="mega-eval"))
     return REFERENCE

@@ -18,6 +18,7 @@ import click
 import pytest
 
 from mega_schema.app.output_option import OutputPath
+from tests.evaluation import choice_rows
 from tests.repo_rules import faulty_inputs
 from tests.repo_rules.markdown import subcommands_of
 from tests.repo_rules.repository import PROGRAMS
@@ -140,13 +141,19 @@ OUTPUTS = {
     for option in ("--save", "--data-cache-path", "--tensorboard-dir", "--wandb-save-dir", "--codecarbon-dir")
 }
 OUTPUTS |= {
+    f"mega-eval {task} --output": Output(
+        "--output", "file", f"--load runs/small --data in/{task}.jsonl", (f"in/{task}.jsonl",)
+    )
+    for task in choice_rows.ROWS
+}
+OUTPUTS |= {
     name.replace("--output", "--cache"): Output("--cache", "folder", output.line, shared=True)
     for name, output in OUTPUTS.items()
     if name.startswith("mega-eval") and "--load" in output.line
 }
 # options that name a path and are read; `plan` and `validate` of mega-train write nothing
 READ = re.compile(
-    r"--(input|load|data|dataset|sample-input|api-key|ssl|chat-template|config|tokenizer|vocab|merge|pretrained|baseline|compare-with|per-split|train-weighted|valid-weighted|test-weighted|kill-switch|datasets)\b.*"
+    r"--(input|load|data|fewshot-data|dataset|sample-input|api-key|ssl|chat-template|config|tokenizer|vocab|merge|pretrained|baseline|compare-with|per-split|train-weighted|valid-weighted|test-weighted|kill-switch|datasets)\b.*"
 )
 WRITES_NOTHING = {"mega-train plan", "mega-train validate"}
 
@@ -195,6 +202,8 @@ def faulty_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     body = {"model": "small", "prompt": "one two", "max_tokens": 1}
     request = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": body}
     (folder / "in/batch.jsonl").write_text(json.dumps(request) + "\n")
+    for task, row in choice_rows.ROWS.items():
+        choice_rows.write_rows(folder / "in" / f"{task}.jsonl", [row(n) for n in range(3)])
     (folder / "words.txt").write_text("one two three\n" * 20)
     for name in ("result.json", "result.samples.jsonl"):
         (folder / "in" / name).write_text("{}\n")

@@ -7,7 +7,7 @@ from typing import NoReturn
 import click
 
 from mega_eval import __version__
-from mega_eval.commands import likelihood
+from mega_eval.commands import choice_commands, likelihood
 from mega_eval.commands.report import report
 from mega_schema.app import cli_runner
 
@@ -18,7 +18,13 @@ def cli() -> None:
     """Evaluate a language model. Each task prints a table and writes a JSON result."""
 
 
-for command in (likelihood.lambada, likelihood.wikitext103, likelihood.perplexity, report):
+for command in (
+    likelihood.lambada,
+    likelihood.wikitext103,
+    likelihood.perplexity,
+    *choice_commands.COMMANDS,
+    report,
+):
     cli.add_command(command)
 
 

@@ -1,0 +1,1 @@
+"""Tasks by name: how a record becomes what the model reads."""

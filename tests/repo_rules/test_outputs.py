@@ -115,6 +115,12 @@ OUTPUTS = {
     "mega-eval report --output": Output(
         "--output", "file", "in/result.json", ("in/result.json", "in/result.samples.jsonl")
     ),
+    **{
+        f"mega-eval compare {option}": Output(
+            option, "file", "in/result.json in/result.json", ("in/result.json", "in/result.samples.jsonl")
+        )
+        for option in ("--output", "--plot")
+    },
     "mega-serve bench --result-filename": Output(
         "--result-filename",
         "file",

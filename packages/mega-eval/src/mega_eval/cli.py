@@ -8,6 +8,7 @@ import click
 
 from mega_eval import __version__
 from mega_eval.commands import choice_commands, likelihood
+from mega_eval.commands.compare import compare
 from mega_eval.commands.report import report
 from mega_schema.app import cli_runner
 
@@ -24,6 +25,7 @@ for command in (
     likelihood.perplexity,
     *choice_commands.COMMANDS,
     report,
+    compare,
 ):
     cli.add_command(command)
 

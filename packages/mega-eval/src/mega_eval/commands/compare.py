@@ -1,0 +1,137 @@
+"""`mega-eval compare`: test whether models differ on the same examples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import click
+
+from mega_schema.app.output_option import OUTPUT_FILE
+
+if TYPE_CHECKING:
+    from mega_eval.comparison import MetricComparison, Pairs
+
+FORMAT = 1
+KEYS = ("format", "results", "comparisons", "notes", "resamples", "seed", "fdr")
+
+
+@click.command()
+@click.argument("results", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RESULT.json...")
+@click.option(
+    "--pairs",
+    type=click.Choice(["first", "all"]),
+    default="first",
+    show_default=True,
+    help="Compare each result with the first of its task, or every two.",
+)
+@click.option(
+    "--resamples",
+    type=click.IntRange(min=100),
+    default=10_000,
+    show_default=True,
+    help="Draws of the bootstrap.",
+)
+@click.option("--seed", type=int, default=1234, show_default=True, help="Of the bootstrap.")
+@click.option(
+    "--fdr",
+    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    default=0.05,
+    show_default=True,
+    help="False discovery rate: a difference with a q-value below it gets a verdict.",
+)
+@click.option("--output", type=OUTPUT_FILE, help="Also write the comparisons as JSON.")
+@click.option("--plot", type=OUTPUT_FILE, help="Also draw the differences as a PNG; needs matplotlib.")
+def compare(
+    results: tuple[Path, ...],
+    pairs: str,
+    resamples: int,
+    seed: int,
+    fdr: float,
+    output: Path | None,
+    plot: Path | None,
+) -> None:
+    """Compare results of several models on the same examples.
+
+    Examples are paired by their ids. Scores of 0 and 1 are tested by McNemar's exact test, all others by a
+    paired bootstrap, which also gives the intervals. q is the p-value adjusted for the number of comparisons
+    (Benjamini-Hochberg). Results of several tasks can be given together.
+    """
+    from dataclasses import asdict
+
+    import orjson
+
+    from mega_eval.charts import check_plot, draw_comparisons
+    from mega_eval.comparison import compare_results, list_models
+    from mega_eval.result import samples_path
+    from mega_eval.result_reader import read_result
+    from mega_schema.atomic_io import atomic_write
+    from mega_schema.errors import ConfigError
+    from mega_schema.outputs import check_output, has_keys
+
+    inputs = [*results, *map(samples_path, results)]
+    if output is not None:
+        if not output.parent.is_dir():
+            where = output.parent
+            raise ConfigError("--output", "no such folder", found=where, hint=f"mkdir -p {where}")
+        check_output("--output", output, "file", inputs=inputs, is_ours=has_keys(KEYS))
+    if plot is not None:
+        check_plot("--plot", plot, inputs)
+    read = [read_result(path) for path in results]
+    comparisons, notes = compare_results(read, pairs=cast("Pairs", pairs), resamples=resamples, seed=seed)
+    for line in format_comparisons(comparisons, fdr):
+        click.echo(line)
+    for note in notes:
+        click.echo(f"note: {note}")
+    if output is not None:
+        record = dict(
+            zip(
+                KEYS,
+                (FORMAT, list_models(read), [asdict(c) for c in comparisons], notes, resamples, seed, fdr),
+                strict=True,
+            )
+        )
+        with atomic_write(output) as partial:
+            partial.write_bytes(orjson.dumps(record, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+        click.echo(f"written to {output}")
+    if plot is not None:
+        draw_comparisons(comparisons, plot, level=fdr)
+        click.echo(f"written to {plot}")
+
+
+def format_comparisons(comparisons: Sequence[MetricComparison], level: float) -> Iterator[str]:
+    """Yield the lines of the tables: one table for each pair of results."""
+    tables: dict[tuple[str, ...], list[MetricComparison]] = {}
+    for comparison in comparisons:
+        key = (comparison.task, comparison.convention, comparison.first, comparison.second)
+        tables.setdefault(key, []).append(comparison)
+    for (task, convention, first, second), rows in tables.items():
+        title = " ".join(filter(None, (task, convention)))
+        yield f"{title}: {second} against {first}, {rows[0].count:,} examples"
+        head = ("", "first", "second", "difference", "95 %", "p", "q", "", "")
+        cells = [head, *(_format_row(row, level) for row in rows)]
+        widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
+        for row in cells:
+            name = row[0].ljust(widths[0])
+            numbers = (cell.rjust(width) for cell, width in zip(row[1:7], widths[1:7], strict=True))
+            yield "  ".join((name, *numbers, row[7].ljust(widths[7]), row[8])).rstrip()
+        yield ""
+
+
+def _format_row(row: MetricComparison, level: float) -> tuple[str, ...]:
+    low, high = row.interval
+    discordant = ""
+    if row.discordant is not None:
+        discordant = f"right only in first {row.discordant[0]:,}, in second {row.discordant[1]:,}"
+    return (
+        row.metric.replace("_", " "),
+        f"{row.values[0]:,.4f}",
+        f"{row.values[1]:,.4f}",
+        f"{row.difference:+,.4f}",
+        f"{low:+,.4f} to {high:+,.4f}",
+        f"{row.p_value:.2g}",
+        f"{row.q_value:.2g}",
+        row.verdict(level),
+        discordant,
+    )

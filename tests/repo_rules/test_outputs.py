@@ -121,6 +121,9 @@ OUTPUTS = {
         )
         for option in ("--output", "--plot")
     },
+    "mega-eval sweep --output": Output(
+        "--output", "folder", "runs/small lambada --data text.jsonl", ("runs/small",)
+    ),
     "mega-serve bench --result-filename": Output(
         "--result-filename",
         "file",

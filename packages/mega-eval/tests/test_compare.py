@@ -135,8 +135,8 @@ def test_every_metric_is_compared_by_the_scores_it_is_made_from(pair):
 
 
 def test_a_result_compared_with_itself_does_not_differ(pair, tmp_path):
-    again = write_made_up(tmp_path / "c.json", pair[0].examples, model="c")
-    for comparison in compare_results([pair[0], again], resamples=500)[0]:
+    copy = write_made_up(tmp_path / "c.json", pair[0].examples, model="c")
+    for comparison in compare_results([pair[0], copy], resamples=500)[0]:
         assert (comparison.difference, comparison.p_value, comparison.interval) == (0, 1, (0, 0))
         assert comparison.verdict(0.05) == ""
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,9 +19,26 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from mega_eval.sweep import MetricSpread, SweepPoint
+
 COLOR = "#2f6f9f"
 _BETTER, _WORSE, _MUTED = "#3d8b4f", "#c2571a", "#59636e"
 _ROW_INCHES = 0.34
+
+
+def require_matplotlib(where: str, *, hint: str = "") -> None:
+    """Check that matplotlib is installed.
+
+    Args:
+        where: the option or command that needs it; begins the message.
+        hint: an alternative to installing it.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        command = install_hint("mega-eval", "plot")
+        raise ConfigError(where, "needs matplotlib", hint=f"{command}, {hint}" if hint else command)
 
 
 def check_plot(option: str, path: Path, inputs: Sequence[Path] = ()) -> None:
@@ -32,8 +50,7 @@ def check_plot(option: str, path: Path, inputs: Sequence[Path] = ()) -> None:
     if not path.parent.is_dir():
         raise ConfigError(option, "no such folder", found=path.parent, hint=f"mkdir -p {path.parent}")
     check_output(option, path, "file", inputs=inputs, is_ours=is_image)
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError(option, "needs matplotlib", hint=install_hint("mega-eval", "plot"))
+    require_matplotlib(option)
 
 
 def chart_style() -> AbstractContextManager[None]:
@@ -96,3 +113,57 @@ def _draw_panel(axes: Axes, metric: str, panel: Sequence[MetricComparison], leve
     axes.grid(axis="x")
     direction = {True: ", higher is better", False: ", lower is better", None: ""}[panel[0].higher_is_better]
     axes.set_title(f"difference of {metric.replace('_', ' ')}{direction}", loc="left", fontsize=10)
+
+
+def draw_sweep(points: Sequence[SweepPoint], spread: Mapping[str, MetricSpread], path: Path) -> None:
+    """Draw each metric against tokens, with its intervals and the spread of the last checkpoints, as a PNG.
+
+    The horizontal axis has iterations where a checkpoint does not say how many tokens were consumed.
+    """
+    from matplotlib.figure import Figure
+
+    has_tokens = all(point.tokens is not None for point in points) and len({p.tokens for p in points}) > 1
+    xs = [
+        float(point.tokens if has_tokens and point.tokens is not None else point.iteration)
+        for point in points
+    ]
+    names = list(spread)
+    columns = min(2, len(names))
+    rows = math.ceil(len(names) / columns)
+    with chart_style():
+        figure = Figure(figsize=(5.5 * columns, 3.0 * rows), dpi=120, layout="constrained")
+        axes = figure.subplots(rows, columns, squeeze=False)
+        for panel, name in zip(axes.flat, names, strict=False):
+            _draw_curve(panel, xs, points, name, spread[name])
+            panel.set_xlabel("tokens" if has_tokens else "iteration")
+        for panel in axes.flat[len(names) :]:
+            panel.set_axis_off()
+        write_figure(figure, path)
+
+
+def _draw_curve(
+    axes: Axes, xs: Sequence[float], points: Sequence[SweepPoint], name: str, spread: MetricSpread
+) -> None:
+    pairs = [(x, point.metrics[name]) for x, point in zip(xs, points, strict=True) if name in point.metrics]
+    values = [metric.value for _, metric in pairs]
+    intervals = [metric.interval or (metric.value, metric.value) for _, metric in pairs]
+    below = [max(0.0, value - low) for value, (low, _) in zip(values, intervals, strict=True)]
+    above = [max(0.0, high - value) for value, (_, high) in zip(values, intervals, strict=True)]
+    places = [x for x, _ in pairs]
+    axes.errorbar(places, values, yerr=[below, above], color=COLOR, marker="o", markersize=4, capsize=2)
+    text = f"last {spread.checkpoints}: {spread.mean:,.4g}"
+    if spread.stdev is not None:
+        low, high = spread.mean - spread.stdev, spread.mean + spread.stdev
+        axes.fill_between(places[-spread.checkpoints :], low, high, color=COLOR, alpha=0.2, linewidth=0)
+        text += f" ± {spread.stdev:.2g}"
+    axes.set_title(f"{name.replace('_', ' ')}   {text}", loc="left", fontsize=10)
+    axes.grid(axis="y")
+    axes.xaxis.set_major_formatter(lambda value, _: format_count(value))
+
+
+def format_count(value: float) -> str:
+    """Format a large number of tokens: 12,500,000 as 12.5M."""
+    for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e4)):
+        if abs(value) >= size:
+            return f"{value / (1e3 if unit == 'k' else size):.4g}{unit}"
+    return f"{value:.4g}"

@@ -10,6 +10,7 @@ from mega_eval import __version__
 from mega_eval.commands import choice_commands, likelihood
 from mega_eval.commands.compare import compare
 from mega_eval.commands.report import report
+from mega_eval.commands.sweep import sweep
 from mega_schema.app import cli_runner
 
 
@@ -26,6 +27,7 @@ for command in (
     *choice_commands.COMMANDS,
     report,
     compare,
+    sweep,
 ):
     cli.add_command(command)
 

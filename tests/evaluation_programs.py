@@ -7,7 +7,7 @@ import signal
 import sys
 from typing import Any
 
-IMPORTS = ("mega_eval.commands.evaluate", "mega_eval.tasks.lambada", "mega_eval.tasks.perplexity")
+IMPORTS = ("mega_eval.commands.evaluate", "mega_eval.tasks.lambada", "mega_eval.tasks.wikitext")
 
 
 def run() -> None:

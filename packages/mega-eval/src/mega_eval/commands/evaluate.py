@@ -15,9 +15,9 @@ import click
 import torch
 
 from mega_eval import __version__, result
+from mega_eval.commands.model_source import open_cache, open_model
 from mega_eval.commands.task_options import TaskOptions
-from mega_eval.models.answer_cache import AnswerCache, hash_model
-from mega_eval.models.decoder_model import open_checkpoint
+from mega_eval.models.answer_cache import hash_model
 from mega_eval.models.interface import LanguageModel
 from mega_eval.models.session import EvaluationSession
 from mega_eval.report_page.page import report_path, write_page
@@ -50,7 +50,7 @@ def run_task(
         settings: the task's options that change the numbers.
         is_whole: whether the task evaluates all of its files.
     """
-    inputs = [*files, options.load]
+    inputs = [*files, *([] if options.load is None else [options.load])]
     if options.output is not None:
         result.check_writable(options.output, inputs, overwrite=options.overwrite)
     fingerprints = result.fingerprint_files(files)
@@ -73,7 +73,7 @@ def run_task(
                 "micro_batch_size": options.micro_batch_size,
                 "batch_invariant": options.batch_invariant,
             },
-            versions=list_versions(),
+            versions={**list_versions(), **model.identity.versions},
             command=("mega-eval", *sys.argv[1:]),
             date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             is_whole=is_whole,
@@ -100,17 +100,12 @@ def open_session(options: TaskOptions, cache_folder: Path | None = None) -> Eval
     Args:
         cache_folder: where its answers are kept; None: nowhere.
     """
-    model = open_checkpoint(
-        options.load,
-        dtype=options.dtype,
-        device=options.device,
-        batch_size=options.micro_batch_size,
-        batch_invariant=options.batch_invariant,
-    )
+    model = open_model(options)
     cache = None
     if cache_folder is not None:
-        key = hash_model(model.identity, list_versions(), (model.vocab_size, model.context_length))
-        cache = AnswerCache(cache_folder, key, is_temporary=options.cache is None)
+        settings = (model.vocab_size, model.context_length, options.batch_invariant)
+        key = hash_model(model.identity, list_versions(), settings)
+        cache = open_cache(model, cache_folder, key, is_temporary=options.cache is None)
     return EvaluationSession(model, progress=partial(progress_bar, "scoring", unit="windows"), cache=cache)
 
 

@@ -17,7 +17,8 @@ PATH = click.Path(path_type=Path)
 class TaskOptions:
     """The values of the options that every task has, by the names of their flags."""
 
-    load: Path
+    load: Path | None
+    url: str | None
     output: Path | None
     overwrite: bool
     report: bool
@@ -28,12 +29,17 @@ class TaskOptions:
     device: str
     cache: Path | None
     no_cache: bool
+    model: str | None
+    api_key_env: str | None
+    tokenizer: Path | None
+    max_model_len: int | None
+    concurrency: int
+    allow_noise: bool
 
 
 _OPTIONS = (
-    click.option(
-        "--load", required=True, type=PATH, help="Checkpoint directory, or run directory (its latest)."
-    ),
+    click.option("--load", type=PATH, help="Checkpoint directory, or run directory (its latest)."),
+    click.option("--url", metavar="URL", help="Instead of --load: an OpenAI-compatible server."),
     click.option(
         "--output",
         type=OUTPUT_FILE,
@@ -76,6 +82,34 @@ _OPTIONS = (
         "beside the result, until it is written; a run that was interrupted resumes from it]",
     ),
     click.option("--no-cache", is_flag=True, help="Keep no answers: an interrupted run starts again."),
+    click.option(
+        "--model", metavar="NAME", help="With --url: the server's name of the model.  [default: its only one]"
+    ),
+    click.option(
+        "--api-key-env", metavar="VARIABLE", help="With --url: environment variable that holds the API key."
+    ),
+    click.option(
+        "--tokenizer",
+        type=PATH,
+        help="With --url: checkpoint or Hugging Face folder with the tokenizer.  [default: ask the server]",
+    ),
+    click.option(
+        "--max-model-len",
+        type=click.IntRange(min=4),
+        help="With --url: the model's context in tokens.  [default: ask the server]",
+    ),
+    click.option(
+        "--concurrency",
+        type=click.IntRange(min=1),
+        default=8,
+        show_default=True,
+        help="With --url: requests at a time.",
+    ),
+    click.option(
+        "--allow-noise",
+        is_flag=True,
+        help="With --url: accept ln P that changes by more than 0.001 with other requests.",
+    ),
 )
 
 

@@ -45,7 +45,7 @@ _FRAME = struct.Struct("<II")
 _HEAD = struct.Struct("<16sd")
 _SCORES = struct.Struct("<I?")
 # fields of a model's identity that do not change its answers
-_NEUTRAL_FIELDS = ("source", "iteration", "parameters", "tokens")
+_NEUTRAL_FIELDS = ("source", "iteration", "parameters", "tokens", "noise")
 
 
 class AnswerCache:
@@ -127,15 +127,17 @@ class AnswerCache:
             self._descriptor = None
 
 
-def hash_model(identity: ModelIdentity, versions: Mapping[str, str], sizes: Sequence[int]) -> str:
+def hash_model(identity: ModelIdentity, versions: Mapping[str, str], settings: Sequence[object]) -> str:
     """Return the key of a model: 32 hexadecimal digits.
 
     Args:
         versions: of the software that computes the answers.
-        sizes: vocabulary and context of the model.
+        settings: vocabulary, context and mode of computation of the model.
     """
     fields = {name: value for name, value in asdict(identity).items() if name not in _NEUTRAL_FIELDS}
-    content = orjson.dumps([MAGIC.decode(), fields, dict(versions), list(sizes)], option=orjson.OPT_SORT_KEYS)
+    content = orjson.dumps(
+        [MAGIC.decode(), fields, dict(versions), list(settings)], option=orjson.OPT_SORT_KEYS
+    )
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 

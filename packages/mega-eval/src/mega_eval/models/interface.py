@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -57,6 +57,8 @@ class ModelIdentity:
         layout: tp, pp and dp of the ranks that evaluated it.
         parameters: number of weights, if known.
         tokens: tokens that it was trained on, if known.
+        noise: of a server, the largest difference of a token's ln P between a request alone and among others.
+        versions: of the software that computes its answers, other than this program's.
     """
 
     source: str
@@ -68,6 +70,8 @@ class ModelIdentity:
     layout: dict[str, int] = field(default_factory=lambda: {"tp": 1, "pp": 1, "dp": 1})
     parameters: int | None = None
     tokens: int | None = None
+    noise: float | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
 
 
 class RequestModel(Protocol):

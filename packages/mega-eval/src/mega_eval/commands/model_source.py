@@ -1,0 +1,122 @@
+"""Open the model that the options of a task name: a checkpoint or a server."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from pathlib import Path
+
+import numpy as np
+
+from mega_eval.commands.task_options import TaskOptions
+from mega_eval.models.answer_cache import AnswerCache, hash_window
+from mega_eval.models.decoder_model import open_checkpoint
+from mega_eval.models.endpoint_client import EndpointClient
+from mega_eval.models.interface import RequestModel
+from mega_eval.models.server_model import NOISE_LIMIT, ServerModel
+from mega_schema.checkpoint.checkpoint_tokenizer import open_checkpoint_tokenizer
+from mega_schema.checkpoint.reader import Checkpoint
+from mega_schema.errors import ConfigError
+from mega_schema.tokenizer.identity import IDENTITY
+from mega_schema.tokenizer.tokenizer import Tokenizer, open_tokenizer, open_tokenizer_folder
+
+
+def open_model(options: TaskOptions) -> RequestModel:
+    """Open the model of `--load` or `--url`.
+
+    Raises:
+        MegaError: neither or both are given, or the model cannot be opened.
+    """
+    if (options.load is None) == (options.url is None):
+        what = "missing" if options.load is None else "contradicts --url"
+        raise ConfigError("--load", what, hint="--load RUN, or --url http://HOST:PORT")
+    if options.url is not None:
+        return _open_server(options.url, options)
+    _refuse_server_options(options)
+    assert options.load is not None
+    return open_checkpoint(
+        options.load,
+        dtype=options.dtype,
+        device=options.device,
+        batch_size=options.micro_batch_size,
+        batch_invariant=options.batch_invariant,
+    )
+
+
+def open_cache(model: RequestModel, folder: Path, key: str, *, is_temporary: bool) -> AnswerCache:
+    """Open the answers of a model.
+
+    A server may have loaded other weights under the same name. Its answers are those of the first cache in
+    which its scores of the probes are the present ones; a new one has none yet.
+    """
+    for number in itertools.count():
+        cache = AnswerCache(folder, f"{key}-{number}" if number else key, is_temporary=is_temporary)
+        if not isinstance(model, ServerModel):
+            return cache
+        scores = [
+            (hash_window(probe), score) for probe, score in zip(model.probes, model.probe_scores, strict=True)
+        ]
+        known = [entry for digest, _ in scores if (entry := cache.find_scores(digest)) is not None]
+        if not known:
+            cache.add_scores(dict(scores), 0.0)
+            return cache
+        differences = [
+            np.abs(entry.logprobs - score.logprobs).max()
+            for (entry, _), (_, score) in zip(known, scores, strict=False)
+        ]
+        if max(differences) <= max(NOISE_LIMIT, model.identity.noise or 0.0):
+            return cache
+    raise AssertionError("unreachable")
+
+
+def _refuse_server_options(options: TaskOptions) -> None:
+    values = {
+        "--model": options.model,
+        "--api-key-env": options.api_key_env,
+        "--tokenizer": options.tokenizer,
+        "--max-model-len": options.max_model_len,
+        "--allow-noise": options.allow_noise or None,
+    }
+    for flag, value in values.items():
+        if value is not None:
+            raise ConfigError(flag, "needs --url", hint=f"leave {flag} out, or name a server")
+
+
+def _open_server(url: str, options: TaskOptions) -> ServerModel:
+    if options.dtype != "auto" or options.batch_invariant:
+        flag = "--dtype" if options.dtype != "auto" else "--batch-invariant"
+        raise ConfigError(flag, "is the server's choice, not that of --url", hint=f"leave {flag} out")
+    key = None
+    if options.api_key_env is not None:
+        key = os.environ.get(options.api_key_env)
+        if not key:
+            hint = f"export {options.api_key_env}=..."
+            raise ConfigError(
+                "--api-key-env", "no such variable, or an empty one", found=options.api_key_env, hint=hint
+            )
+    client = EndpointClient(url, api_key=key)
+    try:
+        return ServerModel(
+            client,
+            name=options.model,
+            tokenizer=None if options.tokenizer is None else open_any_tokenizer(options.tokenizer),
+            max_model_len=options.max_model_len,
+            concurrency=options.concurrency,
+            allow_noise=options.allow_noise,
+        )
+    except BaseException:
+        client.close()
+        raise
+
+
+def open_any_tokenizer(folder: Path) -> Tokenizer:
+    """Open the tokenizer of a checkpoint, of a run, or of a Hugging Face folder, or a saved one.
+
+    Raises:
+        MegaError: it is none of them.
+    """
+    if (folder / IDENTITY).is_file():
+        return open_tokenizer_folder(folder)
+    if (folder / "tokenizer.json").is_file() or folder.is_file():
+        return open_tokenizer("HuggingFaceTokenizer", model=folder)
+    return open_checkpoint_tokenizer(Checkpoint.open(folder))

@@ -1,0 +1,35 @@
+"""The toy vocabulary of the reference samples, and datasets of sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from mega_schema.dataset.indexed_dataset import IndexedDataset, IndexedWriter
+from mega_train.data.encoder.vocabulary import MaskingVocabulary
+
+SPECIAL = ("[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]")
+FIRST_WORD = len(SPECIAL)
+
+
+def toy_pieces(sentinels: int = 100) -> list[str]:
+    """The tokens by id: every third is the continuation of a word."""
+    words = [f"##w{i}" if i % 3 == 0 else f"w{i}" for i in range(FIRST_WORD, 202)]
+    return [*SPECIAL, *words, "[BOS]", "[EOS]", *(f"<extra_id_{i}>" for i in range(sentinels))]
+
+
+def toy_vocabulary(sentinels: int = 100) -> MaskingVocabulary:
+    return MaskingVocabulary.from_pieces(toy_pieces(sentinels), "toy")
+
+
+def write_sentences(prefix: Path, documents: Sequence[Sequence[int]], seed: int = 5) -> IndexedDataset:
+    """Write documents of sentences of these lengths, of random words."""
+    rng = np.random.default_rng(seed)
+    with IndexedWriter(prefix, np.uint16) as out:
+        for document in documents:
+            for length in document:
+                out.add(rng.integers(FIRST_WORD, 202, length))
+            out.end_document()
+    return IndexedDataset(prefix)

@@ -41,6 +41,11 @@ SERVER = (
 REQUEST_BYTES = 1 << 17
 
 
+def module_path() -> str:
+    """Return PYTHONPATH for a program that imports the tests too: the repository, then what is set."""
+    return os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+
+
 class Program:
     """A running program, with the methods of `subprocess.Popen` that tests use.
 

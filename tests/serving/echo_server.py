@@ -30,6 +30,7 @@ from mega_serve.http.limits import Limits
 from mega_serve.http.server import Server
 from mega_serve.http.serving import serve_engine
 from mega_serve.process.engine_client import EngineProcessClient, EngineSettings
+from tests import fork_server
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -83,7 +84,7 @@ def create_echo_app(client: EngineClient, config: ServerConfig, **options: Any) 
 
 def echo_settings(options: dict[str, Any], **settings: Any) -> EngineSettings:
     """Return the settings of an echo engine's process."""
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    environment = {**os.environ, "PYTHONPATH": fork_server.module_path()}
     return EngineSettings(
         factory="tests.serving.echo_engine:build_echo_engine",
         options={"echo": True, **options},

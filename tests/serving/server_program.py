@@ -123,7 +123,7 @@ class ServerProgram:
 def run_server(load: Path, *flags: str, target: str = "mega_serve") -> Iterator[ServerProgram]:
     """Run a server on the CPU, on a free port; `target` is that of `fork_server.start`."""
     common = ["--load", str(load), "--port", "0", "--device", "cpu", "--threads", "1"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(fork_server.ROOT)}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": fork_server.module_path()}
     server = ServerProgram(target, [*common, *flags], environment)
     try:
         yield server

@@ -24,8 +24,9 @@ from mega_serve.process.engine_client import EngineProcessClient
 from mega_serve.process.engine_process import Connection, EngineLoop
 from mega_serve.process.frames import encode_frame
 from mega_serve.process.output_buffer import OutputBuffer, join_outputs
+from tests import fork_server
 from tests.serving.echo_engine import CRASH, HANG, LOSE_RANK, MODEL, REFUSE, build_echo_engine
-from tests.serving.echo_server import REPOSITORY, echo_settings
+from tests.serving.echo_server import echo_settings
 
 
 def build_request(prompt: tuple[int, ...] = (65, 66), max_tokens: int = 4, **fields: Any) -> EngineRequest:
@@ -404,7 +405,7 @@ async def main():
 
 asyncio.run(main())
 """
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    environment = {**os.environ, "PYTHONPATH": fork_server.module_path()}
     result = subprocess.run(
         [sys.executable, "-c", program],
         env=environment,

@@ -14,7 +14,7 @@ from mega_serve.execution.engine_factory import build_engine
 from mega_serve.execution.model_runner import TorchModelRunner
 
 
-def test_attention_that_does_not_run_here_is_refused_before_the_model_is_loaded(
+def test_attention_that_does_not_run_here_and_a_pool_without_pages_are_refused_before_the_model_is_loaded(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def load(*_: object, **__: object) -> None:
@@ -23,6 +23,8 @@ def test_attention_that_does_not_run_here_is_refused_before_the_model_is_loaded(
     monkeypatch.setattr("mega_serve.execution.engine_factory.load_weights", load)
     with pytest.raises(ConfigError, match="--attention flash: needs a GPU: found cpu"):
         build_engine({"load": str(checkpoint), "device": "cpu", "attention": "flash"})
+    with pytest.raises(ConfigError, match="--kv-cache-memory: holds no page: found 1000 bytes, wanted "):
+        build_engine({"load": str(checkpoint), "device": "cpu", "kv_cache_memory": 1000})
 
 
 def test_kernels_run_before_the_engine_is_ready(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:

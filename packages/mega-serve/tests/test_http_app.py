@@ -124,7 +124,7 @@ def test_an_unknown_path_and_a_wrong_method_say_what_there_is() -> None:
     app = create_echo_app(FakeClient(), ServerConfig())
     for method, path, status, message in (
         ("GET", "/v2/x", 404, "there is no /v2/x; hint: GET /docs lists the routes"),
-        ("DELETE", "/version", 405, "/version accepts GET only"),
+        ("DELETE", "/version", 405, "/version accepts GET, HEAD only"),
     ):
         response = send(app, method, path)
         assert (response.status_code, response.json()["error"]["message"]) == (status, message)
@@ -432,6 +432,20 @@ def test_tokens_count_against_the_rate() -> None:
 def test_probes_tell_the_state_of_the_engine(client: FakeClient, states: dict[str, int]) -> None:
     app = create_echo_app(client, ServerConfig())
     assert {path: send(app, "GET", path).status_code for path in states} == states
+
+
+def test_head_is_get_without_the_body_and_needs_the_same_key() -> None:
+    client = FakeClient(is_alive=False)
+    open_app = create_echo_app(client, ServerConfig())
+    assert {path: send(open_app, "HEAD", path).status_code for path in ("/livez", "/ready", "/metrics")} == {
+        "/livez": 200,
+        "/ready": 503,
+        "/metrics": 200,
+    }
+    response = send(open_app, "HEAD", "/echo")
+    assert (response.status_code, response.headers["allow"]) == (405, "POST")
+    locked = create_echo_app(client, ServerConfig(keys=KEYS))
+    assert send(locked, "HEAD", "/load").status_code == 401
 
 
 def test_while_draining_new_requests_get_503_and_health_and_metrics_answer() -> None:

@@ -21,7 +21,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.serving.echo_server import REPOSITORY
+from tests import fork_server
 
 HEADERS = b"POST /body HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n"
 
@@ -30,7 +30,7 @@ class ServerProgram:
     """A running echo server."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
-        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+        environment = {**os.environ, "PYTHONPATH": fork_server.module_path()}
         command = [sys.executable, "-m", "tests.serving.echo_server", "0", json.dumps(settings)]
         self.process = subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -250,22 +250,39 @@ def test_a_client_that_leaves_frees_its_request_at_once(server: ServerProgram, s
 
 
 @pytest.mark.parametrize(
-    ("length", "rest"),
-    [(b"Content-Length: 100", b"part"), (b"Transfer-Encoding: chunked", b"no chunk\r\n")],
+    ("length", "rest", "end"),
+    [
+        (b"Content-Length: 100", b"part", '"status": 499, "outcome": "client_left"'),
+        (b"Transfer-Encoding: chunked", b"no chunk\r\n", '"status": 400, "outcome": "refused"'),
+    ],
     ids=["part", "no-chunk"],
 )
-def test_a_client_that_leaves_within_its_body_is_no_error_of_the_server(
-    server: ServerProgram, length: bytes, rest: bytes
+@pytest.mark.parametrize("pause", [0.0, 0.1])
+def test_a_body_without_its_end_is_no_error_of_the_server(
+    server: ServerProgram, length: bytes, rest: bytes, end: str, pause: float
 ) -> None:
-    request_id = f"left-{len(rest)}"
+    request_id = f"left-{len(rest)}-{pause}"
     head = HEADERS.replace(b"Content-Length: 100", b"X-Request-Id: %s\r\n" % request_id.encode() + length)
     with server.connect() as connection:
-        connection.sendall(head + rest)
+        connection.sendall(head if pause else head + rest)
+        if pause:  # the application has the request when the rest of it comes
+            time.sleep(pause)
+            connection.sendall(rest)
         time.sleep(0.1)
     server.wait_until(lambda: any(request_id in line for line in server.log))
     (audit,) = [line for line in server.log if request_id in line]
-    assert '"status": 499, "outcome": "client_left"' in audit
+    assert end in audit
     assert not any("ClientDisconnect" in line for line in server.log)
+
+
+def test_head_answers_with_the_headers_of_get_alone(server: ServerProgram) -> None:
+    expected = server.get("/livez")
+    response = server.http.head("/livez")
+    assert (response.status_code, response.content) == (200, b"")
+    for name in ("content-type", "content-length"):
+        assert response.headers[name] == expected.headers[name]
+    assert server.http.head("/nothing").status_code == 404
+    assert server.get("/livez").json() == {"status": "ok"}  # the connection is still in order
 
 
 def test_a_client_that_wants_another_protocol_gets_http_and_no_line_of_advice(server: ServerProgram) -> None:

@@ -25,6 +25,7 @@ from mega_serve.api.openai_completions import CompletionBody
 from mega_serve.engine.interfaces import EngineDeadError, EngineOverloadedError
 from mega_serve.engine.requests import EngineRequest, SequenceOutput, TokenLogprob
 from mega_serve.http.limits import Limits
+from mega_serve.http.openapi_fields import list_fields
 from mega_serve.http.openapi_page import render_page
 from tests.api_app import build_app, send
 from tests.engine_clients import NaiveEngineClient, RecordingClient, ScriptedEngineClient
@@ -750,6 +751,18 @@ def test_the_schema_describes_every_route_with_examples(scripted_app: Any) -> No
         assert content["schema"]["additionalProperties"] is False
         assert content["examples"]
     assert "$ref" not in json.dumps([operation["requestBody"] for operation in posts])
+
+
+def test_every_field_of_every_route_has_a_description(scripted_app: Any) -> None:
+    bare = {
+        f"{path} {row.name}"
+        for path, item in scripted_app.openapi()["paths"].items()
+        for operation in item.values()
+        for content in operation.get("requestBody", {}).get("content", {}).values()
+        for row in list_fields(content["schema"])
+        if not row.description
+    }
+    assert not bare
 
 
 def test_the_documentation_page_has_every_field_and_commands_that_parse(scripted_app: Any) -> None:

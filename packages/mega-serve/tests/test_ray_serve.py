@@ -14,6 +14,7 @@ import pytest
 
 from mega_schema.errors import ConfigError
 from mega_serve.deployment.arguments import parse_arguments
+from tests import fork_server
 from tests.fork_server import ROOT
 
 HAS_RAY = importlib.util.find_spec("ray") is not None and importlib.util.find_spec("ray.serve") is not None
@@ -101,7 +102,7 @@ def test_a_replica_of_ray_serve_answers_completions(checkpoint: Path) -> None:
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": fork_server.module_path(),
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
     }

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from dataclasses import fields
 from pathlib import Path
 
@@ -13,12 +14,17 @@ import httpx
 import pytest
 
 from mega_schema.errors import ConfigError, FormatError
-from mega_serve.commands.serve import build_serve_command
-from mega_serve.commands.server_options import LIMIT_FLAGS
+from mega_schema.spec import ModelSpec
+from mega_schema.tokenizer.tokenizer import Tokenizer
+from mega_serve.commands.engine_options import open_checkpoint
+from mega_serve.commands.serve import build_application, build_serve_command
+from mega_serve.commands.server_options import LIMIT_FLAGS, build_config, build_limits
 from mega_serve.http.auth import ENVIRONMENT
 from mega_serve.http.limits import Limits
+from tests import fork_server
 from tests.serving.damaged_checkpoint import copy_damaged
-from tests.serving.echo_server import REPOSITORY, build_echo_router
+from tests.serving.echo_server import build_echo_router
+from tests.serving.random_checkpoint import save_random_checkpoint
 
 FACTORY = "tests.serving.echo_engine:build_echo_engine"
 KEY = "k" * 32
@@ -92,6 +98,25 @@ def test_a_model_of_hugging_face_gets_the_line_that_converts_it(tmp_path: Path) 
         run_command("--load", str(tmp_path), "--port", "0")
 
 
+def test_a_broken_template_of_a_checkpoint_is_logged_at_the_start(
+    spec: ModelSpec, tokenizer: Tokenizer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run, words = tmp_path / "run", tmp_path / "words"
+    tokenizer.save(words)
+    (words / "chat_template.jinja").write_text("{% for %}")
+    save_random_checkpoint(run, spec, words)
+    command = build_serve_command(FACTORY, lambda context: [build_echo_router(context)])
+    values = command.make_context("serve", ["--load", str(run)]).params
+    limits = build_limits(values)
+    config = build_config(values, host="127.0.0.1", limits=limits, log_prompts=False)
+    build_application(values, config, open_checkpoint(values), FACTORY, lambda context: [], tuple)
+    next(thread for thread in threading.enumerate() if thread.name == "template-check").join(30)
+    (record,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    message = record.getMessage()
+    assert message.startswith("the checkpoint's chat template cannot be compiled: ")
+    assert message.endswith("refuse all requests; hint: start the server with --chat-template FILE")
+
+
 def test_weights_that_were_damaged_on_disk_are_one_line_and_exit_code_2(
     checkpoint: Path, tmp_path: Path
 ) -> None:
@@ -116,10 +141,11 @@ def test_the_command_serves_and_ends_at_a_signal(checkpoint: Path) -> None:
 from mega_schema.app.cli_runner import run_command
 from mega_serve.commands.serve import build_serve_command
 from tests.serving.echo_server import build_echo_router
+from tests.serving.random_checkpoint import save_random_checkpoint
 
 run_command(build_serve_command({FACTORY!r}, lambda context: [build_echo_router(context)]))
 """
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), ENVIRONMENT: f"alice:{KEY}"}
+    environment = {**os.environ, "PYTHONPATH": fork_server.module_path(), ENVIRONMENT: f"alice:{KEY}"}
     command = [sys.executable, "-c", program, "--load", str(checkpoint), "--port", "0"]
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -173,7 +173,7 @@ def test_a_server_with_two_ranks_needs_no_network_but_loopback(run: Path) -> Non
     if probe.returncode:
         pytest.skip(f"no network namespace may be created: {probe.stderr.strip()}")
     command = [*unshare, sys.executable, "-c", ISOLATED, str(run)]
-    environment = {**os.environ, "PYTHONPATH": str(fork_server.ROOT), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": fork_server.module_path(), "OMP_NUM_THREADS": "1"}
     result = subprocess.run(
         command, env=environment, cwd=fork_server.ROOT, capture_output=True, text=True, timeout=180
     )

@@ -14,6 +14,7 @@ import pytest
 from mega_schema.errors import ConfigError
 from mega_serve.commands.offline import generate
 from mega_serve.process.torchrun import TorchrunRank
+from tests import fork_server
 from tests.fork_server import ROOT
 from tests.serving.server_program import ServerProgram
 
@@ -91,7 +92,12 @@ def torchrun_words(checkpoint: Path, processes: int, *flags: str) -> list[str]:
 
 @pytest.mark.long
 def test_torchrun_serves_with_four_ranks_and_ends_after_a_signal(checkpoint: Path, tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": fork_server.module_path(),
+        "TMPDIR": str(tmp_path),
+        "OMP_NUM_THREADS": "1",
+    }
     words = torchrun_words(checkpoint, 4, "--tp", "2", "--pp", "2")
     server = ServerProgram("torch.distributed.run", words, environment)
     try:

@@ -15,6 +15,7 @@ from starlette.requests import Request
 
 from mega_schema.errors import RequestError, escape_controls
 from mega_serve.api.body_errors import describe_error
+from mega_serve.api.field_descriptions import describe_fields
 from mega_serve.http.errors import HttpError
 
 _TYPE_NAMES = frozenset({"str", "int", "float", "bool", "none", "dict", "any"})
@@ -172,7 +173,9 @@ def _names_at(model: type[Body], path: list[int | str]) -> Iterator[str]:
 @cache
 def _json_schema(model: type[Body]) -> Mapping[str, Any]:
     """Return the JSON schema of a body. Writing it takes 25 ms, which no wrong name in a request may cost."""
-    return MappingProxyType(model.model_json_schema(mode="validation"))
+    schema = model.model_json_schema(mode="validation")
+    describe_fields(schema, model.__name__)
+    return MappingProxyType(schema)
 
 
 def _inline(value: Any, definitions: Mapping[str, Any]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import click
 from mega_schema.app.click_options import NonEmptyPath
 from mega_schema.errors import ConfigError, RequestError
 from mega_schema.tokenizer.tokenizer import Tokenizer
+
+logger = logging.getLogger("mega.serve")
 
 
 def build_api_options(group: Callable[..., Callable[..., Any]]) -> tuple[Callable[..., Any], ...]:
@@ -51,6 +54,27 @@ def api_settings(values: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, A
         "lenient": values["lenient"],
         "pooling": values["pooling"],
     }
+
+
+def warn_of_template(source: str, tokenizer: Tokenizer) -> None:
+    """Log that the template of a checkpoint cannot be compiled: every chat is going to be refused.
+
+    It does not end the server, whose other routes need no template.
+    """
+    from mega_serve.api.chat_templates import ChatTemplate
+
+    template = ChatTemplate(source, tokenizer)
+    try:
+        template.compile()
+    except RequestError as error:
+        logger.warning(
+            "%s: %s; /v1/chat/completions and /v1/responses refuse all requests; hint: %s",
+            error.what,
+            error.found,
+            error.hint,
+        )
+    finally:
+        template.close()
 
 
 def _read_template(path: Path, tokenizer: Tokenizer) -> str:

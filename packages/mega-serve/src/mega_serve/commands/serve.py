@@ -7,13 +7,14 @@ import logging
 import os
 import socket
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from mega_serve import __version__
-from mega_serve.commands.api_options import api_settings, build_api_options
+from mega_serve.commands.api_options import api_settings, build_api_options, warn_of_template
 from mega_serve.commands.engine_options import (
     ENGINE_FACTORY,
     engine_options,
@@ -243,6 +244,10 @@ def build_application(
         legacy_status=values["megatron_legacy_status"],
         **api_settings(values, tokenizer),
     )
+    if context.chat_template is not None and values["chat_template"] is None:
+        # beside the loading of the model; a process starts for it
+        check = (context.chat_template, tokenizer)
+        threading.Thread(target=warn_of_template, args=check, name="template-check", daemon=True).start()
     application = create_app(
         client,
         config,

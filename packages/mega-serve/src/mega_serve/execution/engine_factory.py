@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import random
 import signal
 import time
@@ -29,6 +28,7 @@ from mega_schema.checkpoint.checkpoint_tokenizer import open_checkpoint_tokenize
 from mega_schema.checkpoint.reader import Checkpoint
 from mega_schema.errors import RequestError
 from mega_schema.parallel_layout import Layout
+from mega_schema.spec import ModelSpec
 from mega_schema.tokenizer.tokenizer import Tokenizer
 from mega_serve.engine.detokenizer import Detokenizer
 from mega_serve.engine.engine_core import EngineCore, GrammarFactory
@@ -49,6 +49,7 @@ from mega_serve.execution.model_runner import RunnerOptions, TorchModelRunner
 from mega_serve.execution.packed_weights import WeightDtype
 from mega_serve.execution.paged_attention import page_bytes
 from mega_serve.execution.parallel_runner import ParallelRunner, StageRunner, run_commands
+from mega_serve.execution.pool_memory import cache_dtype, choose_memory, count_pages
 from mega_serve.execution.rank_sockets import CommandReceiver
 from mega_serve.execution.rendezvous_folder import file_init_method
 from mega_serve.execution.sampler import BatchSampler
@@ -59,8 +60,6 @@ from mega_serve.process.engine_process import LoadedEngine
 
 logger = logging.getLogger("mega.serve.engine")
 
-_CPU_MEMORY_FRACTION = 0.4  # of the memory that is available after loading
-_GPU_MEMORY_FRACTION = 0.9
 _WARM_UP_TOKENS = 20  # more rows than one tile of a kernel
 
 
@@ -141,7 +140,7 @@ def build_engine(values: Mapping[str, Any]) -> LoadedEngine:
     stage.max_seq_len = runner.max_seq_len = check_context_length(options.max_model_len, stage.max_seq_len)
     sampler = _build_sampler(stage, tokenizer)
     warm_up(runner, sampler)
-    if _captures_graphs(options, mesh):
+    if _captures_graphs(options, mesh.device):
         stage.capture_graphs(options.max_num_seqs)
     core = EngineCore(
         runner,
@@ -214,7 +213,7 @@ def _load_rank_0(
     _use_threads(options)
     # one message, before other ranks start and the model is loaded
     device = resolve_device(options.device, where="--device")
-    choose_attention(
+    attention = choose_attention(
         options.attention,
         device,
         page_size=options.page_tokens,
@@ -222,6 +221,7 @@ def _load_rank_0(
         dtype=compute_dtype(options.dtype),
         batch_invariant=options.batch_invariant,
     )
+    _check_kv_memory(options, checkpoint.spec, attention, device)
     workers = None
     if options.layout.world > 1:
         rendezvous = None if options.rendezvous is None else Path(options.rendezvous)
@@ -359,37 +359,37 @@ def _build_stage(
     options: EngineOptions, model: Decoder, mesh: Mesh, checkpoint: Checkpoint, tokenizer: Tokenizer
 ) -> TorchModelRunner:
     """Return this rank's runner."""
+    spec = checkpoint.spec
     settings = RunnerOptions(
         page_size=options.page_tokens,
-        kv_memory=options.kv_cache_memory or _kv_memory(options, checkpoint, mesh),
+        kv_memory=options.kv_cache_memory
+        or choose_memory(
+            spec,
+            mesh,
+            sequences=options.max_num_seqs,
+            length=options.max_model_len or spec.max_seq_len,
+            page_size=options.page_tokens,
+        ),
         attention=options.attention,
-        spare_page=_captures_graphs(options, mesh),
+        spare_page=_captures_graphs(options, mesh.device),
         batch_invariant=options.batch_invariant,
     )
-    vocab_size = min(tokenizer.identity.vocab_size, checkpoint.spec.vocab)
+    vocab_size = min(tokenizer.identity.vocab_size, spec.vocab)
     if mesh.layout.world == 1:
         return TorchModelRunner(model, settings, vocab_size=vocab_size)
     return StageRunner(model, settings, mesh, vocab_size=vocab_size)
 
 
-def _captures_graphs(options: EngineOptions, mesh: Mesh) -> bool:
+def _captures_graphs(options: EngineOptions, device: torch.device) -> bool:
     """Whether decode steps become CUDA graphs: one process, with attention that a graph can hold."""
-    is_alone = mesh.device.type == "cuda" and mesh.layout.world == 1
+    is_alone = device.type == "cuda" and options.layout.world == 1
     return is_alone and not options.enforce_eager and can_capture(options.attention)
 
 
-def _kv_memory(options: EngineOptions, checkpoint: Checkpoint, mesh: Mesh) -> int:
-    """Return bytes for `max_num_seqs` sequences of full length, or what the device can spare."""
-    spec = checkpoint.spec
-    layers, kv_heads = len(mesh.stage(spec.layers).layers), spec.kv_heads // mesh.tp.size
-    # float32 at most
-    page = page_bytes(spec, layers, kv_heads, options.page_tokens, torch.float32)
-    length = min(options.max_model_len or spec.max_seq_len, spec.max_seq_len)
-    wanted = options.max_num_seqs * (-(-length // options.page_tokens) + 1) * page
-    if mesh.device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(mesh.device)
-        spare = int(_GPU_MEMORY_FRACTION * free)
-    else:
-        pages_free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        spare = int(_CPU_MEMORY_FRACTION * pages_free / mesh.layout.world)
-    return max(page, min(wanted, spare))
+def _check_kv_memory(options: EngineOptions, spec: ModelSpec, attention: str, device: torch.device) -> None:
+    """Refuse a pool without pages before the model is loaded."""
+    if options.kv_cache_memory is not None:
+        dtype = cache_dtype(attention, device, compute_dtype(options.dtype))
+        layers, kv_heads = spec.layers // options.pp, spec.kv_heads // options.tp
+        page = page_bytes(spec, layers, kv_heads, options.page_tokens, dtype)
+        count_pages(options.kv_cache_memory, page, least=2 if _captures_graphs(options, device) else 1)

@@ -18,7 +18,6 @@ from mega_model.attention_backends import AttentionBackend
 from mega_model.decoder import Decoder
 from mega_model.kernels.log_probabilities import LogProbabilities
 from mega_model.kernels.numba import load_kernels
-from mega_schema.errors import ConfigError
 from mega_serve.engine.interfaces import Chunk, RunnerOutput
 from mega_serve.engine.requests import TokenLogprob
 from mega_serve.execution.attention_choice import AttentionName, build_pages, choose_attention
@@ -26,6 +25,7 @@ from mega_serve.execution.decode_graphs import Capture, DecodeGraphs, batch_size
 from mega_serve.execution.device_inputs import DeviceInputs, InputBuffers
 from mega_serve.execution.fused_decoder import FusedDecoder
 from mega_serve.execution.paged_attention import KeyValuePages, NumbaPages, TorchPages, page_bytes
+from mega_serve.execution.pool_memory import cache_dtype, count_pages
 from mega_serve.execution.step_layout import StepLayout
 from mega_serve.execution.token_scores import LogSoftmax, score_tokens, torch_log_softmax
 
@@ -203,19 +203,9 @@ class TorchModelRunner:
         spec = self.model.spec
         layers = self.model.stage.layers
         kv_heads = spec.kv_heads // self.model.tp.size
-        if self.attention == "torch" and self.device.type == "cpu":
-            dtype = torch.float32
+        dtype = cache_dtype(self.attention, self.device, dtype)
         size = page_bytes(spec, len(layers), kv_heads, options.page_size, dtype)
-        num_pages = options.kv_memory // size
-        least = 2 if options.spare_page else 1
-        if num_pages < least:
-            raise ConfigError(
-                "--kv-cache-memory",
-                "holds no page",
-                found=f"{options.kv_memory} bytes",
-                wanted=f"at least {least * size}",
-                hint=f"--kv-cache-memory {least * size}, or leave it out",
-            )
+        num_pages = count_pages(options.kv_memory, size, least=2 if options.spare_page else 1)
         return num_pages, build_pages(
             self.attention,
             layers,

@@ -30,6 +30,7 @@ Outcome = Literal[
     "unavailable",
 ]
 FAILURE_OUTCOMES: Mapping[int, Outcome] = MappingProxyType({503: "unavailable", 504: "deadline"})
+REFUSAL = "refusal_status"  # key of a request's state: status of a response without the application
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _CLOSE_SECONDS = 1.0  # for the engine's generators of a request that was cancelled
 

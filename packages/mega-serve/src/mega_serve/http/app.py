@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 
@@ -184,6 +184,16 @@ def _build_docs_router(app: FastAPI) -> APIRouter:
     return router
 
 
+def _wrong_method(path: str, headers: Mapping[str, str]) -> HttpError:
+    """Return the 405 with the methods that a path accepts; where GET is one, HEAD is too."""
+    methods = [name for name in headers.get("Allow", "").split(", ") if name]
+    if "GET" in methods:
+        methods.append("HEAD")
+    allow = ", ".join(sorted(methods))
+    message = f"{path} accepts {allow or 'other methods'} only"
+    return HttpError(405, message, headers={**headers, "Allow": allow})
+
+
 def _add_error_handlers(app: FastAPI) -> None:
     """Answer every error with OpenAI's object. Exceptions of no class here go to ExchangeMiddleware."""
 
@@ -199,7 +209,7 @@ def _add_error_handlers(app: FastAPI) -> None:
         if error.status_code == 404 and message == HTTPStatus.NOT_FOUND.phrase:  # of no route
             message = f"there is no {request.url.path}; hint: GET /docs lists the routes"
         elif error.status_code == 405:
-            message = f"{request.url.path} accepts {(error.headers or {}).get('Allow', 'other methods')} only"
+            return respond(request, _wrong_method(request.url.path, error.headers or {}))
         return respond(request, HttpError(error.status_code, message, headers=error.headers))
 
     async def handle_validation(request: Request, error: Exception) -> Response:

@@ -15,7 +15,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from mega_serve.engine.interfaces import EngineClient
-from mega_serve.http.accounts import read_request_id
+from mega_serve.http.accounts import REFUSAL, read_request_id
 from mega_serve.http.errors import SERVER_ERROR, UNAVAILABLE_RETRY_SECONDS, HttpError, retry_after
 from mega_serve.http.limits import Limits
 from mega_serve.http.responses import encode_refusal
@@ -120,7 +120,10 @@ class GuardedConnection(H11Protocol):
         """Answer bytes that are not HTTP, in place of uvicorn's plain text."""
         # after the head of a response there is no room for another: the connection ends without its rest
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            self._refuse(HttpError(400, "not an HTTP/1.1 request", code="invalid_http"))
+            error = HttpError(400, "not an HTTP/1.1 request", code="invalid_http")
+            if self.conn.our_state is h11.SEND_RESPONSE:  # within the body of a request: for its audit line
+                self.scope["state"][REFUSAL] = error.status
+            self._refuse(error)
         self.transport.close()
 
     def _refuse(self, error: HttpError) -> None:

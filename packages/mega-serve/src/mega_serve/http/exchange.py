@@ -14,7 +14,14 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mega_serve.engine.interfaces import EngineClient
-from mega_serve.http.accounts import FAILURE_OUTCOMES, Lifecycle, Outcome, RequestAccount, read_request_id
+from mega_serve.http.accounts import (
+    FAILURE_OUTCOMES,
+    REFUSAL,
+    Lifecycle,
+    Outcome,
+    RequestAccount,
+    read_request_id,
+)
 from mega_serve.http.config import ServerConfig
 from mega_serve.http.errors import SERVER_ERROR, HttpError, as_http_error, retry_after
 from mega_serve.http.metrics import ServerMetrics
@@ -75,11 +82,11 @@ class ExchangeMiddleware:
             await exchange.run(self._app)
         finally:
             self._lifecycle.accounts.discard(account)
-            account.outcome = account.outcome or exchange.outcome
-            self._report(scope, account, exchange.status)
+            refusal = scope["state"].get(REFUSAL)
+            account.outcome = account.outcome or ("refused" if refusal else exchange.outcome)
+            self._report(scope, account, exchange.route, refusal or exchange.status)
 
-    def _report(self, scope: Scope, account: RequestAccount, status: int) -> None:
-        route = getattr(scope.get("route"), "path", "unmatched")
+    def _report(self, scope: Scope, account: RequestAccount, route: str, status: int) -> None:
         rejection = account.rejection or {429: "overloaded", 503: "unavailable"}.get(status, "")
         self._metrics.observe_response(
             route=route,
@@ -116,7 +123,8 @@ class _Exchange:
         client: EngineClient,
     ) -> None:
         self.status = CLIENT_CLOSED_REQUEST
-        self._scope = scope
+        # HEAD is GET without the body of the response (RFC 9110 9.3.2), which uvicorn leaves out
+        self._scope = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
         self._receive_message = receive
         self._send_message = send
         self._account = account
@@ -130,6 +138,11 @@ class _Exchange:
         self._is_started = False
         self._is_finished = False
         self._is_event_stream = False
+
+    @property
+    def route(self) -> str:
+        """The path of the route, "unmatched" if there is none."""
+        return getattr(self._scope.get("route"), "path", "unmatched")
 
     @property
     def outcome(self) -> Outcome:
@@ -186,8 +199,8 @@ class _Exchange:
     async def _end(self, error: HttpError) -> None:
         """Answer with an error, in the form that the response still allows."""
         if not self._is_started:
-            megatron = getattr(self._scope.get("route"), "path", "") == "/api"
-            await error_response(error, megatron=megatron)(self._scope, self._receive_message, self._send)
+            response = error_response(error, megatron=self.route == "/api")
+            await response(self._scope, self._receive_message, self._send)
         elif self._is_event_stream and not self._is_finished:
             event = b"data: " + orjson.dumps(error.body) + b"\n\n"
             await self._send_message({"type": "http.response.body", "body": event, "more_body": False})

@@ -22,6 +22,7 @@ from mega_serve.execution.fused_decoder import FusedDecoder
 from mega_serve.execution.model_runner import RunnerOptions, TorchModelRunner
 from mega_serve.execution.packed_weights import WeightDtype
 from mega_serve.execution.weight_loading import compute_dtype, fill_model
+from tests.serving.cpu_products import needs_int8
 
 SIZES = {"layers": 2, "hidden": 64, "heads": 4, "vocab": 131, "max_seq_len": 96, "init_std": 0.15}
 SPECS = {
@@ -88,7 +89,7 @@ def test_single_tokens_have_the_logits_of_the_naive_loop(name: str, rows: int) -
         torch.testing.assert_close(logits, expected[5:, : SPECS[name].vocab], rtol=0.0, atol=1e-4)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("int8", marks=needs_int8)])
 @pytest.mark.parametrize("name", SPECS)
 def test_numbers_are_rounded_where_torch_rounds_them(name: str, dtype: WeightDtype) -> None:
     runner = _runner(SPECS[name], dtype)

@@ -21,6 +21,7 @@ from mega_serve.execution.engine_factory import build_engine
 from mega_serve.execution.model_runner import RunnerOptions, TorchModelRunner
 from mega_serve.execution.packed_weights import Int8Linear, PackedLinear, choose_packing
 from mega_serve.execution.weight_loading import LoadReport, compute_dtype, load_weights
+from tests.serving.cpu_products import needs_int8
 from tests.serving.damaged_checkpoint import copy_damaged
 
 SHAPES = [(64, 192), (576, 64), (40, 100), (96, 131), (1088, 70)]
@@ -62,6 +63,7 @@ def test_an_input_of_another_width_or_dtype_is_refused(kernels: NumbaKernels) ->
             packed(wrong, weight, bias)
 
 
+@needs_int8
 @pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
 def test_int8_products_have_an_error_below_two_percent(inputs: int, outputs: int) -> None:
     for rows in (1, 5, 40):
@@ -73,6 +75,7 @@ def test_int8_products_have_an_error_below_two_percent(inputs: int, outputs: int
         assert torch.equal(error[0], torch.zeros(outputs))
 
 
+@needs_int8
 @pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
 def test_int8_products_by_numba_equal_those_by_torch(
     kernels: NumbaKernels, inputs: int, outputs: int
@@ -107,6 +110,17 @@ def test_batch_invariance_on_a_cpu_without_bfloat16_is_refused(
     choose_packing("float32", kernels, batch_invariant=True)
     with pytest.raises(ConfigError, match="this CPU has no products of bfloat16; hint: --dtype float32"):
         choose_packing("bfloat16", kernels, batch_invariant=True)
+
+
+def test_int8_on_a_cpu_without_its_products_is_refused(
+    kernels: NumbaKernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mega_serve.execution.packed_weights.has_native", lambda dtype: False)
+    with pytest.raises(ConfigError) as caught:
+        choose_packing("int8", kernels)
+    assert str(caught.value) == (
+        "--dtype: this CPU has no products of 8-bit integers: found int8; hint: --dtype bfloat16"
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

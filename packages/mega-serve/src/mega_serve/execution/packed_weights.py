@@ -9,6 +9,7 @@ Legend: T tokens; I, O widths of a layer; J, P the same rounded up to multiples 
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Callable
 from types import MappingProxyType
 from typing import Any, Literal
@@ -41,6 +42,9 @@ _ZERO_POINT = 128  # of 8-bit inputs, which oneDNN takes as unsigned integers
 class PackedLinear:
     """A float32 or bfloat16 weight in oneDNN's layout.
 
+    On a CPU without instructions for bfloat16, which oneDNN has no packed products for, the kernels pack the
+    weight and compute all products; they widen it as they read it.
+
     Args:
         kernels: if given, and if the layout is the one they read, they compute products of up to three rows
             from the same memory. oneDNN's order of additions depends on the number of rows for some shapes.
@@ -50,12 +54,18 @@ class PackedLinear:
     """
 
     def __init__(self, weight_OI: Tensor, kernels: NumbaKernels | None = None) -> None:
-        self._weight: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight_OI, None)
         self._outputs, self._inputs = weight_OI.shape
         self._dtype = weight_OI.dtype
         self._kernels = kernels
-        self.panels = None if kernels is None else self._view_panels(weight_OI)
-        self._max_rows = 0 if self.panels is None else _MAX_ROWS
+        if weight_OI.dtype == torch.bfloat16 and not has_native(torch.bfloat16):
+            assert kernels is not None
+            self._panels: Array | None = _pack_panels(weight_OI, kernels)
+            self._max_rows = sys.maxsize
+        else:
+            self._weight: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight_OI, None)
+            self._panels = None if kernels is None else self._view_panels(weight_OI)
+            self._max_rows = 0 if self._panels is None else _MAX_ROWS
+        self.panels = None if self._has_half_pair else self._panels
 
     def __call__(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
         """Compute x Wᵀ + b, (T, O); `weight_OI`, the released weight, is not read."""
@@ -64,23 +74,30 @@ class PackedLinear:
             return y_TO
         return self._multiply(x_TI.contiguous(), bias_O)
 
+    @property
+    def _has_half_pair(self) -> bool:
+        """Whether the last input is half of a pair, which the kernels of whole layers do not expect."""
+        return self._dtype == torch.bfloat16 and self._inputs % 2 == 1
+
     def _multiply(self, x_TI: Tensor, bias_O: Tensor | None) -> Tensor:
         assert self._kernels is not None
-        assert self.panels is not None
+        assert self._panels is not None
         assert x_TI.shape[1] == self._inputs, f"inputs of width {x_TI.shape[1]} for {self._inputs}"
         assert x_TI.dtype == self._dtype, f"inputs of {x_TI.dtype} for {self._dtype}"
         assert bias_O is None or bias_O.shape == (self._outputs,), "a bias per output"
         y_TO = x_TI.new_empty(len(x_TI), self._outputs)
+        if self._has_half_pair:
+            x_TI = torch.nn.functional.pad(x_TI, (0, 1))
         x, y, bias = (as_array(t) for t in (x_TI, y_TO, y_TO[0, :0] if bias_O is None else bias_O))
         name = "float"
         if self._dtype == torch.bfloat16:
             name, x = "bf16", x.view(np.uint32)
-        run_kernel(self._kernels.linear, name, x, self.panels, bias, y, _PANEL * _round_up(self._inputs))
+        run_kernel(self._kernels.linear, name, x, self._panels, bias, y, _PANEL * _round_up(self._inputs))
         return y_TO
 
     def _view_panels(self, weight_OI: Tensor) -> Array | None:
         """Return oneDNN's memory, if it holds the layout that `kernels.numba.linear` describes."""
-        if self._dtype == torch.bfloat16 and self._inputs % 2:
+        if self._has_half_pair:
             return None
         mkldnn = torch.ops.mkldnn
         element = np.dtype(np.uint16 if self._dtype == torch.bfloat16 else np.float32)
@@ -90,6 +107,15 @@ class PackedLinear:
             return None
         panels = _view_memory(self._weight, count, element)
         return panels if _holds_panels(panels, as_array(weight_OI), _GROUPS[self._dtype]) else None
+
+
+def _pack_panels(weight_OI: Tensor, kernels: NumbaKernels) -> Array:
+    """Return a bfloat16 weight in the layout of `kernels.numba.linear`, as uint16."""
+    rows, width = map(_round_up, weight_OI.shape)
+    panels = np.zeros((rows // _PANEL, width // 2, _PANEL), np.uint32)
+    pairs_OI = torch.nn.functional.pad(weight_OI, (0, weight_OI.shape[1] % 2)).contiguous()
+    run_kernel(kernels.ordered, "pack", as_array(pairs_OI).view(np.uint32), panels)
+    return panels.reshape(-1).view(np.uint16)
 
 
 def _view_memory(packed: Tensor | None, count: int, element: np.dtype[Any]) -> Array:
@@ -206,7 +232,7 @@ def choose_packing(
     """Return a function that packs weights for this CPU; None: weights stay as they are.
 
     Raises:
-        ConfigError: batch-invariant products do not run here.
+        ConfigError: the products do not run here.
     """
     if batch_invariant:
         if kernels is None:
@@ -221,12 +247,15 @@ def choose_packing(
             )
         check_dtype(torch.float32 if dtype == "float32" else torch.bfloat16, hint="--dtype float32")
         return lambda weight_OI: PackedOrderedLinear(weight_OI, kernels)
-    is_native = has_mkldnn() and (dtype == "float32" or has_native(torch.bfloat16))
-    if not is_native:
-        return None
     if dtype == "int8":
+        if not has_native(torch.bfloat16):  # without VNNI oneDNN adds products in 16 bits, which overflow
+            what = "this CPU has no products of 8-bit integers"
+            raise ConfigError("--dtype", what, found="int8", hint="--dtype bfloat16")
         return lambda weight_OI: Int8Linear(weight_OI, kernels)
-    return lambda weight_OI: PackedLinear(weight_OI, kernels)
+    is_native = has_mkldnn() and (dtype == "float32" or has_native(torch.bfloat16))
+    if is_native or (dtype == "bfloat16" and kernels is not None):
+        return lambda weight_OI: PackedLinear(weight_OI, kernels)
+    return None
 
 
 def has_mkldnn() -> bool:

@@ -20,7 +20,8 @@ from numba import njit, prange
 
 from mega_model.kernels.numba.forms import build_forms
 from mega_model.kernels.numba.output_tiles import store_tile
-from mega_model.kernels.numba.simd import build_bf16_panel, build_tile_product
+from mega_model.kernels.numba.panel_products import build_bf16_panel
+from mega_model.kernels.numba.simd import build_tile_product
 
 PANEL = 64
 TILE_ROWS = 6  # with 4 vectors of outputs: 24 sums, 4 weights and an input in AVX-512's 32 registers

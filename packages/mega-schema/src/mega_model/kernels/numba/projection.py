@@ -19,8 +19,9 @@ from numba.extending import intrinsic, overload
 from mega_model.kernels.numba.forms import build_forms
 from mega_model.kernels.numba.linear import PANEL, bf16_tile, float_tile, quantize_rows
 from mega_model.kernels.numba.output_tiles import store_tile
+from mega_model.kernels.numba.panel_products import build_int8_panel
 from mega_model.kernels.numba.row_kernels import round_as
-from mega_model.kernels.numba.simd import bf16_to_float, build_int8_panel, round_like
+from mega_model.kernels.numba.simd import bf16_to_float, round_like
 
 MAX_ROWS = 3
 # columns of a table of addresses: of weights, then of their biases, scales and sums

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
-from llvmlite.binding import llvm_version_info
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
@@ -23,7 +22,6 @@ from numba.extending import intrinsic
 from mega_model.kernels.numba.vector_ir import (
     FLOAT,
     INT,
-    INTS,
     LANES,
     VECTOR,
     add_lanes,
@@ -33,17 +31,15 @@ from mega_model.kernels.numba.vector_ir import (
     data_pointer,
     declare_function,
     fma,
+    group_vectors,
     load_vector,
     offset_at,
     prefetch_line,
     splat,
-    splat_int,
     store_vector,
 )
 
 _CACHE_LINE = 64  # bytes
-_PREFETCH_BYTES = 12 * 1024  # of a packed weight, ahead of its product: past the panel's last lines
-_LLVM_OF_BYTES = 22  # from which VPDPBUSD takes vectors of bytes
 _SQRT_2_PI = 0.7978845608028654  # √(2 / π)
 # erfc(x) = polynomial(t) t e^(-x²) with t = 1 / (1 + scale x), to 1.5e-7: Abramowitz and Stegun, 7.1.26
 _ERFC_SCALE = 0.3275911
@@ -64,6 +60,7 @@ def build_tile_product(
         scattered: b_start is an array, and vector v of row i begins at b_start[b_vector + v] + i · b_row.
         accumulate: add to what c holds.
     """
+    step = group_vectors(rows, vectors)
 
     @intrinsic
     def tile_product(
@@ -76,33 +73,43 @@ def build_tile_product(
         def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
             types_ = sig.args
             a_data, b_data, c_data = (data_pointer(context, builder, types_[i], args[i]) for i in (0, 3, 8))
-            places = [
-                builder.add(offset_at(builder, args[9], args[10], r), ir.Constant(INT, LANES * v))
-                for r in range(rows)
-                for v in range(vectors)
-            ]
             if scattered:
                 starts = data_pointer(context, builder, types_[4], args[4])
                 index = [builder.add(args[6], ir.Constant(INT, v)) for v in range(vectors)]
                 bases = [builder.load(builder.gep(starts, [i])) for i in index]
             else:
                 bases = [offset_at(builder, args[4], args[6], v) for v in range(vectors)]
-            sums = [
-                cgutils.alloca_once_value(
-                    builder, load_vector(builder, types_[8], c_data, place) if accumulate else constant(0.0)
-                )
-                for place in places
-            ]
-            with cgutils.for_range(builder, args[7]) as loop:
-                step = builder.mul(loop.index, args[5])
-                columns = [load_vector(builder, types_[3], b_data, builder.add(base, step)) for base in bases]
-                for r in range(rows):
-                    place = builder.add(offset_at(builder, args[1], args[2], r), loop.index)
-                    factor = splat(builder, builder.load(builder.gep(a_data, [place])))
-                    for column, total in zip(columns, sums[r * vectors : (r + 1) * vectors], strict=True):
-                        builder.store(fma(builder, factor, column, builder.load(total)), total)
-            for total, place in zip(sums, places, strict=True):
-                store_vector(builder, c_data, place, builder.load(total))
+            end = builder.add(bases[0], builder.mul(args[7], args[5]))
+            for first in range(0, vectors, step):
+                columns = range(first, first + step)
+                places = [
+                    builder.add(offset_at(builder, args[9], args[10], r), ir.Constant(INT, LANES * v))
+                    for r in range(rows)
+                    for v in columns
+                ]
+                sums = [
+                    cgutils.alloca_once_value(
+                        builder,
+                        load_vector(builder, types_[8], c_data, place) if accumulate else constant(0.0),
+                    )
+                    for place in places
+                ]
+                with cgutils.for_range(builder, args[7]) as loop:
+                    row = builder.mul(loop.index, args[5])
+                    b_places = [builder.add(bases[v], row) for v in columns]
+                    b_vectors = [load_vector(builder, types_[3], b_data, place) for place in b_places]
+                    if step < vectors and not scattered:  # rows of a few columns, which no processor foresees
+                        for v in columns:
+                            line = builder.add(builder.mul(args[7], ir.Constant(INT, v)), loop.index)
+                            place = builder.add(end, offset_at(builder, ir.Constant(INT, 0), line, LANES))
+                            prefetch_line(builder, builder.gep(b_data, [place]), 0)
+                    for r in range(rows):
+                        place = builder.add(offset_at(builder, args[1], args[2], r), loop.index)
+                        factor = splat(builder, builder.load(builder.gep(a_data, [place])))
+                        for b_vector, total in zip(b_vectors, sums[r * step : (r + 1) * step], strict=True):
+                            builder.store(fma(builder, factor, b_vector, builder.load(total)), total)
+                for total, place in zip(sums, places, strict=True):
+                    store_vector(builder, c_data, place, builder.load(total))
             return context.get_dummy_value()
 
         return signature, generate
@@ -194,79 +201,6 @@ def bf16_to_float(typing_context, bits):
         return args[0] if sig.args[0] == types.float32 else _widen(builder, args[0])
 
     return types.float32(bits), generate
-
-
-class _BFloat(ir.Type):
-    """LLVM's bfloat, which llvmlite lacks."""
-
-    def _to_string(self) -> str:
-        return "bfloat"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _BFloat)
-
-    def __hash__(self) -> int:
-        return hash(_BFloat)
-
-
-def build_bf16_panel(rows: int, vectors: int) -> Callable[..., None]:
-    """Build an intrinsic that multiplies pairs of bfloat16 numbers: c[r] = Σ_p x[r, p] · w[p].
-
-    It uses AVX-512's VDPBF16PS, and adds the pairs in the order of p, as oneDNN does. It is called with (x,
-    x_start, x_row, w, w_start, pairs, c): x holds pairs as uint32; w is uint16, of which pair p is 16 ·
-    `vectors` pairs of numbers; c is float32, (rows, 16 · vectors), contiguous.
-    """
-    operand = ir.VectorType(_BFloat(), 2 * LANES)
-    return _build_panel(rows, vectors, "llvm.x86.avx512bf16.dpbf16ps.512", VECTOR, operand, 2)
-
-
-def build_int8_panel(rows: int, vectors: int) -> Callable[..., None]:
-    """Build an intrinsic that multiplies fours of integers: c[r] = Σ_p x[r, p] · w[p], exactly.
-
-    It uses AVX-512's VPDPBUSD and is called as that of `build_bf16_panel`: x holds fours of uint8 as uint32;
-    w is int8, of which four p is 16 · `vectors` fours of numbers; c is int32.
-    """
-    operand = ir.VectorType(ir.IntType(8), 4 * LANES) if llvm_version_info[0] >= _LLVM_OF_BYTES else INTS
-    return _build_panel(rows, vectors, "llvm.x86.avx512.vpdpbusd.512", INTS, operand, 4)
-
-
-def _build_panel(
-    rows: int, vectors: int, instruction: str, total_type: Any, operand: Any, numbers: int
-) -> Callable[..., None]:
-    """Build an intrinsic on an instruction that adds products of `numbers` adjacent numbers to each lane."""
-
-    @intrinsic
-    def panel_product(typing_context, x, x_start, x_row, w, w_start, groups, c):
-        def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            x_data, w_data, c_data = (data_pointer(context, builder, sig.args[i], args[i]) for i in (0, 3, 6))
-            dot = declare_function(builder, instruction, total_type, total_type, operand, operand)
-            zero = ir.Constant(total_type, [0] * LANES)
-            sums = [cgutils.alloca_once_value(builder, zero) for _ in range(rows * vectors)]
-            with cgutils.for_range(builder, args[5]) as loop:
-                first = offset_at(builder, args[4], loop.index, numbers * LANES * vectors)
-                columns = []
-                for v in range(vectors):
-                    place = builder.add(first, ir.Constant(INT, numbers * LANES * v))
-                    pointer = builder.gep(w_data, [place])
-                    column = builder.load(builder.bitcast(pointer, operand.as_pointer()))
-                    column.align = 2
-                    columns.append(column)
-                    prefetch_line(builder, pointer, _PREFETCH_BYTES)
-                for r in range(rows):
-                    place = builder.add(offset_at(builder, args[1], args[2], r), loop.index)
-                    group = builder.load(builder.gep(x_data, [place]))
-                    factor = builder.bitcast(splat_int(builder, group), operand)
-                    for v, column in enumerate(columns):
-                        total = sums[r * vectors + v]
-                        builder.store(builder.call(dot, [builder.load(total), factor, column]), total)
-            for number, total in enumerate(sums):
-                store_vector(builder, c_data, ir.Constant(INT, LANES * number), builder.load(total))
-            return context.get_dummy_value()
-
-        size = types.intp
-        return types.void(x, size, size, w, size, size, c), generate
-
-    return panel_product
 
 
 @intrinsic

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from llvmlite import ir
+from llvmlite import binding, ir
 from numba import types
 from numba.core import cgutils
 
@@ -17,6 +17,13 @@ INT = ir.IntType(64)
 VECTOR = ir.VectorType(FLOAT, LANES)
 INTS = ir.VectorType(ir.IntType(32), LANES)
 HALVES = ir.VectorType(ir.IntType(16), LANES)
+
+_FEATURES = binding.get_host_cpu_features()  # for which numba compiles
+HAS_BF16_PRODUCTS = bool(_FEATURES.get("avx512bf16"))
+# vectors of sums that stay in registers, beside a row of weights and an input
+SUM_VECTORS = 24 if _FEATURES.get("avx512f") else 6
+
+PREFETCH_BYTES = 12 * 1024  # of a packed weight, ahead of its product: past the panel's last lines
 
 LOG2_E = 1.4426950408889634
 LN2_HIGH = 0.693359375  # ln 2 in two parts, of which the first has few bits (Cody and Waite)
@@ -121,6 +128,12 @@ def constant(value: float) -> Any:
 
 def declare_function(builder: Any, name: str, result: Any, *arguments: Any) -> Any:
     return cgutils.get_or_insert_function(builder.module, ir.FunctionType(result, arguments), name)
+
+
+def group_vectors(rows: int, vectors: int) -> int:
+    """Return how many vectors of a tile to compute at a time: all sums stay in registers."""
+    fitting = max(1, SUM_VECTORS // rows)
+    return max(count for count in range(1, vectors + 1) if vectors % count == 0 and count <= fitting)
 
 
 def prefetch_line(builder: Any, pointer: Any, distance: int) -> None:

@@ -103,9 +103,12 @@ OUTPUTS = {
     "mega-eval lambada --output": Output(
         "--output", "file", "--load runs/small --data text.jsonl", ("text.jsonl",)
     ),
-    "mega-eval wikitext103 --output": Output(
-        "--output", "file", "--load runs/small --data words.txt --detokenizer none", ("words.txt",)
-    ),
+    **{
+        f"mega-eval {corpus} --output": Output(
+            "--output", "file", "--load runs/small --data words.txt --detokenizer none", ("words.txt",)
+        )
+        for corpus in ("wikitext103", "wikitext2", "ptb")
+    },
     "mega-eval perplexity --output": Output(
         "--output",
         "file",

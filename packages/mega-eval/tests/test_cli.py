@@ -71,7 +71,8 @@ def test_a_lambada_result_says_what_is_needed_to_reproduce_it(call, run, held_ou
     digest = hashlib.sha256(LINES.encode()).hexdigest()
     assert result["data"] == [{"path": str(held_out_file.resolve()), "bytes": len(LINES), "sha256": digest}]
     assert result["options"] == {
-        "strict_lambada": True,
+        "convention": "strict",
+        "json_key": "text",
         "limit": None,
         "micro_batch_size": None,
         "batch_invariant": False,
@@ -215,14 +216,42 @@ def test_a_terminal_shows_progress_and_then_a_clean_line(run, held_out_file, cap
     assert shown.endswith("\r\x1b[1A\x1b[2K")
 
 
-def test_a_detokenizer_that_nothing_names_is_one_line(call, run, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "text").write_text("1 2 3")
+@pytest.mark.parametrize(
+    ("task", "detokenizer"), [("wikitext103", "wikitext"), ("wikitext2", "wikitext"), ("ptb", "ptb")]
+)
+def test_the_command_chooses_the_detokenizer(call, run, tmp_path, task, detokenizer):
+    path = tmp_path / "corpus.txt"
+    path.write_text(" ".join(str(n * n % 39) for n in range(40)))
+    for more in ((path, "--overlapping-eval", 8), ("--data", path, "--convention", "lm-eval")):
+        code, _, err, result = call(task, "--load", run, *more)
+        assert (code, err) == (0, "")
+        assert result["task"] == task
+        assert result["options"]["detokenizer"] == detokenizer
+    assert result["convention"] == "lm-eval"
+    assert result["counts"]["pages"] == 1
+
+
+def test_files_that_are_missing_repeated_or_too_many_are_one_line(call, run, held_out_file, tmp_path):
+    check_error(call("lambada", "--load", run), "--data: missing", "hint: add --data FILE")
+    outcome = call("perplexity", "--load", run, held_out_file, "--data", held_out_file)
+    check_error(outcome, "--data: names a file twice: found ")
+    outcome = call("lambada", "--load", run, held_out_file, tmp_path / "b")
+    check_error(outcome, "--data: more than one file")
+
+
+def test_two_conventions_of_lambada_are_one_line(call, run, held_out_file):
+    options = ("lambada", "--load", run, held_out_file, "--convention", "openai")
     check_error(
-        call("wikitext103", "--load", run, "--data", "text"), "--detokenizer: ", "wikitext | ptb | none"
+        call(*options, "--strict-lambada"), "--strict-lambada: contradicts --convention: found openai"
     )
-    options = ("wikitext103", "--load", run, "--data", "text", "--detokenizer", "none")
-    assert call(*options, "--overlapping-eval", 8)[0] == 0
+
+
+def test_perplexity_reads_several_files(call, run, held_out_file, tmp_path):
+    (tmp_path / "more.txt").write_text(TEXTS[0] + "\n" + TEXTS[1])
+    code, _, _, result = call("perplexity", "--load", run, held_out_file, tmp_path / "more.txt")
+    assert code == 0
+    assert result["counts"]["documents"] == 20
+    assert [name["path"].rpartition("/")[2] for name in result["data"]] == ["held-out.jsonl", "more.txt"]
 
 
 def test_windows_the_model_cannot_read_are_one_line(call, run, tmp_path):

@@ -1,15 +1,20 @@
+import gzip
+import sys
+
 import pytest
+import zstandard
 
 from mega_eval.documents import (
     list_data_files,
     list_dataset_files,
     read_documents,
     read_json_lines,
+    read_passages,
     read_text,
     read_token_stream,
 )
 from mega_schema.dataset.indexed_dataset import DatasetInfo, IndexedWriter
-from mega_schema.errors import FormatError
+from mega_schema.errors import ConfigError, FormatError
 from mega_schema.tokenizer.tokenizer import TokenizerIdentity
 
 
@@ -50,6 +55,45 @@ def test_a_line_without_text_is_an_error_that_names_file_and_line(tmp_path, line
         read_json_lines(path, "text")
 
 
+def test_a_passage_is_a_stripped_line_of_a_text_file_or_the_text_of_a_json_line(tmp_path):
+    (tmp_path / "p.txt").write_text("\n one two \n\nthree\n")
+    (tmp_path / "p.jsonl").write_text('{"body": " one two "}\n')
+    assert read_passages(tmp_path / "p.txt", "body") == [
+        (f"{tmp_path}/p.txt:2", "one two"),
+        (f"{tmp_path}/p.txt:4", "three"),
+    ]
+    assert read_passages(tmp_path / "p.jsonl", "body") == [(f"{tmp_path}/p.jsonl:1", " one two ")]
+
+
+def test_a_text_file_is_one_document_and_several_files_follow_each_other(tmp_path, words, dataset):
+    (tmp_path / "a.txt").write_text("a b\n\nc\n")
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(b'{"text": "d"}\n{"text": "e f"}\n'))
+    (tmp_path / "c.md.zst").write_bytes(zstandard.compress(b"g h"))
+    paths = [tmp_path / "a.txt", tmp_path / "b.jsonl.gz", tmp_path / "c.md.zst", dataset([[[1, 2]]])]
+    documents = read_documents(paths, "text", words)
+    assert documents.texts == ["a b\n\nc\n", "d", "e f", "g h", "a b"]
+    assert [words.decode(ids) for ids in documents.tokens] == ["a b c", "d", "e f", "g h", "a b"]
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, zstandard.compress])
+def test_a_damaged_or_truncated_compressed_file_is_an_error(tmp_path, compress):
+    path = tmp_path / ("t.txt.gz" if compress is gzip.compress else "t.txt.zst")
+    content = compress(bytes(range(32, 127)) * 9)
+    path.write_bytes(content[:-3])
+    with pytest.raises(FormatError, match=r"t\.txt\.\w+: .*truncated"):
+        read_text(path)
+    path.write_bytes(b"no frame at all")
+    with pytest.raises(FormatError, match=r"t\.txt\.\w+: damaged"):
+        read_text(path)
+
+
+def test_without_its_library_a_zst_file_is_an_error_with_the_command_that_installs_it(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    (tmp_path / "t.zst").write_bytes(b"x")
+    with pytest.raises(ConfigError, match=r"t\.zst: zstandard is not installed; hint: .*mega-eval\[zst\]"):
+        read_text(tmp_path / "t.zst")
+
+
 def test_blank_lines_are_passed_over_and_line_numbers_are_the_files(tmp_path):
     path = tmp_path / "t.jsonl"
     path.write_bytes(b'\n{"text": "a"}\r\n\n{"text": "b"}')
@@ -85,7 +129,7 @@ def test_line_ends_of_a_text_stay_as_they_are(tmp_path):
 def test_documents_without_tokens_are_left_out_and_counted(tmp_path, words):
     path = tmp_path / "t.jsonl"
     path.write_text('{"text": "a b"}\n{"text": ""}\n{"text": "c"}\n')
-    documents = read_documents(path, "text", words)
+    documents = read_documents([path], "text", words)
     assert (documents.texts, documents.empty) == (["a b", "c"], 1)
     assert [ids.tolist() for ids in documents.tokens] == [[1, 2], [3]]
 
@@ -94,13 +138,13 @@ def test_a_file_of_empty_documents_is_an_error(tmp_path, words):
     path = tmp_path / "t.jsonl"
     path.write_text('{"text": ""}\n')
     with pytest.raises(FormatError, match=r"t\.jsonl: no tokens in any document"):
-        read_documents(path, "text", words)
+        read_documents([path], "text", words)
 
 
 def test_a_dataset_gives_its_documents_whole_and_without_their_ends(dataset, words):
     words.encode("a b c d e")
     prefix = dataset([[[1, 2], [3, 0]], [], [[4, 5]]], DatasetInfo(words.identity))
-    documents = read_documents(prefix, "text", words)
+    documents = read_documents([prefix], "text", words)
     assert (documents.texts, documents.empty) == (["a b c", "d e"], 1)
     assert read_token_stream(prefix, words.identity).tolist() == [1, 2, 3, 0, 4, 5, 0]
 
@@ -108,14 +152,14 @@ def test_a_dataset_gives_its_documents_whole_and_without_their_ends(dataset, wor
 def test_a_dataset_of_another_tokenizer_is_refused(dataset, words):
     prefix = dataset([[[1, 2]]], DatasetInfo(make_identity(content="f")))
     with pytest.raises(FormatError, match=r"held\.out: tokenizer of the dataset is not the model's"):
-        read_documents(prefix, "text", words)
+        read_documents([prefix], "text", words)
     with pytest.raises(FormatError, match=r"held\.out: tokenizer of the dataset is not the model's"):
         read_token_stream(prefix, words.identity)
 
 
 def test_a_dataset_that_names_no_tokenizer_is_read_with_a_warning(dataset, words, caplog):
     words.encode("a b")
-    assert read_documents(dataset([[[1, 2]]]), "text", words).texts == ["a b"]
+    assert read_documents([dataset([[[1, 2]]])], "text", words).texts == ["a b"]
     assert "does not record its tokenizer" in caplog.text
 
 

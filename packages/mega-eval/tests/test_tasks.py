@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from mega_eval.documents import Documents, concatenate
-from mega_eval.tasks import lambada, perplexity, wikitext
+from mega_eval.tasks import lambada, perplexity, wikitext, wikitext_pages
+from mega_eval.tasks.rolling_windows import rolling_windows
 from mega_eval.windows import as_tokens
 from mega_schema.errors import ConfigError, FormatError
 
@@ -43,16 +44,20 @@ def test_the_last_words_of_the_test_set_differ_from_a_cut_at_spaces_on_seven_lin
 
 def test_the_strict_target_is_the_word_with_a_space_and_the_loose_one_a_token(gpt2):
     text = "He drew a picture of a brontosaurus"
-    [strict], _ = lambada.build_windows(number_lines([text]), gpt2, strict=True, max_length=50)
-    [loose], _ = lambada.build_windows(number_lines([text]), gpt2, strict=False, max_length=50)
+    [strict], _ = lambada.build_windows(number_lines([text]), gpt2, convention="strict", max_length=50)
+    [loose], _ = lambada.build_windows(number_lines([text]), gpt2, convention="last-token", max_length=50)
     assert strict.tokens.tolist() == loose.tokens.tolist() == gpt2.encode(text)
     assert gpt2.decode(strict.targets.tolist()) == " brontosaurus"
     assert strict.target_length == len(gpt2.encode(" brontosaurus")) > loose.target_length == 1
 
 
 def test_strict_loses_white_space_at_the_end_and_the_loose_target_is_that_white_space(gpt2):
-    [strict], _ = lambada.build_windows(number_lines(["to the dock \n"]), gpt2, strict=True, max_length=50)
-    [loose], _ = lambada.build_windows(number_lines(["to the dock \n"]), gpt2, strict=False, max_length=50)
+    [strict], _ = lambada.build_windows(
+        number_lines(["to the dock \n"]), gpt2, convention="strict", max_length=50
+    )
+    [loose], _ = lambada.build_windows(
+        number_lines(["to the dock \n"]), gpt2, convention="last-token", max_length=50
+    )
     assert gpt2.decode(strict.tokens.tolist()) == "to the dock"
     assert gpt2.decode(loose.tokens[-1:].tolist()) == "\n"
 
@@ -60,7 +65,9 @@ def test_strict_loses_white_space_at_the_end_and_the_loose_target_is_that_white_
 def test_every_lambada_passage_fits_gpt2s_context_and_ends_in_its_target(shared, gpt2):
     lines = (shared / "data/eval/lambada/lambada_test.jsonl").read_text("utf-8").splitlines()[:300]
     texts = [json.loads(line)["text"] for line in lines]
-    windows, truncated = lambada.build_windows(number_lines(texts), gpt2, strict=True, max_length=1024)
+    windows, truncated = lambada.build_windows(
+        number_lines(texts), gpt2, convention="strict", max_length=1024
+    )
     assert truncated == 0
     for text, window in zip(texts, windows, strict=True):
         target = gpt2.decode(window.targets.tolist())
@@ -70,7 +77,7 @@ def test_every_lambada_passage_fits_gpt2s_context_and_ends_in_its_target(shared,
 def test_lambada_is_right_only_where_every_target_token_is(uniform, words):
     words.encode("yes no")  # yes is token 1, the greedy choice of the scorer
     result = lambada.evaluate(
-        uniform(50, 10), words, number_lines(["a yes", "b no", "c yes", "d e yes"]), strict=True
+        uniform(50, 10), words, number_lines(["a yes", "b no", "c yes", "d e yes"]), convention="strict"
     )
     assert result.values["accuracy"] == 0.75
     assert result.metrics["accuracy"].stderr == pytest.approx(math.sqrt(0.75 * 0.25 / 3))
@@ -80,15 +87,73 @@ def test_lambada_is_right_only_where_every_target_token_is(uniform, words):
 
 def test_a_long_passage_loses_its_beginning_and_is_counted(uniform, words):
     scorer = uniform(50, 3)
-    result = lambada.evaluate(scorer, words, number_lines(["a b c d e f", "a b"]), strict=True)
+    result = lambada.evaluate(scorer, words, number_lines(["a b c d e f", "a b"]), convention="strict")
     assert result.counts["passages_cut"] == 1
     assert scorer.windows[0].tokens.tolist() == words.encode("c d e f")
 
 
-@pytest.mark.parametrize("strict", [True, False])
-def test_a_passage_of_one_word_is_an_error_that_names_its_line(words, uniform, strict):
+@pytest.mark.parametrize("convention", ["strict", "last-token"])
+def test_a_passage_of_one_word_is_an_error_that_names_its_line(words, uniform, convention):
     with pytest.raises(FormatError, match="file:2: nothing to predict the last word from"):
-        lambada.evaluate(uniform(50, 9), words, number_lines(["a b", "alone"]), strict=strict)
+        lambada.evaluate(uniform(50, 9), words, number_lines(["a b", "alone"]), convention=convention)
+
+
+def test_openai_splits_at_single_spaces_and_a_passage_of_one_word_follows_the_end_token(words, uniform):
+    scorer = uniform(50, 9)
+    lambada.evaluate(scorer, words, number_lines(["a b\nc", "a  b", "alone"]), convention="openai")
+    parts = [
+        (words.decode(window.tokens[: -window.target_length].tolist()), words.decode(window.targets.tolist()))
+        for window in scorer.windows
+    ]
+    assert parts == [("a", "b c"), ("a", "b"), ("<eod>", "alone")]
+
+
+def test_openai_refuses_a_passage_that_ends_in_a_space(words, uniform):
+    with pytest.raises(FormatError, match="file:1: nothing to predict the last word from"):
+        lambada.evaluate(uniform(50, 9), words, number_lines(["a b "]), convention="openai")
+
+
+@pytest.mark.parametrize("length", [1, 2, 5, 7])
+@pytest.mark.parametrize("count", [0, 1, 4, 5, 6, 17])
+def test_rolling_windows_predict_every_token_once_with_the_longest_context_at_the_end(length, count):
+    ids = list(range(100, 100 + count))
+    windows = rolling_windows(ids, 7, length)
+    assert [token for window in windows for token in window.targets.tolist()] == ids
+    assert all(window.input_length <= length for window in windows)
+    for number, window in enumerate(windows):
+        assert window.tokens[0] == 7 if number == 0 else window.input_length == length
+
+
+PAGES = " \n = One = \n \n a b . \n = = Part = = \n c \n = Two = \n d"
+
+
+def test_a_page_begins_at_a_heading_between_single_signs():
+    assert wikitext_pages.split_pages(PAGES) == [
+        " = One = \n \n a b . \n = = Part = = \n c ",
+        " = Two = \n d",
+    ]
+    assert wikitext_pages.split_pages("no heading") == ["no heading"]
+
+
+def test_the_test_set_of_wikitext_2_has_the_pages_of_the_harness(shared):
+    text = (shared / "data/eval/wikitext-2/wiki.test.tokens").read_text("utf-8")
+    assert len(wikitext_pages.split_pages(text)) == 62
+
+
+def test_pages_divide_the_nats_by_words_and_bytes_of_the_original(uniform, words):
+    result = wikitext_pages.evaluate(
+        uniform(50, 3), words, PAGES, task="wikitext2", detokenizer="wikitext", seq_length=3
+    )
+    tokens, size = result.counts["tokens_scored"], len(PAGES.encode()) - len(" \n") - 1
+    # one more word than strings: a page that ends in white space has an empty one there, as at its start
+    assert result.counts["original_words"] == 14 + 5
+    assert result.counts["original_bytes"] == size
+    nats = tokens * math.log(50)
+    assert result.values["word_perplexity"] == pytest.approx(math.exp(nats / 19))
+    assert result.values["byte_perplexity"] == pytest.approx(math.exp(nats / size))
+    assert result.values["bits_per_byte"] == pytest.approx(nats / size / math.log(2))
+    assert result.values["perplexity"] == pytest.approx(50)
+    assert result.metrics["word_perplexity"].count == result.counts["pages"] == 2
 
 
 @pytest.mark.parametrize("stride", [1, 3, 8])

@@ -7,10 +7,14 @@ from typing import NoReturn
 import click
 
 from mega_eval import __version__
-from mega_eval.commands import choice_commands, likelihood
+from mega_eval.commands.choice_commands import COMMANDS as CHOICE_COMMANDS
 from mega_eval.commands.compare import compare
+from mega_eval.commands.harness import harness
+from mega_eval.commands.lambada_command import lambada
+from mega_eval.commands.perplexity_command import perplexity
 from mega_eval.commands.report import report
 from mega_eval.commands.sweep import sweep
+from mega_eval.commands.word_level import ptb, wikitext2, wikitext103
 from mega_schema.app import cli_runner
 
 
@@ -21,10 +25,13 @@ def cli() -> None:
 
 
 for command in (
-    likelihood.lambada,
-    likelihood.wikitext103,
-    likelihood.perplexity,
-    *choice_commands.COMMANDS,
+    lambada,
+    wikitext103,
+    wikitext2,
+    ptb,
+    perplexity,
+    *CHOICE_COMMANDS,
+    harness,
     report,
     compare,
     sweep,

@@ -1,4 +1,4 @@
-"""Read held-out text from JSON lines, from a plain text file or from an indexed dataset."""
+"""Read held-out text from JSON lines, from plain text files or from an indexed dataset."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from pathlib import Path
 import numpy as np
 import orjson
 
+from mega_eval.compressed_file import base_suffix, check_file, open_file
 from mega_eval.windows import Tokens, as_tokens
 from mega_schema.dataset.indexed_dataset import IndexedDataset, sibling
 from mega_schema.errors import FormatError
 from mega_schema.tokenizer.tokenizer import Tokenizer, TokenizerIdentity, check_same_tokenizer
 
 _log = logging.getLogger("mega.eval")
+JSON_LINES = (".jsonl", ".ndjson", ".json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +45,15 @@ class Documents:
 
 
 def read_text(path: Path) -> str:
-    """Read a UTF-8 file; its line ends are not converted.
+    """Read a UTF-8 file, which may be compressed; its line ends are not converted.
 
     Raises:
-        FormatError: the file is missing, empty or not UTF-8.
+        FormatError: the file is missing, damaged, empty or not UTF-8.
     """
-    _check_file(path)
+    with open_file(path) as file:
+        content = file.read()
     try:
-        text = path.read_bytes().decode()
+        text = content.decode()
     except UnicodeDecodeError as error:
         raise FormatError(
             path, "not UTF-8", found=f"byte {error.object[error.start]:#04x} at {error.start}"
@@ -64,11 +67,10 @@ def read_json_lines(path: Path, key: str) -> list[tuple[int, str]]:
     """Read the line number and the string under `key` of every line; blank lines are skipped.
 
     Raises:
-        FormatError: the file is missing or has no lines, or a line has no text under `key`.
+        FormatError: the file is missing, damaged or has no lines, or a line has no text under `key`.
     """
-    _check_file(path)
     texts = []
-    with path.open("rb") as lines:
+    with open_file(path) as lines:
         for number, line in enumerate(lines, 1):
             if line.strip():
                 texts.append((number, _parse_line(line, key, f"{path}:{number}")))
@@ -77,13 +79,28 @@ def read_json_lines(path: Path, key: str) -> list[tuple[int, str]]:
     return texts
 
 
+def read_passages(path: Path, key: str) -> list[tuple[str, str]]:
+    """Read one passage a line: the string under `key` of JSON lines, or the stripped line of a .txt file.
+
+    Returns:
+        For every line that is not blank, its place for error messages, and its text.
+
+    Raises:
+        FormatError: as `read_text` and `read_json_lines` do.
+    """
+    if base_suffix(path) == ".txt":
+        lines = [(number, line.strip()) for number, line in enumerate(read_text(path).split("\n"), 1)]
+        return [(f"{path}:{number}", line) for number, line in lines if line]
+    return [(f"{path}:{number}", text) for number, text in read_json_lines(path, key)]
+
+
 def is_dataset(path: Path) -> bool:
     """Return whether the path is the prefix of an indexed dataset."""
     return not path.is_file() and sibling(path, ".idx").is_file()
 
 
 def list_data_files(path: Path) -> list[Path]:
-    """List the files of held-out text: one file of JSON lines, or the two of an indexed dataset.
+    """List the files of held-out text: one file of text, or the two of an indexed dataset.
 
     Raises:
         FormatError: the path is neither, or it is one file of a dataset instead of the prefix of both.
@@ -92,7 +109,7 @@ def list_data_files(path: Path) -> list[Path]:
         return list_dataset_files(path)
     if path.suffix in (".bin", ".idx") and is_dataset(path.with_suffix("")):
         raise FormatError(path, "one file of an indexed dataset", hint=f"--data {path.with_suffix('')}")
-    _check_file(path)
+    check_file(path)
     return [path]
 
 
@@ -108,21 +125,30 @@ def list_dataset_files(prefix: Path) -> list[Path]:
     return [sibling(prefix, ".bin"), sibling(prefix, ".idx")]
 
 
-def read_documents(path: Path, key: str, tokenizer: Tokenizer) -> Documents:
-    """Read the documents of a JSON lines file or of an indexed dataset.
+def read_documents(paths: Sequence[Path], key: str, tokenizer: Tokenizer) -> Documents:
+    """Read the documents of files and of indexed datasets, one source after the other.
+
+    JSON lines (.jsonl, .ndjson, .json) have a document a line; any other file is one document.
 
     Raises:
-        FormatError: the path is neither, no document has tokens, or another tokenizer made the dataset.
+        FormatError: a path is neither file nor dataset, no document has tokens, or another tokenizer made the
+            dataset.
     """
-    if is_dataset(path):
-        tokens = list(_iter_documents(path, tokenizer.identity))
-        texts = [tokenizer.decode(ids.tolist()) for ids in tokens]
-    else:
-        texts = [text for _, text in read_json_lines(path, key)]
-        tokens = [as_tokens(ids) for ids in tokenizer.encode_batch(texts)]
+    texts: list[str] = []
+    tokens: list[Tokens] = []
+    for path in paths:
+        if is_dataset(path):
+            added = list(_iter_documents(path, tokenizer.identity))
+            texts += [tokenizer.decode(ids.tolist()) for ids in added]
+        else:
+            is_lines = base_suffix(path) in JSON_LINES
+            new_texts = [text for _, text in read_json_lines(path, key)] if is_lines else [read_text(path)]
+            texts += new_texts
+            added = [as_tokens(ids) for ids in tokenizer.encode_batch(new_texts)]
+        tokens += added
     nonempty = [(text, ids) for text, ids in zip(texts, tokens, strict=True) if len(ids)]
     if not nonempty:
-        raise FormatError(path, "no tokens in any document")
+        raise FormatError(", ".join(map(str, paths)), "no tokens in any document")
     return Documents([text for text, _ in nonempty], [ids for _, ids in nonempty], len(texts) - len(nonempty))
 
 
@@ -184,8 +210,3 @@ def _parse_line(line: bytes, key: str, where: str) -> str:
     if not isinstance(value[key], str):
         raise FormatError(f"{where} {key}", "not text", found=type(value[key]).__name__, wanted="a string")
     return str(value[key])
-
-
-def _check_file(path: Path) -> None:
-    if not path.is_file():
-        raise FormatError(path, "is a folder" if path.is_dir() else "no such file")

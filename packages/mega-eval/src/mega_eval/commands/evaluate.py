@@ -40,8 +40,8 @@ def run_task(
     options: TaskOptions,
     *,
     is_whole: bool = True,
-) -> None:
-    """Evaluate a model and write its result.
+) -> TaskResult:
+    """Evaluate a model, print and write its result, and return it.
 
     Args:
         task: computes the result from the model.
@@ -92,6 +92,7 @@ def run_task(
         click.echo("not publishable: --limit left examples out")
     page = f" and {report_path(output)}" if options.report else ""
     click.echo(f"written to {output}{page}")
+    return task_result
 
 
 def open_session(options: TaskOptions, cache_folder: Path | None = None) -> EvaluationSession:

@@ -1,8 +1,17 @@
-"""LAMBADA (arXiv:1606.06031): predict the last word of a passage, as Megatron's task does.
+"""LAMBADA (arXiv:1606.06031): predict the last word of a passage.
+
+Four conventions are in use:
+
+    last-token   Megatron's default: the target is the last token of the text, whichever word it belongs to
+    strict       Megatron's --strict-lambada: the last word, delimited by any white space, encoded with one
+                 space before it, after the stripped text before it
+    openai       lm-evaluation-harness's lambada_openai: the last word, delimited by single spaces, encoded
+                 together with the text before it. The file is the detokenized one, published with GPT-2
+    standard     the same rule on the original, tokenized passages (lambada_standard)
 
 Metrics: `accuracy`, the fraction of passages whose target tokens are all the model's greedy choice, each
 given the true tokens before it; `target_perplexity`, exp of the mean negative ln P of a passage's whole
-target (lm-evaluation-harness calls it perplexity in lambada_openai).
+target (lm-evaluation-harness calls it perplexity).
 """
 
 from __future__ import annotations
@@ -10,17 +19,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mega_eval import metrics
+from mega_eval.conventions import LAMBADA, LAST_TOKEN, STRICT
+from mega_eval.harness_encoding import HarnessEncoder
 from mega_eval.models.interface import Scorer
 from mega_eval.task_result import Example, TaskResult
 from mega_eval.tasks.token_scores import score_tokens
 from mega_eval.windows import Window, suffix_window
 from mega_schema.errors import FormatError
 from mega_schema.tokenizer.tokenizer import Tokenizer
-
-
-def convention_name(strict: bool) -> str:
-    """Return the name of the convention: the whole last word, or the last token."""
-    return "strict" if strict else "last-token"
 
 
 def split_last_word(text: str) -> tuple[str, str]:
@@ -34,15 +40,20 @@ def split_last_word(text: str) -> tuple[str, str]:
     return text[: text.rfind(words[-1])].strip(), words[-1]
 
 
+def split_at_space(text: str) -> tuple[str, str]:
+    """Split a text at its last single space into its context, and its last word with the space before it."""
+    context, _, word = text.rpartition(" ")
+    return context, " " + word
+
+
 def build_windows(
-    lines: Sequence[tuple[str, str]], tokenizer: Tokenizer, *, strict: bool, max_length: int
+    lines: Sequence[tuple[str, str]], tokenizer: Tokenizer, *, convention: str, max_length: int
 ) -> tuple[list[Window], int]:
     """Build a window for every passage.
 
     Args:
         lines: for every passage its location for error messages, and its text.
-        strict: the target is the last word, encoded with one space before it; otherwise the last token of the
-            text, whichever word it belongs to.
+        convention: one of `mega_eval.conventions.LAMBADA`.
         max_length: tokens the model can read; a longer passage loses its beginning.
 
     Returns:
@@ -51,17 +62,10 @@ def build_windows(
     Raises:
         FormatError: a passage has no tokens before its target, or no target.
     """
-    if strict:
-        parts = [split_last_word(text) for _, text in lines]
-        contexts = tokenizer.encode_batch([context for context, _ in parts])
-        targets = tokenizer.encode_batch([" " + word for _, word in parts])
-    else:
-        passages = tokenizer.encode_batch([text for _, text in lines])
-        contexts = [ids[:-1] for ids in passages]
-        targets = [ids[-1:] for ids in passages]
+    encodings = _encode_targets([text for _, text in lines], tokenizer, convention)
     windows = []
     truncated = 0
-    for (where, text), context, target in zip(lines, contexts, targets, strict=True):
+    for (where, text), (context, target) in zip(lines, encodings, strict=True):
         if not context or not target:
             raise FormatError(
                 where,
@@ -75,11 +79,28 @@ def build_windows(
     return windows, truncated
 
 
+def _encode_targets(
+    texts: Sequence[str], tokenizer: Tokenizer, convention: str
+) -> list[tuple[list[int], list[int]]]:
+    """Return the ids of the context and of the target of each passage."""
+    if convention == LAST_TOKEN:
+        return [(ids[:-1], ids[-1:]) for ids in tokenizer.encode_batch(texts)]
+    if convention == STRICT:
+        parts = [split_last_word(text) for text in texts]
+        contexts = tokenizer.encode_batch([context for context, _ in parts])
+        targets = tokenizer.encode_batch([" " + word for _, word in parts])
+        return list(zip(contexts, targets, strict=True))
+    assert convention in LAMBADA, convention
+    return HarnessEncoder(tokenizer).encode_pairs([split_at_space(text) for text in texts])
+
+
 def evaluate(
-    scorer: Scorer, tokenizer: Tokenizer, lines: Sequence[tuple[str, str]], *, strict: bool
+    scorer: Scorer, tokenizer: Tokenizer, lines: Sequence[tuple[str, str]], *, convention: str
 ) -> TaskResult:
-    """Score every passage; `lines` and `strict` are those of `build_windows`."""
-    windows, truncated = build_windows(lines, tokenizer, strict=strict, max_length=scorer.context_length)
+    """Score every passage; `lines` and `convention` are those of `build_windows`."""
+    windows, truncated = build_windows(
+        lines, tokenizer, convention=convention, max_length=scorer.context_length
+    )
     examples = []
     for (where, _), window, score in zip(lines, windows, scorer.score(windows), strict=True):
         context, target = window.tokens[: -window.target_length], window.targets
@@ -97,7 +118,7 @@ def evaluate(
             )
         )
     correct = [example.scores["correct"] == 1 for example in examples]
-    name = "last word" if strict else "last token"
+    name = "last token" if convention == LAST_TOKEN else "last word"
     nats = metrics.mean(
         [example.scores["target_nats"] for example in examples],
         f"mean negative ln P of the {name}",
@@ -106,7 +127,7 @@ def evaluate(
     )
     return TaskResult(
         task="lambada",
-        convention=convention_name(strict),
+        convention=convention,
         metrics={
             "accuracy": metrics.proportion(
                 correct,

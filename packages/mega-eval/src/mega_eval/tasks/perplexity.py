@@ -17,6 +17,7 @@ import math
 import numpy as np
 
 from mega_eval import metrics
+from mega_eval.conventions import STRICT
 from mega_eval.documents import Documents, concatenate
 from mega_eval.metrics import Metric
 from mega_eval.models.interface import Scorer
@@ -24,7 +25,7 @@ from mega_eval.ngram import KneserNey, Unigram
 from mega_eval.task_result import TaskResult
 from mega_eval.tasks.lambada import build_windows, split_last_word
 from mega_eval.tasks.stream import score_stream
-from mega_eval.windows import Tokens, Window
+from mega_eval.windows import Tokens, Window, sliding_windows
 from mega_schema.errors import FormatError
 from mega_schema.tokenizer.tokenizer import Tokenizer
 
@@ -51,9 +52,8 @@ def evaluate(
     if len(stream) < 2:
         raise FormatError(where, "too short to score", found=f"{len(stream)} tokens", wanted="2 at least")
     context_length = scorer.context_length
-    scored = score_stream(
-        scorer, tokenizer, stream, length=context_length, stride=max(1, context_length // 2)
-    )
+    windows = sliding_windows(stream, context_length, max(1, context_length // 2))
+    scored = score_stream(scorer, tokenizer, windows)
     size = documents.bytes
     computed = _metrics("", scored.loss, scored.tokens, size)
     counts = {
@@ -94,7 +94,7 @@ def _last_word_windows(
     """Return windows on the last words, the number of documents of one word, and of truncated documents."""
     texts = [text for text in documents.texts if split_last_word(text)[0]]
     lines = [("document", text) for text in texts]
-    windows, truncated = build_windows(lines, tokenizer, strict=True, max_length=max_length)
+    windows, truncated = build_windows(lines, tokenizer, convention=STRICT, max_length=max_length)
     return windows, len(documents.texts) - len(texts), truncated
 
 

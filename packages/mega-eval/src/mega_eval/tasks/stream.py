@@ -10,7 +10,7 @@ from mega_eval.metrics import Metric
 from mega_eval.models.interface import Scorer
 from mega_eval.task_result import Example
 from mega_eval.tasks.token_scores import score_tokens
-from mega_eval.windows import Tokens, sliding_windows
+from mega_eval.windows import Window
 from mega_schema.tokenizer.tokenizer import Tokenizer
 
 
@@ -33,17 +33,8 @@ class StreamScores:
     examples: Sequence[Example]
 
 
-def score_stream(
-    scorer: Scorer,
-    tokenizer: Tokenizer,
-    stream: Tokens,
-    *,
-    length: int,
-    stride: int,
-    limit: int | None = None,
-) -> StreamScores:
-    """Score a stream in the windows of `sliding_windows`; `limit` keeps the first windows only."""
-    windows = sliding_windows(stream, length, stride)[:limit]
+def score_stream(scorer: Scorer, tokenizer: Tokenizer, windows: Sequence[Window]) -> StreamScores:
+    """Score the windows of a stream."""
     examples, nats, tokens = [], [], []
     for number, (window, score) in enumerate(zip(windows, scorer.score(windows), strict=True)):
         if window.target_length:

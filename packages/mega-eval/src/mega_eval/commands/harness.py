@@ -1,0 +1,113 @@
+"""The command `harness`: lm-evaluation-harness on our models."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from mega_eval.commands.model_options import model_options
+from mega_schema.app.install_hint import install_hint
+from mega_schema.errors import ConfigError
+
+OTHER_COMMANDS = ("ls", "validate")
+MODEL_FLAGS = ("--model", "-M", "--config", "-C")
+
+
+@click.command(
+    params=[
+        *model_options(),
+        click.Argument(["words"], nargs=-1, type=click.UNPROCESSED, metavar="-- WORDS..."),
+    ]
+)
+def harness(words: tuple[str, ...], **values: object) -> None:
+    """Run lm-evaluation-harness (lm-eval) on a model: all of its tasks, with all of its options.
+
+    Its words follow --, for example: mega-eval harness --load RUN -- run --tasks lambada_openai. Nothing is
+    downloaded unless HF_HUB_OFFLINE=0 is in the environment.
+    """
+    if not words:
+        raise ConfigError(
+            "WORDS", "missing", hint="mega-eval harness --load RUN -- run --tasks lambada_openai"
+        )
+    for word in words:
+        if word.partition("=")[0] in MODEL_FLAGS:
+            raise ConfigError(
+                word, "is set by mega-eval harness", hint="leave it out; --load names the model"
+            )
+    # set before lm_eval is imported, whose libraries read them once
+    for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
+        os.environ.setdefault(name, os.environ.get("HF_HUB_OFFLINE", "1"))
+    try:
+        from lm_eval.__main__ import cli_evaluate
+    except ImportError:
+        hint = install_hint("mega-eval", "harness")
+        raise ConfigError("mega-eval harness", "lm-eval is not installed", hint=hint) from None
+    from mega_eval.harness import register_model
+
+    register_model()
+    with _arguments(words if words[0] in OTHER_COMMANDS else _add_model(words, values)), _explain_errors():
+        cli_evaluate()
+
+
+def _add_model(words: Sequence[str], values: dict[str, object]) -> list[str]:
+    """Return the words of `lm-eval run` with the model; the values are part of its result file."""
+    arguments = {
+        name: str(value) if isinstance(value, Path) else value
+        for name, value in values.items()
+        if name != "device" and value is not None and value is not False
+    }
+    more = words[1:] if words[0] == "run" else words
+    return [
+        "run",
+        "--model",
+        "mega",
+        "--model_args",
+        json.dumps(arguments),
+        "--device",
+        str(values["device"]),
+        *more,
+    ]
+
+
+@contextmanager
+def _arguments(words: Sequence[str]) -> Iterator[None]:
+    """Give the harness its words: its parser reads those of the process."""
+    own = sys.argv
+    sys.argv = ["lm-eval", *words]
+    try:
+        yield
+    finally:
+        sys.argv = own
+
+
+@contextmanager
+def _explain_errors() -> Iterator[None]:
+    """Report a missing data set, and words that the harness refuses, as mistakes of the user."""
+    from datasets.exceptions import DatasetNotFoundError
+
+    try:
+        yield
+    except (ConnectionError, DatasetNotFoundError) as error:
+        found = str(error).partition("\n")[0]
+        hint = "HF_HUB_OFFLINE=0 downloads it; or a local task with --include_path DIR"
+        raise ConfigError("--tasks", "a data set is not on this machine", found=found, hint=hint) from None
+    except ValueError as error:
+        # its own checks of words raise it without a class of their own; a traceback names our frames else
+        if error.__traceback__ is None or not _is_from_configuration(error):
+            raise
+        raise ConfigError("lm-eval", str(error)) from None
+
+
+def _is_from_configuration(error: BaseException) -> bool:
+    """Return whether the harness raised the error while it read its words."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    module = "" if trace is None else str(trace.tb_frame.f_globals.get("__name__"))
+    return module.startswith("lm_eval.config")

@@ -40,7 +40,7 @@ UNUSUAL = {
     "squared_relu": replace(gpt(**SIZES), activation="squared_relu"),
 }
 PAGE = 16
-LENGTHS = (40, 17, 33)
+LENGTHS = (40, 17, 33, 9, 21, 12, 30, 8)
 
 
 def _runner(spec: ModelSpec, dtype: WeightDtype = "float32", *, invariant: bool = False) -> TorchModelRunner:
@@ -77,7 +77,7 @@ def _definition(spec: ModelSpec) -> Decoder:
 
 
 @pytest.mark.parametrize("name", SPECS)
-@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("rows", [1, 3, 8])
 def test_single_tokens_have_the_logits_of_the_naive_loop(name: str, rows: int) -> None:
     runner = _runner(SPECS[name])
     assert runner.fused is not None
@@ -90,13 +90,14 @@ def test_single_tokens_have_the_logits_of_the_naive_loop(name: str, rows: int) -
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("int8", marks=needs_int8)])
+@pytest.mark.parametrize("rows", [2, 7])
 @pytest.mark.parametrize("name", SPECS)
-def test_numbers_are_rounded_where_torch_rounds_them(name: str, dtype: WeightDtype) -> None:
+def test_numbers_are_rounded_where_torch_rounds_them(name: str, dtype: WeightDtype, rows: int) -> None:
     runner = _runner(SPECS[name], dtype)
     assert runner.fused is not None
-    fused = _decode(runner, 2)
+    fused = _decode(runner, rows)
     runner.fused = None
-    for actual, expected in zip(fused, _decode(runner, 2), strict=True):
+    for actual, expected in zip(fused, _decode(runner, rows), strict=True):
         # only the order of sums in the norms differs, which seldom changes a rounded number
         differences = (actual - expected).abs() / expected.abs().max()
         assert float(differences.mean()) < 1e-3
@@ -113,6 +114,15 @@ def test_threads_change_no_bits_of_a_fused_step() -> None:
         assert all(map(torch.equal, _decode(runner, 3), expected))
     finally:
         torch.set_num_threads(threads)
+
+
+def test_large_layers_of_more_than_three_rows_are_computed_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = _runner(SPECS["gpt"]).fused
+    monkeypatch.setattr("mega_serve.execution.fused_decoder._SMALL_LAYER_BYTES", 1000)
+    large = _runner(SPECS["gpt"]).fused
+    assert small is not None
+    assert large is not None
+    assert (small.max_rows, large.max_rows) == (8, 3)
 
 
 @pytest.mark.parametrize("name", UNUSUAL)

@@ -1,4 +1,4 @@
-"""The layers of a decoder for one token of each of up to three sequences, in one call, compiled by numba.
+"""The layers of a decoder for one token of each of up to eight sequences, in one call, compiled by numba.
 
 `mega_model.block` defines a layer. Results are rounded where its operations round them, so that in bfloat16
 too a step computes what they compute, but for the order of sums in norms. Torch's operations on so few
@@ -139,7 +139,7 @@ def _run_layers(
     """Run all layers: x becomes their output.
 
     Args:
-        x: (R, D), bfloat16 as uint16; R at most 3.
+        x: (R, D), bfloat16 as uint16; R at most 8.
         weights: an array with the dtype of the packed weights.
         layers: (layers, COLUMNS) addresses of norms, weights and biases, see `projection.project`.
         cos, sin: (R, rotary pairs) float32, see `_attend_heads`.

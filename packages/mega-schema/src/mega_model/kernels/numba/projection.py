@@ -1,4 +1,4 @@
-"""Products of up to three rows with a packed weight, for kernels that compute a whole layer.
+"""Products of up to eight rows with a packed weight, for kernels that compute a whole layer.
 
 A weight has the layout of `linear`; a kernel knows it by its address, so that one call can take the weights
 of all layers.
@@ -23,11 +23,12 @@ from mega_model.kernels.numba.panel_products import build_int8_panel
 from mega_model.kernels.numba.row_kernels import round_as
 from mega_model.kernels.numba.simd import bf16_to_float, round_like
 
-MAX_ROWS = 3
+MAX_ROWS = 8
+_TILE_ROWS = 4
 # columns of a table of addresses: of weights, then of their biases, scales and sums
 BIASES, SCALES, SUMS, COLUMNS = 6, 12, 18, 24
 
-_int8_1, _int8_2, _int8_3 = (build_int8_panel(rows, 4) for rows in (1, 2, 3))
+_int8_1, _int8_2, _int8_3, _int8_4 = (build_int8_panel(rows, 4) for rows in (1, 2, 3, 4))
 
 
 @intrinsic
@@ -65,35 +66,38 @@ def _choose_preparation(x, weights):
     return lambda x, weights: (x, np.empty(0, np.float32))
 
 
-def _multiply_panel(x, weight, start, sums, block):
-    """Set sums[r], of integers block[r], to the product of row r of x and the panel at `start`."""
+def _multiply_panel(x, row, rows, weight, start, sums, block):
+    """Set sums[r], of integers block[r], to the product of row `row` + r of x and the panel at `start`."""
 
 
 @overload(_multiply_panel)
-def _choose_product(x, weight, start, sums, block):
+def _choose_product(x, row, rows, weight, start, sums, block):
     if weight.dtype == types.float32:
         return _multiply_float_panel
     return _multiply_int8_panel if weight.dtype == types.int8 else _multiply_bf16_panel
 
 
-def _multiply_float_panel(x, weight, start, sums, block):
-    float_tile(x, 0, len(x), weight, start, sums)
+def _multiply_float_panel(x, row, rows, weight, start, sums, block):
+    float_tile(x, row, rows, weight, start, sums)
 
 
-def _multiply_bf16_panel(x, weight, start, sums, block):
-    bf16_tile(x.view(np.uint32), 0, len(x), weight, start, sums, block)
+def _multiply_bf16_panel(x, row, rows, weight, start, sums, block):
+    bf16_tile(x.view(np.uint32), row, rows, weight, start, sums, block)
 
 
-def _multiply_int8_panel(x, weight, start, sums, block):
+def _multiply_int8_panel(x, row, rows, weight, start, sums, block):
     x_fours = x.view(np.uint32)
-    rows, fours = x_fours.shape
+    fours = x_fours.shape[1]
+    first = row * fours
     integers = block.view(np.int32)
     if rows == 1:
-        _int8_1(x_fours, 0, fours, weight, start, fours, integers)
+        _int8_1(x_fours, first, fours, weight, start, fours, integers)
     elif rows == 2:
-        _int8_2(x_fours, 0, fours, weight, start, fours, integers)
+        _int8_2(x_fours, first, fours, weight, start, fours, integers)
+    elif rows == 3:
+        _int8_3(x_fours, first, fours, weight, start, fours, integers)
     else:
-        _int8_3(x_fours, 0, fours, weight, start, fours, integers)
+        _int8_4(x_fours, first, fours, weight, start, fours, integers)
 
 
 @njit(nogil=True, cache=True)
@@ -101,7 +105,7 @@ def project(x, weights, layer, column, has_bias, out, is_residual, worker, worke
     """Compute a worker's panels of out = x Wᵀ + bias, or add that product to `out`.
 
     Args:
-        x: (R, I), R at most 3.
+        x: (R, I), R at most 8.
         weights: an array with the dtype of the packed weight; bfloat16 as uint16.
         layer: addresses: layer[column] of the packed weight; layer[BIASES + column] of its bias, (O,) with
             the dtype of x, or 0; of int8 weights, layer[SCALES + column] of the scale of each output,
@@ -117,35 +121,38 @@ def project(x, weights, layer, column, has_bias, out, is_residual, worker, worke
     panels = (outputs + PANEL - 1) // PANEL
     weight = array_at(layer[column], panels * size, weights)
     bias = array_at(layer[BIASES + column], outputs if has_bias and layer[BIASES + column] else 0, out)
-    sums = np.empty((MAX_ROWS, PANEL), np.float32)
-    block = np.empty((MAX_ROWS, PANEL), np.float32)
+    sums = np.empty((_TILE_ROWS, PANEL), np.float32)
+    block = np.empty((_TILE_ROWS, PANEL), np.float32)
     factors, x_scales = _prepare(x, weights)
     scales = array_at(layer[SCALES + column], outputs if len(x_scales) else 0, sums)
     integers = block.view(np.int32)
     zeros = array_at(layer[SUMS + column], outputs if len(x_scales) else 0, integers)
     for panel in range(worker * panels // workers, (worker + 1) * panels // workers):
-        _multiply_panel(factors, weight, panel * size, sums, block)
         first = panel * PANEL
         count = min(PANEL, outputs - first)
-        if len(x_scales):
-            for r in range(rows):
-                for o in range(count):
-                    total = np.int32(integers[r, o] - zeros[first + o])
-                    sums[r, o] = np.float32(total) * scales[first + o] * x_scales[r]
-        _store_panel(sums, first, count, bias, out, is_residual)
+        for row in range(0, rows, _TILE_ROWS):
+            tile_rows = min(_TILE_ROWS, rows - row)
+            _multiply_panel(factors, row, tile_rows, weight, panel * size, sums, block)
+            if len(x_scales):
+                for r in range(tile_rows):
+                    for o in range(count):
+                        total = np.int32(integers[r, o] - zeros[first + o])
+                        sums[r, o] = np.float32(total) * scales[first + o] * x_scales[row + r]
+            _store_panel(sums, row, tile_rows, first, count, bias, out, is_residual)
 
 
 @njit(nogil=True, cache=True)
-def _store_panel(sums, first, count, bias, out, is_residual):
+def _store_panel(sums, row, rows, first, count, bias, out, is_residual):
     if not is_residual:
-        store_tile(sums, 0, len(out), first, bias, out)
+        store_tile(sums, row, rows, first, bias, out)
         return
-    for r in range(len(out)):
+    for r in range(rows):
         for o in range(count):
             value = round_as(out, sums[r, o])
             if len(bias):
                 value = round_as(out, value + bf16_to_float(bias[first + o]))
-            out[r, first + o] = round_like(out, bf16_to_float(out[r, first + o]) + value)
+            total = bf16_to_float(out[row + r, first + o]) + value
+            out[row + r, first + o] = round_like(out, total)
 
 
 def _project_rows(x, weights, layer, out, threads):

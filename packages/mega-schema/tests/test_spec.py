@@ -11,7 +11,8 @@ import pytest
 from mega_schema.arch import table
 from mega_schema.errors import ConfigError
 from mega_schema.params import count_params
-from mega_schema.spec import FAMILY_DEFAULTS, PRESETS, ModelSpec, gpt, llama, preset
+from mega_schema.presets import PRESETS, preset
+from mega_schema.spec import FAMILY_DEFAULTS, ModelSpec, bert, gpt, llama
 
 SMALL = {"layers": 2, "hidden": 8, "heads": 2, "vocab": 5, "max_seq_len": 4}
 

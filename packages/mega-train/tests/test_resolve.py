@@ -11,7 +11,8 @@ from mega_schema.errors import ConfigError, LayoutError, MegaError
 from mega_schema.params import Init, Param
 from mega_schema.recompute_policy import KEEP_ALL, RecomputePolicy
 from mega_schema.sharding import Split
-from mega_schema.spec import PRESETS, gpt, preset
+from mega_schema.presets import PRESETS, preset
+from mega_schema.spec import gpt
 from mega_schema.tokenizer.identity import TokenizerIdentity
 from mega_schema.tokenizer.tokenizer import open_tokenizer
 from mega_train.resolve import ResolvedConfig

@@ -8,7 +8,8 @@ from typing import Any, Protocol
 import pytest
 
 from mega_schema.errors import ConfigError
-from mega_schema.spec import FAMILY_DEFAULTS, ModelSpec, preset
+from mega_schema.presets import preset
+from mega_schema.spec import FAMILY_DEFAULTS, ModelSpec
 from mega_train.resolve import ResolvedConfig
 
 NO_MODEL: dict[str, Any] = dict.fromkeys(

@@ -10,7 +10,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from mega_schema.checkpoint.reader import Checkpoint
-from mega_schema.spec import PRESETS, ModelSpec, gpt, llama, preset
+from mega_schema.presets import PRESETS, preset
+from mega_schema.spec import ModelSpec, gpt, llama
 from mega_train.cli import app
 from mega_train.config import BatchConfig, ModelConfig, OptimizerConfig, RunConfig, TrainConfig
 from mega_train.resolve import model_spec, resolve

@@ -54,8 +54,8 @@ class PackedAttention:
     Attributes:
         rows, length: B and S, of whole rows; T = B·S / cp.
         document_BS: document number of each token, for whole rows; a token sees only its own document.
-            None: each row is one document.
-        causal: False lets a token see later tokens too (BERT).
+            None: each row is one document. Padding is a document too.
+        causal: `ModelSpec.causal`; False lets a token see later tokens too.
         cp: the ranks that share the rows.
         dropout: dropout of the attention probabilities. It materialises all S² of them for every head.
         attention, softmax: the kernels to use; softmax is used only with dropout.

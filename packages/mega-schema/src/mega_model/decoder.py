@@ -20,7 +20,7 @@ from mega_model.attention import Angles, rotary_angles
 from mega_model.attention_backends import AttentionBackend
 from mega_model.block import DecoderBlock
 from mega_model.dropout import DropoutFn, no_dropout
-from mega_model.layers import LMHead, PositionEmbedding, VocabEmbedding, build_norm, sinusoids
+from mega_model.layers import LMHead, MaskedLMHead, ReplicatedEmbedding, VocabEmbedding, build_norm, sinusoids
 from mega_model.recompute import recompute, recompute_sharded
 from mega_model.runtime import Runtime
 
@@ -50,12 +50,12 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleDict({str(i): DecoderBlock(rt, i) for i in rt.stage.layers})
         if rt.stage.is_last:
             self.final_norm = build_norm(rt, "final_norm")
-            self.head = LMHead(rt, "head")
+            self.head = (LMHead if rt.spec.head_transform == "none" else MaskedLMHead)(rt, "head")
             if rt.stage.is_first and rt.spec.tied:
                 # registers the second use of the weight and returns it
                 self.head.weight = rt.weight_gradients.share_weight(self.embed.weight)
         if rt.stage.is_first and rt.spec.positions == "learned":
-            self.position = PositionEmbedding(rt, "position")
+            self.position = ReplicatedEmbedding(rt, "position")
         if rt.stage.is_first and rt.spec.embed_norm:
             self.embed_norm = build_norm(rt, "embed_norm")
 
@@ -100,6 +100,17 @@ class Decoder(nn.Module):
                 computes keys and values for all tokens, and the rest for these. `attend` gets their queries.
         """
         x_TD = drop("embed", self.embed_tokens(x, position_T)) if self.stage.is_first else x
+        return self.run_layers(x_TD, position_T, attend, drop, row_R)
+
+    def run_layers(
+        self,
+        x_TD: Tensor,
+        position_T: Tensor,
+        attend: AttentionBackend,
+        drop: DropoutFn,
+        row_R: Tensor | None,
+    ) -> Tensor:
+        """Compute this stage's layers of embedded tokens; the result is that of `hidden_states`."""
         angles = self.rotary(position_T) if self.spec.rotary_dim else None
         for layers, is_recomputed in self.recompute_groups:
             run_layers = partial(self._run_layers, layers, angles, attend, drop, row_R)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -46,13 +47,17 @@ class ColumnLinear(nn.Module):
 
 
 class LMHead(nn.Module):
-    """The logits of the vocabulary, or the loss, for which logits are computed in chunks; never in FP8."""
+    """The logits of the vocabulary, or the loss, for which logits are computed in chunks; never in FP8.
+
+    y = x Wᵀ + b, with b in a model with `head_bias`.
+    """
 
     def __init__(self, rt: Runtime, name: str) -> None:
         super().__init__()
         self.tp = rt.tp
         self.gradients = rt.weight_gradients
         self.weight = rt.new_param(name + ".weight")
+        self.bias = rt.new_param(name + ".bias") if rt.spec.head_bias else None
         self.vocab = rt.spec.vocab
         self.linear = rt.kernels.linear
         self.kernel = rt.kernels.cross_entropy
@@ -64,7 +69,7 @@ class LMHead(nn.Module):
             gradient: gradient of that sum, see `head_loss`.
         """
         if target_T is None:
-            return column_linear(x, self.weight, None, self.tp, self.gradients, self.linear)
+            return column_linear(x, self.weight, self.bias, self.tp, self.gradients, self.linear)
         return head_loss(
             x,
             self.weight,
@@ -75,6 +80,7 @@ class LMHead(nn.Module):
             kernel=self.kernel,
             linear=self.linear,
             gradient=gradient,
+            bias_V=self.bias,
         )
 
     def token_losses(self, x: Tensor, target_T: Tensor) -> Tensor:
@@ -87,7 +93,44 @@ class LMHead(nn.Module):
             tp=self.tp,
             kernel=self.kernel,
             linear=self.linear,
+            bias_V=self.bias,
         )
+
+
+class MaskedLMHead(LMHead):
+    """The head of an encoder: logits = norm(gelu(x W₁ᵀ + b₁)) Wᵀ + b (arXiv:1810.04805, its released code)."""
+
+    def __init__(self, rt: Runtime, name: str) -> None:
+        super().__init__(rt, name)
+        self.dense = ReplicatedLinear(rt, name + ".dense")
+        self.norm = build_norm(rt, name + ".norm")
+        self.approximate: Literal["none", "tanh"] = "none" if rt.spec.head_transform == "gelu_erf" else "tanh"
+        self.bias_gelu = rt.kernels.bias_gelu
+
+    def forward(self, x: Tensor, target_T: Tensor | None = None, gradient: float | None = None) -> Tensor:
+        return super().forward(self._transform(x), target_T, gradient)
+
+    def token_losses(self, x: Tensor, target_T: Tensor) -> Tensor:
+        return super().token_losses(self._transform(x), target_T)
+
+    def _transform(self, x: Tensor) -> Tensor:
+        return self.norm(self.bias_gelu(self.dense.matmul(x), self.dense.bias, self.approximate))
+
+
+class ReplicatedLinear(nn.Module):
+    """y = x Wᵀ + b with W and b whole on every rank, which computes it for the tokens that it holds."""
+
+    def __init__(self, rt: Runtime, name: str) -> None:
+        super().__init__()
+        self.weight = rt.new_param(name + ".weight")
+        self.bias = rt.new_param(name + ".bias") if rt.spec.bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+    def matmul(self, x: Tensor) -> Tensor:
+        """Compute x Wᵀ only, for a caller whose next kernel adds the bias."""
+        return F.linear(x, self.weight)
 
 
 class RowLinear(nn.Module):
@@ -132,15 +175,15 @@ class VocabEmbedding(nn.Module):
         return vocab_embedding(local_T.clamp(0, rows - 1), is_local_T, self.weight, self.tp, self.gradients)
 
 
-class PositionEmbedding(nn.Module):
-    """Embedding lookup of positions in a small table, whole on every rank."""
+class ReplicatedEmbedding(nn.Module):
+    """Embedding lookup of positions or token types in a small table, whole on every rank."""
 
     def __init__(self, rt: Runtime, name: str) -> None:
         super().__init__()
         self.weight = rt.new_param(name + ".weight")
 
-    def forward(self, position_T: Tensor) -> Tensor:
-        return F.embedding(position_T, self.weight)
+    def forward(self, index_T: Tensor) -> Tensor:
+        return F.embedding(index_T, self.weight)
 
 
 class RMSNorm(nn.Module):

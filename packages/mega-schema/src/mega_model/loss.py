@@ -33,8 +33,9 @@ def head_loss(
     kernel: CrossEntropy = cross_entropy,
     linear: Linear = linear,
     gradient: float | None = None,
+    bias_V: Tensor | None = None,
 ) -> Tensor:
-    """Compute the summed cross-entropy of x Wᵀ over the tokens, in nats, in chunks of tokens.
+    """Compute the summed cross-entropy of x Wᵀ + b over the tokens, in nats, in chunks of tokens.
 
     Forward also computes the gradients, while it has a chunk's logits: three products in all, as if the
     logits were kept (arXiv:2410.10989 §3.2). Backward multiplies these gradients by the gradient of the sum.
@@ -48,6 +49,7 @@ def head_loss(
         target_T: targets of the tokens of all ranks of tp: global ids in [0, vocab), or -100 for an ignored
             token.
         gradient: the gradient of the sum that backward will receive, if the caller knows it.
+        bias_V: this rank's entries of b, padding included; None: there is no bias.
 
     Returns:
         a float32 number, the same on every rank of tp.
@@ -60,7 +62,7 @@ def head_loss(
     """
     _check_targets(target_T, vocab)
     options = vocab, tp, gradients, (kernel, linear), gradient, torch.is_grad_enabled()
-    return _HeadLoss.apply(x_TD, weight_VD, target_T, *options)
+    return _HeadLoss.apply(x_TD, weight_VD, bias_V, target_T, *options)
 
 
 @torch.no_grad()
@@ -73,6 +75,7 @@ def token_losses(
     tp: Axis,
     kernel: CrossEntropy = cross_entropy,
     linear: Linear = linear,
+    bias_V: Tensor | None = None,
 ) -> Tensor:
     """Compute the cross-entropy of every token, (T,) float32, without gradients.
 
@@ -83,9 +86,10 @@ def token_losses(
     dtype = matmul_dtype(x_TD)
     whole_TD = tp.enter(x_TD).wait().to(dtype)
     used_VD = weight_VD[:columns_in_vocab].to(dtype)
+    used_V = None if bias_V is None else bias_V[:columns_in_vocab].to(dtype)
     step = chunk_tokens(len(whole_TD), max_chunk_tokens(whole_TD.shape[1], dtype.itemsize))
     chunks = zip(whole_TD.split(step), local_T.split(step), strict=True)
-    return torch.cat([kernel(linear(x_CD, used_VD), local_C, tp, None) for x_CD, local_C in chunks])
+    return torch.cat([kernel(linear(x_CD, used_VD, used_V), local_C, tp, None) for x_CD, local_C in chunks])
 
 
 def _check_targets(target_T: Tensor, vocab: int) -> None:
@@ -113,6 +117,7 @@ class _HeadLoss(torch.autograd.Function):
         ctx: Any,
         x_TD: Tensor,
         weight_VD: nn.Parameter,
+        bias_V: Tensor | None,
         target_T: Tensor,
         vocab: int,
         tp: Axis,
@@ -121,16 +126,19 @@ class _HeadLoss(torch.autograd.Function):
         gradient: float | None,
         grad_enabled: bool,
     ) -> Tensor:
-        needs_x, needs_weight = (grad_enabled and needs for needs in ctx.needs_input_grad[:2])
+        needs_x, needs_weight, needs_bias = (grad_enabled and needs for needs in ctx.needs_input_grad[:3])
         local_T, columns_in_vocab = _local_targets(target_T, weight_VD.shape[0], vocab, tp)
         dtype = matmul_dtype(x_TD)
         whole_TD = tp.enter(x_TD).wait().to(dtype)
         used_VD = weight_VD[:columns_in_vocab].to(dtype)
+        used_V = None if bias_V is None else bias_V[:columns_in_vocab].to(dtype)
         tokens, width = whole_TD.shape
         loss_T = whole_TD.new_empty(tokens, dtype=torch.float32)
         grad_TD = torch.empty_like(whole_TD) if needs_x else None
+        grad_V = torch.zeros_like(bias_V, dtype=torch.float32) if bias_V is not None and needs_bias else None
         # loss scaling: small probabilities underflow in float16
-        scale = (1024.0 if dtype == torch.float16 else 1.0) if needs_x or needs_weight else None
+        needs_any = needs_x or needs_weight or needs_bias
+        scale = (1024.0 if dtype == torch.float16 else 1.0) if needs_any else None
         # The gradient at the target is about -1. Scaled by anything but a power of two, it is rounded to
         # bfloat16 with the same bias for every token.
         is_exact = gradient is not None and (dtype == torch.float32 or math.frexp(gradient)[0] == 0.5)
@@ -144,10 +152,12 @@ class _HeadLoss(torch.autograd.Function):
 
         def compute_chunk(begin: int, end: int) -> None:
             x_CD = whole_TD[begin:end]
-            z_CV = linear(x_CD, used_VD)
+            z_CV = linear(x_CD, used_VD, used_V)
             loss_T[begin:end] = cross_entropy(z_CV, local_T[begin:end], tp, scale)
             if grad_TD is not None:
                 grad_TD[begin:end] = linear(z_CV, used_VD.t())
+            if grad_V is not None:
+                grad_V[:columns_in_vocab] += z_CV.sum(0, dtype=torch.float32)
             if grad_VD is not None:
                 first = begin == 0 and main_VD is None
                 gradients.accumulate_product(grad_VD[:columns_in_vocab], z_CV, x_CD, first=first)
@@ -162,7 +172,7 @@ class _HeadLoss(torch.autograd.Function):
         elif grad_VD is not None:
             grad_VD[columns_in_vocab:] = 0
         grad_x = None if grad_TD is None else tp.leave(grad_TD.to(x_TD.dtype)).wait()
-        ctx.save_for_backward(grad_x, grad_VD)
+        ctx.save_for_backward(grad_x, grad_VD, grad_V)
         ctx.weight = weight_VD
         ctx.gradients = gradients
         ctx.scale = scale
@@ -172,11 +182,12 @@ class _HeadLoss(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        grad_x, grad_VD = ctx.saved_tensors
+        grad_x, grad_VD, grad_V = ctx.saved_tensors
         if ctx.grad_accumulated:
             if not math.isnan(ctx.scale) and not math.isclose(float(grad), ctx.scale, rel_tol=1e-5):
                 raise RuntimeError(f"the gradient of the loss is {float(grad)}, expected {ctx.scale}")
-            return grad_x, *[None] * 8
+            return grad_x, None, grad_V, *[None] * 7
         grad = grad / ctx.scale
         grad_weight = None if grad_VD is None else ctx.gradients.accumulate_scaled(ctx.weight, grad_VD, grad)
-        return None if grad_x is None else grad_x * grad, grad_weight, *[None] * 7
+        grad_bias = None if grad_V is None else grad_V * grad
+        return None if grad_x is None else grad_x * grad, grad_weight, grad_bias, *[None] * 7

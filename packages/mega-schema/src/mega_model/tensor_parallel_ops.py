@@ -79,6 +79,27 @@ def vocab_embedding(
     return _apply(_VocabEmbedding, local_T, is_local_T, weight_VD, tp, gradients)
 
 
+def select_tokens(x_TD: Tensor, token_B: Tensor, tp: Axis) -> tuple[Tensor, Tensor]:
+    """Select tokens by their index on the whole token axis, of those that this rank holds.
+
+    Returns:
+        (B, D), any token where another rank holds the wanted one; (B,) bool, whether this rank holds it.
+    """
+    tokens = x_TD.shape[0]
+    local_B = token_B - (tp.rank * tokens if tp.sequence else 0)
+    is_local_B = (local_B >= 0) & (local_B < tokens)
+    return x_TD[local_B.clamp(0, tokens - 1)], is_local_B
+
+
+def sum_selected(y_BO: Tensor, is_local_B: Tensor, tp: Axis) -> Tensor:
+    """Return every selected token's output, (B, O), on all ranks; each contributes those that it holds.
+
+    Backward gives a rank the gradients of its own tokens. The gradients of weights between `select_tokens`
+    and this are therefore partial with sequence parallelism, as those of a norm are.
+    """
+    return _apply(_SumSelected, y_BO * is_local_B[:, None], tp) if tp.sequence else y_BO
+
+
 def _all_gather_matmul(
     x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, tp: Axis, matmul: Linear
 ) -> tuple[Tensor, Tensor]:
@@ -216,3 +237,14 @@ class _VocabEmbedding(torch.autograd.Function):
         local_T, is_local_T = ctx.saved_tensors
         grad_TD = ctx.tp.enter(grad_TD).wait() * is_local_T[:, None]
         return None, None, ctx.gradients.accumulate_rows(ctx.weight, local_T, grad_TD), None, None
+
+
+class _SumSelected(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, y_BO: Tensor, tp: Axis) -> Tensor:
+        return tp.reduce(y_BO.clone())
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_BO: Tensor) -> tuple[Tensor, None]:
+        return grad_BO, None

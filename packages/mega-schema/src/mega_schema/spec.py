@@ -1,4 +1,4 @@
-"""`ModelSpec`: the definition of a model, independent of training, layout and hardware; and the presets."""
+"""`ModelSpec`: the definition of a model, independent of training, layout and hardware."""
 
 from __future__ import annotations
 
@@ -12,17 +12,20 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from mega_schema.errors import ConfigError
 
-Family = Literal["gpt", "llama"]
+DecoderFamily = Literal["gpt", "llama"]
+Family = Literal["gpt", "llama", "bert"]
 Norm = Literal["layernorm", "rmsnorm"]
 Activation = Literal["gelu_tanh", "gelu_erf", "squared_relu", "swiglu", "geglu", "reglu", "liglu"]
 Positions = Literal["learned", "rope", "alibi", "sinusoidal", "none"]
+HeadTransform = Literal["none", "gelu_tanh", "gelu_erf"]
 _LARGEST = sys.float_info.max  # an integer of JSON may be larger, and is no float then
+ENCODER_FIELDS = ("token_types", "pooler", "binary_head", "head_transform", "head_bias")
 GATED: frozenset[Activation] = frozenset({"swiglu", "geglu", "reglu", "liglu"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """A decoder-only transformer.
+    """A transformer that is a decoder, or an encoder that attends in both directions.
 
     Attributes:
         family: the set of defaults that the other fields were completed with. It changes no result.
@@ -54,6 +57,13 @@ class ModelSpec:
         embed_norm: token embeddings are normed before positions are added (BLOOM).
         qk_norm: every query and key head is normed before rotary positions (arXiv:2302.05442).
         sliding_window: keys that a token sees, itself included; None: all before it (arXiv:2310.06825).
+        causal: a token sees no later token. The fields from here to `head_bias` are those of an encoder, where
+            this is false (arXiv:1810.04805).
+        token_types: kinds of token, each with an embedding that is added; None: there are no kinds.
+        pooler, binary_head: a layer with tanh over the first token of a row, and two logits of its output
+            (next sentence, or the order of sentences).
+        head_transform: a layer with this activation and a norm before the output matrix.
+        head_bias: the output matrix has a bias.
         init, init_std: initial values of matrices: normal with this standard deviation, divided by sqrt(2
             layers) for output projections; or Xavier uniform (Glorot and Bengio 2010).
         vocab_multiple: a rank's shard of the vocabulary is padded to a multiple of this in memory (Megatron's
@@ -91,6 +101,12 @@ class ModelSpec:
     embed_norm: bool = False
     qk_norm: bool = False
     sliding_window: int | None = None
+    causal: bool = True
+    token_types: int | None = None
+    pooler: bool = False
+    binary_head: bool = False
+    head_transform: HeadTransform = "none"
+    head_bias: bool = False
     init: Literal["normal", "xavier_uniform"] = "normal"
     init_std: float = 0.02
     vocab_multiple: int = 128
@@ -126,6 +142,7 @@ class ModelSpec:
                 found="both",
                 wanted="one of the two",
             )
+        self._check_direction()
         for name in ("rope_theta", "rope_interpolation", "rope_scaling"):
             if not getattr(self, name):
                 raise ConfigError(f"model.{name}", "not above 0", found=0, wanted="1 or more")
@@ -136,6 +153,28 @@ class ModelSpec:
                 found=self.rope_scaling_low,
                 wanted=f"less than {self.rope_scaling_high:g}",
             )
+
+    def _check_direction(self) -> None:
+        """Refuse an encoder's parts in a decoder, and distance rules of decoders in an encoder."""
+        fields = {field.name: field.default for field in dataclasses.fields(self)}
+        for name in ENCODER_FIELDS if self.causal else ("sliding_window",):
+            if getattr(self, name) != fields[name]:
+                kind = "a decoder" if self.causal else "an encoder"
+                raise ConfigError(
+                    f"model.{name}",
+                    f"is not supported in {kind}",
+                    found=getattr(self, name),
+                    wanted=f"{fields[name]}, or model.causal = {str(not self.causal).lower()}",
+                )
+        if not self.causal and self.positions == "alibi":
+            raise ConfigError(
+                "model.positions",
+                "is not supported in an encoder",
+                found=self.positions,
+                wanted="learned | rope | sinusoidal | none",
+            )
+        if self.binary_head and not self.pooler:
+            raise ConfigError("model.binary_head", "needs model.pooler", found=True, wanted=False)
 
     @property
     def q_rows(self) -> int:
@@ -208,6 +247,16 @@ FAMILY_DEFAULTS: Mapping[Family, Mapping[str, Any]] = MappingProxyType(
                 "qkv_bias": False,
             }
         ),
+        "bert": MappingProxyType(
+            {
+                "causal": False,
+                "token_types": 2,
+                "pooler": True,
+                "binary_head": True,
+                "head_transform": "gelu_erf",
+                "head_bias": True,
+            }
+        ),
     }
 )
 """The fields of each family whose defaults differ from those of `ModelSpec`."""
@@ -247,6 +296,15 @@ def llama(
     )
 
 
+def bert(*, layers: int, hidden: int, heads: int, vocab: int, max_seq_len: int, **fields: object) -> ModelSpec:
+    """Build a spec from five sizes and the defaults of Megatron's BERT.
+
+    `post_norm_residual` makes it the original one (arXiv:1810.04805), whose norms follow the sums.
+    """
+    sizes = {"layers": layers, "hidden": hidden, "heads": heads, "vocab": vocab, "max_seq_len": max_seq_len}
+    return _with_defaults("bert", {**sizes, "ffn": 4 * hidden}, fields)
+
+
 def _with_defaults(family: Family, sizes: Mapping[str, int], fields: Mapping[str, object]) -> ModelSpec:
     """Complete the sizes with the family's defaults; `fields` have priority over both."""
     heads = sizes["heads"]
@@ -266,116 +324,21 @@ def _head_dim(hidden: int, heads: int) -> int:
     return hidden // heads
 
 
-_GPT2: Mapping[str, int] = MappingProxyType({"vocab": 50257, "max_seq_len": 1024})
-_LARGE: Mapping[str, int] = MappingProxyType({"vocab": 51200, "max_seq_len": 2048})
-_LLAMA2: Mapping[str, int] = MappingProxyType({"vocab": 32000, "max_seq_len": 4096})
-_LLAMA31: Mapping[str, Any] = MappingProxyType(
-    {"vocab": 128256, "max_seq_len": 131072, "rope_theta": 500000.0}
-)
-_QWEN: Mapping[str, Any] = MappingProxyType({"rope_theta": 1000000.0, "norm_eps": 1e-6})
+def require_decoder(spec: ModelSpec, where: object, hint: str = "") -> None:
+    """Refuse an encoder.
 
-PRESETS: Mapping[str, ModelSpec] = MappingProxyType(
-    {
-        "gpt2-124m": gpt(layers=12, hidden=768, heads=12, **_GPT2),
-        "gpt2-355m": gpt(layers=24, hidden=1024, heads=16, **_GPT2),
-        "gpt2-774m": gpt(layers=36, hidden=1280, heads=20, **_GPT2),
-        "gpt2-1.5b": gpt(layers=48, hidden=1600, heads=25, **_GPT2),
-        "megatron-345m": gpt(layers=24, hidden=1024, heads=16, **_GPT2),
-        "megatron-1.3b": gpt(layers=24, hidden=2048, heads=16, vocab=50257, max_seq_len=2048),
-        "megatron-8.3b": gpt(layers=72, hidden=3072, heads=24, **_GPT2),  # arXiv:1909.08053 table 2
-        "megatron-175b": gpt(layers=96, hidden=12288, heads=96, **_LARGE),
-        "megatron-530b": gpt(layers=105, hidden=20480, heads=128, **_LARGE),
-        "megatron-1t": gpt(layers=128, hidden=25600, heads=160, **_LARGE),
-        # fairseq's: ffn is 6 x hidden, positions are computed, embeddings are scaled
-        "megatron-11b": gpt(
-            layers=72,
-            hidden=3072,
-            heads=32,
-            ffn=18432,
-            vocab=51200,
-            max_seq_len=1024,
-            activation="gelu_erf",
-            positions="sinusoidal",
-            scale_embedding=True,
-        ),
-        "llama2-7b": llama(layers=32, hidden=4096, heads=32, ffn=11008, **_LLAMA2),
-        "llama2-13b": llama(layers=40, hidden=5120, heads=40, ffn=13824, **_LLAMA2),
-        "llama2-70b": llama(layers=80, hidden=8192, heads=64, kv_heads=8, ffn=28672, **_LLAMA2),
-        "llama3-8b": llama(
-            layers=32,
-            hidden=4096,
-            heads=32,
-            kv_heads=8,
-            ffn=14336,
-            vocab=128256,
-            max_seq_len=8192,
-            rope_theta=500000.0,
-        ),
-        "llama3.1-8b": llama(
-            layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336, rope_scaling=8.0, **_LLAMA31
-        ),
-        "llama3.1-70b": llama(
-            layers=80, hidden=8192, heads=64, kv_heads=8, ffn=28672, rope_scaling=8.0, **_LLAMA31
-        ),
-        "llama3.1-405b": llama(
-            layers=126, hidden=16384, heads=128, kv_heads=8, ffn=53248, rope_scaling=8.0, **_LLAMA31
-        ),
-        "llama3.2-1b": llama(
-            layers=16, hidden=2048, heads=32, kv_heads=8, ffn=8192, rope_scaling=32.0, tied=True, **_LLAMA31
-        ),
-        "mistral-7b": llama(  # v0.1: later releases have no window
-            layers=32,
-            hidden=4096,
-            heads=32,
-            kv_heads=8,
-            ffn=14336,
-            vocab=32000,
-            max_seq_len=32768,
-            sliding_window=4096,
-        ),
-        "qwen2.5-7b": llama(
-            layers=28,
-            hidden=3584,
-            heads=28,
-            kv_heads=4,
-            ffn=18944,
-            vocab=152064,
-            max_seq_len=131072,
-            qkv_bias=True,
-            **_QWEN,
-        ),
-        "qwen3-8b": llama(
-            layers=36,
-            hidden=4096,
-            heads=32,
-            kv_heads=8,
-            ffn=12288,
-            vocab=151936,
-            max_seq_len=40960,
-            qk_norm=True,
-            **_QWEN,
-        ),
-        "bloom-7b1": gpt(
-            layers=30,
-            hidden=4096,
-            heads=32,
-            vocab=250880,
-            max_seq_len=2048,
-            positions="alibi",
-            embed_norm=True,
-        ),
-    }
-)
-
-
-def preset(name: str) -> ModelSpec:
-    """Return the model of this name.
+    Args:
+        where: the checkpoint or option with the model, to begin the message with.
+        hint: what to do with an encoder instead.
 
     Raises:
-        ConfigError: no model has that name.
+        ConfigError: the model is an encoder.
     """
-    if name not in PRESETS:
-        similar = get_close_matches(name, PRESETS, 1)
-        hint = f"did you mean {similar[0]}?" if similar else ""
-        raise ConfigError("--preset", "unknown model", found=name, wanted=" | ".join(PRESETS), hint=hint)
-    return PRESETS[name]
+    if not spec.causal:
+        raise ConfigError(
+            f"{where}: model.causal",
+            "the model is an encoder, which predicts no next token",
+            found="false",
+            wanted="true: a model of the family gpt or llama",
+            hint=hint,
+        )

@@ -14,7 +14,7 @@ from mega_schema.app.cli_runner import run_command as run_command
 from mega_schema.app.config import add_flags, load_config
 from mega_schema.app.output_option import OUTPUT_FILE
 from mega_schema.errors import ConfigError
-from mega_schema.spec import Family
+from mega_schema.spec import DecoderFamily
 from mega_train import __version__
 from mega_train.commands.grouped_help import GroupedHelp
 from mega_train.config import RunConfig
@@ -34,7 +34,7 @@ class _Commands(SingleRankErrors):
         if name.lower() in _ABSENT_FAMILIES:
             hint = "mega-data preprocess --split-sentences makes its data" if name.lower() == "bert" else ""
             raise ConfigError(
-                name, "is not a supported model family", wanted=" | ".join(get_args(Family)), hint=hint
+                name, "is not a supported model family", wanted=" | ".join(get_args(DecoderFamily)), hint=hint
             )
         return super().resolve_command(ctx, args)
 
@@ -50,7 +50,7 @@ def app() -> None:
     """
 
 
-def _add_training_command(name: Family, help: str) -> Callable[..., int]:
+def _add_training_command(name: DecoderFamily, help: str) -> Callable[..., int]:
     @app.command(name, cls=GroupedHelp, help=help)
     @add_flags(RunConfig)
     def command(config: Path | None, sets: Sequence[str], **options: Any) -> int:
@@ -145,10 +145,10 @@ def validate(
 @click.option("--world", type=click.IntRange(min=1), help="Number of processes, if no checkpoint records it.")
 @click.option(
     "--family",
-    type=click.Choice(get_args(Family)),
+    type=click.Choice(get_args(DecoderFamily)),
     help="Model family; that of the preset, or gpt, if not given.",
 )
-def diff(first_path: Path, second_path: Path, world: int | None, family: Family | None) -> None:
+def diff(first_path: Path, second_path: Path, world: int | None, family: DecoderFamily | None) -> None:
     """Compare two runs, each a TOML file, a run's folder or a checkpoint's.
 
     Prints configured values first, then derived ones. Exits with code 1 if anything differs.

@@ -9,14 +9,15 @@ from types import MappingProxyType
 from typing import Final
 
 from mega_schema.errors import ConfigError, FormatError
-from mega_schema.spec import PRESETS, ModelSpec, gpt, llama
+from mega_schema.presets import PRESETS
+from mega_schema.spec import ModelSpec, bert, gpt, llama
 from mega_schema.tokenizer.identity import IDENTITY
 from mega_schema.tokenizer.tokenizer import Tokenizer, open_tokenizer, open_tokenizer_folder
 
 NO_TOKENIZER: Final = "mega-ckpt convert --no-tokenizer drops it"
 """The hint for a tokenizer that does not fit the model in the same folder."""
 
-_MAKERS: Mapping[str, Callable[..., ModelSpec]] = MappingProxyType({"gpt": gpt, "llama": llama})
+_MAKERS: Mapping[str, Callable[..., ModelSpec]] = MappingProxyType({"gpt": gpt, "llama": llama, "bert": bert})
 
 
 def parse_model(word: str) -> ModelSpec:

@@ -16,16 +16,26 @@ from mega_schema.spec import ModelSpec
 
 def rows(m: ModelSpec) -> Iterator[Param]:
     """Yield the row of every parameter, in the order of the forward pass."""
+    yield from embeddings(m)
+    yield from layers(m)
+    yield head(m)
+
+
+def embeddings(m: ModelSpec) -> Iterator[Param]:
+    """Yield the rows of tokens and positions."""
     yield embedding(m)
     if m.embed_norm:
         yield from norm(m, "embed_norm", "first")
     if m.positions == "learned":
         yield matrix(m, "position.weight", (m.max_seq_len, m.hidden), "first", None)
+
+
+def layers(m: ModelSpec) -> Iterator[Param]:
+    """Yield the rows of all layers and of the norm after them."""
     for i in range(m.layers):
         yield from attention(m, i)
         yield from feed_forward(m, i)
     yield from norm(m, "final_norm", "last")
-    yield head(m)
 
 
 def matrix(

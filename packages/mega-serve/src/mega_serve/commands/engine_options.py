@@ -133,6 +133,7 @@ def open_checkpoint(values: Mapping[str, Any]) -> Checkpoint:
         FormatError: there is no checkpoint, or it is of another program.
     """
     from mega_schema.checkpoint.reader import Checkpoint
+    from mega_schema.spec import require_decoder
     from mega_serve.engine.option_checks import (
         check_context_length,
         check_device,
@@ -142,6 +143,7 @@ def open_checkpoint(values: Mapping[str, Any]) -> Checkpoint:
 
     check_device(values["device"], values["dtype"])
     checkpoint = Checkpoint.open(Path(values["load"]))
+    require_decoder(checkpoint.spec, checkpoint.folder)
     check_layout(checkpoint.spec, values["tp"], values["pp"])
     check_follow(values["follow"], values["tp"] * values["pp"], Path(values["load"]))
     check_context_length(values["max_model_len"], checkpoint.spec.max_seq_len)

@@ -208,6 +208,7 @@ def _load_rank_0(
 ) -> tuple[Checkpoint, Tokenizer, WorkerGroup | None, Mesh, Decoder]:
     """Load a checkpoint, or a run's latest, on all ranks; return what rank 0 has of it."""
     checkpoint = Checkpoint.open(folder)
+    require_decoder(checkpoint.spec, checkpoint.folder)
     tokenizer = open_checkpoint_tokenizer(checkpoint)
     check_layout(checkpoint.spec, options.tp, options.pp)
     _use_threads(options)

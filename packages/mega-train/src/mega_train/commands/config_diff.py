@@ -18,7 +18,8 @@ from mega_schema.checkpoint.checkpoint_dir import RUN_CONFIG
 from mega_schema.checkpoint.reader import Checkpoint
 from mega_schema.errors import ConfigError
 from mega_schema.params import count_params
-from mega_schema.spec import Family, ModelSpec, preset
+from mega_schema.presets import preset
+from mega_schema.spec import Family, ModelSpec
 from mega_train.checkpointing import resume
 from mega_train.checkpointing.foreign_checkpoint import find_conversion, inspect_model, load_copy
 from mega_train.checkpointing.save_dir import list_iterations

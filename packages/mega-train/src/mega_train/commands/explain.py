@@ -11,7 +11,7 @@ from mega_schema.app.config import ConfigKey, as_sentence, closest_key, config_k
 from mega_schema.arch import table
 from mega_schema.errors import ConfigError
 from mega_schema.params import count_params
-from mega_schema.spec import PRESETS
+from mega_schema.presets import PRESETS
 from mega_train.compat.flag_translation import SIMILAR, refusal_of
 from mega_train.compat.megatron_flags import find_flag, flag_table
 from mega_train.config import RunConfig

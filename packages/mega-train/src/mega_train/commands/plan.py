@@ -9,7 +9,8 @@ from mega_schema.arch import table
 from mega_schema.checkpoint.reader import Checkpoint
 from mega_schema.errors import ConfigError, LayoutError
 from mega_schema.params import count_params, is_layer_matrix
-from mega_schema.spec import Family, ModelSpec, preset
+from mega_schema.presets import preset
+from mega_schema.spec import Family, ModelSpec
 from mega_train.config import (
     CheckpointConfig,
     CurriculumConfig,

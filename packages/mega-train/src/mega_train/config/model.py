@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mega_schema.app.config import option
-from mega_schema.spec import Activation, Family
+from mega_schema.spec import Activation, DecoderFamily
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """Options of the model. With --load and none of them given, the model is the checkpoint's."""
 
-    family: Family | None = option(
+    family: DecoderFamily | None = option(
         "--family", None, "family of the model; mega-train gpt and mega-train llama set it"
     )
     preset: str | None = option("--preset", None, "a named model, such as gpt2-124m or llama3-8b")

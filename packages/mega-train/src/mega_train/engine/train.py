@@ -25,7 +25,8 @@ from mega_schema.checkpoint.checkpoint_dir import TOKENIZER
 from mega_schema.checkpoint.reader import Checkpoint
 from mega_schema.errors import ConfigError, MegaError
 from mega_schema.params import count_params
-from mega_schema.spec import Family, ModelSpec, preset
+from mega_schema.presets import preset
+from mega_schema.spec import Family, ModelSpec
 from mega_schema.tokenizer.tokenizer import Tokenizer, check_same_tokenizer, open_tokenizer_folder
 from mega_train.checkpointing import resume
 from mega_train.checkpointing.changed_settings import Change, describe_changes, find_changes

@@ -9,7 +9,8 @@ from types import MappingProxyType
 from typing import Any
 
 from mega_schema.errors import ConfigError
-from mega_schema.spec import FAMILY_DEFAULTS, GATED, Activation, Family, ModelSpec, gpt, llama, preset
+from mega_schema.presets import preset
+from mega_schema.spec import FAMILY_DEFAULTS, GATED, Activation, Family, ModelSpec, gpt, llama, require_decoder
 from mega_train.config import ModelConfig, RunConfig
 from mega_train.config.refusals import Refusals
 from mega_train.resolve.required import require_positive
@@ -27,6 +28,8 @@ def model_spec(
             wanted=family,
             hint=f"mega-train {run.model.family}",
         )
+    if loaded_spec is not None:
+        require_decoder(loaded_spec, "--load")
     if replace(run.model, family=None) == ModelConfig() and loaded_spec is not None:
         _check_family(family, loaded_spec)
         return loaded_spec
@@ -117,6 +120,7 @@ def _spec_from_flags(
     given_values: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
     if m.preset is not None:
         base = preset(m.preset)
+        require_decoder(base, f"--preset {m.preset}")
         _check_family(family, base)
         return ModelSpec.from_dict({**base.to_dict(), **given_values})
     if loaded_spec is not None and not given_values.keys() & {"layers", "hidden", "heads"}:

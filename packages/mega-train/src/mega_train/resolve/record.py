@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from mega_schema.errors import ConfigError
-from mega_schema.spec import PRESETS, ModelSpec
+from mega_schema.presets import PRESETS
+from mega_schema.spec import ModelSpec
 from mega_train.config import ModelConfig, RunConfig
 from mega_train.resolve.model import model_spec
 

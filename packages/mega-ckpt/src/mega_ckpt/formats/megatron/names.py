@@ -1,4 +1,4 @@
-"""Megatron-LM's tensor names for a GPT model in every release, nested keys joined with dots.
+"""Megatron-LM's tensor names for GPT and BERT models in every release, nested keys joined with dots.
 
 The legacy class: "transformer" and "attention" became "encoder" and "self_attention" in 2021, and
 "input_layernorm" became "input_norm" after release 23.08. The core class (since 0.5) has other names, and
@@ -20,17 +20,17 @@ from mega_schema.parallel_layout import Layout
 from mega_schema.params import Param
 from mega_schema.spec import ModelSpec
 
-# part of a parameter's name -> Megatron's, in module order: an optimizer numbers parameters by it
+# part of a parameter's name, or a whole name -> Megatron's, in module order: an optimizer numbers parameters by it
 Names = Mapping[str, str]
 COPY = "copy"  # copy of a tied embedding on the last pipeline stage
 
 
-def _names(layer: str, parts: Mapping[str, str], **others: str) -> Names:
+def _names(layer: str, parts: Mapping[str, str], others: Mapping[str, str]) -> Names:
     of_layer = {part: f"{layer}.layers.{{layer}}.{name}.{{kind}}" for part, name in parts.items()}
     begin: dict[str, str] = {}
     end: dict[str, str] = {}
     for part, name in others.items():
-        (begin if part in ("embed", "embed_norm", "position") else end)[part] = name + ".{kind}"
+        (begin if part in ("embed", "embed_norm", "position", "token_type") else end)[part] = name + ".{kind}"
     return MappingProxyType(begin | of_layer | end)
 
 
@@ -47,12 +47,20 @@ def _legacy(encoder: str = "encoder", attention: str = "self_attention", norm: s
             "gate_up": "mlp.dense_h_to_4h",  # gate first, as in Mega
             "down": "mlp.dense_4h_to_h",
         },
-        embed=top + "embedding.word_embeddings",
-        embed_norm=top + "embedding.word_embeddings.norm",  # BigScience's
-        position=top + "embedding.position_embeddings",
-        final_norm=f"{top}{encoder}.final_{norm}",
-        head=top + "output_layer",
-        copy="word_embeddings_for_head",
+        {
+            "embed": top + "embedding.word_embeddings",
+            "embed_norm": top + "embedding.word_embeddings.norm",  # BigScience's
+            "position": top + "embedding.position_embeddings",
+            "token_type": top + "embedding.tokentype_embeddings",
+            "final_norm": f"{top}{encoder}.final_{norm}",
+            "pooler": top + "pooler.dense",
+            "head": top + "output_layer",
+            "head.bias": "lm_head",
+            "head.dense": "lm_head.dense",
+            "head.norm": f"lm_head.{norm}",
+            "binary_head": "binary_head",
+            "copy": "word_embeddings_for_head",
+        },
     )
 
 
@@ -70,11 +78,13 @@ def _core(attn_norm: str = "input_layernorm.", ffn_norm: str = "pre_mlp_layernor
             "gate_up": "mlp.linear_fc1",
             "down": "mlp.linear_fc2",
         },
-        embed="embedding.word_embeddings",
-        position="embedding.position_embeddings",
-        final_norm="decoder.final_layernorm",
-        head="output_layer",
-        copy="output_layer",
+        {
+            "embed": "embedding.word_embeddings",
+            "position": "embedding.position_embeddings",
+            "final_norm": "decoder.final_layernorm",
+            "head": "output_layer",
+            "copy": "output_layer",
+        },
     )
     fused = {"attn_norm": ("input_layernorm.", attn_norm), "ffn_norm": ("pre_mlp_layernorm.", ffn_norm)}
     first = ["embed", "position", *(["out"] if attn_norm == _QKV_NORM else [])]  # the norm is within "qkv"
@@ -168,9 +178,10 @@ def foreign_name(names: Names, ours: str, first: int = 0) -> str:
         ConfigError: the naming scheme has no such parameter.
     """
     part, layer, kind = _split_name(ours)
-    if part not in names:
+    key = ours if ours in names else part
+    if key not in names:
         raise ConfigError(ours, "has no name there", wanted="the names of another release of Megatron")
-    return names[part].format(layer=layer - first, kind=kind)
+    return names[key].format(layer=layer - first, kind=kind)
 
 
 def _split_name(name: str) -> tuple[str, int, str]:
@@ -185,7 +196,8 @@ def _module_order(spec: ModelSpec, names: Names) -> list[Param]:
 
     def place(row: Param) -> tuple[bool, bool, int, int]:
         part, layer, _ = _split_name(row.name)
-        return row.stage == "last", row.stage != "first", layer, numbers.get(part, 0)
+        number = numbers.get(row.name, numbers.get(part, 0))
+        return row.stage == "last", row.stage != "first", layer, number
 
     return sorted((row for row in table(spec) if row.tied_to is None), key=place)
 

@@ -1,0 +1,84 @@
+"""The encoder of one pipeline stage: a decoder's layers, read in both directions, with BERT's heads.
+
+x = E[token] + P[position] + S[type]
+layers as in `decoder`, with an `attend` that sees later tokens too: `PackedAttention(..., causal=False)`
+logits = norm(gelu(W₁ x + b₁)) · Eᵀ + b          the masked tokens (arXiv:1810.04805)
+binary = W₃ · tanh(W₂ x[first] + b₂) + b₃        of a row's first token: next sentence, or sentence order
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mega_model.attention_backends import AttentionBackend
+from mega_model.decoder import Decoder
+from mega_model.dropout import DropoutFn, no_dropout
+from mega_model.layers import ReplicatedEmbedding, ReplicatedLinear
+from mega_model.runtime import Runtime
+from mega_model.tensor_parallel_ops import select_tokens, sum_selected
+
+
+class Encoder(Decoder):
+    """An encoder, or one pipeline stage of it.
+
+    Rows of different lengths are padded, and padding is a document of its own: a token then sees the tokens
+    of its row, and no padding.
+    """
+
+    def __init__(self, rt: Runtime) -> None:
+        super().__init__(rt)
+        if rt.stage.is_first and rt.spec.token_types is not None:
+            self.token_type = ReplicatedEmbedding(rt, "token_type")
+        if rt.stage.is_last and rt.spec.pooler:
+            self.pooler = ReplicatedLinear(rt, "pooler")
+        if rt.stage.is_last and rt.spec.binary_head:
+            self.binary_head = ReplicatedLinear(rt, "binary_head")
+
+    def forward(
+        self,
+        x: Tensor,
+        position_T: Tensor,
+        attend: AttentionBackend,
+        drop: DropoutFn = no_dropout,
+        target_T: Tensor | None = None,
+        gradient: float | None = None,
+        token_type_T: Tensor | None = None,
+    ) -> Tensor:
+        """Run this stage's part of the forward pass, without the pooler.
+
+        Args:
+            token_type_T: type of every token, whole on every rank; None: all are of type 0.
+
+        Other arguments and the result are those of `Decoder.forward`; `target_T` holds the masked tokens.
+        """
+        x_TD = self.hidden_states(x, position_T, attend, drop, None, token_type_T)
+        return self.head(x_TD, target_T, gradient) if self.stage.is_last else x_TD
+
+    def hidden_states(
+        self,
+        x: Tensor,
+        position_T: Tensor,
+        attend: AttentionBackend,
+        drop: DropoutFn = no_dropout,
+        row_R: Tensor | None = None,
+        token_type_T: Tensor | None = None,
+    ) -> Tensor:
+        """Compute everything but the heads: (T, D), normed on the last stage; `row_R` as in a decoder."""
+        if self.stage.is_first:
+            x_TD = self.embed_tokens(x, position_T)
+            if self.spec.token_types is not None:
+                types_T = torch.zeros_like(x) if token_type_T is None else token_type_T
+                x_TD = x_TD + self.token_type(self.tp.local_shard(types_T))
+            x = drop("embed", x_TD)
+        return self.run_layers(x, position_T, attend, drop, row_R)
+
+    def binary_logits(self, x_TD: Tensor, first_B: Tensor) -> Tensor:
+        """Compute the two logits of every row, (B, 2), the same on every rank of tp.
+
+        Args:
+            x_TD: `hidden_states` of the last stage.
+            first_B: index of each row's first token on the whole token axis.
+        """
+        row_BD, is_local_B = select_tokens(x_TD, first_B, self.tp)
+        return sum_selected(self.binary_head(self.pooler(row_BD).tanh()), is_local_B, self.tp)

@@ -15,10 +15,11 @@ from mega_schema.checkpoint.reader import MODEL, OPTIMIZER, boxes_to_write
 from mega_schema.checkpoint.writer import CheckpointWriter
 from mega_schema.dataset.indexed_dataset import sibling
 from mega_schema.parallel_layout import WHOLE
-from mega_schema.spec import gpt
+from mega_schema.spec import ModelSpec, bert, gpt
 from mega_schema.tokenizer.tokenizer import open_tokenizer
 
 SPEC = gpt(layers=2, hidden=8, heads=2, vocab=101, max_seq_len=16)
+ENCODER = bert(layers=2, hidden=8, heads=2, vocab=101, max_seq_len=16)
 
 
 def make(folder: Path) -> None:
@@ -59,6 +60,7 @@ def _checkpoints(folder: Path) -> None:
     runs, tokenizer = folder / "runs", folder / "corpus_text_document.tokenizer"
     _checkpoint(runs / "small", (MODEL, *OPTIMIZER[1:]), tokenizer)
     _checkpoint(runs / "weights", (MODEL,), None)
+    _checkpoint(runs / "encoder", (MODEL,), tokenizer, ENCODER)
     for name in ("torn", "flipped"):
         shutil.copytree(runs / "small", runs / name)
         weights = runs / name / "iter_0000010/model-00000.safetensors"
@@ -70,9 +72,11 @@ def _checkpoints(folder: Path) -> None:
     (runs / "empty").mkdir()
 
 
-def _checkpoint(run: Path, namespaces: tuple[str, ...], tokenizer: Path | None) -> None:
+def _checkpoint(
+    run: Path, namespaces: tuple[str, ...], tokenizer: Path | None, spec: ModelSpec = SPEC
+) -> None:
     """Iteration 10 of a run, all values zero."""
-    rows = [row for row in table(SPEC) if row.tied_to is None]
+    rows = [row for row in table(spec) if row.tied_to is None]
     save = CheckpointWriter(run, 10)
     save.begin()
     for space in namespaces:
@@ -81,4 +85,4 @@ def _checkpoint(run: Path, namespaces: tuple[str, ...], tokenizer: Path | None) 
         ]
         save.write(space, 0, boxes_of_model, lambda box: np.zeros(box.slab.shape, np.float32))
     trainer = {"iteration": 10, "consumed_samples": 80, "optimizer_steps": 10}
-    save.commit(SPEC, layout=WHOLE, trainer=trainer, tokenizer=tokenizer, run_config="")
+    save.commit(spec, layout=WHOLE, trainer=trainer, tokenizer=tokenizer, run_config="")

@@ -59,7 +59,7 @@ def _model(spec: ModelSpec) -> Encoder:
     return model
 
 
-def _hidden(model: Encoder, token_BS: Tensor) -> Tensor:
+def _encode_tokens(model: Encoder, token_BS: Tensor) -> Tensor:
     attend = PackedAttention(2, 8, PADDING, causal=False)
     x: Tensor = model.hidden_states(token_BS.flatten(), POSITIONS, attend, token_type_T=TYPES.flatten())
     return x
@@ -104,7 +104,7 @@ def _reference(spec: ModelSpec, weights: dict[str, Tensor], row: int) -> tuple[T
 def test_logits_are_those_of_the_equations(name: str) -> None:
     spec = SPECS[name]
     model = _model(spec)
-    x = _hidden(model, TOKENS)
+    x = _encode_tokens(model, TOKENS)
     logits = model.logits(x)[:, : spec.vocab].unflatten(0, (2, 8))
     for row, length in enumerate((8, 5)):
         wanted, binary = _reference(spec, dict(model.named_parameters()), row)
@@ -118,13 +118,13 @@ def test_logits_are_those_of_the_equations(name: str) -> None:
 @torch.no_grad()
 def test_a_token_sees_all_tokens_of_its_row_and_no_padding(name: str) -> None:
     model = _model(SPECS[name])
-    before = _hidden(model, TOKENS).unflatten(0, (2, 8))
+    before = _encode_tokens(model, TOKENS).unflatten(0, (2, 8))
     last, padding = TOKENS.clone(), TOKENS.clone()
     last[:, 4] = (last[:, 4] + 1) % 19
     padding[1, 5:] = (padding[1, 5:] + 1) % 19
-    changed = _hidden(model, last).unflatten(0, (2, 8))
+    changed = _encode_tokens(model, last).unflatten(0, (2, 8))
     assert ((changed - before).abs().amax(-1) > 1e-6)[:, :5].all()
-    assert torch.equal(_hidden(model, padding).unflatten(0, (2, 8))[1, :5], before[1, :5])
+    assert torch.equal(_encode_tokens(model, padding).unflatten(0, (2, 8))[1, :5], before[1, :5])
 
 
 @torch.no_grad()
@@ -149,7 +149,7 @@ def test_the_loss_and_its_gradients_are_those_of_the_logits(name: str, known_gra
         model = _model(spec)
         main = torch.zeros_like(model.head.weight)
         model.head.gradients.register_main_grad(model.head.weight, lambda main=main: main)
-        x = _hidden(model, TOKENS)
+        x = _encode_tokens(model, TOKENS)
         loss = (
             model.head(x, target_T, known_gradient)
             if fused
@@ -171,7 +171,7 @@ def _gradients(model: Encoder) -> dict[str, Tensor]:
 def test_every_parameter_has_a_gradient() -> None:
     for name, spec in SPECS.items():
         model = _model(spec)
-        x = _hidden(model, TOKENS)
+        x = _encode_tokens(model, TOKENS)
         loss = model.head(x, TOKENS.flatten())
         if spec.binary_head:
             loss = loss + F.cross_entropy(model.binary_logits(x, torch.tensor([0, 8])), torch.tensor([0, 1]))
@@ -195,10 +195,10 @@ def test_stages_hold_the_rows_of_the_table_and_compute_the_model(name: str, pp: 
         rt, stage = runtimes[index % pp], models[index % pp][index // pp]
         assert isinstance(stage, Encoder)
         fill_weights(stage, read, rt)
-        held = {row.name for row, _ in parameters(stage, rt)}
+        stage_names = {row.name for row, _ in parameters(stage, rt)}
         shared = {row.name for row in table(spec) if row.tied_to and pp * vp == 1}
-        assert held == {row.name for row in table(spec) if row.is_on(stage.stage)} - shared
-        names |= held | shared
+        assert stage_names == {row.name for row in table(spec) if row.is_on(stage.stage)} - shared
+        names |= stage_names | shared
         x = stage.hidden_states(
             x, POSITIONS, PackedAttention(2, 8, PADDING, causal=False), token_type_T=TYPES.flatten()
         )
@@ -206,7 +206,7 @@ def test_stages_hold_the_rows_of_the_table_and_compute_the_model(name: str, pp: 
     whole = build_model(Runtime.single_process(spec))
     assert isinstance(whole, Encoder)
     fill_weights(whole, read)
-    torch.testing.assert_close(x, _hidden(whole, TOKENS))
+    torch.testing.assert_close(x, _encode_tokens(whole, TOKENS))
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -241,14 +241,31 @@ def test_a_manifest_from_before_encoders_is_a_decoder() -> None:
 @pytest.mark.parametrize(
     ("spec", "change", "message"),
     [
-        (gpt, {"token_types": 2}, "model.token_types: is not supported in a decoder: found 2, wanted None, or"),
-        (gpt, {"head_bias": True}, "model.head_bias: is not supported in a decoder: found True, wanted False"),
-        (gpt, {"head_transform": "relu"}, "model.head_transform: unknown: found relu, wanted none | gelu_tanh"),
+        (
+            gpt,
+            {"token_types": 2},
+            "model.token_types: is not supported in a decoder: found 2, wanted None, or",
+        ),
+        (
+            gpt,
+            {"head_bias": True},
+            "model.head_bias: is not supported in a decoder: found True, wanted False",
+        ),
+        (
+            gpt,
+            {"head_transform": "relu"},
+            "model.head_transform: unknown: found relu, wanted none | gelu_tanh",
+        ),
         (gpt, {"causal": 0}, "model.causal: not a boolean: found 0"),
         (bert, {"causal": True}, "model.token_types: is not supported in a decoder"),
-        (bert, {"sliding_window": 4}, "model.sliding_window: is not supported in an encoder: found 4, wanted"),
+        (
+            bert,
+            {"sliding_window": 4},
+            "model.sliding_window: is not supported in an encoder: found 4, wanted",
+        ),
         (bert, {"positions": "alibi"}, "model.positions: is not supported in an encoder: found alibi"),
         (bert, {"pooler": False}, "model.binary_head: needs model.pooler: found True, wanted False"),
+        (bert, {"family": "gpt"}, "model.family: does not fit model.causal: found gpt, wanted bert"),
         (bert, {"token_types": 0}, "model.token_types: not a count: found 0"),
     ],
 )
@@ -260,5 +277,5 @@ def test_parts_that_a_model_cannot_have_are_refused(spec: Any, change: dict[str,
 
 def test_an_encoder_is_refused_where_a_decoder_is_needed() -> None:
     require_decoder(gpt(**SMALL), "run")
-    with pytest.raises(ConfigError, match="run: model.causal: the model is an encoder, .*found false, wanted"):
+    with pytest.raises(ConfigError, match="run: model.causal: is of an encoder, .*found false, wanted true"):
         require_decoder(bert(**SMALL), "run")

@@ -10,7 +10,7 @@ from mega_schema.arch import table
 from mega_schema.parallel_layout import Layout
 from mega_schema.params import Param, count_params
 from mega_schema.presets import PRESETS
-from mega_schema.spec import ModelSpec, bert, gpt, llama
+from mega_schema.spec import ModelSpec, gpt, llama
 
 SMALL = {"layers": 3, "hidden": 8, "heads": 4, "vocab": 11, "max_seq_len": 6, "vocab_multiple": 4}
 SPECS: dict[str, ModelSpec] = {

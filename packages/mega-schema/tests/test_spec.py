@@ -12,7 +12,7 @@ from mega_schema.arch import table
 from mega_schema.errors import ConfigError
 from mega_schema.params import count_params
 from mega_schema.presets import PRESETS, preset
-from mega_schema.spec import FAMILY_DEFAULTS, ModelSpec, bert, gpt, llama
+from mega_schema.spec import FAMILY_DEFAULTS, ModelSpec, gpt, llama
 
 SMALL = {"layers": 2, "hidden": 8, "heads": 2, "vocab": 5, "max_seq_len": 4}
 

@@ -44,7 +44,7 @@ LOADED = {
         init="xavier_uniform",
     ),
     "sinusoidal": replace(preset("megatron-11b"), layers=2),
-    **{name: preset(name) for name in PRESETS},
+    **{name: spec for name, spec in PRESETS.items() if spec.causal},
 }
 
 

@@ -98,7 +98,7 @@ class LMHead(nn.Module):
 
 
 class MaskedLMHead(LMHead):
-    """The head of an encoder: logits = norm(gelu(x W₁ᵀ + b₁)) Wᵀ + b (arXiv:1810.04805, its released code)."""
+    """The head of an encoder: logits = norm(gelu(x W₁ᵀ + b₁)) Wᵀ + b (arXiv:1810.04805, its code)."""
 
     def __init__(self, rt: Runtime, name: str) -> None:
         super().__init__(rt, name)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from pathlib import Path
 from types import MappingProxyType, NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -28,7 +29,8 @@ class ModelSpec:
     """A transformer that is a decoder, or an encoder that attends in both directions.
 
     Attributes:
-        family: the set of defaults that the other fields were completed with. It changes no result.
+        family: the set of defaults that the other fields were completed with; bert is that of encoders. It
+            changes no result.
         layers, hidden, heads: depth, width of the residual stream, query heads.
         kv_heads: key and value heads; fewer than `heads` is grouped-query attention (arXiv:2305.13245).
         head_dim: components of one head.
@@ -57,8 +59,8 @@ class ModelSpec:
         embed_norm: token embeddings are normed before positions are added (BLOOM).
         qk_norm: every query and key head is normed before rotary positions (arXiv:2302.05442).
         sliding_window: keys that a token sees, itself included; None: all before it (arXiv:2310.06825).
-        causal: a token sees no later token. The fields from here to `head_bias` are those of an encoder, where
-            this is false (arXiv:1810.04805).
+        causal: a token sees no later token. Fields from here to `head_bias` are for encoders, where this is
+            false (arXiv:1810.04805).
         token_types: kinds of token, each with an embedding that is added; None: there are no kinds.
         pooler, binary_head: a layer with tanh over the first token of a row, and two logits of its output
             (next sentence, or the order of sentences).
@@ -175,6 +177,9 @@ class ModelSpec:
             )
         if self.binary_head and not self.pooler:
             raise ConfigError("model.binary_head", "needs model.pooler", found=True, wanted=False)
+        if (self.family == "bert") == self.causal:
+            wanted = "gpt | llama" if self.causal else "bert"
+            raise ConfigError("model.family", "does not fit model.causal", found=self.family, wanted=wanted)
 
     @property
     def q_rows(self) -> int:
@@ -296,7 +301,9 @@ def llama(
     )
 
 
-def bert(*, layers: int, hidden: int, heads: int, vocab: int, max_seq_len: int, **fields: object) -> ModelSpec:
+def bert(
+    *, layers: int, hidden: int, heads: int, vocab: int, max_seq_len: int, **fields: object
+) -> ModelSpec:
     """Build a spec from five sizes and the defaults of Megatron's BERT.
 
     `post_norm_residual` makes it the original one (arXiv:1810.04805), whose norms follow the sums.
@@ -324,21 +331,23 @@ def _head_dim(hidden: int, heads: int) -> int:
     return hidden // heads
 
 
-def require_decoder(spec: ModelSpec, where: object, hint: str = "") -> None:
+def require_decoder(spec: ModelSpec, where: Path | str) -> None:
     """Refuse an encoder.
 
     Args:
-        where: the checkpoint or option with the model, to begin the message with.
-        hint: what to do with an encoder instead.
+        where: the checkpoint of the model, or the option that names it.
 
     Raises:
         ConfigError: the model is an encoder.
     """
     if not spec.causal:
+        export = (
+            f"mega-ckpt convert --from mega --to hf --load {where} --save FOLDER lets transformers run it"
+        )
         raise ConfigError(
             f"{where}: model.causal",
-            "the model is an encoder, which predicts no next token",
+            "is of an encoder, which predicts no next token",
             found="false",
-            wanted="true: a model of the family gpt or llama",
-            hint=hint,
+            wanted="true, as in models of the families gpt and llama",
+            hint=export if isinstance(where, Path) else "mega-train presets lists the decoders",
         )

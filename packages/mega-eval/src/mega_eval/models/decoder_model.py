@@ -19,6 +19,7 @@ from mega_model.devices import resolve_device
 from mega_model.generate import StopCriteria, generate
 from mega_schema.checkpoint.checkpoint_tokenizer import open_checkpoint_tokenizer
 from mega_schema.checkpoint.reader import MODEL, Checkpoint
+from mega_schema.spec import require_decoder
 from mega_schema.tokenizer.tokenizer import Tokenizer
 
 
@@ -87,6 +88,7 @@ def open_checkpoint(
             batch-invariant kernels.
     """
     checkpoint = Checkpoint.open(load)
+    require_decoder(checkpoint.spec, checkpoint.folder)
     tokenizer = open_checkpoint_tokenizer(checkpoint)
     on = resolve_device(device, where="--device")
     model_dtype = _choose_dtype(checkpoint, dtype)

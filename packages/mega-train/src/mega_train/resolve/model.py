@@ -10,7 +10,16 @@ from typing import Any
 
 from mega_schema.errors import ConfigError
 from mega_schema.presets import preset
-from mega_schema.spec import FAMILY_DEFAULTS, GATED, Activation, Family, ModelSpec, gpt, llama, require_decoder
+from mega_schema.spec import (
+    FAMILY_DEFAULTS,
+    GATED,
+    Activation,
+    Family,
+    ModelSpec,
+    gpt,
+    llama,
+    require_decoder,
+)
 from mega_train.config import ModelConfig, RunConfig
 from mega_train.config.refusals import Refusals
 from mega_train.resolve.required import require_positive
@@ -29,7 +38,9 @@ def model_spec(
             hint=f"mega-train {run.model.family}",
         )
     if loaded_spec is not None:
-        require_decoder(loaded_spec, "--load")
+        require_decoder(loaded_spec, run.checkpoint.load or "--load")
+    if run.model.preset is not None:
+        require_decoder(preset(run.model.preset), f"--preset {run.model.preset}")
     if replace(run.model, family=None) == ModelConfig() and loaded_spec is not None:
         _check_family(family, loaded_spec)
         return loaded_spec
@@ -120,7 +131,6 @@ def _spec_from_flags(
     given_values: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
     if m.preset is not None:
         base = preset(m.preset)
-        require_decoder(base, f"--preset {m.preset}")
         _check_family(family, base)
         return ModelSpec.from_dict({**base.to_dict(), **given_values})
     if loaded_spec is not None and not given_values.keys() & {"layers", "hidden", "heads"}:

@@ -22,6 +22,7 @@ def recorded_model(run: RunConfig, spec: ModelSpec, loaded_spec: ModelSpec | Non
         spec: the run's model.
         loaded_spec: the checkpoint's.
     """
+    assert spec.family != "bert", "an encoder, which model_spec refuses"
     config = replace(run.model, family=spec.family)
     if (
         loaded_spec is None
@@ -40,14 +41,15 @@ def recorded_model(run: RunConfig, spec: ModelSpec, loaded_spec: ModelSpec | Non
 
 def _candidates(spec: ModelSpec) -> Iterator[ModelConfig]:
     """Yield model sections that may describe the model, the shortest first."""
-    yield from (ModelConfig(family=spec.family, preset=name) for name in PRESETS)
     complete = all_model_keys(spec)
+    yield from (ModelConfig(family=complete.family, preset=name) for name in PRESETS)
     yield complete
     yield from (replace(complete, preset=name) for name in PRESETS)
 
 
 def all_model_keys(spec: ModelSpec) -> ModelConfig:
     """Return the model section with every key that describes the model; sinusoidal positions have none."""
+    assert spec.family != "bert", "an encoder, which no keys describe"
     return ModelConfig(
         family=spec.family,
         layers=spec.layers,

@@ -20,7 +20,7 @@ from mega_schema.parallel_layout import Layout
 from mega_schema.params import Param
 from mega_schema.spec import ModelSpec
 
-# part of a parameter's name, or a whole name -> Megatron's, in module order: an optimizer numbers parameters by it
+# part of a parameter's name, or the whole -> Megatron's, in module order: an optimizer numbers them by it
 Names = Mapping[str, str]
 COPY = "copy"  # copy of a tied embedding on the last pipeline stage
 

@@ -124,6 +124,12 @@ OUTPUTS = {
         )
         for option in ("--output", "--plot")
     },
+    "mega-eval contamination --output": Output(
+        "--output",
+        "file",
+        "--train corpus_text_document --data text.jsonl --result in/result.json",
+        ("text.jsonl", "corpus_text_document.bin", "in/result.json", "in/result.samples.jsonl"),
+    ),
     "mega-eval sweep --output": Output(
         "--output", "folder", "runs/small lambada --data text.jsonl", ("runs/small",)
     ),

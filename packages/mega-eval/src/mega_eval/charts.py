@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mega_eval.comparison import MetricComparison
+from mega_eval.outputs import check_output_file
 from mega_schema.app.install_hint import install_hint
 from mega_schema.atomic_io import atomic_write
 from mega_schema.errors import ConfigError
-from mega_schema.outputs import check_output, is_image
+from mega_schema.outputs import is_image
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,9 +48,7 @@ def check_plot(option: str, path: Path, inputs: Sequence[Path] = ()) -> None:
     Raises:
         ConfigError: matplotlib is not installed, or the path is not free for an image.
     """
-    if not path.parent.is_dir():
-        raise ConfigError(option, "no such folder", found=path.parent, hint=f"mkdir -p {path.parent}")
-    check_output(option, path, "file", inputs=inputs, is_ours=is_image)
+    check_output_file(option, path, inputs, is_image)
     require_matplotlib(option)
 
 

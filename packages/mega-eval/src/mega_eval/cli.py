@@ -9,6 +9,7 @@ import click
 from mega_eval import __version__
 from mega_eval.commands.choice_commands import COMMANDS as CHOICE_COMMANDS
 from mega_eval.commands.compare import compare
+from mega_eval.commands.contamination import contamination
 from mega_eval.commands.harness import harness
 from mega_eval.commands.lambada_command import lambada
 from mega_eval.commands.perplexity_command import perplexity
@@ -34,6 +35,7 @@ for command in (
     harness,
     report,
     compare,
+    contamination,
     sweep,
 ):
     cli.add_command(command)

@@ -226,7 +226,7 @@ def _compare_pair(
     for name, metric in pair[0].metrics.items():
         if name not in pair[1].metrics:
             continue
-        first, second = (_find_column(result, result.metrics[name]) for result in pair)
+        first, second = (find_column(result, result.metrics[name]) for result in pair)
         if first is None or second is None:
             if metric.interval is not None:
                 notes.append(f"{pair[0].task} {name}: left out, because its examples cannot be paired")
@@ -280,7 +280,7 @@ def _compare_metric(
     )
 
 
-def _find_column(result: EvaluationResult, metric: Metric) -> ScoreColumn | None:
+def find_column(result: EvaluationResult, metric: Metric) -> ScoreColumn | None:
     """Return the scores of a metric; None if it is not made from the scores of all examples."""
     name = metric.example_score
     examples = sorted(result.examples, key=lambda example: example.id)

@@ -117,6 +117,12 @@ def list_record_files(path: Path, suffixes: Sequence[str] = ()) -> list[Path]:
     return [path]
 
 
+def is_record_file(path: Path) -> bool:
+    """Whether the name of a file is that of JSON lines, CSV or TSV, also compressed."""
+    suffix = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
+    return suffix in (*_JSON_LINES, _CSV, _TSV)
+
+
 def read_records(files: Sequence[Path], columns: Sequence[str] = ()) -> list[TaskRecord]:
     """Read the records of files; blank lines are skipped.
 

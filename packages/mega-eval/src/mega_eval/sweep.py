@@ -13,12 +13,10 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-import orjson
-
 from mega_eval.models.decoder_model import hash_weights
+from mega_eval.outputs import write_json
 from mega_eval.result import fingerprint_files
 from mega_eval.result_reader import EvaluationResult, read_result
-from mega_schema.atomic_io import atomic_write
 from mega_schema.checkpoint.checkpoint_dir import EVENTS, iteration_folder, iterations
 from mega_schema.checkpoint.reader import Checkpoint
 from mega_schema.checkpoint.tracker import latest_iteration
@@ -150,8 +148,7 @@ class Sweep:
             "points": [asdict(point) for point in self.points],
             "spread": {name: asdict(spread) for name, spread in self.measure_spread().items()},
         }
-        with atomic_write(self.folder / RECORD) as partial:
-            partial.write_bytes(orjson.dumps(record, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+        write_json(self.folder / RECORD, record)
 
     def _check_record(self) -> None:
         record = read_record(self.folder)

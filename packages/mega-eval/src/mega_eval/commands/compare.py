@@ -60,22 +60,15 @@ def compare(
     """
     from dataclasses import asdict
 
-    import orjson
-
     from mega_eval.charts import check_plot, draw_comparisons
     from mega_eval.comparison import compare_results, list_models
+    from mega_eval.outputs import check_output_file, write_json
     from mega_eval.result import samples_path
     from mega_eval.result_reader import read_result
-    from mega_schema.atomic_io import atomic_write
-    from mega_schema.errors import ConfigError
-    from mega_schema.outputs import check_output, has_keys
+    from mega_schema.outputs import has_keys
 
     inputs = [*results, *map(samples_path, results)]
-    if output is not None:
-        if not output.parent.is_dir():
-            where = output.parent
-            raise ConfigError("--output", "no such folder", found=where, hint=f"mkdir -p {where}")
-        check_output("--output", output, "file", inputs=inputs, is_ours=has_keys(KEYS))
+    check_output_file("--output", output, inputs, has_keys(KEYS))
     if plot is not None:
         check_plot("--plot", plot, inputs)
     read = [read_result(path) for path in results]
@@ -92,8 +85,7 @@ def compare(
                 strict=True,
             )
         )
-        with atomic_write(output) as partial:
-            partial.write_bytes(orjson.dumps(record, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+        write_json(output, record)
         click.echo(f"written to {output}")
     if plot is not None:
         draw_comparisons(comparisons, plot, level=fdr)

@@ -19,16 +19,14 @@ def report(results: tuple[Path, ...], output: Path) -> None:
 
     The page needs no network and no other file.
     """
+    from mega_eval.outputs import check_output_file
     from mega_eval.report_page.page import write_page
     from mega_eval.result import samples_path
     from mega_eval.result_reader import read_result
-    from mega_schema.errors import ConfigError
-    from mega_schema.outputs import check_output, is_page
+    from mega_schema.outputs import is_page
 
-    if not output.parent.is_dir():
-        raise ConfigError("--output", "no such folder", found=output.parent, hint=f"mkdir -p {output.parent}")
     inputs = [*results, *map(samples_path, results)]
-    check_output("--output", output, "file", inputs=inputs, is_ours=is_page)
+    check_output_file("--output", output, inputs, is_page)
     read = [read_result(path) for path in results]
     write_page(read, output)
     examples = sum(len(result.examples) for result in read)

@@ -58,6 +58,7 @@ def sweep(
     a checkpoint is not evaluated again if its weights, its data and the options are the same.
     """
     from mega_eval.charts import draw_sweep, require_matplotlib
+    from mega_eval.outputs import check_folder
     from mega_eval.sweep import RECORD, Sweep, follow_run, read_record
     from mega_schema.errors import ConfigError
     from mega_schema.outputs import check_output
@@ -69,9 +70,7 @@ def sweep(
     )
     if not run.is_dir():
         raise ConfigError("RUN", "no such folder", found=run, wanted="the folder of a run")
-    if not folder.parent.is_dir():
-        where = folder.parent
-        raise ConfigError("--output", "no such folder", found=where, hint=f"mkdir -p {where}")
+    check_folder("--output", folder.parent)
     tasks = Sweep(run, folder, words, last=last, overwrite=overwrite)
     if not no_plot:
         require_matplotlib("sweep", hint="or add --no-plot")

@@ -1,0 +1,109 @@
+"""`mega-eval contamination`: find the examples of a task in a training set."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import click
+
+from mega_schema.app.output_option import OUTPUT_FILE
+
+if TYPE_CHECKING:
+    from mega_eval.contamination import Unit
+
+_PATH = click.Path(path_type=Path)
+
+
+@click.command()
+@click.option(
+    "--train", "trains", required=True, multiple=True, type=_PATH, help="Prefix of a dataset; repeatable."
+)
+@click.option("--task", help="File of the task; or its name, with the file in --data.")
+@click.option("--data", type=_PATH, help="File of the task: JSON lines, CSV, TSV, or lines of text.")
+@click.option(
+    "--key",
+    "keys",
+    multiple=True,
+    help="Key of a text to search for; repeatable.  [default: all strings of a record]",
+)
+@click.option("--ngram", type=click.IntRange(min=2), default=13, show_default=True, help="Length in units.")
+@click.option(
+    "--unit",
+    type=click.Choice(["word", "token"]),
+    default="word",
+    show_default=True,
+    help="Words in lower case without punctuation, or tokens. Tokens are faster.",
+)
+@click.option(
+    "--tokenizer",
+    type=_PATH,
+    help="Tokenizer folder, or checkpoint with one.  [default: the PREFIX.tokenizer of the dataset]",
+)
+@click.option("--result", type=_PATH, help="Result of the task; gives its metrics on both subsets.")
+@click.option("--output", type=OUTPUT_FILE, help="Also write the overlap of every example as JSON.")
+def contamination(
+    trains: tuple[Path, ...],
+    task: str | None,
+    data: Path | None,
+    keys: tuple[str, ...],
+    ngram: int,
+    unit: str,
+    tokenizer: Path | None,
+    result: Path | None,
+    output: Path | None,
+) -> None:
+    """Find the examples of a task whose n-grams are in a training set.
+
+    An example is dirty if an n-gram of one of its texts is in a document of a training set, else clean; an
+    example shorter than an n-gram is clean. With --result, the metrics are computed on both subsets.
+    """
+    import time
+
+    from mega_eval.contamination import NgramIndex
+    from mega_eval.contamination_inputs import (
+        check_data,
+        choose_file,
+        match_ids,
+        open_training_sets,
+        read_texts,
+    )
+    from mega_eval.contamination_report import KEYS, build_record, count_overlaps, format_overlaps
+    from mega_eval.contamination_subsets import split_metrics
+    from mega_eval.outputs import check_output_file, write_json
+    from mega_eval.result import fingerprint_files, samples_path
+    from mega_eval.result_reader import read_result
+    from mega_schema.app.progress import progress_bar
+    from mega_schema.outputs import dataset_files, has_keys
+
+    data = choose_file(task, data)
+    inputs = [data, *(file for train in trains for file in dataset_files(train))]
+    inputs += [] if result is None else [result, samples_path(result)]
+    check_output_file("--output", output, inputs, has_keys(KEYS))
+    evaluated = None if result is None else read_result(result)
+    if evaluated is not None:
+        check_data(evaluated, data)
+    examples = read_texts(data, keys)
+    training_sets = open_training_sets(trains, tokenizer, is_shared=unit == "token")
+    start = time.perf_counter()
+    index = NgramIndex(examples, length=ngram, unit=cast("Unit", unit), tokenizer=training_sets[0].tokenizer)
+    total = sum(train.dataset.tokens for train in training_sets)
+    with progress_bar("searching", total, unit="tokens") as update:
+        size = sum(index.scan(train, update) for train in training_sets)
+    seconds = time.perf_counter() - start
+    subsets = {}
+    if evaluated is not None:
+        subsets = split_metrics(evaluated, match_ids(evaluated, index.overlaps))
+    counts = count_overlaps(index.overlaps)
+    for line in format_overlaps(index.overlaps, counts, subsets, f"{ngram} {unit}s"):
+        click.echo(line)
+    if evaluated is not None and not subsets:
+        click.echo("no metrics by subset: all examples of the result are in one of them")
+    rate = size / 1e6 / seconds
+    click.echo(f"{total:,} training tokens in {seconds:,.1f} s, {rate:,.1f} MB/s of .bin")
+    if output is not None:
+        files = fingerprint_files([data])
+        record = build_record(task, files, training_sets, unit, ngram, counts, subsets, index.overlaps)
+        record |= {"seconds": round(seconds, 3), "megabytes_per_second": round(rate, 3)}
+        write_json(output, record)
+        click.echo(f"written to {output}")

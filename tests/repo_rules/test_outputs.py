@@ -171,7 +171,7 @@ OUTPUTS |= {
 }
 # options that name a path and are read; `plan` and `validate` of mega-train write nothing
 READ = re.compile(
-    r"--(input|load|data|fewshot-data|dataset|sample-input|api-key|ssl|chat-template|config|tokenizer|vocab|merge|pretrained|baseline|compare-with|per-split|train-weighted|valid-weighted|test-weighted|kill-switch|datasets)\b.*"
+    r"--(input|load|data|fewshot-data|dataset|sample-input|api-key|ssl|chat-template|config|tokenizer|vocab|merge|pretrained|baseline|compare-with|per-split|train-weighted|valid-weighted|test-weighted|kill-switch|datasets|train(?!-)|result(?!-))\b.*"
 )
 WRITES_NOTHING = {"mega-train plan", "mega-train validate"}
 

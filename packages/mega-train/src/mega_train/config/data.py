@@ -141,3 +141,8 @@ class EvaluationConfig:
 
     iterations: int = option("--eval-iters", 100, "batches per validation; 0 disables it")
     interval: int = option("--eval-interval", 1000, "optimizer steps between validations")
+    commands: WordList = multi_option(
+        "--evaluation-commands",
+        "commands for each checkpoint saved at a validation, such as 'mega-eval lambada --data FILE'; rank 0 "
+        "runs them in the background, with --load and --output",
+    )

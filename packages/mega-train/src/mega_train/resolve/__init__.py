@@ -44,7 +44,7 @@ from mega_train.resolve.checks import (
 )
 from mega_train.resolve.flag_names import with_flag_names
 from mega_train.resolve.fp8 import fp8_recipe
-from mega_train.resolve.logging import check_log, check_profile
+from mega_train.resolve.logging import check_evaluations, check_log, check_profile
 from mega_train.resolve.model import model_spec
 from mega_train.resolve.optimizer import check_optimizer, param_schedules, peak_lr
 from mega_train.resolve.record import recorded_model
@@ -132,6 +132,7 @@ def _independent_checks(run: RunConfig) -> Iterable[Iterator[MegaError]]:
         check_data(run.data),
         check_counts(run),
         check_log(run.log),
+        check_evaluations(run),
         check_profile(run.profile),
         check_folders(run),
         check_saving(run.checkpoint),

@@ -1,13 +1,15 @@
-"""Check the options of logging and profiling."""
+"""Check the options of logging, profiling and evaluation by other programs."""
 
 from __future__ import annotations
 
 import math
 import re
+import shlex
+import shutil
 from collections.abc import Iterator
 
 from mega_schema.errors import ConfigError, MegaError
-from mega_train.config import LoggingConfig, ProfileConfig
+from mega_train.config import LoggingConfig, ProfileConfig, RunConfig
 
 
 def check_log(log: LoggingConfig) -> Iterator[MegaError]:
@@ -42,6 +44,38 @@ def check_log(log: LoggingConfig) -> Iterator[MegaError]:
     if log.tensorboard_queue < 1:
         flag = "--tensorboard-queue-size"
         yield ConfigError(flag, "not a size", found=log.tensorboard_queue, wanted="1 or more")
+
+
+def check_evaluations(run: RunConfig) -> Iterator[MegaError]:
+    """Check the commands that evaluate checkpoints.
+
+    Yields:
+        an error if no checkpoint is saved at a validation, or a command cannot run.
+    """
+    flag = "--evaluation-commands"
+    if not run.evaluation.commands:
+        return
+    save, interval = run.checkpoint.save, run.checkpoint.interval
+    if save is None:
+        yield ConfigError(flag, "needs checkpoints", wanted="--save", hint="--save RUN --save-interval N")
+    elif interval is not None and math.lcm(interval, run.evaluation.interval) != interval:
+        yield ConfigError(
+            flag,
+            "evaluates checkpoints that are saved at a validation",
+            found=f"--save-interval {interval}, --eval-interval {run.evaluation.interval}",
+            wanted="--save-interval as a multiple of --eval-interval",
+        )
+    for command in run.evaluation.commands:
+        try:
+            words = shlex.split(command)
+        except ValueError as error:
+            yield ConfigError(flag, "not a command", found=command, wanted=str(error).lower())
+            continue
+        if not words or shutil.which(words[0]) is None:
+            hint = f"{flag} 'mega-eval lambada --data FILE'"
+            yield ConfigError(flag, "no such program", found=words[0] if words else repr(command), hint=hint)
+        elif repeated := {"--load", "--output"} & {word.partition("=")[0] for word in words}:
+            yield ConfigError(flag, "the run names checkpoint and result", found=", ".join(sorted(repeated)))
 
 
 def check_profile(profile: ProfileConfig) -> Iterator[MegaError]:

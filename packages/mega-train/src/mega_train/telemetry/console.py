@@ -13,7 +13,15 @@ from rich.text import Text
 from mega_schema.app.progress import format_duration, start_live
 from mega_schema.errors import escape_controls
 from mega_train.config.logging import TimingOption
-from mega_train.telemetry.events import Event, LogLine, Message, StepEnd, TrainStart, ValidationEnd
+from mega_train.telemetry.events import (
+    EvaluationEnd,
+    Event,
+    LogLine,
+    Message,
+    StepEnd,
+    TrainStart,
+    ValidationEnd,
+)
 from mega_train.telemetry.memory_usage import used_bytes
 
 _MIN_BAR = 12  # cells of the shortest useful bar
@@ -80,6 +88,9 @@ class ConsoleReporter:
             case ValidationEnd():
                 position = f"{event.split} at iteration {event.iteration}"
                 self._print(f"{position} | loss {event.loss:.4f} | perplexity {event.perplexity:.2f}")
+            case EvaluationEnd():
+                numbers = (f"{name.replace('_', ' ')} {value:.4f}" for name, value in event.metrics.items())
+                self._print(" | ".join((f"{event.task} at iteration {event.iteration}", *numbers)))
             case Message():
                 self._print(event.text)
 

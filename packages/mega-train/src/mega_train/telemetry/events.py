@@ -168,6 +168,26 @@ class CheckpointSaved:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationEnd:
+    """A program of --evaluation-commands has evaluated a checkpoint; later events may come before it.
+
+    Attributes:
+        iteration: of the checkpoint.
+        task: with its convention.
+        metrics: values by name.
+        result: the file of the result.
+        seconds: duration of the program.
+    """
+
+    name: ClassVar[str] = "evaluation"
+    iteration: int
+    task: str
+    metrics: Mapping[str, float]
+    result: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainExit:
     """A run exits before its end."""
 
@@ -183,4 +203,4 @@ class Message:
     text: str
 
 
-Event = TrainStart | StepEnd | LogLine | ValidationEnd | CheckpointSaved | TrainExit | Message
+Event = TrainStart | StepEnd | LogLine | ValidationEnd | CheckpointSaved | EvaluationEnd | TrainExit | Message

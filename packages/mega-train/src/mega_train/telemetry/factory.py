@@ -11,6 +11,7 @@ from mega_schema.errors import ConfigError
 from mega_train.config import RunConfig
 from mega_train.telemetry.codecarbon import CodeCarbon
 from mega_train.telemetry.console import ConsoleReporter, PipeSafeConsole
+from mega_train.telemetry.evaluations import EvaluationRunner
 from mega_train.telemetry.event_log import EventLog
 from mega_train.telemetry.events import Message
 from mega_train.telemetry.observers import AsyncObserver, Observer, Observers
@@ -38,6 +39,8 @@ def open_observers(run: RunConfig, world: World, out: TextIO) -> Iterator[Observ
             stack.callback(asynchronous[-1].close)  # if a later one cannot be opened
         synchronous = _sync_observers(run, out) if world.rank == 0 else ()
         observers = Observers([*synchronous, *asynchronous])
+        if run.evaluation.commands and world.rank == 0:
+            observers.add(EvaluationRunner(run, observers.on_event))
         for text in messages:
             observers.on_event(Message(text))
         stack.pop_all()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mega_train.config import LoggingConfig
-from mega_train.telemetry.events import Event, LogLine, StepEnd, TrainStart, ValidationEnd
+from mega_train.telemetry.events import EvaluationEnd, Event, LogLine, StepEnd, TrainStart, ValidationEnd
 
 SAMPLES_SUFFIX = " vs samples"
 _LOSS = "lm loss"
@@ -38,6 +38,9 @@ class MegatronTags:
                 yield from _over_both_axes(self._step_tags(event), event.iteration, event.consumed_samples)
             case LogLine():
                 yield from ((name, value, event.iteration) for name, value in self._log_tags(event))
+            case EvaluationEnd():
+                for name, value in event.metrics.items():
+                    yield f"mega-eval/{event.task}/{name}", value, event.iteration
             case ValidationEnd():
                 yield from _over_both_axes(
                     self._validation_tags(event), event.iteration, event.consumed_samples

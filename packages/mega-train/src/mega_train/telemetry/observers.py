@@ -36,6 +36,10 @@ class Observers:
     def __init__(self, observers: Sequence[Observer] = ()) -> None:
         self._observers = list(observers)
 
+    def add(self, observer: Observer) -> None:
+        """Add an observer. It is closed before the earlier ones, which still receive its last events."""
+        self._observers.append(observer)
+
     def on_event(self, event: Event) -> None:
         for observer in list(self._observers):
             try:

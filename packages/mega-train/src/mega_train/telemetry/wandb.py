@@ -9,7 +9,7 @@ from typing import Any
 from mega_schema.app.install_hint import install_hint
 from mega_schema.errors import ConfigError
 from mega_train.config import RunConfig
-from mega_train.telemetry.events import Event, LogLine, StepEnd, TrainStart, ValidationEnd
+from mega_train.telemetry.events import EvaluationEnd, Event, LogLine, StepEnd, TrainStart, ValidationEnd
 from mega_train.telemetry.megatron_tags import SAMPLES_SUFFIX, MegatronTags
 
 
@@ -45,6 +45,9 @@ class WeightsAndBiases:
             if isinstance(event, StepEnd):
                 values["samples vs steps"] = event.consumed_samples
             self._wandb_run.log(values, step=event.iteration)
+
+        if values and isinstance(event, EvaluationEnd):  # it refuses values of an earlier step
+            self._wandb_run.log({**values, "mega-eval/iteration": event.iteration})
 
     def close(self) -> None:
         if self._wandb_run is not None:

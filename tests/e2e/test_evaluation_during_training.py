@@ -13,7 +13,8 @@ from mega_schema.tokenizer.tokenizer import open_tokenizer
 TRAINING = (
     "--num-layers 1 --hidden-size 8 --num-attention-heads 1 --seq-length 16 --max-position-embeddings 16 "
     "--micro-batch-size 1 --global-batch-size 1 --train-iters 4 --lr 0.01 --data-path corpus "
-    "--log-interval 2 --eval-interval 2 --eval-iters 1 --save-interval 2 --save run --split 80,10,10 --device cpu"
+    "--log-interval 2 --eval-interval 2 --eval-iters 1 --save-interval 2 --save run "
+    "--split 80,10,10 --device cpu"
 )
 
 

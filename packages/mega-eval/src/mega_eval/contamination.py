@@ -21,7 +21,7 @@ from mega_schema.tokenizer.tokenizer import Tokenizer
 Unit = Literal["word", "token"]
 Ids = npt.NDArray[np.int64]
 _TABLE_BITS = 24  # of the table that most n-grams of the training set are refused by
-_CHUNK_TOKENS = 1 << 19
+_CHUNK_TOKENS = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)

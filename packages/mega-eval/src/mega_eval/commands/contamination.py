@@ -85,9 +85,9 @@ def contamination(
         check_data(evaluated, data)
     examples = read_texts(data, keys)
     training_sets = open_training_sets(trains, tokenizer, is_shared=unit == "token")
-    start = time.perf_counter()
     index = NgramIndex(examples, length=ngram, unit=cast("Unit", unit), tokenizer=training_sets[0].tokenizer)
     total = sum(train.dataset.tokens for train in training_sets)
+    start = time.perf_counter()
     with progress_bar("searching", total, unit="tokens") as update:
         size = sum(index.scan(train, update) for train in training_sets)
     seconds = time.perf_counter() - start

@@ -30,6 +30,9 @@ class Words:
     def decode(self, ids):
         return " ".join(self.words[i] for i in ids)
 
+    def pieces(self, ids):
+        return [self.words[i] for i in ids]
+
 
 class Uniform:
     """A scorer that gives every token probability 1/V and whose greedy choice is token 1."""

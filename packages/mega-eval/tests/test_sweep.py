@@ -112,6 +112,15 @@ def test_mistakes_are_refused(training, tmp_path, monkeypatch, words, message):
         CliRunner().invoke(cli, ["sweep", *words], catch_exceptions=False)
 
 
+def test_a_task_that_fails_at_its_first_checkpoint_leaves_nothing_behind(training, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    for words in (["--data", "missing.jsonl"], ["--data", "data.jsonl", "--nothing"], []):
+        outcome = CliRunner().invoke(cli, ["sweep", "--no-plot", "run", "lambada", *words])
+        assert isinstance(outcome.exception, SystemExit | FormatError)
+        assert sorted(tmp_path.iterdir()) == before
+
+
 def test_a_run_without_a_checkpoint_is_refused_unless_it_is_followed(tmp_path):
     (tmp_path / "run").mkdir()
     sweep = Sweep(tmp_path / "run", tmp_path, ["lambada"], last=5)

@@ -86,6 +86,17 @@ class Sweep:
         if not overwrite:
             self._check_record()
 
+    def create_folder(self) -> None:
+        """Create the folder with a record, by which a repeated command recognises it."""
+        self.folder.mkdir(exist_ok=True)
+        self.write_record()
+
+    def remove_empty_folder(self) -> None:
+        """Remove the folder of a sweep that failed at its first checkpoint."""
+        if not self.points and [path.name for path in self.folder.iterdir()] == [RECORD]:
+            (self.folder / RECORD).unlink()
+            self.folder.rmdir()
+
     def result_path(self, iteration: int) -> Path:
         """Return the file of a checkpoint's result."""
         return self.folder / f"{iteration_folder(self.run, iteration).name}.json"

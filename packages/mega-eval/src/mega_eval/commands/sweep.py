@@ -60,7 +60,7 @@ def sweep(
     from mega_eval.charts import draw_sweep, require_matplotlib
     from mega_eval.outputs import check_folder
     from mega_eval.sweep import RECORD, Sweep, follow_run, read_record
-    from mega_schema.errors import ConfigError
+    from mega_schema.errors import ConfigError, MegaError
     from mega_schema.outputs import check_output
 
     command = _find_task(context, words)
@@ -74,8 +74,7 @@ def sweep(
     tasks = Sweep(run, folder, words, last=last, overwrite=overwrite)
     if not no_plot:
         require_matplotlib("sweep", hint="or add --no-plot")
-    folder.mkdir(exist_ok=True)
-    tasks.write_record()
+    command.make_context(words[0], [*words[1:], "--load", str(run)])  # a wrong option leaves nothing behind
 
     def evaluate(checkpoint: Path, result: Path) -> None:
         options = ["--load", str(checkpoint), "--output", str(result), "--overwrite"]
@@ -87,8 +86,12 @@ def sweep(
         if not no_plot:
             draw_sweep(tasks.points, tasks.measure_spread(), folder / _CHART)
 
+    tasks.create_folder()
     try:
         reason = follow_run(tasks, add, follow=follow, until=until, sleep=time.sleep, seconds=poll_seconds)
+    except MegaError:
+        tasks.remove_empty_folder()
+        raise
     finally:
         for line in format_sweep(tasks.points, tasks.measure_spread()):
             click.echo(line)

@@ -10,7 +10,9 @@ from mega_schema.tokenizer.tokenizer import Tokenizer
 
 def score_tokens(tokenizer: Tokenizer, target: Tokens, scores: WindowScores) -> tuple[TargetToken, ...]:
     """Return text, ln P and greedy verdict of each token of a target."""
+    # not `decode`, which drops the space before a SentencePiece token that is alone
+    pieces = tokenizer.pieces(target.tolist())
     return tuple(
-        TargetToken(tokenizer.decode([token]), round(float(logprob), 6), bool(is_greedy))
-        for token, logprob, is_greedy in zip(target.tolist(), scores.logprobs, scores.is_greedy, strict=True)
+        TargetToken(piece, round(float(logprob), 6), bool(is_greedy))
+        for piece, logprob, is_greedy in zip(pieces, scores.logprobs, scores.is_greedy, strict=True)
     )

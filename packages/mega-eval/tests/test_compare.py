@@ -202,6 +202,14 @@ def test_other_examples_and_other_answers_are_refused(pair, tmp_path):
         compare_results(pair[:1])
 
 
+def test_equal_files_of_different_names_are_paired_by_their_lines(tmp_path):
+    results = []
+    for name, right in (("a", RIGHT), ("b.longer", BETTER)):
+        examples = [replace(e, id=f"{name}.jsonl:{e.id}") for e in make_examples(right)]
+        results.append(write_made_up(tmp_path / f"{name}.json", examples, model=name))
+    assert compare_results(results, resamples=100)[0][0].discordant == (0, 6)
+
+
 def test_a_reader_is_told_of_other_differences_and_of_metrics_that_were_left_out(tmp_path):
     average = replace(metrics.mean([1.0, 0.0], "average over subjects"), example_score=None)
     results = [

@@ -16,6 +16,11 @@ def test_a_proportion_has_the_standard_error_of_the_harness_and_wilson_s_interva
     assert metric.detectable == pytest.approx(2.8016 * math.sqrt(2) * metric.stderr, rel=1e-4)
 
 
+def test_equal_scores_do_not_say_which_difference_is_detected():
+    assert metrics.proportion([True] * 20, "d").detectable is None
+    assert metrics.mean([1.5, 1.5], "d").detectable is None
+
+
 @pytest.mark.parametrize("hits", [[True] * 20, [False] * 20, [True], [False]])
 def test_intervals_of_a_proportion_stay_within_0_and_1(hits):
     low, high = metrics.proportion(hits, "d").interval

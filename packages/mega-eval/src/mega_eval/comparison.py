@@ -174,7 +174,7 @@ def _check_examples(first: EvaluationResult, second: EvaluationResult) -> None:
     Raises:
         FormatError: their ids or their expected answers differ.
     """
-    ours, theirs = ({example.id: example for example in result.examples} for result in (second, first))
+    ours, theirs = (_examples_by_key(result) for result in (second, first))
     hint = "evaluate both models with the same file and the same --limit"
     for where, names, wanted in ((second, ours, theirs), (first, theirs, ours)):
         if missing := next((name for name in wanted if name not in names), None):
@@ -193,6 +193,16 @@ def _check_examples(first: EvaluationResult, second: EvaluationResult) -> None:
                 wanted=f"{shown[1]}, that of {first.path}",
                 hint="tokens and windows of different tokenizers cannot be paired",
             )
+
+
+def _examples_by_key(result: EvaluationResult) -> dict[str, Example]:
+    """Return the examples by their ids, without the name of the file if they are lines of a single one.
+
+    Equal files can have different names; their order by id is the same.
+    """
+    names = {example.id.rpartition(":")[0] for example in result.examples}
+    start = len(names.pop()) + 1 if len(names) == 1 and "" not in names else 0
+    return {example.id[start:]: example for example in result.examples}
 
 
 def _list_differences(first: EvaluationResult, second: EvaluationResult) -> Iterator[str]:

@@ -51,9 +51,10 @@ class Metric:
         """The smallest difference from an equally uncertain, independent result that is detected.
 
         At the 5 % level with a power of 80 %: 2.80 · √2 · stderr. A paired comparison (`mega-eval compare`)
-        detects less.
+        detects less. None without a standard error, and where it is 0: equal scores of all examples, as an
+        accuracy of 1, do not say how much they vary.
         """
-        return None if self.stderr is None else _DETECTION_Z * math.sqrt(2) * self.stderr
+        return None if not self.stderr else _DETECTION_Z * math.sqrt(2) * self.stderr
 
 
 def proportion(hits: Sequence[bool], definition: str, *, example_score: str | None = None) -> Metric:

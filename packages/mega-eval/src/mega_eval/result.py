@@ -179,5 +179,7 @@ def _metric_row(name: str, metric: Mapping[str, object]) -> tuple[str, str, str]
     if interval is not None:
         assert isinstance(interval, tuple)
         low, high = interval
-        spread = f"95 % {low:,.4f} to {high:,.4f}  smallest detectable difference {metric['detectable']:,.4f}"
+        spread = f"95 % {low:,.4f} to {high:,.4f}"
+        if metric["detectable"] is not None:
+            spread += f"  smallest detectable difference {metric['detectable']:,.4f}"
     return name.replace("_", " "), f"{metric['value']:,.4f}", spread

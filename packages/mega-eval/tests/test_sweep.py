@@ -177,6 +177,15 @@ def test_following_ends_after_a_given_iteration(training, checkpoint_writer, tmp
     assert follower.evaluated == [10, 20, 25, 30]
 
 
+def test_ctrl_c_while_waiting_is_a_way_to_end(training, tmp_path):
+    def interrupt():
+        raise KeyboardInterrupt
+
+    follower = Follower(training, tmp_path, [interrupt])
+    assert follower.follow() == "interrupted while waiting for the next checkpoint"
+    assert follower.evaluated == [10, 20]
+
+
 def test_a_checkpoint_that_the_run_removed_is_skipped(training, tmp_path):
     follower = Follower(training, tmp_path, [])
     evaluate = follower.evaluate

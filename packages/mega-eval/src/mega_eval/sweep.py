@@ -243,7 +243,10 @@ def follow_run(
             return f"iteration {until} is evaluated"
         if end is not None:
             return end
-        sleep(seconds)
+        try:
+            sleep(seconds)
+        except KeyboardInterrupt:  # nothing is lost: Ctrl-C is a way to end
+            return "interrupted while waiting for the next checkpoint"
 
 
 def find_end(run: Path) -> str | None:

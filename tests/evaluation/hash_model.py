@@ -23,6 +23,9 @@ class Characters:
     def decode(self, ids):
         return bytes(i for i in ids if i < 256).decode(errors="replace")
 
+    def pieces(self, ids):
+        return [self.decode([i]) for i in ids]
+
 
 class HashModel:
     """A model whose ln P of a target is a hash of its window up to it, between -9 and 0."""

@@ -19,7 +19,7 @@ from mega_schema.tokenizer.tokenizer import open_tokenizer
 from tests.result_files import make_examples, write_made_up
 
 
-class Characters:
+class CodePoints:
     """A tokenizer whose tokens are characters; id 0 ends a document."""
 
     identity = open_tokenizer("NullTokenizer", vocab_size=1).identity
@@ -41,7 +41,7 @@ def write_training_set(prefix, texts):
                 ids = ids[len(ids) // 2 :]
             writer.add([*ids, 1])
             writer.end_document()
-    return TrainingSet(prefix, IndexedDataset(prefix), Characters())
+    return TrainingSet(prefix, IndexedDataset(prefix), CodePoints())
 
 
 def find_by_brute_force(examples, texts, length):
@@ -94,7 +94,7 @@ def test_tokens_are_matched_within_documents_and_across_chunks(tmp_path, monkeyp
     rng = random.Random(seed)
     texts = ["".join(rng.choices("abc", k=rng.randrange(80))) for _ in range(12)]
     examples = [TaskText(str(n), ("".join(rng.choices("abc", k=rng.randrange(12))),)) for n in range(60)]
-    index = NgramIndex(examples, length=6, unit="token", tokenizer=Characters())
+    index = NgramIndex(examples, length=6, unit="token", tokenizer=CodePoints())
     index.scan(write_training_set(tmp_path / "train", texts))
     wanted = []
     for example in examples:
@@ -110,7 +110,7 @@ def test_tokens_are_matched_within_documents_and_across_chunks(tmp_path, monkeyp
 def test_no_ngram_crosses_from_one_document_or_text_to_the_next(tmp_path):
     examples = [TaskText("0", ("a b c d",)), TaskText("1", ("e f", "g h")), TaskText("2", ("d y e f",))]
     train = write_training_set(tmp_path / "train", ["x a b", "c d y e f g h"])
-    for unit, tokenizer, length in (("word", None, 4), ("token", Characters(), 7)):
+    for unit, tokenizer, length in (("word", None, 4), ("token", CodePoints(), 7)):
         index = NgramIndex(examples, length=length, unit=unit, tokenizer=tokenizer)
         index.scan(train)
         assert [overlap.is_dirty for overlap in index.overlaps] == [False, False, True]

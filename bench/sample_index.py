@@ -40,8 +40,9 @@ from mega_schema.dataset.indexed_dataset import HEADER, MAGIC, VERSION, IndexedW
 from mega_train.config import DataConfig
 from mega_train.data.array_cache import load_or_build
 from mega_train.data.blend import blend_blocks, blend_reference, normalize
+from mega_train.data.blended_dataset import BlendedDataset
 from mega_train.data.datasets import Datasets
-from mega_train.data.sample_index import BlendedDataset, SampleIndexSpec
+from mega_train.data.sample_index import SampleIndexSpec
 
 LENGTH = 2048  # tokens of a sample
 PLAIN = 300_000  # samples that the loop is run for
@@ -148,7 +149,7 @@ def indices(folder: Path, documents: int, turns: Turns) -> int:
     for epochs in (1, 3):
         samples = (epochs * tokens - LENGTH) // LENGTH
 
-        def stream(samples: int = samples) -> BlendedDataset:
+        def stream(samples: int = samples) -> BlendedDataset[np.ndarray]:
             recipe = SampleIndexSpec.from_source(
                 corpora.spec.training, corpora, length=LENGTH, samples=samples, seed=1234
             )
@@ -206,7 +207,7 @@ def many(folder: Path, datasets: int, turns: Turns) -> None:
         with record_time(turns.results, f"open {datasets:,} datasets, threads {threads}"):
             open_datasets(threads)
 
-    def build_ours() -> BlendedDataset:
+    def build_ours() -> BlendedDataset[np.ndarray]:
         corpora = open_datasets()
         recipe = SampleIndexSpec.from_source(
             corpora.spec.training, corpora, length=64, samples=10**6, seed=1234

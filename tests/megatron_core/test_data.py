@@ -19,9 +19,10 @@ from mega_schema.errors import ConfigError
 from mega_train.config import BatchConfig, DataConfig, RunConfig, TrainConfig
 from mega_train.data.blend import blend_blocks, normalize
 from mega_train.data.blend_spec import parse_data_spec
+from mega_train.data.blended_dataset import BlendedDataset
 from mega_train.data.datasets import Datasets
 from mega_train.data.gpt_dataset import GPTDataset, build_sample_index, plan_epochs
-from mega_train.data.sample_index import BlendedDataset, SampleIndexSpec
+from mega_train.data.sample_index import SampleIndexSpec
 from mega_train.data.splits import split_ranges
 from mega_train.engine.forward_step import IGNORED, split_batch
 from mega_train.optim.loss_scaler import DynamicLossScaler
@@ -177,7 +178,7 @@ def test_what_is_read_for_each_use_is_theirs(
                 np.testing.assert_array_equal(stream[shown], arrays[f"{use}/text{shown}"], where)
 
 
-def _streams(case: Case, folder: Path) -> Iterator[BlendedDataset | None]:
+def _streams(case: Case, folder: Path) -> Iterator[BlendedDataset[np.ndarray] | None]:
     """Of training, validation and test, made of the words that the case says."""
     words = [tuple(several) for several in case["words"]]
     by_use = dict(zip(("train_path", "valid_path", "test_path"), words, strict=False))

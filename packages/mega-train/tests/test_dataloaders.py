@@ -15,8 +15,8 @@ from mega_schema.app.config import load_config
 from mega_schema.dataset.indexed_dataset import IndexedWriter
 from mega_train.cli import main
 from mega_train.config import RunConfig
+from mega_train.data.blended_dataset import BlendedDataset
 from mega_train.data.datasets import Datasets
-from mega_train.data.sample_index import BlendedDataset
 from mega_train.engine.train import prepare
 from mega_train.engine.trainer import Trainer
 from mega_train.telemetry.event_log import read_events
@@ -60,7 +60,7 @@ def _read(run: Trainer, steps: int, monkeypatch: pytest.MonkeyPatch) -> list[lis
     seen: list[list[int]] = []
     read = BlendedDataset.__getitem__
 
-    def record_sample(stream: BlendedDataset, i: int) -> np.ndarray:
+    def record_sample(stream: BlendedDataset[np.ndarray], i: int) -> np.ndarray:
         sample = read(stream, i)
         seen.append(sample.tolist())
         return sample

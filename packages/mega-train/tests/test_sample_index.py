@@ -20,9 +20,10 @@ from mega_schema.errors import ConfigError, FormatError, MegaError
 from mega_schema.tokenizer.tokenizer import open_tokenizer
 from mega_train.config import DataConfig
 from mega_train.data.array_cache import VALUES_FILE, Arrays, load_or_build
+from mega_train.data.blended_dataset import BlendedDataset
 from mega_train.data.dataloaders import CACHE_FOLDER, build_data_splits, cache_folders
 from mega_train.data.datasets import Datasets
-from mega_train.data.sample_index import BlendedDataset, SampleIndexSpec
+from mega_train.data.sample_index import SampleIndexSpec
 from mega_train.resolve import ResolvedConfig
 
 
@@ -41,7 +42,7 @@ def _described_corpus(prefix: Path, vocabulary: int = 33) -> str:
     return str(prefix)
 
 
-def _stream(recipe: SampleIndexSpec, folder: Path) -> BlendedDataset:
+def _stream(recipe: SampleIndexSpec, folder: Path) -> BlendedDataset[np.ndarray]:
     return recipe.open_dataset(load_or_build([folder], "some", recipe.cache_key(), recipe.write))
 
 

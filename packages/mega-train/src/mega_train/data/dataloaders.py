@@ -19,8 +19,9 @@ from mega_train.config import DataConfig
 from mega_train.data.array_cache import load_or_build
 from mega_train.data.blend import MAX_DATASETS
 from mega_train.data.blend_spec import DEFAULT_SPLIT, USES, SplitSource
+from mega_train.data.blended_dataset import BlendedDataset
 from mega_train.data.datasets import Datasets
-from mega_train.data.sample_index import BlendedDataset, SampleIndexSpec
+from mega_train.data.sample_index import SampleIndexSpec
 from mega_train.data.sampler import CyclicSampler, Sampler, SequentialSampler
 from mega_train.data.sft import PackedSftDataset, PromptResponsePairs
 from mega_train.data.splits import split_ranges
@@ -89,7 +90,7 @@ def build_data_splits(
     )
     folders = cache_folders(config.options, config.save, datasets)
 
-    def open_reader(name: str, spec_of_index: SampleIndexSpec) -> BlendedDataset:
+    def open_reader(name: str, spec_of_index: SampleIndexSpec) -> BlendedDataset[np.ndarray]:
         arrays = load_or_build(folders, f"{name}-samples", spec_of_index.cache_key(), spec_of_index.write)
         return spec_of_index.open_dataset(arrays, copy=not config.options.mmap)
 

@@ -8,19 +8,18 @@ One rank builds it once (`array_cache`); all ranks map it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mega_schema.dataset.indexed_dataset import IndexedDataset
 from mega_train.data.array_cache import Arrays, Files, write_arrays
-from mega_train.data.blend import BlendBlock, blend_blocks, dataset_samples, normalize
 from mega_train.data.blend_spec import SplitSource
+from mega_train.data.blended_dataset import BlendedDataset, BlendWeights, blend_key, plan_part_counts
 from mega_train.data.datasets import Datasets
 from mega_train.data.gpt_dataset import (
     EpochPlan,
@@ -64,21 +63,6 @@ class DatasetSlice:
 
 
 @dataclass(frozen=True, slots=True)
-class BlendWeights:
-    """The weights of the slices of a blend.
-
-    Attributes:
-        weights: of each slice.
-        size: samples of the blend.
-        is_exhaustive: whether the blend holds every sample of every slice.
-    """
-
-    weights: NDArray[np.float64]
-    size: int
-    is_exhaustive: bool
-
-
-@dataclass(frozen=True, slots=True)
 class SampleIndexSpec:
     """Specification of a sample index.
 
@@ -110,27 +94,10 @@ class SampleIndexSpec:
         Raises:
             ConfigError: a part has no sample.
         """
-        counts: Sequence[int | None] = [samples if len(source.parts) == 1 else None] * len(source.parts)
-        weights = None
-        if source.weights is not None:
-            assert samples is not None
-            weights = normalize(source.weights)
-            counts_of_parts = [
-                dataset_samples(weight, samples, source.blend_rule) for weight in weights.tolist()
-            ]
-            added, counts = zip(*counts_of_parts, strict=True)
-        slices = _dataset_slices(source, datasets, counts, length)
-        if weights is not None:
-            size = sum(added)
-            is_exhaustive = False
-            # normalised twice, as in Megatron: the second time may change a last bit, and with it the order
-            weights = normalize(added if renormalize else weights)
-        elif len(slices) > 1:
-            sizes = [dataset_slice.epoch_plan.count for dataset_slice in slices]
-            size = min(sum(sizes), samples or sum(sizes))
-            is_exhaustive = samples is None
-            weights = normalize(sizes)
-        return cls(slices, None if weights is None else BlendWeights(weights, size, is_exhaustive), seed)
+        counts = plan_part_counts(source, samples)
+        slices = _dataset_slices(source, datasets, counts.built, length)
+        sizes = [dataset_slice.epoch_plan.count for dataset_slice in slices]
+        return cls(slices, counts.weigh_parts(sizes, renormalize=renormalize), seed)
 
     def cache_key(self) -> dict[str, object]:
         """Return everything that determines the index, as JSON values."""
@@ -139,10 +106,7 @@ class SampleIndexSpec:
             "format": _FORMAT,
             "seed": self.seed,
             "parts": [dataset_slice.cache_key() for dataset_slice in self.slices],
-            # hex keeps every bit of a double
-            "shares": None if blend is None else [float(weight).hex() for weight in blend.weights],
-            "size": None if blend is None else blend.size,
-            "all": blend is not None and blend.is_exhaustive,
+            **blend_key(blend),
         }
 
     def write(self, folder: Path) -> None:
@@ -156,20 +120,9 @@ class SampleIndexSpec:
         indices = (dataset_slice.build(self.seed) for dataset_slice in self.slices)
         write_arrays(folder, files, ({name: getattr(index, name) for name in files} for index in indices))
         if self.blend is not None:
-            shape = (self.blend.size,)
-            files = {"corpus": (np.int16, shape), "number": (np.int64, shape)}
-            blocks = self._blend_blocks(self.blend)
-            write_arrays(folder, files, ({"corpus": corpus, "number": number} for corpus, number in blocks))
+            self.blend.write(folder, counts)
 
-    def _blend_blocks(self, blend: BlendWeights) -> Iterator[BlendBlock]:
-        sizes = (
-            np.array([dataset_slice.epoch_plan.count for dataset_slice in self.slices], np.int64)
-            if blend.is_exhaustive
-            else None
-        )
-        return blend_blocks(blend.weights, blend.size, sizes)
-
-    def open_dataset(self, arrays: Arrays, *, copy: bool = False) -> BlendedDataset:
+    def open_dataset(self, arrays: Arrays, *, copy: bool = False) -> BlendedDataset[np.ndarray]:
         """Open the samples by the arrays that `write` wrote."""
         documents = [0, *accumulate(dataset_slice.documents for dataset_slice in self.slices)]
         firsts = [0, *accumulate(dataset_slice.epoch_plan.count for dataset_slice in self.slices)]
@@ -186,40 +139,6 @@ class SampleIndexSpec:
             )
         order = None if self.blend is None else (arrays["corpus"], arrays["number"])
         return BlendedDataset(parts, order)
-
-
-class BlendedDataset:
-    """The samples of one split, in the order in which the run counts them.
-
-    Attributes:
-        parts: the samples of each dataset.
-        order: of a blend: the part of each sample, and its number in that part.
-    """
-
-    def __init__(
-        self, parts: Sequence[GPTDataset], order: tuple[np.ndarray, np.ndarray] | None = None
-    ) -> None:
-        self.parts = parts
-        self.order = order
-
-    def __len__(self) -> int:
-        return len(self.parts[0]) if self.order is None else len(self.order[0])
-
-    def __getitem__(self, i: int) -> np.ndarray:
-        """Return the tokens of sample `i`, (length + extra,) int64."""
-        part, number = self._locate(i)
-        return self.parts[part][number]
-
-    def dataset_prefix(self, i: int) -> Path:
-        """Return the prefix of the dataset of sample `i`."""
-        return self.parts[self._locate(i)[0]].dataset.prefix
-
-    def _locate(self, i: int) -> tuple[int, int]:
-        if self.order is None:
-            return 0, i
-        part = int(self.order[0][i])
-        # near its end a blend may choose more samples of a part than were built: wrap around
-        return part, int(self.order[1][i]) % len(self.parts[part])
 
 
 def _dataset_slices(

@@ -59,7 +59,7 @@ def build_mapping(
         if no document has enough sentences.
     """
     first, stop = int(documents[0]), int(documents[-1])
-    begins, ends = _eligible_documents(documents, lengths, rule.min_sentences)
+    begins, ends = eligible_documents(documents, lengths, rule.min_sentences)
     before = np.zeros(stop - first + 1, np.int64)
     np.cumsum(lengths[first:stop], dtype=np.int64, out=before[1:])
     # reading a memoryview is several times as fast as reading numbers of an array
@@ -77,7 +77,7 @@ def build_mapping(
     return mapping.astype(np.uint32 if len(lengths) <= _MAX_UINT32 else np.uint64)
 
 
-def _eligible_documents(
+def eligible_documents(
     documents: NDArray[np.int64], lengths: NDArray[np.int32], min_sentences: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the bounds of the documents with enough sentences and without a long one."""

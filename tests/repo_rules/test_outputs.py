@@ -109,6 +109,9 @@ OUTPUTS = {
         )
         for corpus in ("wikitext103", "wikitext2", "ptb")
     },
+    "mega-eval megatron11b --output": Output(
+        "--output", "file", "--load runs/small --data words.txt --context-window 12", ("words.txt",)
+    ),
     "mega-eval perplexity --output": Output(
         "--output",
         "file",

@@ -12,6 +12,7 @@ from mega_eval.commands.compare import compare
 from mega_eval.commands.contamination import contamination
 from mega_eval.commands.harness import harness
 from mega_eval.commands.lambada_command import lambada
+from mega_eval.commands.megatron11b_command import megatron11b
 from mega_eval.commands.perplexity_command import perplexity
 from mega_eval.commands.report import report
 from mega_eval.commands.sweep import sweep
@@ -31,6 +32,7 @@ for command in (
     wikitext2,
     ptb,
     perplexity,
+    megatron11b,
     *CHOICE_COMMANDS,
     harness,
     report,

@@ -35,7 +35,7 @@ class MegaLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
     """A model that lm-evaluation-harness evaluates.
 
     Args:
-        load: checkpoint directory, or run directory (its latest).
+        load: checkpoint directory, or run directory (its latest); None with the option `url`.
         device: as the option of the tasks; the harness's default, cuda:0, means the first GPU or the CPU.
         batch_size: windows in one forward pass; the harness's default, 1, means ours.
         max_batch_size: of the harness; without effect.
@@ -51,7 +51,7 @@ class MegaLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
 
     def __init__(
         self,
-        load: str | Path,
+        load: str | Path | None = None,
         *,
         device: str | None = None,
         batch_size: int | str | None = None,

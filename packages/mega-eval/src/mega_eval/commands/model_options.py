@@ -23,6 +23,11 @@ def model_options() -> list[click.Parameter]:
     return [option for option in _model.params if option.name not in RESULT_OPTIONS]
 
 
+def option_flags() -> frozenset[str]:
+    """Return the flags of all options of a task."""
+    return frozenset(flag for option in _model.params for flag in option.opts)
+
+
 def build_options(values: Mapping[str, object]) -> TaskOptions:
     """Build the options of a task from some of their values by name; the others have their defaults.
 

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import json
 import random
+import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from mega_eval.cli import cli
 from mega_eval.tasks.wikitext_pages import split_pages
 from mega_schema.app import cli_runner
+from mega_schema.errors import ConfigError
 from tests.evaluation.harness_models import CONTEXT, WORDS, convert_model, save_model, write_sentences
+from tests.shared_data import ROOT
 
 # lm-eval and the libraries under it warn of their own future
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -263,3 +269,53 @@ def test_the_command_runs_the_harness_offline_on_local_task_files(
     )
     assert results["config"]["model"] == "mega"
     assert results["config"]["model_args"]["load"] == str(pair.run)
+
+
+def test_the_entry_point_is_the_adapter() -> None:
+    from mega_eval.harness import MegaLM
+
+    project = tomllib.loads((ROOT / "packages/mega-eval/pyproject.toml").read_text("utf-8"))["project"]
+    entry = EntryPoint("mega", project["entry-points"]["lm_eval.models"]["mega"], "lm_eval.models")
+    assert entry.load() is MegaLM
+
+
+def call_harness(*words: object) -> str:
+    """Run the command without a model; return the last line of an error."""
+    outcome = CliRunner().invoke(cli, ["harness", *map(str, words)])
+    assert isinstance(outcome.exception, ConfigError), outcome.output
+    return str(outcome.exception)
+
+
+def test_a_task_that_is_absent_or_whose_data_is_absent_is_one_line(
+    pair: ModelPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    options = ("--load", pair.run, "--device", "cpu", "--", "run", "--tasks")
+    assert call_harness(*options, "no_such_task").startswith("lm-eval: Tasks not found: no_such_task")
+    message = call_harness(*options, "lambada_openai")
+    assert message.startswith("--tasks: a data set is not on this machine: found ")
+    assert "HF_HUB_OFFLINE=0" in message
+
+
+def test_a_task_that_samples_is_an_error_that_names_its_setting(pair: ModelPair) -> None:
+    from lm_eval.api.instance import Instance
+
+    from mega_eval.harness import MegaLM
+
+    model = MegaLM(pair.run, device="cpu")
+    for settings, message in (
+        ({"do_sample": True, "temperature": 0.8}, "generation_kwargs: the task samples"),
+        ({"max_gen_toks": CONTEXT}, "max_gen_toks: leaves no room for the prompt"),
+    ):
+        request = Instance(request_type="generate_until", doc={}, arguments=("a", settings), idx=0)
+        with pytest.raises(ConfigError, match=message):
+            model.generate_until([request])
+
+
+def test_without_lm_eval_the_command_names_the_extra(
+    pair: ModelPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "lm_eval.__main__", None)
+    message = call_harness("--load", pair.run, "--", "ls", "tasks")
+    assert "lm-eval is not installed; hint: " in message
+    assert "mega-eval[harness]" in message

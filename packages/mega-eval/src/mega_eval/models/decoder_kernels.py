@@ -26,3 +26,8 @@ def choose_decoder_kernels(device: torch.device, dtype: torch.dtype, *, batch_in
     if device.type == "cpu" and has_numba():
         return with_row_functions(REFERENCE, load_kernels(package="mega-eval"))
     return REFERENCE
+
+
+def load_compiler(kernels: Kernels) -> None:
+    """Make numba import its compiler, which takes most of a second, by a call of one CPU kernel."""
+    kernels.bias_gelu(torch.zeros(1, 1), None, "tanh")

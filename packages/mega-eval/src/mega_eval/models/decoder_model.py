@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 
-from mega_eval.models.decoder_kernels import choose_decoder_kernels
+from mega_eval.models.decoder_kernels import choose_decoder_kernels, load_compiler
 from mega_eval.models.interface import GenerationRequest, ModelIdentity, WindowScores
 from mega_eval.scorer import ModelScorer
 from mega_eval.windows import Window
@@ -93,9 +94,12 @@ def open_checkpoint(
     on = resolve_device(device, where="--device")
     model_dtype = _choose_dtype(checkpoint, dtype)
     kernels = choose_decoder_kernels(on, model_dtype, batch_invariant=batch_invariant)
-    decoder = load_model(
-        checkpoint.spec, checkpoint.model_slab, dtype=model_dtype, device=on, kernels=kernels
-    )
+    with ThreadPoolExecutor(1, "load compiler") as thread:
+        compiler = thread.submit(load_compiler, kernels)  # while the weights are read
+        decoder = load_model(
+            checkpoint.spec, checkpoint.model_slab, dtype=model_dtype, device=on, kernels=kernels
+        )
+        compiler.result()
     identity = ModelIdentity(
         source=str(checkpoint.folder.resolve()),
         sha256=hash_weights(checkpoint),

@@ -147,25 +147,6 @@ def test_the_true_vocabulary_is_what_a_person_says(golden: Path, tmp_path: Path)
     assert converted.spec.vocab == 99
 
 
-@pytest.mark.parametrize("name", ["bert-tp1pp1", "bert-tp2pp2"])
-def test_bert_is_refused_by_name(golden: Path, tmp_path: Path, name: str) -> None:
-    load = golden / "legacy_ckpt" / name
-    words = [
-        "convert",
-        "--from",
-        "megatron",
-        "--to",
-        "mega",
-        "--load",
-        str(load),
-        "--save",
-        str(tmp_path / "x"),
-    ]
-    result = CliRunner().invoke(cli, words)
-    assert "is of a BERT or T5 model, which is not supported: wanted a GPT" in str(result.exception)
-    assert not (tmp_path / "x").exists()
-
-
 KEYED = {"layers": 4, "hidden": 32, "heads": 4, "vocab": 128, "max_seq_len": 16, "vocab_multiple": 64}
 KEYS: dict[str, ModelSpec] = {
     "legacy_gpt_tp1_pp1": gpt(**KEYED),

@@ -19,10 +19,10 @@ from mega_ckpt.operations.convert import convert
 from mega_schema.arch import table
 from mega_schema.checkpoint.reader import MODEL, Checkpoint
 from mega_schema.errors import FormatError
-from mega_schema.spec import ModelSpec, gpt, llama
+from mega_schema.spec import ModelSpec, bert, gpt, llama
 
 SEEDS = range(6)
-KINDS = [model_class.model_type for model_class in CLASSES]
+KINDS = list(dict.fromkeys(model_class.model_type for model_class in CLASSES))
 
 
 def _random(kind: str, seed: int) -> ModelSpec:
@@ -45,6 +45,23 @@ def _random(kind: str, seed: int) -> ModelSpec:
     if kind == "bloom":
         residual = draw.random() < 0.5
         return gpt(**common, positions="alibi", embed_norm=True, post_norm_residual=residual)
+    if kind in ("bert", "megatron-bert"):
+        activation = draw.choice(["gelu_tanh", "gelu_erf"])
+        heads_of_class = draw.choice(
+            [
+                {"head_transform": activation},
+                {"head_transform": activation, "pooler": False, "binary_head": False},
+                {"head_transform": "none", "head_bias": False, "binary_head": False},
+            ]
+        )
+        return bert(
+            **{**common, "tied": True},
+            **heads_of_class,
+            ffn=draw.randint(1, 50),
+            activation=activation,
+            token_types=draw.choice([1, 2, 3]),
+            post_norm_residual=kind == "bert",
+        )
     rope: dict[str, Any] = {"rope_theta": draw.choice([10000.0, 500000.0])}
     rope |= draw.choice(
         [

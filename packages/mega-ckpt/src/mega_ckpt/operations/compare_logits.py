@@ -137,7 +137,7 @@ def compare_logits(read: LoadedSide, written: LoadedSide, tokens: int) -> Logits
     read_runner, written_runner = _choose_runner(read), _choose_runner(written)
     a = _RUNNERS[read_runner](read, stored, token_BS)
     b = _RUNNERS[written_runner](written, stored, token_BS)
-    a, b = a[:tokens, :vocab], b[:tokens, :vocab]
+    a, b = a[:tokens], b[:tokens]
     absolute, largest = float(np.abs(a - b).max()), float(np.abs(a).max())
     return LogitsDifference(
         tokens, absolute, absolute / largest if absolute else 0.0, _TOLERANCE, (read_runner, written_runner)
@@ -160,6 +160,7 @@ def _run_reference(side: LoadedSide, stored: Mapping[str, str], token_BS: np.nda
 
     from mega_model.attention_backends import PackedAttention
     from mega_model.build import build_model, fill_weights
+    from mega_model.encoder import Encoder
     from mega_model.runtime import Runtime
 
     source = side.source
@@ -173,10 +174,14 @@ def _run_reference(side: LoadedSide, stored: Mapping[str, str], token_BS: np.nda
     fill_weights(model, read)
     with torch.no_grad():
         position_T = torch.arange(length).repeat(rows)
-        logits: torch.Tensor = model(
-            torch.from_numpy(token_BS).flatten(), position_T, PackedAttention(rows, length)
-        )
-    return logits.numpy()
+        attend = PackedAttention(rows, length, causal=source.spec.causal)
+        x_TD = model.hidden_states(torch.from_numpy(token_BS).flatten(), position_T, attend)
+        logits = model.logits(x_TD)[:, : source.spec.vocab]
+        if isinstance(model, Encoder) and source.spec.binary_head:
+            binary_B2 = model.binary_logits(x_TD, torch.arange(rows) * length)
+            logits = torch.cat((logits, binary_B2.repeat_interleave(length, 0)), -1)
+    numbers: np.ndarray = logits.numpy()
+    return numbers
 
 
 def _run_transformers(side: LoadedSide, stored: Mapping[str, str], token_BS: np.ndarray) -> np.ndarray:
@@ -205,7 +210,7 @@ def _run_transformers(side: LoadedSide, stored: Mapping[str, str], token_BS: np.
                 attn_implementation="eager",
                 output_loading_info=True,
             )
-            logits = model(torch.from_numpy(token_BS), use_cache=False).logits
+            numbers = _transformers_logits(model, torch.from_numpy(token_BS))
     except _TRANSFORMERS_ERRORS as error:
         raise FormatError(
             side.path,
@@ -215,6 +220,24 @@ def _run_transformers(side: LoadedSide, stored: Mapping[str, str], token_BS: np.
         ) from error
     if mismatches := sorted({*report["unexpected_keys"], *report["missing_keys"]}):
         raise FormatError(side.path, "transformers reads other tensors", found=", ".join(mismatches))
+    return numbers
+
+
+def _transformers_logits(model: Any, token_BS: torch.Tensor) -> np.ndarray:
+    """Return the logits of every token, (T, V), with those of a binary head as two more columns.
+
+    For a model without a head they are the products of hidden states and embeddings, as in Mega.
+    """
+    import torch
+
+    output = model(token_BS) if model.config.model_type.endswith("bert") else model(token_BS, use_cache=False)
+    if "last_hidden_state" in output:
+        logits = output.last_hidden_state @ model.get_input_embeddings().weight.T
+    else:
+        logits = output["prediction_logits" if "prediction_logits" in output else "logits"]
+    if "seq_relationship_logits" in output:
+        binary_BS2 = output.seq_relationship_logits[:, None].expand(-1, logits.shape[1], -1)
+        logits = torch.cat((logits, binary_BS2), -1)
     numbers: np.ndarray = logits.flatten(0, 1).numpy()
     return numbers
 

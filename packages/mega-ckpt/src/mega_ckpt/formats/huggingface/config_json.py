@@ -37,20 +37,33 @@ def to_spec(config: Mapping[str, Any], where: object) -> ModelSpec:
     Raises:
         FormatError: the architecture is unknown or not supported, or a key is missing or out of range.
     """
-    kinds = {cls.model_type: cls for cls in CLASSES}
+    kinds = dict.fromkeys(cls.model_type for cls in CLASSES)
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in kinds:
         raise FormatError(
             f"{where}: model_type", "unknown architecture", found=kind, wanted=" | ".join(kinds)
         )
     try:
-        return ModelSpec.from_dict(_fields(kinds[kind], config, where))
+        return ModelSpec.from_dict(_fields(_class_of_config(kind, config, where), config, where))
     except ConfigError as error:
         raise FormatError(where, str(error)) from error
     except KeyError as error:
         raise FormatError(f"{where}: {error.args[0]}", "missing") from None
     except (TypeError, ValueError, AttributeError, OverflowError, ZeroDivisionError) as error:
         raise FormatError(where, "is not the config of a model", found=error) from error
+
+
+def _class_of_config(kind: str, config: Mapping[str, Any], where: object) -> HfModelClass:
+    """Return the class of a model type; of several, which have other heads, the one that the config names."""
+    candidates = {cls.architecture: cls for cls in CLASSES if cls.model_type == kind}
+    if len(candidates) == 1:
+        return next(iter(candidates.values()))
+    names = config.get("architectures")
+    name = names[0] if isinstance(names, list) and names else None
+    if name not in candidates:
+        wanted = " | ".join(candidates)
+        raise FormatError(f"{where}: architectures", "is not supported", found=name, wanted=wanted)
+    return candidates[name]
 
 
 def from_spec(spec: ModelSpec, where: object) -> dict[str, Any]:

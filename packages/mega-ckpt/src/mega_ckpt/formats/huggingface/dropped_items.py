@@ -22,6 +22,8 @@ _DROPOUT: Mapping[str, float] = MappingProxyType(
         "resid_pdrop": 0.1,
         "attention_dropout": 0.0,
         "hidden_dropout": 0.0,
+        "hidden_dropout_prob": 0.1,
+        "attention_probs_dropout_prob": 0.1,
     }
 )
 _LONGEST = 80  # characters of a value

@@ -14,7 +14,7 @@ from mega_ckpt.checkpoint.output_dir import contains_file
 from mega_ckpt.formats import user_overrides
 from mega_ckpt.formats.huggingface import config_json
 from mega_ckpt.formats.huggingface import tokenizer as hf_tokenizer
-from mega_ckpt.formats.huggingface.names import BUFFERS, names_of
+from mega_ckpt.formats.huggingface.names import BUFFERS, HfNames, names_of
 from mega_ckpt.formats.huggingface.shards import INDEX, WEIGHTS
 from mega_ckpt.formats.huggingface.tokenizer import GENERATION, TOKENIZER_JSON
 from mega_ckpt.formats.user_overrides import NO_TOKENIZER
@@ -39,6 +39,7 @@ CONFIG = "config.json"
 PICKLED, PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 VOCAB, MERGES = "vocab.json", "merges.txt"
 
+_OLD_NAMES: Mapping[str, str] = MappingProxyType({"gamma": "weight", "beta": "bias"})
 _TORCH_NAMES: Mapping[str, str] = MappingProxyType({"F32": "float32", "BF16": "bfloat16", "F16": "float16"})
 
 
@@ -70,6 +71,8 @@ def open_hf_folder(folder: Path) -> HfFolder:
     embedding, head = f"{names.inner}{names.whole['embed']}.weight", f"{names.head}.weight"
     heads = (head, f"{names.other_head}.weight")
     entries = {head if n in heads else n: e for n, e in entries.items() if not n.endswith(BUFFERS)}
+    if not spec.causal:
+        entries = _rename_encoder_tensors(folder, names, entries)
     if embedding.removeprefix(names.inner) in entries:  # only the inner model was saved, as OpenAI's
         entries = {n if n == head else names.inner + n: e for n, e in entries.items()}
     tied = spec.tied and head in entries and embedding in entries
@@ -80,6 +83,20 @@ def open_hf_folder(folder: Path) -> HfFolder:
             hint=f'"tie_word_embeddings": false in {CONFIG}',
         )
     return HfFolder(config, spec, entries)
+
+
+def _rename_encoder_tensors(
+    folder: Path, names: HfNames, entries: Mapping[str, MappedTensor]
+) -> dict[str, MappedTensor]:
+    """Rename a norm's gamma and beta of old files, and drop the second copy of the head's bias."""
+    renamed = {}
+    for name, entry in entries.items():
+        module, _, kind = name.rpartition(".")
+        renamed[f"{module}.{_OLD_NAMES.get(kind, kind)}"] = entry
+    bias, copy = f"{names.outer['head.bias']}.bias", f"{names.head}.bias"
+    if copy in renamed and bias in renamed and not tensors_equal(renamed.pop(copy), renamed[bias]):
+        raise FormatError(f"{folder}: {copy}", f"is not {bias}, which it is tied to")
+    return renamed
 
 
 def has_tokenizer(folder: Path) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
@@ -89,6 +90,11 @@ def even_width(fields: Mapping[str, Any]) -> object:
     return None if fields["hidden"] % fields["heads"] else fields["hidden"] // fields["heads"]
 
 
+def same_activation(fields: Mapping[str, Any]) -> object:
+    """Return the activation of the feed-forward."""
+    return fields["activation"]
+
+
 def four_times(fields: Mapping[str, Any]) -> object:
     """Return a feed-forward width of four times the hidden size."""
     return 4 * fields["hidden"]
@@ -102,6 +108,9 @@ _ACTIVATIONS: Mapping[str, str] = MappingProxyType(
         "gelu": "gelu_erf",
         "relu2": "squared_relu",
     }
+)
+_GELU: Mapping[str, str] = MappingProxyType(
+    {theirs: ours for theirs, ours in _ACTIVATIONS.items() if ours.startswith("gelu")}
 )
 _SILU: Mapping[str, str] = MappingProxyType({"swish": "swiglu", "silu": "swiglu"})
 _INIT = HfConfigKey("initializer_range", "init_std", 0.02)
@@ -217,6 +226,54 @@ def _like_llama(
     )
 
 
+def _bert(
+    model_type: str, architecture: str, *, post_norm: bool, pooler: bool, binary_head: bool, head: bool
+) -> HfModelClass:
+    """Build a class with BERT's keys and some of its heads; `head` is that of the masked tokens."""
+    return HfModelClass(
+        model_type,
+        architecture,
+        "bert",
+        (
+            HfConfigKey("vocab_size", "vocab"),
+            HfConfigKey("max_position_embeddings", "max_seq_len", 512),
+            HfConfigKey("hidden_size", "hidden"),
+            HfConfigKey("num_hidden_layers", "layers"),
+            HfConfigKey("num_attention_heads", "heads"),
+            HfConfigKey("intermediate_size", "ffn"),
+            HfConfigKey("hidden_act", "activation", "gelu_erf", values=_GELU),
+            HfConfigKey("layer_norm_eps", "norm_eps", 1e-12),
+            HfConfigKey("type_vocab_size", "token_types", 2),
+            _INIT,
+        ),
+        fixed={
+            "tie_word_embeddings": True,
+            "position_embedding_type": "absolute",
+            "is_decoder": False,
+            "add_cross_attention": False,
+        },
+        implied={
+            "kv_heads": same_heads,
+            "head_dim": even_width,
+            "causal": False,
+            "post_norm_residual": post_norm,
+            "pooler": pooler,
+            "binary_head": binary_head,
+            "head_transform": same_activation if head else "none",
+            "head_bias": head,
+        },
+    )
+
+
+def _all_berts(model_type: str, prefix: str, *, post_norm: bool) -> tuple[HfModelClass, ...]:
+    build = partial(_bert, model_type, post_norm=post_norm)
+    return (
+        build(f"{prefix}ForPreTraining", pooler=True, binary_head=True, head=True),
+        build(f"{prefix}ForMaskedLM", pooler=False, binary_head=False, head=True),
+        build(f"{prefix}Model", pooler=True, binary_head=False, head=False),
+    )
+
+
 CLASSES: tuple[HfModelClass, ...] = (
     _like_llama(
         "llama",
@@ -250,4 +307,6 @@ CLASSES: tuple[HfModelClass, ...] = (
     _GPT2,
     _BLOOM,
     _NEOX,
+    *_all_berts("bert", "Bert", post_norm=True),
+    *_all_berts("megatron-bert", "MegatronBert", post_norm=False),
 )

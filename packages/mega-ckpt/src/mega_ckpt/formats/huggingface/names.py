@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from mega_ckpt.formats.huggingface.config_json import class_of
@@ -25,6 +25,9 @@ class HfNames:
         layers: name of the list of layers in the inner model.
         whole: names outside the layers.
         layer: names inside a layer.
+        outer: names outside the inner model, by a parameter's name or without its last part.
+        norms_after: names of the norm of the embeddings and of the norm at the end of a layer, in a model whose
+            norms follow the sums: Mega's are the ones before the next layer, and the last.
         head: name of an untied output matrix.
         other_head: its name in transformers 5.
         transposed: linear layers stored as OpenAI's Conv1D: (in, out).
@@ -35,6 +38,8 @@ class HfNames:
     layers: str
     whole: Mapping[str, str]
     layer: Mapping[str, NameParts]
+    outer: Mapping[str, str] = field(default_factory=dict)
+    norms_after: tuple[str, str] | None = None
     head: str = "lm_head"
     other_head: str | None = None
     transposed: frozenset[str] = frozenset()
@@ -48,6 +53,7 @@ BUFFERS = (
     ".attention.bias",
     ".attention.masked_bias",
     "rotary_emb.inv_freq",
+    "embeddings.position_ids",
 )
 
 _GPT2 = HfNames(
@@ -110,8 +116,48 @@ _NEOX = HfNames(
     other_head="lm_head",
     by_head=True,
 )
+_BERT_EMBEDDINGS = {
+    "embed": "embeddings.word_embeddings",
+    "position": "embeddings.position_embeddings",
+    "token_type": "embeddings.token_type_embeddings",
+    "pooler": "pooler.dense",
+}
+_BERT_LAYER: Mapping[str, NameParts] = MappingProxyType(
+    {
+        "qkv": ("attention.self.query", "attention.self.key", "attention.self.value"),
+        "out": "attention.output.dense",
+        "up": "intermediate.dense",
+        "down": "output.dense",
+    }
+)
+_BERT_HEADS: Mapping[str, str] = MappingProxyType(
+    {
+        "head.dense": "cls.predictions.transform.dense",
+        "head.norm": "cls.predictions.transform.LayerNorm",
+        "head.bias": "cls.predictions",
+        "binary_head": "cls.seq_relationship",
+    }
+)
+_BERT = HfNames(
+    "bert.",
+    "encoder.layer",
+    _BERT_EMBEDDINGS,
+    {**_BERT_LAYER, "ffn_norm": "attention.output.LayerNorm"},
+    outer=_BERT_HEADS,
+    norms_after=("embeddings.LayerNorm", "output.LayerNorm"),
+    head="cls.predictions.decoder",
+)
+_MEGATRON_BERT = HfNames(
+    "bert.",
+    "encoder.layer",
+    {**_BERT_EMBEDDINGS, "final_norm": "encoder.ln"},
+    {**_BERT_LAYER, "attn_norm": "attention.ln", "ffn_norm": "ln"},
+    outer=_BERT_HEADS,
+    head="cls.predictions.decoder",
+)
 _NAMES: Mapping[str, HfNames] = MappingProxyType(
     {"gpt2": _GPT2, "bloom": _BLOOM, "gpt_neox": _NEOX}
+    | {"bert": _BERT, "megatron-bert": _MEGATRON_BERT}
     | dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), _LLAMA)
 )
 
@@ -139,11 +185,20 @@ def _aliases(spec: ModelSpec, names: HfNames) -> Iterator[TensorAlias]:
     for row in table(spec):
         if row.tied_to is not None:
             continue
+        foreign: NameParts
         module, _, kind = row.name.rpartition(".")
         part = module.rpartition(".")[2]
-        if module.startswith("layers."):
-            number, foreign = module.split(".")[1], names.layer[part]
-            before = f"{names.inner}{names.layers}.{number}."
+        outer = names.outer.get(row.name, names.outer.get(module))
+        if outer is not None:
+            before, foreign = "", outer
+        elif names.norms_after is not None and part in ("attn_norm", "final_norm"):
+            number = int(module.split(".")[1]) if part == "attn_norm" else spec.layers
+            before = names.inner
+            embeddings, layer_end = names.norms_after
+            foreign = f"{names.layers}.{number - 1}.{layer_end}" if number else embeddings
+        elif module.startswith("layers."):
+            foreign = names.layer[part]
+            before = f"{names.inner}{names.layers}.{module.split('.')[1]}."
         elif module == "head":
             before = ""
             foreign = names.head

@@ -138,6 +138,12 @@ def _spec(args: Args, vocab: int, where: object) -> ModelSpec:
     return ModelSpec(family="llama" if llama else "gpt", **values)
 
 
+def encoder_fields(args: Args) -> dict[str, Any]:
+    """Return the fields of an encoder that the arguments determine: its head has the exact GELU by default."""
+    tanh = bool(args.get("openai_gelu"))
+    return {"family": "bert", "causal": False, "head_transform": "gelu_tanh" if tanh else "gelu_erf"}
+
+
 def from_spec(spec: ModelSpec, where: object, *, core: bool) -> dict[str, Any]:
     """Build the arguments that `to_spec` reads, under the names of every release.
 
@@ -163,7 +169,8 @@ def from_spec(spec: ModelSpec, where: object, *, core: bool) -> dict[str, Any]:
         "use_rotary_position_embeddings": spec.positions == "rope",
         "swiglu": spec.activation == "swiglu",
         "squared_relu": spec.activation == "squared_relu",
-        "openai_gelu": spec.activation == "gelu_tanh" and not spec.bias and not core,
+        "openai_gelu": _has_openai_gelu(spec) and not core,
+        "bert_binary_head": spec.causal or spec.binary_head,
         "bias_gelu_fusion": spec.activation == "gelu_tanh" and spec.bias,
         "onnx_safe": None,
         "untie_embeddings_and_output_weights": not spec.tied,
@@ -177,6 +184,11 @@ def from_spec(spec: ModelSpec, where: object, *, core: bool) -> dict[str, Any]:
         "use_rope_scaling": spec.rope_scaling != 1,
         "rope_scaling_factor": spec.rope_scaling if spec.rope_scaling != 1 else 8.0,
     }
+
+
+def _has_openai_gelu(spec: ModelSpec) -> bool:
+    """Whether the model needs the argument of the tanh form: without a bias, or in the head of an encoder."""
+    return spec.activation == "gelu_tanh" and (not spec.bias or spec.head_transform == "gelu_tanh")
 
 
 def _check_supported(spec: ModelSpec, where: object, *, core: bool) -> None:
@@ -202,6 +214,8 @@ def _unsupported_options(spec: ModelSpec, core: bool) -> Iterator[tuple[str, obj
         yield "activation", "gelu_erf | squared_relu | swiglu, without biases"
     if spec.bias and not spec.qkv_bias:
         yield "qkv_bias", True
+    if not spec.causal:
+        yield from _unsupported_encoder_options(spec, core)
     for name in ("rope_theta", "rope_interpolation"):
         if getattr(spec, name) % 1:
             yield name, "an integer"
@@ -219,6 +233,21 @@ def _unsupported_options(spec: ModelSpec, core: bool) -> Iterator[tuple[str, obj
     for name, value in required.items():
         if getattr(spec, name) != value:
             yield name, value
+
+
+def _unsupported_encoder_options(spec: ModelSpec, core: bool) -> Iterator[tuple[str, object]]:
+    """Yield what Megatron's BERT has no choice of: all its heads, or all but those of two sentences."""
+    if core:
+        yield "causal", True
+    heads: dict[str, object] = {"tied": True, "bias": True, "head_bias": True, "pooler": spec.binary_head}
+    for name, value in heads.items():
+        if getattr(spec, name) != value:
+            yield name, value
+    if spec.head_transform != "gelu_erf" and (spec.head_transform, spec.activation) != (
+        "gelu_tanh",
+        "gelu_tanh",
+    ):
+        yield "head_transform", "gelu_erf"
 
 
 def _value(arg: _Arg, args: Args, where: object) -> Any:

@@ -46,7 +46,7 @@ def read(load: Path, reading: ReadOptions) -> CheckpointSource:
     layout = read_layout(shards)
     first = shards[0]
     padded = _padded_vocab(shards, names)
-    spec = _spec(first, reading, padded, core=is_core(names))
+    spec = _encoder_spec(_spec(first, reading, padded, core=is_core(names)), shards, names)
     if spec.vocab > padded:
         wanted = f"{spec.vocab} or more"
         raise FormatError(f"{first.file}: vocabulary", "has fewer rows", found=padded, wanted=wanted)
@@ -91,6 +91,27 @@ def _spec(shard: RankFile, reading: ReadOptions, padded: int, *, core: bool) -> 
         wanted = "the arguments of the training"
         raise FormatError(f"{shard.file}: args", "missing", wanted=wanted, hint="--model megatron-345m")
     return replace(reading.model, vocab=reading.vocab or reading.model.vocab)
+
+
+def _encoder_spec(spec: ModelSpec, shards: list[RankFile], names: Names) -> ModelSpec:
+    """Complete the spec of a BERT, whose arguments are those of a GPT, with the parts that the files contain."""
+    tensors = {name: tensor for shard in shards for chunk in shard.chunks for name, tensor in chunk.items()}
+
+    def tensor_of(row: str) -> MappedTensor | None:
+        return tensors.get(foreign_name(names, row)) if row.partition(".")[0] in names else None
+
+    token_types, transform = tensor_of("token_type.weight"), tensor_of("head.dense.weight")
+    if is_core(names) or (token_types is None and transform is None):
+        return spec
+    values = megatron_args.encoder_fields(shards[0].args) | {
+        "token_types": None if token_types is None else token_types.shape[0],
+        "pooler": tensor_of("pooler.weight") is not None,
+        "binary_head": tensor_of("binary_head.weight") is not None,
+        "head_bias": tensor_of("head.bias") is not None,
+    }
+    if transform is None:
+        values["head_transform"] = "none"
+    return replace(spec, **values)
 
 
 def _tokenizer(shard: RankFile, reading: ReadOptions, spec: ModelSpec) -> Tokenizer | None:

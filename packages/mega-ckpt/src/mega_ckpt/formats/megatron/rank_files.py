@@ -27,7 +27,7 @@ _FILES = (FILE, "model_rng.pt")  # the second from 2022-03 to 2023-05, with a di
 _FOLDER = re.compile(r"mp_rank_(\d{2,})(?:_(\d{3,}))?")
 _LATEST = 3.0
 _NOT_WEIGHTS = ("_extra_state", ".inv_freq")
-_BERT = ("lm_head.", "binary_head.", "language_model.pooler.", "encoder.layers.", "pooler.")
+_T5, _CORE_BERT = "language_model.decoder.", "encoder.layers."
 # arguments that are equal on all ranks
 _SAME_ARGS = (
     *(
@@ -186,10 +186,13 @@ def detect_names(shards: list[RankFile]) -> Mapping[str, str]:
     """
     for shard in shards:
         for chunk in shard.chunks:
-            if any(name.startswith(_BERT) or ".tokentype_embeddings." in name for name in chunk):
-                raise FormatError(
-                    shard.file, "is of a BERT or T5 model, which is not supported", wanted="a GPT"
-                )
+            for prefix, kind in ((_T5, "T5 model"), (_CORE_BERT, "BERT or T5 model of the core class")):
+                if any(name.startswith(prefix) for name in chunk):
+                    raise FormatError(
+                        shard.file,
+                        f"is of a {kind}, which is not supported",
+                        wanted="a GPT, or a classic BERT",
+                    )
             names = naming_scheme(chunk)
             if names is not None:
                 return names

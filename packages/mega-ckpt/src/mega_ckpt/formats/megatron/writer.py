@@ -35,7 +35,8 @@ from mega_schema.sharding import Slab
 VERSION = 3.0
 SCALE = TensorHeader("scale", "F32", (1,))
 _TORCH: Mapping[str, str] = MappingProxyType({"F32": "float32", "BF16": "bfloat16", "F16": "float16"})
-_FLAT = "language_model.encoder."  # names after this prefix are keys of one dictionary; others are nested
+# names after one of these prefixes are keys of one dictionary; others are nested
+_FLAT = ("language_model.encoder.", "language_model.pooler.", "lm_head.")
 _EXTRA = ("linear_proj", "linear_qkv", "linear_fc1", "linear_fc2")  # modules with an empty extra state
 _DEFAULTS: Mapping[str, Any] = MappingProxyType(
     {"adam_beta1": 0.9, "adam_beta2": 0.999, "adam_eps": 1e-8, "weight_decay": 0.01}
@@ -201,10 +202,7 @@ class _Rank:
     def _model(self, number: int, chunk: Sequence[ForeignTensor]) -> dict[str, Any]:
         tree: dict[str, Any] = {}
         for foreign in chunk:
-            head, _, tail = foreign.name.partition(_FLAT)
-            parts = [*_FLAT.split(".")[:-1], tail] if tail and not head else foreign.name.split(".")
-            if self.writing.core:
-                parts = [foreign.name]
+            parts = [foreign.name] if self.writing.core else _nested_keys(foreign.name)
             node = tree
             for part in parts[:-1]:
                 node = node.setdefault(part, {})
@@ -300,6 +298,12 @@ def check_trainer(source: CheckpointSource) -> None:
         raise FormatError(source.path / TRAINER, "is not what mega-train writes", found=found) from None
 
 
+def _nested_keys(name: str) -> list[str]:
+    """Split a name into the keys of the dictionaries that Megatron nests."""
+    prefix = next((prefix for prefix in _FLAT if name.startswith(prefix)), "")
+    return [*prefix.split(".")[:-1], name.removeprefix(prefix)] if prefix else name.split(".")
+
+
 def _lr_args(trainer: Mapping[str, Any]) -> dict[str, Any]:
     """Return the learning rate settings that are arguments and not in `scheduler_state`."""
     rate = trainer.get("lr_schedule") or {}
@@ -333,5 +337,6 @@ def fill_padding(
     """
     filled = sum(box.shape[0] for box in foreign.boxes)
     if into in (MODEL, MAIN) and chunk.first + len(chunk.values) > filled:
-        last = Slab((source.spec.vocab - 1, 0), (1, *foreign.shape[1:]), (0, 0))
+        zeros = (0,) * (len(foreign.shape) - 1)
+        last = Slab((source.spec.vocab - 1, *zeros), (1, *foreign.shape[1:]), (0, *zeros))
         chunk.values[max(0, filled - chunk.first) :] = source.cast(space, foreign.ours, last, dtype)

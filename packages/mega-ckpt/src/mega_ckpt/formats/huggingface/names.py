@@ -26,8 +26,8 @@ class HfNames:
         whole: names outside the layers.
         layer: names inside a layer.
         outer: names outside the inner model, by a parameter's name or without its last part.
-        norms_after: names of the norm of the embeddings and of the norm at the end of a layer, in a model whose
-            norms follow the sums: Mega's are the ones before the next layer, and the last.
+        norms_after: names of the norm of the embeddings and of the norm at the end of a layer, in a model
+            whose norms follow the sums: Mega's are the ones before the next layer, and the last.
         head: name of an untied output matrix.
         other_head: its name in transformers 5.
         transposed: linear layers stored as OpenAI's Conv1D: (in, out).

@@ -139,7 +139,7 @@ def _spec(args: Args, vocab: int, where: object) -> ModelSpec:
 
 
 def encoder_fields(args: Args) -> dict[str, Any]:
-    """Return the fields of an encoder that the arguments determine: its head has the exact GELU by default."""
+    """Return the fields of an encoder that the arguments determine; its head has GELU by erf by default."""
     tanh = bool(args.get("openai_gelu"))
     return {"family": "bert", "causal": False, "head_transform": "gelu_tanh" if tanh else "gelu_erf"}
 

@@ -94,14 +94,16 @@ def _spec(shard: RankFile, reading: ReadOptions, padded: int, *, core: bool) -> 
 
 
 def _encoder_spec(spec: ModelSpec, shards: list[RankFile], names: Names) -> ModelSpec:
-    """Complete the spec of a BERT, whose arguments are those of a GPT, with the parts that the files contain."""
+    """Complete the spec of a BERT, whose arguments are those of a GPT, with the parts in the files."""
+    if is_core(names):
+        return spec
     tensors = {name: tensor for shard in shards for chunk in shard.chunks for name, tensor in chunk.items()}
 
     def tensor_of(row: str) -> MappedTensor | None:
-        return tensors.get(foreign_name(names, row)) if row.partition(".")[0] in names else None
+        return tensors.get(foreign_name(names, row))
 
     token_types, transform = tensor_of("token_type.weight"), tensor_of("head.dense.weight")
-    if is_core(names) or (token_types is None and transform is None):
+    if token_types is None and transform is None:
         return spec
     values = megatron_args.encoder_fields(shards[0].args) | {
         "token_types": None if token_types is None else token_types.shape[0],

@@ -101,8 +101,8 @@ def test_outputs_are_those_of_transformers_and_every_tensor_comes_back(case: str
     back = type(theirs).from_pretrained(tmp_path / "back", local_files_only=True).eval()
     for name, weight in theirs.state_dict().items():
         assert torch.equal(weight, back.state_dict()[name]), name
-    again = convert("hf", "mega", tmp_path / "back", tmp_path / "again")
-    assert again.exit_code == 0, again.output
+    second_result = convert("hf", "mega", tmp_path / "back", tmp_path / "again")
+    assert second_result.exit_code == 0, second_result.output
     assert Checkpoint.open(tmp_path / "again").spec == checkpoint.spec
     assert json.loads((tmp_path / "back/config.json").read_text())["architectures"] == [type(theirs).__name__]
 

@@ -109,8 +109,8 @@ def test_a_model_without_a_binary_head_comes_back(golden: Path, tmp_path: Path) 
     assert (spec.pooler, spec.binary_head, spec.token_types) == (False, False, 2)
     assert (spec.activation, spec.head_transform) == ("gelu_tanh", "gelu_tanh")
     convert("mega", "megatron", ours, tmp_path / "back")
-    again = convert("megatron", "mega", tmp_path / "back", tmp_path / "again")
-    assert Checkpoint.open(again).spec == spec
+    second_run = convert("megatron", "mega", tmp_path / "back", tmp_path / "again")
+    assert Checkpoint.open(second_run).spec == spec
 
 
 def test_a_checkpoint_and_what_megatrons_tool_made_of_it_are_one(golden: Path, tmp_path: Path) -> None:
@@ -149,10 +149,10 @@ def test_the_files_of_every_rank_are_those_of_megatrons_tool(golden: Path, tmp_p
             real = slice(0, 44 if "mp_rank_01" in rank and "word_embeddings" in name else None)
             assert np.array_equal(found[name].values()[real], wanted[name].values()[real]), name
     back = convert("megatron", "mega", tmp_path / "t", tmp_path / "back")
-    one, other = Checkpoint.open(ours), Checkpoint.open(back)
-    assert one.spec == other.spec
-    for row in (row for row in table(one.spec) if row.tied_to is None):
-        assert np.array_equal(_read_tensor(one, row.name), _read_tensor(other, row.name)), row.name
+    first, second = Checkpoint.open(ours), Checkpoint.open(back)
+    assert first.spec == second.spec
+    for row in (row for row in table(first.spec) if row.tied_to is None):
+        assert np.array_equal(_read_tensor(first, row.name), _read_tensor(second, row.name)), row.name
 
 
 @pytest.mark.parametrize(("case", "layout"), [("tp1_pp1", ()), ("tp2_pp2", ("--tp", "2", "--pp", "2"))])
@@ -179,10 +179,10 @@ def test_reshard_gives_the_same_model(golden: Path, tmp_path: Path) -> None:
     words = ["reshard", "--load", str(ours), "--save", str(tmp_path / "new"), "--tp", "2", "--pp", "2"]
     result = CliRunner().invoke(cli, words)
     assert result.exit_code == 0, result.exception or result.output
-    one, other = Checkpoint.open(ours), Checkpoint.open(tmp_path / "new")
-    assert len(other.files) == 4
-    for row in (row for row in table(one.spec) if row.tied_to is None):
-        assert np.array_equal(_read_tensor(one, row.name), _read_tensor(other, row.name)), row.name
+    first, second = Checkpoint.open(ours), Checkpoint.open(tmp_path / "new")
+    assert len(second.files) == 4
+    for row in (row for row in table(first.spec) if row.tied_to is None):
+        assert np.array_equal(_read_tensor(first, row.name), _read_tensor(second, row.name)), row.name
 
 
 def test_a_t5_and_models_that_megatron_does_not_write_are_refused(golden: Path, tmp_path: Path) -> None:

@@ -210,7 +210,11 @@ def _run_transformers(side: LoadedSide, stored: Mapping[str, str], token_BS: np.
                 attn_implementation="eager",
                 output_loading_info=True,
             )
-            numbers = _transformers_logits(model, torch.from_numpy(token_BS))
+            token_ids_BS = torch.from_numpy(token_BS)
+            if folder.spec.causal:
+                logits = model(token_ids_BS, use_cache=False).logits
+            else:
+                logits = _encoder_logits(model, token_ids_BS)
     except _TRANSFORMERS_ERRORS as error:
         raise FormatError(
             side.path,
@@ -220,26 +224,26 @@ def _run_transformers(side: LoadedSide, stored: Mapping[str, str], token_BS: np.
         ) from error
     if mismatches := sorted({*report["unexpected_keys"], *report["missing_keys"]}):
         raise FormatError(side.path, "transformers reads other tensors", found=", ".join(mismatches))
+    numbers: np.ndarray = logits.flatten(0, 1).numpy()
     return numbers
 
 
-def _transformers_logits(model: Any, token_BS: torch.Tensor) -> np.ndarray:
-    """Return the logits of every token, (T, V), with those of a binary head as two more columns.
+def _encoder_logits(model: Any, token_BS: torch.Tensor) -> torch.Tensor:
+    """Return the logits of every token, (B, S, V), with those of a binary head as two more columns.
 
     For a model without a head they are the products of hidden states and embeddings, as in Mega.
     """
     import torch
 
-    output = model(token_BS) if model.config.model_type.endswith("bert") else model(token_BS, use_cache=False)
+    output = model(token_BS)
     if "last_hidden_state" in output:
-        logits = output.last_hidden_state @ model.get_input_embeddings().weight.T
+        logits: torch.Tensor = output.last_hidden_state @ model.get_input_embeddings().weight.T
     else:
         logits = output["prediction_logits" if "prediction_logits" in output else "logits"]
     if "seq_relationship_logits" in output:
         binary_BS2 = output.seq_relationship_logits[:, None].expand(-1, logits.shape[1], -1)
         logits = torch.cat((logits, binary_BS2), -1)
-    numbers: np.ndarray = logits.flatten(0, 1).numpy()
-    return numbers
+    return logits
 
 
 _RUNNERS: Mapping[str, Callable[[LoadedSide, Mapping[str, str], np.ndarray], np.ndarray]] = MappingProxyType(

@@ -116,12 +116,14 @@ _NEOX = HfNames(
     other_head="lm_head",
     by_head=True,
 )
-_BERT_EMBEDDINGS = {
-    "embed": "embeddings.word_embeddings",
-    "position": "embeddings.position_embeddings",
-    "token_type": "embeddings.token_type_embeddings",
-    "pooler": "pooler.dense",
-}
+_BERT_EMBEDDINGS: Mapping[str, str] = MappingProxyType(
+    {
+        "embed": "embeddings.word_embeddings",
+        "position": "embeddings.position_embeddings",
+        "token_type": "embeddings.token_type_embeddings",
+        "pooler": "pooler.dense",
+    }
+)
 _BERT_LAYER: Mapping[str, NameParts] = MappingProxyType(
     {
         "qkv": ("attention.self.query", "attention.self.key", "attention.self.value"),

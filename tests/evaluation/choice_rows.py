@@ -1,4 +1,4 @@
-"""Records of the multiple-choice tasks, in the layout of the Hugging Face data sets."""
+"""Files of tasks: records in the layout of Hugging Face, questions in SQuAD's, and a bundle of CORE."""
 
 from __future__ import annotations
 
@@ -92,4 +92,46 @@ ROWS: dict[str, Callable[[int], Row]] = {
 def write_rows(path: Path, rows: Iterable[Row]) -> Path:
     """Write JSON lines and return the path."""
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    return path
+
+
+def write_core_bundle(folder: Path) -> Path:
+    """Write a bundle of CORE with a task of each type and return its folder."""
+    (folder / "eval_data").mkdir(parents=True)
+    tasks = [
+        {
+            "label": task_type,
+            "dataset_uri": f"{task_type}.jsonl",
+            "num_fewshot": [1],
+            "icl_task_type": task_type,
+            "continuation_delimiter": "\nAnswer: " if task_type == "multiple_choice" else " ",
+        }
+        for task_type in ("multiple_choice", "schema", "language_modeling")
+    ]
+    (folder / "core.yaml").write_text(json.dumps({"icl_tasks": tasks}))  # JSON is YAML
+    baselines = "Eval Task,Random baseline\nmultiple_choice,50\nschema,50\nlanguage_modeling,0\n"
+    (folder / "eval_meta_data.csv").write_text(baselines)
+    rows: dict[str, list[Row]] = {
+        "multiple_choice": [
+            {"query": f"Why {n}?", "choices": ["so", f"it {n}"], "gold": n % 2} for n in range(6)
+        ],
+        "schema": [
+            {"context_options": [f"Ann {n}", f"Eve {n}"], "continuation": f"ran {n}.", "gold": n % 2}
+            for n in range(6)
+        ],
+        "language_modeling": [{"context": f"one {n}", "continuation": f"two {n}"} for n in range(6)],
+    }
+    for name, records in rows.items():
+        write_rows(folder / "eval_data" / f"{name}.jsonl", records)
+    return folder
+
+
+def write_squad(path: Path) -> Path:
+    """Write four questions in SQuAD's layout and return the path."""
+    questions = [
+        {"id": f"q{n}", "question": f"who is {n}?", "answers": [{"text": f"name {n}", "answer_start": 0}]}
+        for n in range(4)
+    ]
+    paragraphs = [{"context": "name 0, name 1, name 2 and name 3", "qas": questions}]
+    path.write_text(json.dumps({"version": "1.1", "data": [{"title": "Names", "paragraphs": paragraphs}]}))
     return path

@@ -168,6 +168,14 @@ OUTPUTS |= {
     for task in choice_rows.ROWS
 }
 OUTPUTS |= {
+    f"mega-eval {task} --output": Output("--output", "file", f"--load runs/small --data {data}", inputs)
+    for task, data, inputs in (
+        ("nq", "in/nq.jsonl", ("in/nq.jsonl",)),
+        ("squad", "in/squad.json", ("in/squad.json",)),
+        ("core", "in/core", ("in/core/core.yaml", "in/core/eval_data/schema.jsonl")),
+    )
+}
+OUTPUTS |= {
     name.replace("--output", "--cache"): Output("--cache", "folder", output.line, shared=True)
     for name, output in OUTPUTS.items()
     if name.startswith("mega-eval") and "--load" in output.line
@@ -225,6 +233,9 @@ def faulty_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "in/batch.jsonl").write_text(json.dumps(request) + "\n")
     for task, row in choice_rows.ROWS.items():
         choice_rows.write_rows(folder / "in" / f"{task}.jsonl", [row(n) for n in range(3)])
+    choice_rows.write_rows(folder / "in/nq.jsonl", [{"question": "who is it", "answer": ["one"]}])
+    choice_rows.write_squad(folder / "in/squad.json")
+    choice_rows.write_core_bundle(folder / "in/core")
     (folder / "words.txt").write_text("one two three\n" * 20)
     for name in ("result.json", "result.samples.jsonl"):
         (folder / "in" / name).write_text("{}\n")

@@ -1,7 +1,10 @@
-"""The commands of the multiple-choice tasks, on a checkpoint with a tokenizer of bytes."""
+"""The commands of choices, generated answers and CORE, on a checkpoint with a tokenizer of bytes."""
 
 import gzip
+import hashlib
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -9,7 +12,7 @@ from mega_eval.cli import cli
 from mega_eval.presets.choice_presets import CHOICE_PRESETS
 from mega_schema.app import cli_runner
 from mega_schema.spec import gpt
-from tests.evaluation.choice_rows import ROWS, write_rows
+from tests.evaluation.choice_rows import ROWS, write_core_bundle, write_rows, write_squad
 from tests.serving.random_checkpoint import open_byte_tokenizer, save_random_checkpoint
 
 
@@ -162,3 +165,108 @@ def test_mistakes_are_one_line_and_leave_no_file(call, data, tmp_path):
     check_error(call("piqa", "--data", tmp_path / "empty.jsonl"), "empty.jsonl: no records in the file")
     options = ("--num-fewshot", 1, "--fewshot-data", tmp_path / "empty.jsonl")
     check_error(call("piqa", "--data", file, *options), "empty.jsonl: no records in the file")
+
+
+def test_nq_generates_answers_after_its_examples(call, tmp_path):
+    rows = [{"question": f"who is {n}", "answer": [f"{n}"]} for n in range(4)]
+    file = write_rows(tmp_path / "nq.jsonl", rows)
+    code, out, err, name, result = call("nq", "--data", file, "--max-tokens", 4, "--num-fewshot", 2)
+    assert (code, err) == (0, "")
+    assert name.startswith("nq-generation-2shot-shared1234-")
+    assert list(result["metrics"]) == ["exact_match", "f1", "exact_match_harness"]
+    assert result["counts"]["questions"] == 4
+    assert (result["options"]["max_tokens"], result["options"]["stop"]) == (4, ["\n", ".", ","])
+    assert result["options"]["canonical_data"] is False
+    assert "not the published file of nq" in out
+    outcome = call("nq", "--data", file, "--max-tokens", 512)
+    check_error(outcome, "--max-tokens: the model's context has no room for a prompt", "wanted less than 512")
+
+
+def test_squad_reads_passages_and_takes_a_prompt(call, tmp_path):
+    file = write_squad(tmp_path / "squad.json")
+    prompt = "{context}\\nFrage: {question}\\nAntwort:"
+    options = (
+        "--max-tokens",
+        4,
+        "--num-fewshot",
+        1,
+        "--fewshot-data",
+        file,
+        "--limit",
+        2,
+        "--prompt",
+        prompt,
+    )
+    _, _, _, name, result = call("squad", "--data", file, *options, "--name", "squad_de")
+    assert name.startswith("squad_de-generation-1shot-shared1234-")
+    assert result["options"]["prompt"] == "{context}\nFrage: {question}\nAntwort:"
+    assert result["counts"]["questions_without_answer"] == 0
+    assert (result["counts"]["questions"], result["publishable"]) == (2, False)
+    check_error(call("squad", "--data", file, "--prompt", "{passage}"), "no key 'passage'")
+
+
+def test_core_reports_the_mean_and_each_task(call, tmp_path):
+    folder = write_core_bundle(tmp_path / "bundle")
+    code, out, err, name, result = call("core", "--data", folder)
+    assert (code, err) == (0, "")
+    assert name.startswith("core-nanochat-")
+    labels = ("multiple_choice", "schema", "language_modeling")
+    assert list(result["metrics"]) == [
+        "core",
+        *(f"centered_{x}" for x in labels),
+        *(f"accuracy_{x}" for x in labels),
+    ]
+    assert result["metrics"]["core"]["stderr"] > 0
+    assert result["counts"] == {"tasks": 3, "questions": 18, "questions_cut": 0}
+    assert len(result["data"]) == 5
+    limited = call("core", "--data", folder, "--limit", 3)[4]
+    assert (limited["counts"]["questions"], limited["publishable"]) == (9, False)
+    check_error(call("core", "--data", tmp_path / "none"), "none: no such folder", "core.yaml")
+
+
+def list_tasks(capsys, *words):
+    with pytest.raises(SystemExit) as exit_info:
+        cli_runner.run_command(cli, ["tasks", *words])
+    assert not exit_info.value.code
+    return capsys.readouterr().out
+
+
+def test_tasks_lists_every_command_that_evaluates_a_file(capsys):
+    rows = json.loads(list_tasks(capsys, "--json"))
+    evaluating = {
+        name
+        for name, command in cli.commands.items()
+        if {"load", "data", "limit"} <= {option.name for option in command.params}
+    }
+    assert {row["name"] for row in rows} == evaluating
+    text = list_tasks(capsys)
+    for row in rows:
+        assert f"\n{row['name']}\n" in f"\n{text}"
+        assert all(row[key] for key in ("metrics", "wants", "conventions"))
+
+
+def test_tasks_lists_the_hashes_of_the_published_files(capsys, shared):
+    rows = {row["name"]: row["files"] for row in json.loads(list_tasks(capsys, "--json"))}
+    files = {
+        "lambada": "lambada/lambada_test.jsonl",
+        "wikitext103": "wikitext-103/wiki.test.tokens",
+        "boolq": "boolq/boolq.validation.jsonl.gz",
+        "cosmosqa": "cosmosqa/valid.csv.gz",
+        "nq": "nq-open/nq_open.validation.jsonl.gz",
+    }
+    for task, name in files.items():
+        content = (shared / "data/eval" / name).read_bytes()
+        content = gzip.decompress(content) if name.endswith(".gz") else content
+        assert [file["sha256"] for file in rows[task]] == [hashlib.sha256(content).hexdigest()]
+    assert rows["piqa"] == []
+    assert "any: no hash of a published file is known" in list_tasks(capsys)
+
+
+def test_help_of_a_preset_needs_neither_torch_nor_numpy():
+    code = (
+        "import sys; from mega_eval.cli import cli; cli(['mmlu', '--help'], standalone_mode=False);"
+        "cli(['tasks'], standalone_mode=False);"
+        "print([name for name in ('torch', 'numpy', 'yaml', 'tokenizers') if name in sys.modules])"
+    )
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert process.stdout.rstrip().endswith("[]")

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from mega_eval.presets.answer_prompts import NQ_PROMPT
 from mega_eval.presets.choice_presets import CHOICE_PRESETS
 from mega_eval.records import list_record_files, read_records
+from mega_eval.tasks.answer_items import build_answer_items
 from mega_eval.tasks.choice_items import build_items
 from mega_eval.tasks.fewshot import FewShot
 from tests.evaluation.choice_rows import ROWS, write_rows
@@ -89,6 +91,31 @@ def test_requests_are_those_of_the_harness(name, formulation, file, keys, count,
     ours = [(pair.context, pair.text) for item in items for pair in item.continuations]
     assert ours == [tuple(instance.args) for instance in task.instances]
     assert len(ours) >= 2 * len(NUMBERS)
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_prompts_of_nq_are_those_of_the_harness(count, load_harness_task, tmp_path):
+    questions, examples = (
+        write_rows(
+            tmp_path / f"{name}.jsonl",
+            [
+                {"question": f"who is {name} {n}", "answer": [f"{name} {n}", "x"][: 1 + n % 2]}
+                for n in numbers
+            ],
+        )
+        for name, numbers in (("q", NUMBERS), ("e", range(7)))
+    )
+    task = load_harness_task("nq_open/nq_open.yaml", questions, examples, num_fewshot=count)
+    task.set_fewshot_seed(1234)
+    task.build_all_requests(rank=0, world_size=1)
+    items = build_answer_items(
+        read_records([questions]),
+        NQ_PROMPT,
+        FewShot(count=count, sampler="random"),
+        read_records([examples]),
+    )
+    assert [item.prompt for item in items] == [instance.args[0] for instance in task.instances]
+    assert set(task.instances[0].args[1]["until"]) == set(NQ_PROMPT.stop)
 
 
 def test_scores_are_those_of_the_harness(load_harness_task, tmp_path):

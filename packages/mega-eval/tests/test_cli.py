@@ -73,6 +73,7 @@ def test_a_lambada_result_says_what_is_needed_to_reproduce_it(call, run, held_ou
     assert result["options"] == {
         "convention": "strict",
         "json_key": "text",
+        "canonical_data": False,
         "limit": None,
         "micro_batch_size": None,
         "batch_invariant": False,

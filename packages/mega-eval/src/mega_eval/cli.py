@@ -10,6 +10,8 @@ from mega_eval import __version__
 from mega_eval.commands.choice_commands import COMMANDS as CHOICE_COMMANDS
 from mega_eval.commands.compare import compare
 from mega_eval.commands.contamination import contamination
+from mega_eval.commands.core_command import core
+from mega_eval.commands.generation_commands import nq, squad
 from mega_eval.commands.harness import harness
 from mega_eval.commands.lambada_command import lambada
 from mega_eval.commands.megatron11b_command import megatron11b
@@ -18,6 +20,7 @@ from mega_eval.commands.megatron_main import main as main_task
 from mega_eval.commands.perplexity_command import perplexity
 from mega_eval.commands.report import report
 from mega_eval.commands.sweep import sweep
+from mega_eval.commands.task_list import tasks
 from mega_eval.commands.word_level import ptb, wikitext2, wikitext103
 from mega_schema.app import cli_runner
 from mega_schema.errors import ConfigError
@@ -50,12 +53,16 @@ for command in (
     perplexity,
     megatron11b,
     *CHOICE_COMMANDS,
+    nq,
+    squad,
+    core,
     harness,
     main_task,
     report,
     compare,
     contamination,
     sweep,
+    tasks,
 ):
     cli.add_command(command)
 

@@ -1,23 +1,22 @@
 """Read the records of a task: JSON lines, CSV, TSV, or a folder of RACE passages or MMLU subjects.
 
-A file may be compressed with gzip; its name then ends in `.gz`. Imports no numpy, for `--help`.
+A compressed file has a name that ends in `.gz` or `.zst`. Imports no numpy, for `--help`.
 """
 
 from __future__ import annotations
 
 import csv
-import gzip
 import io
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import orjson
 
+from mega_eval.compressed_file import SUFFIXES, open_file
 from mega_schema.errors import FormatError
 
-# name of the file without .gz -> how its lines are read
+# name of the file, uncompressed -> how its lines are read
 _JSON_LINES = (".jsonl", ".json", ".ndjson")
 _CSV = ".csv"
 _TSV = ".tsv"
@@ -83,6 +82,19 @@ class TaskRecord:
             )
         return [str(item) for item in value]
 
+    def read_objects(self, key: str) -> list[TaskRecord]:
+        """Return the list of objects under `key` as records.
+
+        Raises:
+            FormatError: there is none.
+        """
+        value = self.value(key)
+        if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+            raise FormatError(
+                f"{self.where} {key}", "not a list of objects", found=_describe(value), wanted="[{...}, ...]"
+            )
+        return [TaskRecord(f"{self.where} {key} {number}", item) for number, item in enumerate(value, 1)]
+
     def read_object(self, key: str) -> TaskRecord:
         """Return the object under `key` as a record.
 
@@ -142,7 +154,7 @@ def read_records(files: Sequence[Path], columns: Sequence[str] = ()) -> list[Tas
 
 
 def read_text_of(path: Path) -> str:
-    """Read a UTF-8 file, uncompressed if its name ends in .gz.
+    """Read a UTF-8 file, uncompressed if its name ends in .gz or .zst.
 
     Raises:
         FormatError: it is damaged or not UTF-8.
@@ -157,18 +169,14 @@ def read_text_of(path: Path) -> str:
 
 
 def read_bytes_of(path: Path) -> bytes:
-    """Read a file, uncompressed if its name ends in .gz.
+    """Read a file, uncompressed if its name ends in .gz or .zst.
 
     Raises:
         FormatError: the compressed data is damaged.
+        ConfigError: the library for .zst is not installed.
     """
-    if path.suffix != ".gz":
-        return path.read_bytes()
-    try:
-        with gzip.open(path) as file:
-            return file.read()
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise FormatError(path, "not a whole gzip file", found=str(error)) from None
+    with open_file(path) as file:
+        return file.read()
 
 
 def parse_object(line: str | bytes, where: str) -> dict[str, object]:
@@ -187,7 +195,7 @@ def parse_object(line: str | bytes, where: str) -> dict[str, object]:
 
 
 def _read_file(path: Path, columns: Sequence[str]) -> Iterator[TaskRecord]:
-    suffix = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
+    suffix = path.with_suffix("").suffix if path.suffix in SUFFIXES else path.suffix
     if suffix == ".txt":  # a RACE passage: the whole file is one object
         yield TaskRecord(
             f"{path}", parse_object(read_text_of(path), f"{path}"), f"{path.parent.name}/{path.name}"

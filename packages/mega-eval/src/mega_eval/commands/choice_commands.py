@@ -119,7 +119,6 @@ def run_choice(
     **keywords: Any,
 ) -> None:
     """Evaluate a preset on a file."""
-    from mega_eval.canonical_files import is_canonical
     from mega_eval.commands.evaluate import run_task
     from mega_eval.records import list_record_files, read_records
     from mega_eval.tasks.choice import evaluate
@@ -144,7 +143,6 @@ def run_choice(
         limit=options.limit,
     )
     task, convention = check_name(name or preset.name), formulation + fewshot.suffix
-    canonical = is_canonical(preset.name, files)
     run_task(
         lambda model: evaluate(
             model,
@@ -160,15 +158,13 @@ def run_choice(
         {
             "formulation": formulation,
             "prompts_of": preset.sources[formulation],
-            "canonical_data": canonical,
             **describe_fewshot(fewshot),
             **(settings or {}),
         },
         options,
         is_whole=options.limit is None or options.limit >= len(records),
+        published_as=preset.name,
     )
-    if canonical is False:
-        click.echo(f"data: not the published file of {preset.name}; mega-eval tasks lists its sha256")
 
 
 def check_name(name: str) -> str:

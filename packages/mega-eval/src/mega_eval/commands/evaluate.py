@@ -15,6 +15,7 @@ import click
 import torch
 
 from mega_eval import __version__, result
+from mega_eval.canonical_files import is_canonical
 from mega_eval.commands.model_source import open_cache, open_model
 from mega_eval.commands.task_options import TaskOptions
 from mega_eval.models.answer_cache import hash_model
@@ -40,6 +41,7 @@ def run_task(
     options: TaskOptions,
     *,
     is_whole: bool = True,
+    published_as: str | None = None,
 ) -> TaskResult:
     """Evaluate a model, print and write its result, and return it.
 
@@ -49,11 +51,13 @@ def run_task(
         files: input files of the task; their hashes stand in the result.
         settings: the task's options that change the numbers.
         is_whole: whether the task evaluates all of its files.
+        published_as: the task of `canonical_files` whose data the first file may be; None: `name`.
     """
     inputs = [*files, *([] if options.load is None else [options.load])]
     if options.output is not None:
         result.check_writable(options.output, inputs, overwrite=options.overwrite)
     fingerprints = result.fingerprint_files(files)
+    canonical = is_canonical(published_as or name, files[:1])
     cache_folder = choose_cache_folder(options, f"{name}-{convention}")
     with closing(open_session(options, cache_folder)) as model:
         output = options.output or result.default_output(name, convention, model.identity)
@@ -69,6 +73,7 @@ def run_task(
             data=fingerprints,
             options={
                 **settings,
+                "canonical_data": canonical,
                 "limit": options.limit,
                 "micro_batch_size": options.micro_batch_size,
                 "batch_invariant": options.batch_invariant,
@@ -90,6 +95,9 @@ def run_task(
         click.echo(f"{model.cached_requests:,} answers are of earlier runs, and seconds counts their time")
     if not is_whole:
         click.echo("not publishable: --limit left examples out")
+    if canonical is False:
+        task_name = published_as or name
+        click.echo(f"data: not the published file of {task_name}; mega-eval tasks lists its sha256")
     page = f" and {report_path(output)}" if options.report else ""
     click.echo(f"written to {output}{page}")
     return task_result

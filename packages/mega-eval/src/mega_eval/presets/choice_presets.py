@@ -131,10 +131,7 @@ def _read_arc(record: TaskRecord) -> tuple[str, list[str], int]:
     """Return question, choices and answer; original files have the choices inside `question`."""
     if isinstance(record.value("question"), dict):
         inner = record.read_object("question")
-        entries = inner.value("choices")
-        if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-            raise FormatError(f"{inner.where} choices", "not a list of objects")
-        rows = [TaskRecord(f"{inner.where} choices", entry) for entry in entries]
+        rows = inner.read_objects("choices")
         question, texts, labels = (
             inner.text("stem"),
             [row.text("text") for row in rows],

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from fastapi import FastAPI
 
 import mega_serve
@@ -25,6 +26,7 @@ from mega_serve.api.context import ApiContext
 from mega_serve.commands.serve import serve
 from mega_serve.commands.server_options import LIMIT_FLAGS
 from mega_serve.execution import rank_sockets
+from mega_serve.execution.token_scores import score_tokens
 from mega_serve.execution.weight_loading import load_weights
 from mega_serve.http.app import create_app
 from mega_serve.http.config import ServerConfig
@@ -192,6 +194,20 @@ def test_an_unbounded_integer_of_megatron_does_not_make_the_server_fail(app: Fas
         if name == "stop_token":
             body["beam_width"] = 2
         assert send(app, "PUT", "/api", json=body).status_code in (200, 400), value
+
+
+def test_scores_of_the_longest_prompt_take_bounded_memory() -> None:
+    rows: list[int] = []
+
+    def compute_logits(x_RD: torch.Tensor) -> torch.Tensor:
+        rows.append(len(x_RD))
+        return torch.zeros(len(x_RD), 50_304)
+
+    tokens = [7] * 1000
+    scores = score_tokens(compute_logits, torch.zeros(len(tokens), 4), tokens, 20, 50_304)
+    assert len(scores) == len(tokens)
+    # logits and log-probabilities, float32
+    assert max(rows) * 50_304 * 4 * 2 <= 64 << 20
 
 
 @pytest.mark.parametrize(

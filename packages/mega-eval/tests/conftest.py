@@ -80,7 +80,13 @@ VOCAB = 41
 
 
 def write_checkpoint(
-    run: Path, *, iteration: int = 10, tokenizer: bool = True, vocab: int = VOCAB, seed: int = 1
+    run: Path,
+    *,
+    iteration: int = 10,
+    tokenizer: bool = True,
+    vocab: int = VOCAB,
+    seed: int = 1,
+    layers: int = 1,
 ) -> Path:
     """Write a tiny model with random weights, and a tokenizer whose texts are the ids themselves."""
     from mega_model.init import initial_values
@@ -91,7 +97,7 @@ def write_checkpoint(
     from mega_schema.spec import gpt
     from mega_schema.tokenizer.tokenizer import open_tokenizer
 
-    spec = gpt(layers=1, hidden=16, heads=2, vocab=vocab, max_seq_len=16, init_std=0.3)
+    spec = gpt(layers=layers, hidden=16, heads=2, vocab=vocab, max_seq_len=16, init_std=0.3)
     rows = [row for row in table(spec) if row.tied_to is None]
     values = initial_values(rows, seed=seed)
     files = run.parent / f"{run.name}-tokenizer"

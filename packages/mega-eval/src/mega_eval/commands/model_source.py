@@ -13,7 +13,9 @@ from mega_eval.models.answer_cache import AnswerCache, hash_window
 from mega_eval.models.decoder_model import open_checkpoint
 from mega_eval.models.endpoint_client import EndpointClient
 from mega_eval.models.interface import RequestModel
+from mega_eval.models.rank_setup import RankSettings
 from mega_eval.models.server_model import NOISE_LIMIT, ServerModel
+from mega_model.distributed.mesh import World
 from mega_schema.checkpoint.checkpoint_tokenizer import open_checkpoint_tokenizer
 from mega_schema.checkpoint.reader import Checkpoint
 from mega_schema.errors import ConfigError
@@ -34,6 +36,11 @@ def open_model(options: TaskOptions) -> RequestModel:
         return _open_server(options.url, options)
     _refuse_server_options(options)
     assert options.load is not None
+    settings = choose_ranks(options)
+    if settings.layout.world > 1:
+        from mega_eval.models.rank_opening import open_ranks
+
+        return open_ranks(settings, options.world)
     return open_checkpoint(
         options.load,
         dtype=options.dtype,
@@ -41,6 +48,44 @@ def open_model(options: TaskOptions) -> RequestModel:
         batch_size=options.micro_batch_size,
         batch_invariant=options.batch_invariant,
     )
+
+
+def choose_ranks(options: TaskOptions) -> RankSettings:
+    """Return the settings of the ranks; under torchrun, dp takes the processes that are left.
+
+    Raises:
+        ConfigError: torchrun started another number of processes.
+    """
+    assert options.load is not None
+    copy = options.tp * options.pp
+    started = copy if options.world is None else options.world.size
+    dp = options.dp or max(1, started // copy)
+    if options.world is not None and copy * dp != started:
+        raise ConfigError(
+            "--tp, --pp, --dp",
+            "need as many processes as torchrun starts",
+            found=f"{options.tp} x {options.pp} x {dp} for {started} processes",
+            hint=f"torchrun --nproc-per-node {copy * dp}",
+        )
+    return RankSettings(
+        load=str(options.load),
+        dtype=options.dtype,
+        device=options.device,
+        batch_size=options.micro_batch_size,
+        batch_invariant=options.batch_invariant,
+        tp=options.tp,
+        pp=options.pp,
+        dp=dp,
+    )
+
+
+def run_other_rank(options: TaskOptions, world: World) -> None:
+    """Be a rank of torchrun that is not rank 0."""
+    from mega_eval.models.rank_processes import run_worker
+
+    if options.load is None:
+        raise ConfigError("--load", "missing", hint="--load RUN: torchrun starts ranks of a checkpoint")
+    run_worker(world, choose_ranks(options), "env://")
 
 
 def open_cache(model: RequestModel, folder: Path, key: str, *, is_temporary: bool) -> AnswerCache:
@@ -83,8 +128,14 @@ def _refuse_server_options(options: TaskOptions) -> None:
 
 
 def _open_server(url: str, options: TaskOptions) -> ServerModel:
-    if options.dtype != "auto" or options.batch_invariant:
-        flag = "--dtype" if options.dtype != "auto" else "--batch-invariant"
+    choices = {
+        "--dtype": options.dtype != "auto",
+        "--batch-invariant": options.batch_invariant,
+        "--tp": options.tp > 1,
+        "--pp": options.pp > 1,
+        "--dp": (options.dp or 1) > 1,
+    }
+    for flag in (name for name, is_given in choices.items() if is_given):
         raise ConfigError(flag, "is the server's choice, not that of --url", hint=f"leave {flag} out")
     key = None
     if options.api_key_env is not None:

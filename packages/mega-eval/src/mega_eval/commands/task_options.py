@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import functools
+import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from mega_schema.app.output_option import OUTPUT_FILE, OUTPUT_FOLDER
+
+if TYPE_CHECKING:
+    from mega_model.distributed.mesh import World
 
 PATH = click.Path(path_type=Path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskOptions:
-    """The values of the options that every task has, by the names of their flags."""
+    """The values of the options that every task has, by the names of their flags.
+
+    Attributes:
+        world: this process among those that torchrun started; None without torchrun.
+    """
 
     load: Path | None
     url: str | None
@@ -35,6 +45,10 @@ class TaskOptions:
     max_model_len: int | None
     concurrency: int
     allow_noise: bool
+    tp: int
+    pp: int
+    dp: int | None
+    world: World | None = None
 
 
 _OPTIONS = (
@@ -76,6 +90,25 @@ _OPTIONS = (
         help="cpu, cuda or cuda:N; auto is the first GPU, or the CPU.",
     ),
     click.option(
+        "--tp",
+        type=click.IntRange(min=1),
+        default=1,
+        show_default=True,
+        help="Processes that share every layer of the model.",
+    ),
+    click.option(
+        "--pp",
+        type=click.IntRange(min=1),
+        default=1,
+        show_default=True,
+        help="Processes that share the layers of the model, in stages.",
+    ),
+    click.option(
+        "--dp",
+        type=click.IntRange(min=1),
+        help="Copies of the model that share the examples.  [default: 1; under torchrun, as many as fit]",
+    ),
+    click.option(
         "--cache",
         type=OUTPUT_FOLDER,
         help="Keep the model's answers in this folder, for this and other runs.  [default: .mega-eval-cache "
@@ -114,7 +147,25 @@ _OPTIONS = (
 
 
 def task_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Add the options of every task; the command gets them as the keywords of `TaskOptions`."""
+    """Add the options of every task; the command gets them as the keywords of `TaskOptions`.
+
+    Under torchrun only rank 0 runs the command. The other ranks compute what it asks for.
+    """
+
+    @functools.wraps(function)
+    def run(**keywords: Any) -> None:
+        if "WORLD_SIZE" in os.environ:
+            from mega_eval.commands.model_source import run_other_rank
+            from mega_model.distributed.mesh import World
+
+            keywords["world"] = world = World.from_env()
+            if world.rank:
+                names = [field.name for field in fields(TaskOptions)]
+                run_other_rank(TaskOptions(**{name: keywords[name] for name in names}), world)
+                return
+        function(**keywords)
+
+    command: Callable[..., None] = run
     for option in reversed(_OPTIONS):
-        function = option(function)
-    return function
+        command = option(command)
+    return command

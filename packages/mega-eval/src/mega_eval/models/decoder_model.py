@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,8 +19,10 @@ from mega_model.build import load_model
 from mega_model.decoder import Decoder
 from mega_model.devices import resolve_device
 from mega_model.generate import StopCriteria, generate
+from mega_schema.arch import table
 from mega_schema.checkpoint.checkpoint_tokenizer import open_checkpoint_tokenizer
 from mega_schema.checkpoint.reader import MODEL, Checkpoint
+from mega_schema.parallel_layout import WHOLE, Layout
 from mega_schema.spec import require_decoder
 from mega_schema.tokenizer.tokenizer import Tokenizer
 
@@ -92,7 +95,7 @@ def open_checkpoint(
     require_decoder(checkpoint.spec, checkpoint.folder)
     tokenizer = open_checkpoint_tokenizer(checkpoint)
     on = resolve_device(device, where="--device")
-    model_dtype = _choose_dtype(checkpoint, dtype)
+    model_dtype = choose_dtype(checkpoint, dtype)
     kernels = choose_decoder_kernels(on, model_dtype, batch_invariant=batch_invariant)
     with ThreadPoolExecutor(1, "load compiler") as thread:
         compiler = thread.submit(load_compiler, kernels)  # while the weights are read
@@ -100,19 +103,34 @@ def open_checkpoint(
             checkpoint.spec, checkpoint.model_slab, dtype=model_dtype, device=on, kernels=kernels
         )
         compiler.result()
-    identity = ModelIdentity(
+    identity = identify_checkpoint(checkpoint, tokenizer, dtype=model_dtype, device=str(on))
+    return DecoderModel(decoder, tokenizer, identity, ModelScorer(decoder, batch_size=batch_size))
+
+
+def identify_checkpoint(
+    checkpoint: Checkpoint,
+    tokenizer: Tokenizer,
+    *,
+    dtype: torch.dtype,
+    device: str,
+    layout: Layout = WHOLE,
+) -> ModelIdentity:
+    """Return the identity of a checkpoint that is evaluated in this way."""
+    rows = [row for row in table(checkpoint.spec) if row.tied_to is None]
+    return ModelIdentity(
         source=str(checkpoint.folder.resolve()),
         sha256=hash_weights(checkpoint),
         tokenizer_sha256=tokenizer.identity.sha256,
         iteration=checkpoint.iteration,
-        dtype=str(model_dtype).removeprefix("torch."),
-        device=str(on),
-        parameters=sum(weight.numel() for weight in decoder.parameters()),
+        dtype=str(dtype).removeprefix("torch."),
+        device=device,
+        layout={"tp": layout.tp, "pp": layout.pp, "dp": layout.dp},
+        parameters=sum(math.prod(row.shape) for row in rows),
     )
-    return DecoderModel(decoder, tokenizer, identity, ModelScorer(decoder, batch_size=batch_size))
 
 
-def _choose_dtype(checkpoint: Checkpoint, name: str) -> torch.dtype:
+def choose_dtype(checkpoint: Checkpoint, name: str) -> torch.dtype:
+    """Return the dtype of this name; "auto" is bfloat16 if all weights are stored in it, else float32."""
     if name != "auto":
         return torch.bfloat16 if name == "bfloat16" else torch.float32
     stored = {tensor.dtype for tensor in checkpoint.tensors[MODEL].values()}

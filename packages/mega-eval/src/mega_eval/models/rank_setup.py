@@ -1,0 +1,106 @@
+"""Load one rank's part of a checkpoint, and join the other ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from mega_eval.models.decoder_kernels import choose_decoder_kernels
+from mega_eval.models.decoder_model import choose_dtype
+from mega_eval.models.rank_model import RankEngine, open_command_group
+from mega_eval.models.rank_scorer import RankScorer
+from mega_model.build import build_model, fill_weights
+from mega_model.devices import resolve_device
+from mega_model.distributed.mesh import Mesh, World
+from mega_model.runtime import Runtime
+from mega_schema.arch import table
+from mega_schema.checkpoint.checkpoint_tokenizer import open_checkpoint_tokenizer
+from mega_schema.checkpoint.reader import Checkpoint
+from mega_schema.errors import ConfigError, LayoutError
+from mega_schema.parallel_layout import Layout
+
+_MINUTES = 60.0  # for the slowest rank to load its weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSettings:
+    """What every rank is started with; the fields are those of `open_checkpoint`."""
+
+    load: str
+    dtype: str
+    device: str
+    batch_size: int | None
+    tp: int
+    pp: int
+    dp: int
+    batch_invariant: bool = False
+
+    @property
+    def layout(self) -> Layout:
+        """The parallel layout."""
+        return Layout(tp=self.tp, pp=self.pp, dp=self.dp)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Build the settings from their fields."""
+        return cls(**values)
+
+
+def check_layout(checkpoint: Checkpoint, settings: RankSettings) -> None:
+    """Check before other processes start that the model can be split.
+
+    Raises:
+        MegaError: it cannot, or the machine has too few GPUs, or bits would depend on the layout.
+    """
+    if settings.batch_invariant and settings.tp > 1:
+        hint = "--pp or --dp instead of --tp"
+        raise ConfigError("--batch-invariant", "sums of tensor parallel ranks have other bits", hint=hint)
+    for row in table(checkpoint.spec):
+        try:
+            row.local_shape(settings.tp)
+        except LayoutError as error:
+            raise LayoutError(
+                "--tp", f"does not divide {error.where}", found=settings.tp, hint="--tp 1"
+            ) from None
+    if settings.pp > checkpoint.spec.layers:
+        found = f"{settings.pp} stages for {checkpoint.spec.layers} layers"
+        raise LayoutError(
+            "--pp", "a stage would have no layer", found=found, hint=f"--pp {checkpoint.spec.layers}"
+        )
+    gpus = torch.cuda.device_count()
+    if resolve_device(settings.device, where="--device").type == "cuda" and gpus < settings.layout.world:
+        raise ConfigError(
+            "--tp, --pp, --dp",
+            "need a GPU for each rank",
+            found=f"{settings.layout.world} ranks for {gpus} GPUs",
+            hint="--device cpu, or torchrun over several hosts",
+        )
+
+
+def open_engine(world: World, settings: RankSettings, init_method: str) -> RankEngine:
+    """Join the other ranks and load this rank's part of the model."""
+    checkpoint = Checkpoint.open(Path(settings.load))
+    tokenizer = open_checkpoint_tokenizer(checkpoint)
+    device = resolve_device(settings.device, where="--device").type
+    mesh = Mesh.join(settings.layout, world, device=device, init_method=init_method, timeout_minutes=_MINUTES)
+    dtype = choose_dtype(checkpoint, settings.dtype)
+    kernels = choose_decoder_kernels(mesh.device, dtype, batch_invariant=settings.batch_invariant)
+    rt = Runtime.from_mesh(mesh, checkpoint.spec, dtype=dtype, kernels=kernels)
+    decoder = build_model(rt)
+    fill_weights(decoder, checkpoint.model_slab, rt)
+    decoder.eval()
+    return RankEngine(
+        mesh,
+        RankScorer(decoder, mesh, batch_size=settings.batch_size),
+        RankScorer(decoder, mesh, vocab_size=tokenizer.identity.vocab_size),
+        tokenizer,
+        open_command_group(),
+    )

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mega_eval import metrics
+from mega_eval.metrics import Metric
 from mega_eval.models.interface import GenerationRequest, LanguageModel
 from mega_eval.task_result import Example, TaskResult
 from mega_schema.errors import ConfigError
@@ -112,34 +113,13 @@ def evaluate(
         )
         for item, text in zip(items, texts, strict=True)
     ]
-    exact, harness = (
-        [example.scores[name] == 1 for example in examples] for name in ("exact", "exact_harness")
-    )
     return TaskResult(
         task=task,
         convention=convention,
-        metrics={
-            "exact_match": metrics.proportion(
-                exact,
-                "questions whose answer equals an accepted one after SQuAD's normalization",
-                example_score="exact",
-            ),
-            "f1": metrics.mean(
-                [example.scores["f1"] for example in examples],
-                "mean over questions of the word F1 with the best accepted answer, SQuAD's normalization",
-                higher_is_better=True,
-                example_score="f1",
-            ),
-            "exact_match_harness": metrics.proportion(
-                harness,
-                "questions whose answer equals an accepted one after the normalization of "
-                "lm-evaluation-harness' nq_open",
-                example_score="exact_harness",
-            ),
-        },
+        metrics=measure_answers(examples),
         counts={
             "questions": len(items),
-            "exact_matches": sum(exact),
+            "exact_matches": sum(example.scores["exact"] == 1 for example in examples),
             "empty_answers": sum(not example.prediction for example in examples),
             "prompts_cut": sum(len(prompt) > room for prompt in prompts),
             **(counts or {}),
@@ -147,3 +127,26 @@ def evaluate(
         examples=examples,
         tokens_read=sum(min(len(prompt), room) for prompt in prompts),
     )
+
+
+def measure_answers(examples: Sequence[Example]) -> dict[str, Metric]:
+    """Return the metrics of scored answers."""
+    return {
+        "exact_match": metrics.proportion(
+            [example.scores["exact"] == 1 for example in examples],
+            "questions whose answer equals an accepted one after SQuAD's normalization",
+            example_score="exact",
+        ),
+        "f1": metrics.mean(
+            [example.scores["f1"] for example in examples],
+            "mean over questions of the word F1 with the best accepted answer, SQuAD's normalization",
+            higher_is_better=True,
+            example_score="f1",
+        ),
+        "exact_match_harness": metrics.proportion(
+            [example.scores["exact_harness"] == 1 for example in examples],
+            "questions whose answer equals an accepted one after the normalization of "
+            "lm-evaluation-harness' nq_open",
+            example_score="exact_harness",
+        ),
+    }

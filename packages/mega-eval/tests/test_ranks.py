@@ -143,7 +143,10 @@ def test_the_command_starts_its_own_ranks(words, tmp_path, capsys):
     [
         (["--tp=3"], "--tp: does not divide"),
         (["--pp=4"], "--pp: a stage would have no layer: found 4 stages for 3 layers; hint: --pp 3"),
-        (["--tp=2", "--batch-invariant"], "--batch-invariant: sums of tensor parallel ranks have other bits"),
+        (
+            ["--tp=2", "--batch-invariant"],
+            "--batch-invariant: sums over tensor-parallel ranks change the bits",
+        ),
     ],
 )
 def test_a_layout_that_the_model_does_not_have_is_one_line(words, tmp_path, capsys, flags, message):

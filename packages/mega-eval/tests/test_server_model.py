@@ -372,7 +372,7 @@ def test_a_key_is_read_from_the_environment(call, endpoint, monkeypatch):
 
 def test_options_that_contradict_the_source_are_one_line(call, run):
     assert "--load: contradicts --url; hint: --load RUN, or --url" in call(f"--load={run}")[2]
-    assert "--dtype: is the server's choice" in call("--dtype=float32")[2]
+    assert "--dtype: is set by the server" in call("--dtype=float32")[2]
 
 
 def test_a_command_without_a_source_is_one_line(run, tmp_path, capsys):

@@ -50,7 +50,7 @@ def split_metrics(result: EvaluationResult, is_dirty: Mapping[str, bool]) -> dic
             result.path,
             "its examples are not those of the file",
             found=unknown,
-            wanted=f"ids as {next(iter(is_dirty), 'none')}",
+            wanted=f"ids such as {next(iter(is_dirty), 'none')}",
         )
     mask = np.array([is_dirty[name] for name in ids], np.bool_)
     if mask.all() or not mask.any():

@@ -109,7 +109,7 @@ def read_value(flags: Mapping[str, Sequence[str]], name: str) -> str | None:
     if name not in flags:
         return None
     if len(flags[name]) != 1:
-        raise ConfigError(name, "has not one value", found=" ".join(flags[name]) or "none", wanted="one")
+        raise ConfigError(name, "needs one value", found=" ".join(flags[name]) or "none", wanted="one")
     return flags[name][0]
 
 

@@ -233,7 +233,7 @@ def _read_table(path: Path, suffix: str, columns: Sequence[str]) -> Iterator[Tas
             if len(row) != len(header):
                 raise FormatError(
                     f"{path}:{start}",
-                    "another number of columns",
+                    "wrong number of columns",
                     found=len(row),
                     wanted=f"{len(header)} ({', '.join(header)})",
                 )

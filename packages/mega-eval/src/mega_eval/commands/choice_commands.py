@@ -45,7 +45,7 @@ def build_command(preset: ChoicePreset) -> click.Command:
 
 @click.command("choice")
 @task_options
-@click.option("--data", required=True, type=PATH, help="JSON lines, CSV or TSV, also with .gz at the end.")
+@click.option("--data", required=True, type=PATH, help="JSON lines, CSV or TSV, also .gz.")
 @click.option(
     "--prompt",
     default="Question: {question}\nAnswer:",
@@ -91,7 +91,7 @@ def choice(
     name: str | None,
     **keywords: Any,
 ) -> None:
-    """Multiple choice from a file of your own: which choice is the most probable?"""
+    """Multiple choice from a file of your own: the model picks the most probable choice."""
     own = OwnChoices(prompt.replace("\\n", "\n"), choices_key, answer_key, first_answer, tag_key)
     settings = {
         "prompt": own.prompt,

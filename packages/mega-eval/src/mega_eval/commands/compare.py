@@ -33,13 +33,13 @@ KEYS = ("format", "results", "comparisons", "notes", "resamples", "seed", "fdr")
     show_default=True,
     help="Draws of the bootstrap.",
 )
-@click.option("--seed", type=int, default=1234, show_default=True, help="Of the bootstrap.")
+@click.option("--seed", type=int, default=1234, show_default=True, help="Seed of the bootstrap.")
 @click.option(
     "--fdr",
     type=click.FloatRange(0, 1, min_open=True, max_open=True),
     default=0.05,
     show_default=True,
-    help="False discovery rate: a difference with a q-value below it gets a verdict.",
+    help="False discovery rate: a difference whose q is below it is called better or worse.",
 )
 @click.option("--output", type=OUTPUT_FILE, help="Also write the comparisons as JSON.")
 @click.option("--plot", type=OUTPUT_FILE, help="Also draw the differences as a PNG; needs matplotlib.")

@@ -17,9 +17,14 @@ _PATH = click.Path(path_type=Path)
 
 @click.command()
 @click.option(
-    "--train", "trains", required=True, multiple=True, type=_PATH, help="Prefix of a dataset; repeatable."
+    "--train",
+    "trains",
+    required=True,
+    multiple=True,
+    type=_PATH,
+    help="Prefix of a training set; repeatable.",
 )
-@click.option("--task", help="File of the task; or its name, with the file in --data.")
+@click.option("--task", help="File of the task; with --data, its name.")
 @click.option("--data", type=_PATH, help="File of the task: JSON lines, CSV, TSV, or lines of text.")
 @click.option(
     "--key",
@@ -27,7 +32,9 @@ _PATH = click.Path(path_type=Path)
     multiple=True,
     help="Key of a text to search for; repeatable.  [default: all strings of a record]",
 )
-@click.option("--ngram", type=click.IntRange(min=2), default=13, show_default=True, help="Length in units.")
+@click.option(
+    "--ngram", type=click.IntRange(min=2), default=13, show_default=True, help="Words or tokens of an n-gram."
+)
 @click.option(
     "--unit",
     type=click.Choice(["word", "token"]),

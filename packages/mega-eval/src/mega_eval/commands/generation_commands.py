@@ -21,7 +21,7 @@ _MAX_TOKENS = click.option(
     type=click.IntRange(min=1),
     default=32,
     show_default=True,
-    help="Most tokens of an answer.",
+    help="Most tokens in an answer.",
 )
 _NAME = click.option("--name", help="Name of the task in the result.  [default: the command's]")
 
@@ -49,9 +49,7 @@ def nq(data: Path, fewshot_data: Path | None, **keywords: Any) -> None:
 
 @click.command()
 @task_options
-@click.option(
-    "--data", required=True, type=PATH, help="JSON in the layout of SQuAD or XQuAD, or that with .gz."
-)
+@click.option("--data", required=True, type=PATH, help="JSON in the layout of SQuAD or XQuAD; also .gz.")
 @click.option(
     "--prompt",
     default=SQUAD_PROMPT.template.replace("\n", "\\n"),

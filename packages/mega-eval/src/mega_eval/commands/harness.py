@@ -28,8 +28,8 @@ MODEL_FLAGS = ("--model", "-M", "--config", "-C")
 def harness(words: tuple[str, ...], **values: object) -> None:
     """Run lm-evaluation-harness (lm-eval) on a model: all of its tasks, with all of its options.
 
-    Its words follow --, for example: mega-eval harness --load RUN -- run --tasks lambada_openai. Nothing is
-    downloaded unless HF_HUB_OFFLINE=0 is in the environment.
+    Its command line follows --, for example: mega-eval harness --load RUN -- run --tasks lambada_openai.
+    Nothing is downloaded unless HF_HUB_OFFLINE=0 is in the environment.
     """
     if not words:
         raise ConfigError(

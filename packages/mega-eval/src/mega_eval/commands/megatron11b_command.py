@@ -25,7 +25,7 @@ def _print_renormalized(context: click.Context, parameter: click.Parameter, perp
 
 @click.command()
 @task_options
-@data_files("Word-level file, as wiki.test.raw or wiki.test.tokens; also .gz and .zst.")
+@data_files("Word-level file, such as wiki.test.raw or wiki.test.tokens; also .gz and .zst.")
 @click.option(
     "--context-window",
     type=click.IntRange(min=1),
@@ -40,7 +40,7 @@ def _print_renormalized(context: click.Context, parameter: click.Parameter, perp
     is_eager=True,
     expose_value=False,
     callback=_print_renormalized,
-    help="Print the perplexity per word of a figure of fairseq-eval-lm on WikiText-103's test set, and exit.",
+    help="Convert a perplexity of fairseq-eval-lm on WikiText-103's test set to one per word, and exit.",
 )
 def megatron11b(
     paths: tuple[Path, ...], data: tuple[Path, ...], context_window: int, **keywords: Any

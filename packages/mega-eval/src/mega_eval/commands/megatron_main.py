@@ -137,7 +137,7 @@ def _check_tokenizer(flags: Flags, tokenizer: Tokenizer, data: Path) -> None:
     if tokenizer_type != "NullTokenizer" and flags_tokenizer.encode(probe) != tokenizer.encode(probe):
         raise ConfigError(
             "--tokenizer-type",
-            "not the tokenizer of the checkpoint: it encodes the data otherwise",
+            "not the tokenizer of the checkpoint: it encodes the data differently",
             found=tokenizer_type,
             hint="leave it and its files out: the checkpoint has its tokenizer",
         )

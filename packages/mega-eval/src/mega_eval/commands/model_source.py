@@ -136,7 +136,7 @@ def _open_server(url: str, options: TaskOptions) -> ServerModel:
         "--dp": (options.dp or 1) > 1,
     }
     for flag in (name for name, is_given in choices.items() if is_given):
-        raise ConfigError(flag, "is the server's choice, not that of --url", hint=f"leave {flag} out")
+        raise ConfigError(flag, "is set by the server, not by mega-eval", hint=f"leave {flag} out")
     key = None
     if options.api_key_env is not None:
         key = os.environ.get(options.api_key_env)

@@ -36,7 +36,7 @@ _CHART = "sweep.png"
     type=click.FloatRange(min=0, min_open=True),
     default=10.0,
     show_default=True,
-    help="Seconds between two looks at the run.",
+    help="Seconds between two searches for new checkpoints.",
 )
 @click.option("--no-plot", is_flag=True, help="Draw no chart, which needs matplotlib.")
 @click.pass_context

@@ -46,7 +46,7 @@ def list_tasks() -> list[TaskDescription]:
         (
             "megatron11b",
             "renormalized_perplexity, perplexity, loss",
-            "tokenized text, as wiki.test.tokens",
+            "word-level text, such as wiki.test.tokens",
             "fairseq's examples/megatron_11b",
         ),
         (
@@ -59,7 +59,7 @@ def list_tasks() -> list[TaskDescription]:
             (
                 corpus,
                 "adjusted_perplexity, perplexity, byte_perplexity, bits_per_byte, loss",
-                "tokenized text, as wiki.test.tokens",
+                "word-level text, such as wiki.test.tokens",
                 "Megatron-LM (overlapping); lm-evaluation-harness 0.4.13 wikitext (lm-eval)",
             )
             for corpus in ("wikitext103", "wikitext2", "ptb")

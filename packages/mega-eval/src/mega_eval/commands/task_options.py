@@ -64,24 +64,24 @@ _OPTIONS = (
     click.option(
         "--limit",
         type=click.IntRange(min=1),
-        help="Evaluate the first N examples only; the result is marked as not publishable.",
+        help="Evaluate only the first examples, as many as this; the result is marked as not publishable.",
     ),
     click.option(
         "--dtype",
         type=click.Choice(["auto", "float32", "bfloat16"]),
         default="auto",
         show_default=True,
-        help="Of weights and activations; auto is that of the checkpoint's weights.",
+        help="Dtype of weights and activations; auto is that of the stored weights.",
     ),
     click.option(
         "--micro-batch-size",
         type=click.IntRange(min=1),
-        help="Windows in one forward pass, at most.  [default: as many as fit in memory]",
+        help="Most windows in one forward pass.  [default: as many as fit in memory]",
     ),
     click.option(
         "--batch-invariant",
         is_flag=True,
-        help="Compute scores bit for bit as a training forward pass does, in any batch. CPU only, slower.",
+        help="Give ln P the bits of a training forward pass, in any batch. Slower; needs a CPU and numba.",
     ),
     click.option(
         "--device",
@@ -94,14 +94,14 @@ _OPTIONS = (
         type=click.IntRange(min=1),
         default=1,
         show_default=True,
-        help="Processes that share every layer of the model.",
+        help="Tensor-parallel processes that share every layer of the model.",
     ),
     click.option(
         "--pp",
         type=click.IntRange(min=1),
         default=1,
         show_default=True,
-        help="Processes that share the layers of the model, in stages.",
+        help="Pipeline stages: processes that each hold some layers of the model.",
     ),
     click.option(
         "--dp",
@@ -136,12 +136,12 @@ _OPTIONS = (
         type=click.IntRange(min=1),
         default=8,
         show_default=True,
-        help="With --url: requests at a time.",
+        help="With --url: number of requests at a time.",
     ),
     click.option(
         "--allow-noise",
         is_flag=True,
-        help="With --url: accept ln P that changes by more than 0.001 with other requests.",
+        help="With --url: accept a server whose ln P changes by more than 0.001 with its other requests.",
     ),
 )
 

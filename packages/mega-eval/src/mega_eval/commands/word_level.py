@@ -38,7 +38,7 @@ class CorpusOptions:
 def _corpus_options(detokenizer: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Add the options of a corpus; `detokenizer` is its default."""
     options = (
-        data_files("Tokenized file, as wiki.test.tokens; also .gz and .zst."),
+        data_files("Word-level file, such as wiki.test.tokens; also .gz and .zst."),
         click.option(
             "--convention",
             type=click.Choice([OVERLAPPING, LM_EVAL]),

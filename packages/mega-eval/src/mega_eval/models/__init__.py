@@ -1,1 +1,1 @@
-"""Models that are evaluated: a checkpoint, a Hugging Face folder, or a server."""
+"""Models that are evaluated: a checkpoint in one process or over ranks, or a server."""

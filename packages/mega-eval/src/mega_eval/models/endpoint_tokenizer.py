@@ -89,7 +89,9 @@ class EndpointTokenizer:
 
     def save(self, folder: Path) -> None:
         """Refuse: only the server has the files."""
-        raise ConfigError("--tokenizer", f"{self._client.url} keeps its tokenizer's files", hint=_HINT)
+        raise ConfigError(
+            "--tokenizer", f"{self._client.url} does not give out the files of its tokenizer", hint=_HINT
+        )
 
     def _field(self, path: str, answer: object, name: str, kind: type[Output]) -> Output:
         value = answer.get(name) if isinstance(answer, dict) else None

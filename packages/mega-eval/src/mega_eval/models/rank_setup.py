@@ -62,7 +62,7 @@ def check_layout(checkpoint: Checkpoint, settings: RankSettings) -> None:
     """
     if settings.batch_invariant and settings.tp > 1:
         hint = "--pp or --dp instead of --tp"
-        raise ConfigError("--batch-invariant", "sums of tensor parallel ranks have other bits", hint=hint)
+        raise ConfigError("--batch-invariant", "sums over tensor-parallel ranks change the bits", hint=hint)
     for row in table(checkpoint.spec):
         try:
             row.local_shape(settings.tp)

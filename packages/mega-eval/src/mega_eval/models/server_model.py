@@ -76,7 +76,7 @@ class ServerModel:
         if noise > NOISE_LIMIT and not allow_noise:
             raise ConfigError(
                 "--url",
-                "ln P of a token changes with what else the server computes",
+                "ln P of a token depends on the other requests of the server",
                 found=f"{noise:.2g} between 1 and {_PROBES} requests at a time",
                 wanted=f"at most {NOISE_LIMIT:g}",
                 hint="start mega-serve with --batch-invariant, or add --allow-noise",

@@ -104,7 +104,7 @@ class EvaluationSession:
                 raise FormatError(
                     self.identity.source,
                     "the model's scores are not finite numbers",
-                    hint="an earlier --load",
+                    hint="--load with an earlier checkpoint",
                 )
             yield batch
 

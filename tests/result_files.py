@@ -42,6 +42,7 @@ def write_made_up(
     is_whole=True,
     options=None,
     extra=None,
+    identity=None,
 ) -> EvaluationResult:
     """Write a result of these examples with an accuracy, a loss and its perplexity, and read it back."""
     loss = metrics.ratio(
@@ -77,6 +78,7 @@ def write_made_up(
             dtype="float32",
             device="cpu",
             parameters=1000,
+            **(identity or {}),
         ),
         data=[{"path": "/data/file.jsonl", "bytes": 7, "sha256": data.encode().hex().ljust(64, "0")}],
         options=options or {"strict": True, "limit": None},

@@ -87,6 +87,7 @@ def write_checkpoint(
     vocab: int = VOCAB,
     seed: int = 1,
     layers: int = 1,
+    trainer: dict[str, int] | None = None,
 ) -> Path:
     """Write a tiny model with random weights, and a tokenizer whose texts are the ids themselves."""
     from mega_model.init import initial_values
@@ -106,7 +107,7 @@ def write_checkpoint(
     save.begin()
     shards = [box for row in rows for box in boxes_to_write(row.name, row.shape, row.slabs(0, 1), "F32")]
     save.write("model", 0, shards, lambda box: values(box.name, box.slab).numpy())
-    return save.commit(spec, layout=WHOLE, trainer={}, tokenizer=files if tokenizer else None)
+    return save.commit(spec, layout=WHOLE, trainer=trainer or {}, tokenizer=files if tokenizer else None)
 
 
 @pytest.fixture(scope="session")

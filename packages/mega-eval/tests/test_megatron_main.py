@@ -5,6 +5,7 @@ import pytest
 
 from mega_eval.cli import cli
 from mega_eval.megatron_command_line import check_architecture, parse_flags
+from mega_eval.models import rank_opening
 from mega_schema.app import cli_runner
 from mega_schema.errors import ConfigError
 from mega_schema.spec import gpt, llama
@@ -64,6 +65,21 @@ def test_wikitext103_prints_the_loss_and_takes_the_detokenizer_from_the_path(cal
     code, _, err = call("main", "--task", "WIKITEXT103", "--valid-data", "t", *flags[2:])
     assert code == 2
     assert err.splitlines()[-1].startswith("error: --detokenizer: the path names no data set: found t")
+
+
+@pytest.mark.parametrize("flag", ["--tensor-model-parallel-size", "--model-parallel-size"])
+def test_the_layout_of_megatrons_flags_is_that_of_the_evaluation(call, run, passages, monkeypatch, flag):
+    layouts = []
+
+    def record_layout(settings, world):
+        layouts.append((settings.tp, settings.pp, settings.dp))
+        raise ConfigError("--tp", "recorded")
+
+    monkeypatch.setattr(rank_opening, "open_ranks", record_layout)
+    words = (flag, 2, "--pipeline-model-parallel-size", 3)
+    code, _, err = call("main", "--task", "LAMBADA", "--valid-data", passages, "--load", run, *words)
+    assert (code, err) == (2, "error: --tp: recorded\n")
+    assert layouts == [(2, 3, 1)]
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,27 @@ def test_a_result_that_is_not_publishable_says_so(tmp_path):
     assert "Not publishable: lambada · strict · a/iter_0000010 left examples out" in render_results([partly])
 
 
+def test_ranks_noise_versions_and_the_published_file_are_in_the_provenance(tmp_path):
+    identity = {
+        "layout": {"tp": 2, "pp": 4, "dp": 3},
+        "noise": 0.00012345,
+        "versions": {"transformers": "5.1"},
+    }
+    options = {"canonical_data": True}
+    full = write_made_up(tmp_path / "a.json", make_examples([True]), identity=identity, options=options)
+    plain = write_made_up(tmp_path / "b.json", make_examples([True]), options={"canonical_data": False})
+    cells = dict(
+        re.findall(r'<td class="name">([^<]+)</td><td class="wide">([^<]*)</td>', render_results([full]))
+    )
+    assert cells["ranks"] == "tp 2, pp 4, dp 3"
+    assert cells["noise of ln P"] == "0.00012"
+    assert cells["versions of the model"] == "transformers 5.1"
+    assert cells["published file"] == "yes"
+    html = render_results([plain])
+    assert "noise of ln P" not in html
+    assert '<td class="name">published file</td><td class="wide">no</td>' in html
+
+
 def test_intervals_of_one_metric_are_drawn_on_one_scale():
     narrow, wide = (
         replace(metrics.mean([1.0, 2.0], "d"), interval=interval) for interval in ((1.4, 1.6), (1, 2))

@@ -43,7 +43,7 @@ def open_session(decoder, *, progress=lambda total: nullcontext(lambda scored: N
     identity = ModelIdentity(
         source="RUN/iter_0000007", sha256="", tokenizer_sha256="", iteration=7, dtype="float32", device="cpu"
     )
-    model = DecoderModel(decoder, None, identity, ModelScorer(decoder, **options))
+    model = DecoderModel(ModelScorer(decoder, **options), None, None, identity)
     return EvaluationSession(model, progress=progress)
 
 

@@ -38,6 +38,15 @@ def call(training, tmp_path, monkeypatch):
     return sweep
 
 
+def test_tokens_of_the_training_are_in_points_and_results(call, training, checkpoint_writer, tmp_path):
+    checkpoint_writer(training, iteration=30, trainer={"consumed_tokens": 7680})
+    points = call("--no-plot")[1]["points"]
+    folder = tmp_path / "sweep-lambada-run"
+    models = [json.loads((folder / point["result"]).read_bytes())["model"] for point in points]
+    assert [point["tokens"] for point in points] == [None, None, 7680]
+    assert [model["tokens"] for model in models] == [None, None, 7680]
+
+
 def log_events(run, *events):
     with (run / EVENTS).open("a") as file:
         file.writelines(json.dumps(event) + "\n" for event in events)

@@ -169,6 +169,7 @@ class _ScoreTable:
         self.windows = windows
         self.left_W = np.array([window.target_length for window in windows], np.intp)
         self._ends = np.cumsum(self.left_W)
+        self._starts = self._ends - self.left_W
         self._target_M = np.concatenate([np.zeros(0, np.int64), *(window.targets for window in windows)])
         self._logprob_M = np.zeros(len(self._target_M))
         self._greedy_M = np.zeros(len(self._target_M), np.int64)
@@ -176,8 +177,7 @@ class _ScoreTable:
     def enter(self, forward_pass: ForwardPass, logprob_K: Tensor, greedy_K: Tensor) -> list[int]:
         """Enter the scores of a pass; return the windows that are complete now."""
         window_K = forward_pass.window_K
-        starts = self._ends - [window.target_length for window in self.windows]
-        place_K = starts[window_K] + forward_pass.index_K
+        place_K = self._starts[window_K] + forward_pass.index_K
         self._logprob_M[place_K] = logprob_K.numpy()
         self._greedy_M[place_K] = greedy_K.numpy()
         entered, counts = np.unique(window_K, return_counts=True)
@@ -186,7 +186,7 @@ class _ScoreTable:
 
     def scores(self, number: int) -> WindowScores:
         """Return the scores of a window."""
-        place = slice(self._ends[number] - self.windows[number].target_length, self._ends[number])
+        place = slice(self._starts[number], self._ends[number])
         greedy = self._greedy_M[place].copy()
         return WindowScores(self._logprob_M[place].copy(), greedy == self._target_M[place], greedy)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from mega_eval.models.decoder_model import hash_weights
+from mega_eval.models.decoder_model import hash_weights, read_consumed_tokens
 from mega_eval.outputs import write_json
 from mega_eval.result import fingerprint_files
 from mega_eval.result_reader import EvaluationResult, read_result
@@ -126,7 +126,7 @@ class Sweep:
         self.points.append(
             SweepPoint(
                 iteration=iteration,
-                tokens=checkpoint.trainer.get("consumed_tokens"),
+                tokens=read_consumed_tokens(checkpoint),
                 checkpoint_sha256=sha256,
                 result=path.name,
                 metrics={

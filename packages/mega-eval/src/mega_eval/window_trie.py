@@ -56,7 +56,7 @@ def build_trie(
     previous: Tokens = np.zeros(0, np.int64)
     for number in order:
         tokens = inputs[number]
-        shared = _count_shared(previous, tokens) if share_prefixes else 0
+        shared = count_shared(previous, tokens) if share_prefixes else 0
         is_shared = shared >= MIN_SHARED or shared == len(tokens)
         _enter_prefix(path, shared if is_shared else 0)
         if len(tokens) > path[-1].end:
@@ -73,7 +73,7 @@ def build_trie(
     return root
 
 
-def _count_shared(a: Tokens, b: Tokens) -> int:
+def count_shared(a: Tokens, b: Tokens) -> int:
     """Return how many tokens two sequences share at their beginning."""
     length = min(len(a), len(b))
     differs = a[:length] != b[:length]

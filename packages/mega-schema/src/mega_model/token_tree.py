@@ -67,6 +67,14 @@ class TokenTree:
         """Return where each node's rows begin in sorted tokens `row_R`, (C + 1,); the last is R."""
         return np.searchsorted(row_R, np.append(self.first_C, self.tokens)).astype(np.intp)
 
+    def path(self, token: int) -> IntArray:
+        """Return the indices of a token and of all before it in its sequence, without the cached ones."""
+        node = int(np.searchsorted(self.first_C, token, side="right")) - 1
+        runs = [np.arange(self.first_C[node], token + 1, dtype=np.intp)]
+        while (node := int(self.parent_C[node])) >= 0:
+            runs.append(np.arange(self.first_C[node], self.first_C[node] + self.count_C[node], dtype=np.intp))
+        return np.concatenate(runs[::-1])
+
 
 def rows_of_lengths(lengths: list[int]) -> TokenTree:
     """Return the tree of sequences that share nothing."""

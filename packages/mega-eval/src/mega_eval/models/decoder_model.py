@@ -11,14 +11,13 @@ from pathlib import Path
 
 import torch
 
+from mega_eval.models.batch_generator import BatchGenerator
 from mega_eval.models.decoder_kernels import choose_decoder_kernels, load_compiler
 from mega_eval.models.interface import GenerationRequest, ModelIdentity, WindowScores
 from mega_eval.scorer import ModelScorer
 from mega_eval.windows import Window
 from mega_model.build import load_model
-from mega_model.decoder import Decoder
 from mega_model.devices import resolve_device
-from mega_model.generate import StopCriteria, generate
 from mega_schema.arch import table
 from mega_schema.checkpoint.checkpoint_tokenizer import open_checkpoint_tokenizer
 from mega_schema.checkpoint.reader import MODEL, Checkpoint
@@ -31,10 +30,14 @@ class DecoderModel:
     """A decoder on one device with its tokenizer."""
 
     def __init__(
-        self, decoder: Decoder, tokenizer: Tokenizer, identity: ModelIdentity, scorer: ModelScorer
+        self,
+        scorer: ModelScorer,
+        generator: BatchGenerator,
+        tokenizer: Tokenizer,
+        identity: ModelIdentity,
     ) -> None:
-        self._decoder = decoder
         self._scorer = scorer
+        self._generator = generator
         self.tokenizer = tokenizer
         self.identity = identity
         self.context_length = scorer.context_length
@@ -49,29 +52,8 @@ class DecoderModel:
     def generate_batches(
         self, requests: Sequence[GenerationRequest], answered: Collection[int] = ()
     ) -> Iterator[list[tuple[int, str]]]:
-        """Yield one continuation at a time, as `RequestModel.generate_batches` does."""
-        for index, request in enumerate(requests):
-            if index not in answered:
-                yield [(index, self._generate(request))]
-
-    def _generate(self, request: GenerationRequest) -> str:
-        """Continue one prompt until the end of the document, and cut the text at the first stop string."""
-        room = self.context_length - request.max_tokens
-        prompt = list(request.prompt[-max(1, room) :])
-        eod = self.tokenizer.identity.eod
-        stop = StopCriteria() if eod is None else StopCriteria(frozenset([eod]))
-        output = generate(
-            self._decoder,
-            [prompt],
-            new_tokens=request.max_tokens,
-            top_k=1,
-            stop=stop,
-            vocab_limit=self.tokenizer.identity.vocab_size,
-        )
-        ids = output.rows[0][len(prompt) :]
-        text = self.tokenizer.decode(ids[:-1] if ids[-1] == eod else ids)
-        ends = [text.find(stop) for stop in request.stop if stop in text]
-        return text[: min(ends)] if ends else text
+        """Yield the continuations of a batch, as `RequestModel.generate_batches` does."""
+        return self._generator.generate_batches(requests, answered)
 
     def close(self) -> None:
         """Nothing is to be ended."""
@@ -84,7 +66,7 @@ def open_checkpoint(
 
     Args:
         dtype: "float32", "bfloat16", or "auto": bfloat16 if all weights are stored in it.
-        batch_size: windows of one forward pass at most.
+        batch_size: windows of one forward pass, or prompts of a batch, at most.
         batch_invariant: scores have the bits of a training forward pass, in any batch.
 
     Raises:
@@ -104,7 +86,9 @@ def open_checkpoint(
         )
         compiler.result()
     identity = identify_checkpoint(checkpoint, tokenizer, dtype=model_dtype, device=str(on))
-    return DecoderModel(decoder, tokenizer, identity, ModelScorer(decoder, batch_size=batch_size))
+    scorer = ModelScorer(decoder, batch_size=batch_size)
+    generator = BatchGenerator(decoder, tokenizer, scorer, batch_size=batch_size)
+    return DecoderModel(scorer, generator, tokenizer, identity)
 
 
 def identify_checkpoint(
@@ -126,7 +110,14 @@ def identify_checkpoint(
         device=device,
         layout={"tp": layout.tp, "pp": layout.pp, "dp": layout.dp},
         parameters=sum(math.prod(row.shape) for row in rows),
+        tokens=read_consumed_tokens(checkpoint),
     )
+
+
+def read_consumed_tokens(checkpoint: Checkpoint) -> int | None:
+    """Return the tokens that the weights were trained on; None where the checkpoint does not say."""
+    tokens = checkpoint.trainer.get("consumed_tokens")
+    return tokens if type(tokens) is int and tokens > 0 else None
 
 
 def choose_dtype(checkpoint: Checkpoint, name: str) -> torch.dtype:

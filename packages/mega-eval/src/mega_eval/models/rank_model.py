@@ -19,6 +19,7 @@ import orjson
 import torch
 import torch.distributed as dist
 
+from mega_eval.models.greedy_continuation import GreedyContinuation, cut_at_stop, cut_prompt
 from mega_eval.models.interface import GenerationRequest, ModelIdentity, WindowScores
 from mega_eval.models.rank_scorer import RankScorer
 from mega_eval.windows import Window, as_tokens
@@ -84,21 +85,16 @@ class RankEngine:
 
     def _continue(self, request: GenerationRequest) -> list[int]:
         """Return the greedy tokens after a prompt, up to the end of the document or a stop string."""
-        room = self.scorer.context_length - request.max_tokens
-        pending = list(request.prompt[-max(1, room) :])
+        pending = cut_prompt(request, self.scorer.context_length)
+        continuation = GreedyContinuation(request, self.tokenizer)
         prefix = PrefixKeyValues()
         cached = 0
-        ids: list[int] = []
-        while len(ids) < request.max_tokens:
+        while not continuation.is_finished:
             token = self.generator.next_token(pending, cached, prefix)
-            if token == self.tokenizer.identity.eod:
-                break
-            ids.append(token)
+            continuation.add(token)
             cached += len(pending)
             pending = [token]
-            if request.stop and any(stop in self.tokenizer.decode(ids) for stop in request.stop):
-                break
-        return ids
+        return continuation.ids
 
     def _choose_part(self, sizes: Sequence[int]) -> range:
         """Return the indices of this model copy: a contiguous part with about its share of the tokens."""
@@ -188,8 +184,7 @@ class RankModel:
             texts = []
             for request, row in zip(part, token_BS.tolist(), strict=True):
                 text = self.tokenizer.decode([token - 1 for token in row if token])
-                ends = [text.find(stop) for stop in request.stop if stop in text]
-                texts.append(text[: min(ends)] if ends else text)
+                texts.append(cut_at_stop(text, request.stop))
             yield list(zip(indices, texts, strict=True))
 
     def _rounds(self, sizes: Sequence[int], answered: Collection[int]) -> Iterator[range]:

@@ -18,6 +18,7 @@ import numpy as np
 
 from mega_eval.models.endpoint_client import EndpointClient, EndpointError
 from mega_eval.models.endpoint_tokenizer import EndpointTokenizer
+from mega_eval.models.greedy_continuation import cut_at_stop
 from mega_eval.models.interface import GenerationRequest, ModelIdentity, WindowScores
 from mega_eval.windows import Window, as_tokens
 from mega_schema.errors import ConfigError
@@ -179,8 +180,7 @@ class ServerModel:
         text = self._find_choice(answer).get("text")
         if not isinstance(text, str):
             raise EndpointError(self._client.url + COMPLETIONS, "the answer has no text")
-        ends = [text.find(stop) for stop in request.stop if stop in text]
-        return text[: min(ends)] if ends else text
+        return cut_at_stop(text, request.stop)
 
     def _find_choice(self, answer: object) -> dict[str, Any]:
         choices = answer.get("choices") if isinstance(answer, dict) else None

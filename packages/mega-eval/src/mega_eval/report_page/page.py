@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from importlib import resources
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from mega_eval.metrics import Metric
@@ -30,6 +31,7 @@ _TOOLS = (
     '<option value="expected">most probable first</option></select></label>'
     '<span id="status" class="muted" aria-live="polite"></span></div>'
 )
+_CANONICAL = MappingProxyType({True: "yes", False: "no", None: "no hash of one is known"})
 _PAGER = (
     '<nav class="pager" aria-label="pages"><button type="button" data-step="-1">previous</button>'
     '<span class="position muted"></span><button type="button" data-step="1">next</button></nav>'
@@ -175,11 +177,14 @@ def _facts(record: Mapping[str, Any]) -> dict[str, str]:
         "training tokens": _number(model["tokens"]),
         "dtype, device": f"{model['dtype']}, {model['device']}",
         "ranks": ", ".join(f"{axis} {size}" for axis, size in model["layout"].items()),
+        "noise of ln P": "" if model["noise"] is None else f"{model['noise']:.2g}",
+        "versions of the model": ", ".join(f"{name} {number}" for name, number in model["versions"].items()),
     }
     for number, entry in enumerate(record["data"], 1):
         suffix = f" {number}" if len(record["data"]) > 1 else ""
         facts[f"data{suffix}"] = f"{entry['path']} ({entry['bytes']:,} bytes)"
         facts[f"data{suffix} sha256"] = entry["sha256"]
+    facts["published file"] = _CANONICAL[record["options"].get("canonical_data")]
     facts["options"] = ", ".join(f"{name} {value}" for name, value in record["options"].items())
     facts["counts"] = ", ".join(f"{name.replace('_', ' ')} {n:,}" for name, n in record["counts"].items())
     facts["versions"] = ", ".join(f"{name} {version}" for name, version in record["versions"].items())

@@ -271,7 +271,7 @@ def test_a_server_that_does_not_exist_is_one_line():
 
 def test_scores_that_depend_on_other_requests_are_refused(connect, endpoint):
     endpoint.noise = 0.01
-    with pytest.raises(ConfigError, match="--url: ln P of a token changes .*found 0.01 .*--allow-noise"):
+    with pytest.raises(ConfigError, match="--url: ln P of a token depends .*found 0.01 .*--allow-noise"):
         connect()
     model = connect(allow_noise=True)
     assert model.identity.noise == pytest.approx(0.01)

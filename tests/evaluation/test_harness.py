@@ -312,6 +312,15 @@ def test_a_task_that_samples_is_an_error_that_names_its_setting(pair: ModelPair)
             model.generate_until([request])
 
 
+def test_the_command_starts_its_processes_itself_and_refuses_torchrun(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    message = call_harness("--load", "run", "--", "run", "--tasks", "a")
+    assert message.startswith("mega-eval harness: does not run under torchrun")
+    assert "found 2 processes" in message
+
+
 def test_without_lm_eval_the_command_names_the_extra(
     pair: ModelPair, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ import shlex
 import pytest
 
 from mega_eval.cli import cli
+from mega_eval.commands import model_source
 from mega_eval.megatron_command_line import check_architecture, parse_flags
 from mega_eval.models import rank_opening
 from mega_schema.app import cli_runner
@@ -49,6 +50,18 @@ def test_the_flags_of_megatrons_example_are_accepted_and_its_line_is_printed(cal
     ignored = "--checkpoint-activations --fp16 --log-interval --no-load-optim --no-load-rng"
     (line,) = [line for line in err.splitlines() if line.startswith("ignored")]
     assert line.startswith(f"ignored, without effect on an evaluation: {ignored}")
+
+
+def test_other_ranks_of_torchrun_serve_rank_0_and_print_nothing(call, run, passages, monkeypatch):
+    ranks = []
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr(model_source, "run_other_rank", lambda options, world: ranks.append((options, world)))
+    flags = ("--tensor-model-parallel-size", 2, "--valid-data", passages, "--load", run)
+    code, out, err = call("main", "--task", "LAMBADA", *flags)
+    assert (code, out, err) == (0, "", "")
+    [(options, world)] = ranks
+    assert (options.tp, world.rank, world.size) == (2, 1, 2)
 
 
 def test_wikitext103_prints_the_loss_and_takes_the_detokenizer_from_the_path(call, run, tmp_path):

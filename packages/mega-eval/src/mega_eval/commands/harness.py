@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 
 from mega_eval.commands.model_options import model_options
+from mega_eval.commands.task_options import read_world
 from mega_schema.app.install_hint import install_hint
 from mega_schema.errors import ConfigError
 
@@ -40,6 +41,14 @@ def harness(words: tuple[str, ...], **values: object) -> None:
             raise ConfigError(
                 word, "is set by mega-eval harness", hint="leave it out; --load names the model"
             )
+    world = read_world()
+    if world is not None and world.size > 1:
+        raise ConfigError(
+            "mega-eval harness",
+            "does not run under torchrun: it starts the processes of --tp, --pp and --dp itself",
+            found=f"{world.size} processes",
+            hint="mega-eval harness --load RUN --tp 2 -- run --tasks lambada_openai",
+        )
     # set before lm_eval is imported, whose libraries read them once
     for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
         os.environ.setdefault(name, os.environ.get("HF_HUB_OFFLINE", "1"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ import click
 
 from mega_eval.commands.lambada_command import run_lambada
 from mega_eval.commands.model_options import build_options, option_flags
-from mega_eval.commands.task_options import TaskOptions
+from mega_eval.commands.task_options import TaskOptions, read_world
 from mega_eval.commands.word_level import CorpusOptions, run_corpus
 from mega_eval.conventions import LAST_TOKEN, OVERLAPPING, STRICT
 from mega_schema.errors import ConfigError
@@ -49,7 +50,12 @@ def main(words: tuple[str, ...]) -> None:
         raise ConfigError(
             "--valid-data", "not one file", found=len(data), wanted="1", hint="--valid-data FILE"
         )
-    options = _read_options(flags)
+    options = replace(_read_options(flags), world=read_world())
+    if options.world is not None and options.world.rank:
+        from mega_eval.commands.model_source import run_other_rank
+
+        run_other_rank(options, options.world)
+        return
     used = _check_model(flags, options, data[0])
     stride = read_count(flags, "--overlapping-eval") or DEFAULT_STRIDE
     seq_length = read_count(flags, "--seq-length")

@@ -146,6 +146,15 @@ _OPTIONS = (
 )
 
 
+def read_world() -> World | None:
+    """Return this process among those that torchrun started; None without torchrun."""
+    if "WORLD_SIZE" not in os.environ:
+        return None
+    from mega_model.distributed.mesh import World
+
+    return World.from_env()
+
+
 def task_options(function: Callable[..., None]) -> Callable[..., None]:
     """Add the options of every task; the command gets them as the keywords of `TaskOptions`.
 
@@ -154,15 +163,13 @@ def task_options(function: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(function)
     def run(**keywords: Any) -> None:
-        if "WORLD_SIZE" in os.environ:
+        keywords["world"] = world = read_world()
+        if world is not None and world.rank:
             from mega_eval.commands.model_source import run_other_rank
-            from mega_model.distributed.mesh import World
 
-            keywords["world"] = world = World.from_env()
-            if world.rank:
-                names = [field.name for field in fields(TaskOptions)]
-                run_other_rank(TaskOptions(**{name: keywords[name] for name in names}), world)
-                return
+            names = [field.name for field in fields(TaskOptions)]
+            run_other_rank(TaskOptions(**{name: keywords[name] for name in names}), world)
+            return
         function(**keywords)
 
     command: Callable[..., None] = run

@@ -194,12 +194,13 @@ def evaluate(pair: ModelPair, tmp_path: Path) -> Callable[..., dict[str, float]]
     return run
 
 
+@pytest.mark.parametrize("source", ["run", "original"])
 def test_every_loglikelihood_and_answer_of_the_adapter_is_that_of_hflm(
-    pair: ModelPair, task_files: TaskFiles, original_results: dict[str, Any]
+    pair: ModelPair, task_files: TaskFiles, original_results: dict[str, Any], source: str
 ) -> None:
     from mega_eval.harness import MegaLM
 
-    ours = run_harness(MegaLM(pair.run, device="cpu"), task_files.folder)
+    ours = run_harness(MegaLM(getattr(pair, source), device="cpu"), task_files.folder)
     for task in TASKS:
         for sample, original in zip(ours["samples"][task], original_results["samples"][task], strict=True):
             if task == "generation_local":

@@ -1,4 +1,4 @@
-"""Open the model that the options of a task name: a checkpoint or a server."""
+"""Open the model that the options of a task name: a checkpoint, a Hugging Face folder or a server."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from mega_eval.models.rank_setup import RankSettings
 from mega_eval.models.server_model import NOISE_LIMIT, ServerModel
 from mega_model.distributed.mesh import World
 from mega_schema.checkpoint.checkpoint_tokenizer import open_checkpoint_tokenizer
+from mega_schema.checkpoint.formats import conversion_command, detect_format
 from mega_schema.checkpoint.reader import Checkpoint
 from mega_schema.errors import ConfigError
 from mega_schema.tokenizer.identity import IDENTITY
@@ -34,8 +35,11 @@ def open_model(options: TaskOptions) -> RequestModel:
         raise ConfigError("--load", what, hint="--load RUN, or --url http://HOST:PORT")
     if options.url is not None:
         return _open_server(options.url, options)
-    _refuse_server_options(options)
     assert options.load is not None
+    is_foreign = detect_format(options.load) == "hf"
+    _refuse_server_options(options, is_foreign=is_foreign)
+    if is_foreign:
+        return _open_hugging_face(options.load, options)
     settings = choose_ranks(options)
     if settings.layout.world > 1:
         from mega_eval.models.rank_opening import open_ranks
@@ -85,6 +89,8 @@ def run_other_rank(options: TaskOptions, world: World) -> None:
 
     if options.load is None:
         raise ConfigError("--load", "missing", hint="--load RUN: torchrun starts ranks of a checkpoint")
+    if detect_format(options.load) == "hf":
+        _refuse_checkpoint_options(options)
     run_worker(world, choose_ranks(options), "env://")
 
 
@@ -114,17 +120,47 @@ def open_cache(model: RequestModel, folder: Path, key: str, *, is_temporary: boo
     raise AssertionError("unreachable")
 
 
-def _refuse_server_options(options: TaskOptions) -> None:
+def _refuse_server_options(options: TaskOptions, *, is_foreign: bool) -> None:
     values = {
         "--model": options.model,
         "--api-key-env": options.api_key_env,
         "--tokenizer": options.tokenizer,
-        "--max-model-len": options.max_model_len,
+        "--max-model-len": None if is_foreign else options.max_model_len,
         "--allow-noise": options.allow_noise or None,
     }
     for flag, value in values.items():
         if value is not None:
             raise ConfigError(flag, "needs --url", hint=f"leave {flag} out, or name a server")
+
+
+def _refuse_checkpoint_options(options: TaskOptions) -> None:
+    """Refuse what only a checkpoint of ours can do, and the ranks of torchrun."""
+    assert options.load is not None
+    choices = {
+        "--batch-invariant": options.batch_invariant,
+        "--tp": options.tp > 1,
+        "--pp": options.pp > 1,
+        "--dp": (options.dp or 1) > 1,
+        "torchrun": options.world is not None and options.world.size > 1,
+    }
+    for name in (name for name, is_given in choices.items() if is_given):
+        hint = conversion_command(options.load, "hf")
+        raise ConfigError(
+            name, "needs a checkpoint, not a Hugging Face folder", found=options.load, hint=hint
+        )
+
+
+def _open_hugging_face(folder: Path, options: TaskOptions) -> RequestModel:
+    from mega_eval.models.hugging_face_opening import open_hugging_face
+
+    _refuse_checkpoint_options(options)
+    return open_hugging_face(
+        folder,
+        dtype=options.dtype,
+        device=options.device,
+        batch_size=options.micro_batch_size,
+        max_length=options.max_model_len,
+    )
 
 
 def _open_server(url: str, options: TaskOptions) -> ServerModel:

@@ -52,7 +52,12 @@ class TaskOptions:
 
 
 _OPTIONS = (
-    click.option("--load", type=PATH, help="Checkpoint directory, or run directory (its latest)."),
+    click.option(
+        "--load",
+        type=PATH,
+        help="Checkpoint directory, run directory (its latest), or Hugging Face directory (config.json, "
+        "safetensors, tokenizer.json; needs transformers).",
+    ),
     click.option("--url", metavar="URL", help="Instead of --load: an OpenAI-compatible server."),
     click.option(
         "--output",
@@ -129,7 +134,8 @@ _OPTIONS = (
     click.option(
         "--max-model-len",
         type=click.IntRange(min=4),
-        help="With --url: the model's context in tokens.  [default: ask the server]",
+        help="With --url or a Hugging Face directory: the model's context in tokens.  [default: ask the "
+        "server; that of config.json]",
     ),
     click.option(
         "--concurrency",

@@ -1,0 +1,215 @@
+"""A model of `transformers`, loaded into this process, as a model for the tasks.
+
+Legend: B windows of a batch; T tokens of the longest; S last positions that have logits; V vocabulary;
+M targets of a window.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mega_eval.batch_size import CPU_TOKENS, GPU_TOKENS, free_memory, is_out_of_memory
+from mega_eval.models.interface import GenerationRequest, ModelIdentity, WindowScores
+from mega_eval.windows import Window
+from mega_schema.errors import ConfigError, FormatError
+from mega_schema.tokenizer.tokenizer import Tokenizer
+
+MAX_LOGITS = 1 << 27  # elements of a batch's logits: 512 MiB of float32
+_TOKEN_WIDTHS = 32  # activations of a token in a layer, in widths of the embedding
+
+
+class HuggingFaceModel:
+    """A causal model of `transformers` on one device with its tokenizer.
+
+    Args:
+        module: the model; computes logits (B, S, V) from ids and an attention mask, both (B, T).
+        batch_size: windows of one forward pass at most; None: as many as fit in memory.
+        vocab_size: columns of the logits that are tokens.
+    """
+
+    def __init__(
+        self,
+        module: Any,
+        tokenizer: Tokenizer,
+        identity: ModelIdentity,
+        *,
+        vocab_size: int,
+        context_length: int,
+        batch_size: int | None = None,
+    ) -> None:
+        self._module = module
+        self._device = next(module.parameters()).device
+        self._batch_size = batch_size
+        self._limits_logits = "logits_to_keep" in inspect.signature(module.forward).parameters
+        self.tokenizer = tokenizer
+        self.identity = identity
+        self.vocab_size = vocab_size
+        self.context_length = context_length
+
+    @torch.inference_mode()
+    def score_batches(
+        self, windows: Sequence[Window], answered: Collection[int] = ()
+    ) -> Iterator[list[tuple[int, WindowScores]]]:
+        """Yield scores, as `RequestModel.score_batches` does, the longest windows first.
+
+        A batch that does not fit in memory is cut into halves; the smaller size stays.
+
+        Raises:
+            ConfigError: one window alone does not fit.
+        """
+        numbers = [number for number, window in enumerate(windows) if window.target_length]
+        order = sorted(numbers, key=lambda number: (-windows[number].input_length, number))
+        max_tokens = self._choose_max_tokens()
+        start = 0
+        while start < len(order):
+            batch = self._take_batch(windows, order, start, max_tokens)
+            if not all(number in answered for number in batch):
+                scores = self._try_batch([windows[number] for number in batch])
+                if scores is None:
+                    max_tokens = _halve_batch(batch, windows)
+                    continue
+                yield list(zip(batch, scores, strict=True))
+            start += len(batch)
+
+    def _choose_max_tokens(self) -> int:
+        """Return how many tokens a forward pass may have, padding included."""
+        weight = next(self._module.parameters())
+        limit = CPU_TOKENS if self._device.type == "cpu" else GPU_TOKENS
+        width = int(self._module.get_input_embeddings().weight.shape[1])
+        token_bytes = _TOKEN_WIDTHS * width * int(weight.dtype.itemsize)
+        return max(1, min(limit, free_memory(self._device) // 2 // token_bytes))
+
+    def _take_batch(
+        self, windows: Sequence[Window], order: Sequence[int], start: int, max_tokens: int
+    ) -> list[int]:
+        """Return the next windows of the order that one forward pass can score, at least one."""
+        longest = windows[order[start]].input_length
+        batch: list[int] = []
+        first = longest
+        for number in order[start : start + max(1, max_tokens)]:
+            window, count = windows[number], len(batch) + 1
+            first = min(first, window.input_length - window.target_length)
+            is_full = count * longest > max_tokens or count > (self._batch_size or count)
+            if batch and (is_full or count * (longest - first) * self.vocab_size > MAX_LOGITS):
+                break
+            batch.append(number)
+        return batch
+
+    def _try_batch(self, windows: Sequence[Window]) -> list[WindowScores] | None:
+        """Score windows in one forward pass; None: it does not fit in memory."""
+        try:
+            return self._score(windows)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+        # outside of the handler, whose traceback holds the tensors of the pass
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        return None
+
+    def _score(self, windows: Sequence[Window]) -> list[WindowScores]:
+        longest = max(window.input_length for window in windows)
+        first = min(window.input_length - window.target_length for window in windows)
+        ids_BT = np.zeros((len(windows), longest), np.int64)
+        mask_BT = np.zeros_like(ids_BT)
+        for row, window in enumerate(windows):
+            ids_BT[row, : window.input_length] = window.tokens[:-1]
+            mask_BT[row, : window.input_length] = 1
+        logits_BSV = self._compute_logits(
+            torch.from_numpy(ids_BT), torch.from_numpy(mask_BT), longest - first
+        )
+        scores = []
+        for row, window in enumerate(windows):
+            end = window.input_length - first
+            logits_MV = logits_BSV[row, end - window.target_length : end].float()
+            target_M = torch.from_numpy(window.targets.copy()).to(self._device)
+            target_logit_M = logits_MV.gather(1, target_M[:, None])[:, 0].double()
+            logprob_M = target_logit_M - logits_MV.logsumexp(1).double()
+            greedy = logits_MV.argmax(1).cpu().numpy()
+            scores.append(WindowScores(logprob_M.cpu().numpy(), greedy == window.targets, greedy))
+        return scores
+
+    def _compute_logits(self, ids_BT: Tensor, mask_BT: Tensor, count: int) -> Tensor:
+        """Return the logits of the last `count` positions, (B, count, V), in the model's dtype."""
+        options = {"logits_to_keep": count} if self._limits_logits else {}
+        output = self._module(
+            input_ids=ids_BT.to(self._device),
+            attention_mask=mask_BT.to(self._device),
+            use_cache=False,
+            **options,
+        )
+        logits_BSV: Tensor = output.logits[:, -count:, : self.vocab_size]
+        return logits_BSV
+
+    def generate_batches(
+        self, requests: Sequence[GenerationRequest], answered: Collection[int] = ()
+    ) -> Iterator[list[tuple[int, str]]]:
+        """Yield one continuation at a time, as `RequestModel.generate_batches` does."""
+        for index, request in enumerate(requests):
+            if index not in answered:
+                yield [(index, self._generate(request))]
+
+    @torch.inference_mode()
+    def _generate(self, request: GenerationRequest) -> str:
+        """Continue one prompt until the end of the document, and cut the text at the first stop string."""
+        from transformers import GenerationConfig
+
+        room = self.context_length - request.max_tokens
+        prompt = list(request.prompt[-max(1, room) :])
+        eod = self.tokenizer.identity.eod
+        config = GenerationConfig(
+            do_sample=False,
+            max_new_tokens=min(request.max_tokens, self.context_length - len(prompt)),
+            eos_token_id=eod,
+            pad_token_id=eod or 0,
+            suppress_tokens=list(range(self.tokenizer.identity.vocab_size, self.vocab_size)) or None,
+        )
+        ids_BT = torch.tensor([prompt], device=self._device)
+        output = self._module.generate(
+            ids_BT, attention_mask=torch.ones_like(ids_BT), generation_config=config
+        )
+        ids = output[0, len(prompt) :].tolist()
+        text = self.tokenizer.decode(ids[:-1] if ids[-1:] == [eod] else ids)
+        ends = [text.find(stop) for stop in request.stop if stop in text]
+        return text[: min(ends)] if ends else text
+
+    def check_causal(self) -> None:
+        """Check that the logits of a token do not change with a later token.
+
+        Raises:
+            FormatError: they do, as those of an encoder.
+        """
+        length = min(8, self.context_length)
+        ids_BT = (torch.arange(length) % self.vocab_size).repeat(2, 1)
+        ids_BT[1, -1] = (ids_BT[0, -1] + 1) % self.vocab_size
+        with torch.inference_mode():
+            logits_BSV = self._compute_logits(ids_BT, torch.ones_like(ids_BT), length)
+        before_BSV = logits_BSV[:, :-1].log_softmax(-1)
+        tolerance = torch.finfo(before_BSV.dtype).eps ** 0.5
+        if not torch.allclose(before_BSV[0], before_BSV[1], rtol=0, atol=tolerance, equal_nan=True):
+            raise FormatError(
+                self.identity.source,
+                "is not a causal model: its prediction of a token changes with later ones",
+                hint='"is_decoder": true in config.json, if it was trained so',
+            )
+
+    def close(self) -> None:
+        """Nothing is to be ended."""
+
+
+def _halve_batch(batch: Sequence[int], windows: Sequence[Window]) -> int:
+    """Return half the tokens of a batch that did not fit in memory."""
+    longest = windows[batch[0]].input_length
+    if len(batch) == 1:
+        raise ConfigError(
+            "--load",
+            f"a window of {longest} tokens does not fit in memory",
+            hint="--dtype bfloat16, or a device with more memory",
+        )
+    return len(batch) * longest // 2

@@ -6,11 +6,15 @@ import pytest
 from click.testing import CliRunner
 
 from mega_eval.cli import cli
+from mega_eval.presets.choice_presets import CHOICE_PRESETS
 from mega_eval.result import KEYS
 from mega_eval.result_reader import load_schema, read_result
 from mega_eval.schema_check import find_violations
 from mega_schema.errors import CorruptFileError, FormatError
+from mega_schema.spec import gpt
+from tests.evaluation.choice_rows import ROWS, write_core_bundle, write_rows, write_squad
 from tests.result_files import make_examples, write_made_up
+from tests.serving.random_checkpoint import open_byte_tokenizer, save_random_checkpoint
 
 
 @pytest.fixture
@@ -36,28 +40,68 @@ def test_the_schema_requires_every_key_of_a_result():
     assert schema["required"] == list(KEYS) == list(schema["properties"])
 
 
-def test_the_results_of_all_tasks_satisfy_the_schema(run, tmp_path):
+@pytest.fixture(scope="module")
+def task_files(tmp_path_factory):
+    """Data of every kind of task, and a run whose tokenizer has bytes for the tasks with letters."""
+    folder = tmp_path_factory.mktemp("tasks")
+    open_byte_tokenizer(folder).save(folder / "tokenizer")
+    spec = gpt(layers=1, hidden=16, heads=2, vocab=258, max_seq_len=256)
+    save_random_checkpoint(folder / "text-run", spec, folder / "tokenizer")
+    (folder / "data.jsonl").write_text('{"text": "1 2 3 4 5"}\n{"text": "7 8 9"}\n')
+    (folder / "wiki.txt").write_text(" ".join(map(str, range(40))))
+    for preset in CHOICE_PRESETS:
+        write_rows(folder / f"{preset.name}.jsonl", [ROWS[preset.name](n) for n in range(3)])
+    write_rows(folder / "choice.jsonl", [ROWS["choice"](n) for n in range(3)])
+    write_rows(folder / "nq.jsonl", [{"question": f"who is {n}", "answer": [f"{n}"]} for n in range(3)])
+    write_squad(folder / "squad.json")
+    write_core_bundle(folder / "core")
+    return folder
+
+
+TASK_WORDS = {
+    "lambada": "--data data.jsonl",
+    "wikitext103": "--data wiki.txt --overlapping-eval 8",
+    "wikitext2": "--data wiki.txt --convention lm-eval --detokenizer none",
+    "ptb": "--data wiki.txt --overlapping-eval 8",
+    "megatron11b": "--data wiki.txt --context-window 4",
+    "perplexity": "--data data.jsonl",
+    "main": "--task LAMBADA --valid-data data.jsonl",
+    "core": "--data core",
+    "nq": "--data nq.jsonl --max-tokens 3 --num-fewshot 1",
+    "squad": "--data squad.json --max-tokens 3",
+    "choice": "--data choice.jsonl",
+    **{preset.name: f"--data {preset.name}.jsonl" for preset in CHOICE_PRESETS},
+}
+NUMBER_TASKS = ("lambada", "wikitext103", "ptb", "perplexity", "main")
+
+
+@pytest.mark.parametrize("task", TASK_WORDS)
+def test_the_result_of_a_task_satisfies_the_schema(task, task_files, run, tmp_path, monkeypatch):
     jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
     schema = load_schema()
     jsonschema.Draft202012Validator.check_schema(schema)
     validator = jsonschema.Draft202012Validator(schema)
     line_validator = jsonschema.Draft202012Validator({"$defs": schema["$defs"], "$ref": "#/$defs/example"})
-    (tmp_path / "data.jsonl").write_text('{"text": "1 2 3 4 5"}\n{"text": "7 8 9"}\n')
-    (tmp_path / "wiki.txt").write_text(" ".join(map(str, range(40))))
-    for task, name, more in (
-        ("lambada", "data.jsonl", []),
-        ("wikitext103", "wiki.txt", ["--overlapping-eval", "8"]),
-        ("perplexity", "data.jsonl", []),
-    ):
-        output = tmp_path / f"{task}.json"
-        words = [task, "--load", run, "--data", tmp_path / name, "--output", output, "--device=cpu", *more]
-        CliRunner().invoke(cli, [str(word) for word in words], catch_exceptions=False)
-        validator.validate(json.loads(output.read_bytes()))
-        lines = output.with_suffix(".samples.jsonl").read_text().splitlines()
-        assert lines
-        for line in lines:
-            line_validator.validate(json.loads(line))
-        assert len(read_result(output).examples) == len(lines)
+    monkeypatch.chdir(task_files)
+    output = tmp_path / "result.json"
+    load = run if task in NUMBER_TASKS else task_files / "text-run"
+    words = [task, *TASK_WORDS[task].split(), "--load", str(load), "--output", str(output), "--device", "cpu"]
+    CliRunner().invoke(cli, words, catch_exceptions=False)
+    validator.validate(json.loads(output.read_bytes()))
+    lines = output.with_suffix(".samples.jsonl").read_text().splitlines()
+    assert lines
+    for line in lines:
+        line_validator.validate(json.loads(line))
+    assert len(read_result(output).examples) == len(lines)
+
+
+def test_every_task_has_a_result_that_is_compared_with_the_schema():
+    tasks = {
+        name
+        for name, command in cli.commands.items()
+        if {"load", "data", "limit"} <= {option.name for option in command.params}
+    }
+    assert {*TASK_WORDS} == {*tasks, "main"}
 
 
 def mutate(value, rng):

@@ -3,12 +3,12 @@ import math
 import numpy as np
 import pytest
 
+from mega_eval.harness_encoding import Continuation, build_continuation_windows
 from mega_eval.presets.choice_presets import CHOICE_PRESETS
 from mega_eval.presets.question import ChoiceQuestion, ask
 from mega_eval.records import TaskRecord, list_record_files, read_records
 from mega_eval.tasks.choice import ChoiceItem, calibration_error, evaluate, score_question
 from mega_eval.tasks.choice_items import build_items
-from mega_eval.tasks.continuations import Continuation, build_continuation_windows
 from mega_eval.tasks.fewshot import FewShot
 from mega_schema.errors import ConfigError, FormatError
 from tests.evaluation.hash_model import Characters, HashModel
@@ -36,11 +36,16 @@ def test_without_context_a_token_of_the_tokenizer_begins_the_window():
 
 
 def test_letters_that_merge_over_the_border_are_targets_as_in_lm_eval(gpt2):
-    for context, text in (("The answer is", " correct"), ("3 + 4 =", " 7"), ("new", "paper\n")):
+    for context, text in (
+        ("The answer is", " correct"),
+        ("3 + 4 =", " 7"),
+        ("new", "paper\n"),
+        ("a b", "cd ef"),
+    ):
         [window], _ = build([(context, text)], tokenizer=gpt2)
-        whole = gpt2.encode(context + text)
-        assert window.tokens.tolist() == whole
-        assert window.target_length == len(whole) - len(gpt2.encode(context))
+        whole, start = gpt2.encode(context + text), gpt2.encode(context)
+        assert window.tokens.tolist() == [*start, *whole[len(start) :]]
+        assert window.target_length == len(whole) - len(start)
 
 
 def test_a_long_context_loses_its_beginning_and_is_counted():

@@ -23,11 +23,11 @@ import numpy as np
 import numpy.typing as npt
 
 from mega_eval import metrics
+from mega_eval.harness_encoding import Continuation, build_continuation_windows
 from mega_eval.metrics import Metric
 from mega_eval.models.interface import LanguageModel, WindowScores
 from mega_eval.presets.question import ChoiceQuestion
 from mega_eval.task_result import Example, TaskResult
-from mega_eval.tasks.continuations import Continuation, build_continuation_windows
 from mega_eval.tasks.token_scores import score_tokens
 from mega_eval.windows import Window
 

@@ -7,9 +7,14 @@ from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from tests.shared_data import NO_SHARED_DATA, ROOT, require_shared
+
+# no test asserts a time: a busy machine needs more than hypothesis' 200 ms for an example
+hypothesis.settings.register_profile("mega", deadline=None)
+hypothesis.settings.load_profile("mega")
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

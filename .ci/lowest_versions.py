@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)(?:\[[\w,-]+\])?(?:>=|~=)(?P<version>[\d.]+)$")
 # Left out, with the reason: these floors cannot be installed beside the others.
 LEFT_OUT = {
+    "lm-eval": "datasets, which it asks for, asks for pyarrow above the lowest one",
     "py3langid": "its own metadata ask for numpy 2, above the lowest numpy",
     "torch": "the Makefile pins its version: the index has no lower build for CPUs alone",
     "transformers": "its own metadata exclude the lowest tokenizers",

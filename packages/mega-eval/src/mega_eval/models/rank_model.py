@@ -218,6 +218,8 @@ class RankModel:
         if not self._is_broken:
             try:
                 self._engine.send(_STOP)
+                # a rank aborts if another leaves while it closes its connections
+                self._engine.mesh.barrier()
             except RuntimeError:  # one has ended already
                 self._is_broken = True
         self._watch.close()

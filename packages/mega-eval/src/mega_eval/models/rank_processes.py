@@ -114,8 +114,10 @@ def run_worker(world: World, settings: RankSettings, init_method: str) -> None:
     engine = open_engine(world, settings, init_method)
     try:
         engine.obey()
+        engine.mesh.barrier()
     except RuntimeError as error:
         raise LostRankError(f"rank {world.rank}", "another rank has ended") from error
+    engine.mesh.destroy()
 
 
 def _end_with_parent() -> None:

@@ -182,6 +182,14 @@ def test_nq_generates_answers_after_its_examples(call, tmp_path):
     check_error(outcome, "--max-tokens: the model's context has no room for a prompt", "wanted less than 512")
 
 
+@pytest.mark.parametrize("prompt", ["{question", "", "Q: {}"])
+def test_a_prompt_without_a_key_is_refused(call, data, prompt):
+    check_error(
+        call("choice", "--data", data("choice"), "--prompt", prompt),
+        f"--prompt: names no key of a record: found {prompt!r}, wanted {{KEY}} where its text belongs",
+    )
+
+
 def test_squad_reads_passages_and_takes_a_prompt(call, tmp_path):
     file = write_squad(tmp_path / "squad.json")
     prompt = "{context}\\nFrage: {question}\\nAntwort:"

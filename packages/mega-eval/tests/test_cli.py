@@ -10,6 +10,7 @@ from mega_eval.cli import cli
 from mega_schema.app import cli_runner
 from mega_schema.dataset.indexed_dataset import DatasetInfo, IndexedWriter
 from mega_schema.tokenizer.tokenizer import TokenizerIdentity, open_tokenizer_folder
+from tests.serving.damaged_checkpoint import copy_damaged
 
 TEXTS = [" ".join(str(n * 7 % 40) for n in range(s, 2 * s + 4)) for s in range(1, 20)]
 LINES = "".join(f'{{"text": "{text}"}}\n' for text in TEXTS)
@@ -304,3 +305,16 @@ def test_batch_invariant_results_do_not_depend_on_the_batch_size(call, run, held
     single, batched = (call(*words, "--micro-batch-size", size)[3] for size in (1, 7))
     assert single["options"]["batch_invariant"]
     assert values(single) == values(batched)
+
+
+def test_weights_that_are_not_those_that_were_written_have_no_result(call, run, held_out_file, tmp_path):
+    weights = copy_damaged(run, tmp_path / "damaged")
+    outcome = call("lambada", "--load", weights.parent, "--data", held_out_file)
+    check_error(outcome, f"{weights}: model ", "values are not those that were written: crc32: found ")
+
+
+@pytest.mark.parametrize(("limit", "is_whole"), [(len(TEXTS) - 1, False), (len(TEXTS), True)])
+def test_a_limit_that_leaves_no_document_out_is_publishable(call, run, held_out_file, limit, is_whole):
+    code, out, _, result = call("perplexity", "--load", run, "--data", held_out_file, "--limit", limit)
+    assert (code, result["publishable"]) == (0, is_whole)
+    assert ("not publishable" in out) == (not is_whole)

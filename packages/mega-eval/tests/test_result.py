@@ -94,3 +94,11 @@ def test_the_table_has_every_metric_and_count_in_columns():
     assert "smallest detectable difference 1.98" in lines[0]
     assert lines[1].split() == ["loss", "1.0000"]
     assert lines[2].split() == ["passages", "2,000"]
+
+
+def test_a_huge_perplexity_does_not_widen_the_table():
+    metric = metrics.exponential(metrics.mean([600.0, 650.0], "nats"), "exp")
+    record = {"metrics": {"perplexity": result.describe_metric(metric)}, "counts": {}, "seconds": 1.0}
+    table = result.format_table({**record, "tokens_per_second": 2.0})
+    assert "2.7168e+271" in table
+    assert max(map(len, table.splitlines())) < 110

@@ -29,6 +29,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import orjson
 
@@ -94,7 +95,7 @@ def build_record(result: TaskResult, provenance: Provenance, seconds: float) -> 
         "task": result.task,
         "convention": result.convention,
         "publishable": provenance.is_whole,
-        "metrics": {name: _metric(metric) for name, metric in result.metrics.items()},
+        "metrics": {name: describe_metric(metric) for name, metric in result.metrics.items()},
         "counts": result.counts,
         "model": asdict(provenance.model),
         "data": provenance.data,
@@ -108,7 +109,8 @@ def build_record(result: TaskResult, provenance: Provenance, seconds: float) -> 
     }
 
 
-def _metric(metric: Metric) -> dict[str, object]:
+def describe_metric(metric: Metric) -> dict[str, object]:
+    """Return the object of a metric in the result file."""
     return {**asdict(metric), "detectable": metric.detectable}
 
 
@@ -179,7 +181,12 @@ def _metric_row(name: str, metric: Mapping[str, object]) -> tuple[str, str, str]
     if interval is not None:
         assert isinstance(interval, tuple)
         low, high = interval
-        spread = f"95 % {low:,.4f} to {high:,.4f}"
+        spread = f"95 % {_format_number(low)} to {_format_number(high)}"
         if metric["detectable"] is not None:
-            spread += f"  smallest detectable difference {metric['detectable']:,.4f}"
-    return name.replace("_", " "), f"{metric['value']:,.4f}", spread
+            spread += f"  smallest detectable difference {_format_number(metric['detectable'])}"
+    return name.replace("_", " "), _format_number(metric["value"]), spread
+
+
+def _format_number(value: Any) -> str:
+    """Format with four decimals; a perplexity of a model that learned nothing in scientific notation."""
+    return f"{value:,.4f}" if abs(value) < 1e9 else f"{value:.4e}"

@@ -61,6 +61,7 @@ class TaskResult:
         metrics: by name, the most important first.
         counts: numbers without uncertainty, such as passages that were cut.
         examples: every example, in the order of the file.
+        is_whole: whether every example of the data was evaluated.
         tokens_read: tokens the model read, without padding and without the prefixes that it read once for
             several examples.
     """
@@ -70,6 +71,7 @@ class TaskResult:
     metrics: dict[str, Metric]
     counts: dict[str, int]
     examples: Sequence[Example] = ()
+    is_whole: bool = True
     tokens_read: int = 0
 
     @property

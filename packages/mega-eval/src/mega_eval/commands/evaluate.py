@@ -50,7 +50,7 @@ def run_task(
         name, convention: those of the task's `TaskResult`, for the name of the result file.
         files: input files of the task; their hashes stand in the result.
         settings: the task's options that change the numbers.
-        is_whole: whether the task evaluates all of its files.
+        is_whole: whether the task evaluates all of its files, if that is known before it runs.
         published_as: the task of `canonical_files` whose data the first file may be; None: `name`.
     """
     inputs = [*files, *([] if options.load is None else [options.load])]
@@ -67,6 +67,7 @@ def run_task(
         start = time.perf_counter()
         with explain_resume(cache_folder):
             task_result = task(model)
+        is_whole = is_whole and task_result.is_whole
         seconds = time.perf_counter() - start + model.cached_seconds
         provenance = result.Provenance(
             model=model.identity,

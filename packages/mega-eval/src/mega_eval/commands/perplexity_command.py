@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,9 +47,11 @@ def perplexity(
         baseline = (
             None if baseline_data is None else read_token_stream(baseline_data, model.tokenizer.identity)
         )
-        documents = read_documents(sources, json_key, model.tokenizer).first(options.limit)
+        documents = read_documents(sources, json_key, model.tokenizer)
+        evaluated = documents.first(options.limit)
         where = ", ".join(map(str, sources))
-        return evaluate(model, model.tokenizer, documents, baseline=baseline, where=where)
+        task_result = evaluate(model, model.tokenizer, evaluated, baseline=baseline, where=where)
+        return replace(task_result, is_whole=len(evaluated.texts) == len(documents.texts))
 
     files = [file for source in sources for file in list_data_files(source)]
     files += list_dataset_files(baseline_data) if baseline_data else []
@@ -59,5 +62,4 @@ def perplexity(
         files,
         {"json_key": json_key},
         options,
-        is_whole=options.limit is None,
     )

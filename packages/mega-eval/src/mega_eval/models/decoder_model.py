@@ -20,6 +20,7 @@ from mega_model.build import load_model
 from mega_model.devices import resolve_device
 from mega_schema.arch import table
 from mega_schema.checkpoint.checkpoint_tokenizer import open_checkpoint_tokenizer
+from mega_schema.checkpoint.checksums import verify_namespace
 from mega_schema.checkpoint.reader import MODEL, Checkpoint
 from mega_schema.parallel_layout import WHOLE, Layout
 from mega_schema.spec import require_decoder
@@ -99,7 +100,14 @@ def identify_checkpoint(
     device: str,
     layout: Layout = WHOLE,
 ) -> ModelIdentity:
-    """Return the identity of a checkpoint that is evaluated in this way."""
+    """Return the identity of a checkpoint that is evaluated in this way.
+
+    The hash is made of the manifest's checksums, so the files are compared with these first.
+
+    Raises:
+        CorruptFileError: a weight is not the one that was written.
+    """
+    verify_namespace(checkpoint, MODEL)
     rows = [row for row in table(checkpoint.spec) if row.tied_to is None]
     return ModelIdentity(
         source=str(checkpoint.folder.resolve()),

@@ -9,9 +9,10 @@ from types import MappingProxyType
 from mega_eval.presets.choice_presets import CONTINUATION, LETTER_CHOICES, ChoicePreset
 from mega_eval.presets.question import LETTERS, ChoiceQuestion, ask, ask_letters, parse_index
 from mega_eval.records import TaskRecord
-from mega_schema.errors import FormatError
+from mega_schema.errors import ConfigError, FormatError
 
 _ANSWER = "Answer:"
+_KEY = re.compile(r"\{([^{}]+)\}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,9 @@ class OwnChoices:
         answer_key: of the answer: its number, its letter or its text.
         first_answer: number of the first choice, 0 or 1.
         tag_key: of the tag whose values get an accuracy each.
+
+    Raises:
+        ConfigError: the prompt has no key, so that all questions would be the same.
     """
 
     prompt: str
@@ -31,6 +35,16 @@ class OwnChoices:
     answer_key: str
     first_answer: int = 0
     tag_key: str | None = None
+
+    def __post_init__(self) -> None:
+        if not _KEY.search(self.prompt):
+            raise ConfigError(
+                "--prompt",
+                "names no key of a record",
+                found=repr(self.prompt),
+                wanted="{KEY} where its text belongs",
+                hint="--prompt 'Question: {question}\\nAnswer:'",
+            )
 
     @property
     def preset(self) -> ChoicePreset:
@@ -59,7 +73,7 @@ class OwnChoices:
         return ask_letters(record, context, choices, self._answer(record, choices), tags=self._tags(record))
 
     def _context(self, record: TaskRecord) -> str:
-        return re.sub(r"\{([^{}]+)\}", lambda match: record.text(match[1]), self.prompt)
+        return _KEY.sub(lambda match: record.text(match[1]), self.prompt)
 
     def _choices(self, record: TaskRecord) -> list[str]:
         keys = [key.strip() for key in self.choices_key.split(",")]

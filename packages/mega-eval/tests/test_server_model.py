@@ -1,4 +1,5 @@
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -338,9 +339,11 @@ def test_a_server_that_stops_answering_leaves_a_run_that_resumes(call, endpoint,
     endpoint.bodies.clear()
     code, out, _ = call("--concurrency=1")
     assert code == 0
-    # 1 + 8 + 8 requests before the first window, so that 6 had their answers
-    assert "6 answers are of earlier runs" in out
-    assert len(endpoint.bodies) == 1 + 8 + 8 + 6
+    # 1 + 8 + 8 requests before the first of 12 windows, so that 6 had their answers, or fewer where a
+    # connection was lost and its request was repeated
+    answers = int(re.search(r"(\d+) answers are of earlier runs", out)[1])
+    assert 4 <= answers <= 6
+    assert 1 + 8 + 8 + 12 - answers <= len(endpoint.bodies) < 1 + 8 + 8 + 12
     record = json.loads((tmp_path / "r.json").read_bytes())
     assert record["model"]["noise"] == 0
     assert record["versions"]["server"] == "fake 1.2"

@@ -62,7 +62,7 @@ def run_rank() -> None:
     from mega_schema.app.cli_runner import run_command
 
     rank, victim = int(sys.argv[1]), int(sys.argv[4])
-    settings = RankSettings.from_dict(json.loads(sys.argv[2]))
+    settings = RankSettings(**json.loads(sys.argv[2]))
     folder = Path(sys.argv[3])
     world = World(settings.layout.world, rank, rank)
     init_method = f"file://{folder / 'rendezvous'}"

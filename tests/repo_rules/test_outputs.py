@@ -291,7 +291,7 @@ def test_an_output_is_no_input_whatever_it_is_called(
             Path("link").symlink_to(path)
             spellings.append("link")
         for spelling in spellings:
-            refusal(name, spelling, monkeypatch, capfd)
+            assert refusal(name, spelling, monkeypatch, capfd).startswith("error: ")
 
 
 # commands that read every .jsonl file below a folder; the others read no file of theirs again

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
 from mega_model.decoder import Decoder
+from mega_schema.errors import ConfigError
 from mega_schema.spec import ModelSpec
+
+Result = TypeVar("Result")
 
 CPU_TOKENS = 2048  # products are no faster with more, and activations leave the caches
 GPU_TOKENS = 1 << 16
@@ -43,6 +48,28 @@ def free_memory(device: torch.device) -> int:
         return 1 << 30
     available = next((line for line in lines if line.startswith("MemAvailable:")), "MemAvailable: 1048576 kB")
     return int(available.split()[1]) * 1024
+
+
+def call_within_memory(function: Callable[[], Result], device: torch.device) -> Result | None:
+    """Return what a function computes; None: it does not fit in memory."""
+    try:
+        return function()
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+    # outside of the handler, whose traceback holds the tensors of the pass
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    return None
+
+
+def window_size_error(tokens: int) -> ConfigError:
+    """Return the error of a window of this many tokens that does not fit in memory alone."""
+    return ConfigError(
+        "--load",
+        f"a window of {tokens} tokens does not fit in memory",
+        hint="--dtype bfloat16, or a device with more memory",
+    )
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -14,6 +14,7 @@ from mega_schema.app.install_hint import install_hint
 from mega_schema.errors import ConfigError, FormatError
 
 SUFFIXES = (".gz", ".zst")
+JSON_LINES = (".jsonl", ".json", ".ndjson")
 
 
 def base_suffix(path: Path) -> str:
@@ -42,6 +43,25 @@ def open_file(path: Path) -> Iterator[BinaryIO]:
                 yield raw
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise FormatError(path, "damaged or truncated", found=str(error)) from None
+
+
+def read_utf8(path: Path, encoding: str = "utf-8") -> str:
+    """Read a UTF-8 file, which may be compressed; its line ends are not converted.
+
+    Args:
+        encoding: "utf-8-sig" drops a byte order mark.
+
+    Raises:
+        FormatError: the file is missing, damaged or not UTF-8.
+    """
+    with open_file(path) as file:
+        content = file.read()
+    try:
+        return content.decode(encoding)
+    except UnicodeDecodeError as error:
+        raise FormatError(
+            path, "not UTF-8", found=f"byte {error.object[error.start]:#04x} at {error.start}"
+        ) from None
 
 
 def check_file(path: Path) -> None:

@@ -10,14 +10,13 @@ from pathlib import Path
 import numpy as np
 import orjson
 
-from mega_eval.compressed_file import base_suffix, check_file, open_file
+from mega_eval.compressed_file import JSON_LINES, base_suffix, check_file, open_file, read_utf8
 from mega_eval.windows import Tokens, as_tokens
 from mega_schema.dataset.indexed_dataset import IndexedDataset, sibling
 from mega_schema.errors import FormatError
 from mega_schema.tokenizer.tokenizer import Tokenizer, TokenizerIdentity, check_same_tokenizer
 
 _log = logging.getLogger("mega.eval")
-JSON_LINES = (".jsonl", ".ndjson", ".json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +49,7 @@ def read_text(path: Path) -> str:
     Raises:
         FormatError: the file is missing, damaged, empty or not UTF-8.
     """
-    with open_file(path) as file:
-        content = file.read()
-    try:
-        text = content.decode()
-    except UnicodeDecodeError as error:
-        raise FormatError(
-            path, "not UTF-8", found=f"byte {error.object[error.start]:#04x} at {error.start}"
-        ) from None
+    text = read_utf8(path)
     if not text.strip():
         raise FormatError(path, "no text in the file")
     return text

@@ -13,11 +13,10 @@ from pathlib import Path
 
 import orjson
 
-from mega_eval.compressed_file import SUFFIXES, open_file
+from mega_eval.compressed_file import JSON_LINES, base_suffix, open_file, read_utf8
 from mega_schema.errors import FormatError
 
 # name of the file, uncompressed -> how its lines are read
-_JSON_LINES = (".jsonl", ".json", ".ndjson")
 _CSV = ".csv"
 _TSV = ".tsv"
 
@@ -132,7 +131,7 @@ def list_record_files(path: Path, suffixes: Sequence[str] = ()) -> list[Path]:
 def is_record_file(path: Path) -> bool:
     """Whether the name of a file is that of JSON lines, CSV or TSV, also compressed."""
     suffix = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
-    return suffix in (*_JSON_LINES, _CSV, _TSV)
+    return suffix in (*JSON_LINES, _CSV, _TSV)
 
 
 def read_records(files: Sequence[Path], columns: Sequence[str] = ()) -> list[TaskRecord]:
@@ -159,13 +158,7 @@ def read_text_of(path: Path) -> str:
     Raises:
         FormatError: it is damaged or not UTF-8.
     """
-    content = read_bytes_of(path)
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise FormatError(
-            path, "not UTF-8", found=f"byte {error.object[error.start]:#04x} at {error.start}"
-        ) from None
+    return read_utf8(path, "utf-8-sig")
 
 
 def read_bytes_of(path: Path) -> bytes:
@@ -195,12 +188,12 @@ def parse_object(line: str | bytes, where: str) -> dict[str, object]:
 
 
 def _read_file(path: Path, columns: Sequence[str]) -> Iterator[TaskRecord]:
-    suffix = path.with_suffix("").suffix if path.suffix in SUFFIXES else path.suffix
+    suffix = base_suffix(path)
     if suffix == ".txt":  # a RACE passage: the whole file is one object
         yield TaskRecord(
             f"{path}", parse_object(read_text_of(path), f"{path}"), f"{path.parent.name}/{path.name}"
         )
-    elif suffix in _JSON_LINES:
+    elif suffix in JSON_LINES:
         # only \n ends a line: texts contain U+2028 and the like
         for number, line in enumerate(read_text_of(path).split("\n"), 1):
             if line.strip():
@@ -209,7 +202,7 @@ def _read_file(path: Path, columns: Sequence[str]) -> Iterator[TaskRecord]:
     elif suffix in (_CSV, _TSV):
         yield from _read_table(path, suffix, columns)
     else:
-        wanted = ", ".join((*_JSON_LINES, _CSV, _TSV))
+        wanted = ", ".join((*JSON_LINES, _CSV, _TSV))
         raise FormatError(path, "no known ending of a task file", found=suffix or path.name, wanted=wanted)
 
 

@@ -35,6 +35,7 @@ import orjson
 
 from mega_eval.metrics import Metric
 from mega_eval.models.interface import ModelIdentity
+from mega_eval.outputs import check_folder, write_json
 from mega_eval.task_result import Example, TaskResult
 from mega_schema.atomic_io import atomic_write
 from mega_schema.errors import ConfigError
@@ -136,8 +137,7 @@ def check_writable(path: Path, inputs: Iterable[Path] = (), *, overwrite: bool =
             not a result, a result that may not be replaced, or a file without write permission.
     """
     check_local("--output", path)
-    if not path.parent.is_dir():
-        raise ConfigError("--output", "no such folder", found=path.parent, hint=f"mkdir -p {path.parent}")
+    check_folder("--output", path.parent)
     if path.is_dir():
         raise ConfigError("--output", "is a folder", found=path, hint=f"--output {path / 'result.json'}")
     if not os.access(path.parent, os.W_OK):
@@ -155,9 +155,8 @@ def write_result(path: Path, record: Mapping[str, object], examples: Iterable[Ex
     content = b"".join(orjson.dumps(asdict(example)) + b"\n" for example in examples)
     with atomic_write(samples) as partial:
         partial.write_bytes(content)
-    named = {**record, "samples": {"file": samples.name, "sha256": hashlib.sha256(content).hexdigest()}}
-    with atomic_write(path) as partial:
-        partial.write_bytes(orjson.dumps(named, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+    digest = hashlib.sha256(content).hexdigest()
+    write_json(path, {**record, "samples": {"file": samples.name, "sha256": digest}})
 
 
 def format_table(record: Mapping[str, object]) -> str:

@@ -7,12 +7,13 @@ V vocabulary; M targets of all windows.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from mega_eval.batch_size import choose_max_tokens, is_out_of_memory
+from mega_eval.batch_size import call_within_memory, choose_max_tokens, window_size_error
 from mega_eval.forward_plan import ForwardPass, plan_passes
 from mega_eval.models.interface import WindowScores
 from mega_eval.windows import Window
@@ -23,7 +24,6 @@ from mega_model.kernels.interface import OrderedLinear
 from mega_model.kernels.log_probabilities import LogProbabilities
 from mega_model.kernels.numba import has_numba, load_kernels
 from mega_model.token_tree_attention import PagedTreeAttention, PrefixKeyValues, TokenTreeAttention
-from mega_schema.errors import ConfigError
 
 MAX_LOGITS = 1 << 23  # elements of logits in memory: 32 MiB of float32; larger chunks are slower on a CPU
 
@@ -101,17 +101,12 @@ class ModelScorer:
 
     def _try_pass(self, forward_pass: ForwardPass, prefix: PrefixKeyValues) -> tuple[Tensor, Tensor] | None:
         """Return ln P of every target, float64, and the greedy choice, both (K,); None: out of memory."""
-        try:
-            row_R = torch.from_numpy(forward_pass.row_R).to(self.device)
-            x_RD = self.target_states(forward_pass, prefix, row_R)
-            return self._score_rows(forward_pass, x_RD)
-        except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
-                raise
-        # outside of the handler, whose traceback holds the tensors of the pass
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-        return None
+        return call_within_memory(partial(self._score_pass, forward_pass, prefix), self.device)
+
+    def _score_pass(self, forward_pass: ForwardPass, prefix: PrefixKeyValues) -> tuple[Tensor, Tensor]:
+        row_R = torch.from_numpy(forward_pass.row_R).to(self.device)
+        x_RD = self.target_states(forward_pass, prefix, row_R)
+        return self._score_rows(forward_pass, x_RD)
 
     def target_states(self, forward_pass: ForwardPass, prefix: PrefixKeyValues, row_R: Tensor) -> Tensor:
         """Compute the last hidden states of the tokens that make a scored prediction, (R, D)."""
@@ -195,9 +190,5 @@ def _halve(forward_pass: ForwardPass) -> int:
     """Return half the tokens of a pass that did not fit in memory."""
     tokens = forward_pass.tree.tokens
     if len(forward_pass.tree.count_C) == 1:
-        raise ConfigError(
-            "--load",
-            f"a window of {forward_pass.tree.cached + tokens} tokens does not fit in memory",
-            hint="--dtype bfloat16, or a device with more memory",
-        )
+        raise window_size_error(forward_pass.tree.cached + tokens)
     return tokens // 2

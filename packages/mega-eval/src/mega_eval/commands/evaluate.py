@@ -48,7 +48,7 @@ def run_task(
     Args:
         task: computes the result from the model.
         name, convention: those of the task's `TaskResult`, for the name of the result file.
-        files: input files of the task; their hashes stand in the result.
+        files: input files of the task; their hashes are part of the result.
         settings: the task's options that change the numbers.
         is_whole: whether the task evaluates all of its files, if that is known before it runs.
         published_as: the task of `canonical_files` whose data the first file may be; None: `name`.

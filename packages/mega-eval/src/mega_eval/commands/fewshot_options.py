@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import click
 
 from mega_eval.commands.task_options import PATH
 from mega_eval.tasks.fewshot import SAMPLERS
+from mega_schema.app.click_options import add_options
 
 
 def fewshot_options(sampler: str = "shared") -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -46,9 +48,4 @@ def fewshot_options(sampler: str = "shared") -> Callable[[Callable[..., None]], 
         ),
     )
 
-    def add(function: Callable[..., None]) -> Callable[..., None]:
-        for option in reversed(options):
-            function = option(function)
-        return function
-
-    return add
+    return partial(add_options, options=options)

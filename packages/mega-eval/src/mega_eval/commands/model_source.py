@@ -134,7 +134,7 @@ def _refuse_server_options(options: TaskOptions, *, is_foreign: bool) -> None:
 
 
 def _refuse_checkpoint_options(options: TaskOptions) -> None:
-    """Refuse what only a checkpoint of ours can do, and the ranks of torchrun."""
+    """Refuse what only a checkpoint of this project supports, and the ranks of torchrun."""
     assert options.load is not None
     choices = {
         "--batch-invariant": options.batch_invariant,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mega_schema.app.click_options import add_options
 from mega_schema.app.output_option import OUTPUT_FILE, OUTPUT_FOLDER
 
 if TYPE_CHECKING:
@@ -178,7 +179,4 @@ def task_options(function: Callable[..., None]) -> Callable[..., None]:
             return
         function(**keywords)
 
-    command: Callable[..., None] = run
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
+    return add_options(run, _OPTIONS)

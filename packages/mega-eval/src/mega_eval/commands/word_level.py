@@ -12,6 +12,7 @@ import click
 from mega_eval.commands.data_files import choose_path, data_files
 from mega_eval.commands.task_options import TaskOptions, task_options
 from mega_eval.conventions import LM_EVAL, OVERLAPPING
+from mega_schema.app.click_options import add_options
 
 if TYPE_CHECKING:
     from mega_eval.models.interface import LanguageModel
@@ -69,9 +70,7 @@ def _corpus_options(detokenizer: str) -> Callable[[Callable[..., None]], Callabl
     )
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
-        for option in reversed(options):
-            function = option(function)
-        return task_options(function)
+        return task_options(add_options(function, options))
 
     return decorate
 

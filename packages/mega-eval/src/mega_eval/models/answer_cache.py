@@ -85,11 +85,11 @@ class AnswerCache:
         return None if answer is None else (answer[_HEAD.size :].decode(), _seconds(answer))
 
     def add_scores(self, scores: Mapping[bytes, WindowScores], seconds: float) -> None:
-        """Append the scores of a batch, which took so many seconds."""
+        """Append the scores of a batch; `seconds` is the time that it took."""
         self._append({digest: _encode_scores(score) for digest, score in scores.items()}, seconds)
 
     def add_texts(self, texts: Mapping[bytes, str], seconds: float) -> None:
-        """Append the continuations of a batch, which took so many seconds."""
+        """Append the continuations of a batch; `seconds` is the time that it took."""
         self._append({digest: text.encode() for digest, text in texts.items()}, seconds)
 
     def _append(self, bodies: Mapping[bytes, bytes], seconds: float) -> None:

@@ -8,16 +8,24 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Collection, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from mega_eval.batch_size import CPU_TOKENS, GPU_TOKENS, free_memory, is_out_of_memory
+from mega_eval.batch_size import (
+    CPU_TOKENS,
+    GPU_TOKENS,
+    call_within_memory,
+    free_memory,
+    window_size_error,
+)
+from mega_eval.models.greedy_continuation import cut_at_stop, cut_prompt
 from mega_eval.models.interface import GenerationRequest, ModelIdentity, WindowScores
 from mega_eval.windows import Window
-from mega_schema.errors import ConfigError, FormatError
+from mega_schema.errors import FormatError
 from mega_schema.tokenizer.tokenizer import Tokenizer
 
 MAX_LOGITS = 1 << 27  # elements of a batch's logits: 512 MiB of float32
@@ -70,7 +78,8 @@ class HuggingFaceModel:
         while start < len(order):
             batch = self._take_batch(windows, order, start, max_tokens)
             if not all(number in answered for number in batch):
-                scores = self._try_batch([windows[number] for number in batch])
+                score = partial(self._score, [windows[number] for number in batch])
+                scores = call_within_memory(score, self._device)
                 if scores is None:
                     max_tokens = _halve_batch(batch, windows)
                     continue
@@ -101,19 +110,8 @@ class HuggingFaceModel:
             batch.append(number)
         return batch
 
-    def _try_batch(self, windows: Sequence[Window]) -> list[WindowScores] | None:
-        """Score windows in one forward pass; None: it does not fit in memory."""
-        try:
-            return self._score(windows)
-        except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
-                raise
-        # outside of the handler, whose traceback holds the tensors of the pass
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
-        return None
-
     def _score(self, windows: Sequence[Window]) -> list[WindowScores]:
+        """Score windows in one forward pass."""
         longest = max(window.input_length for window in windows)
         first = min(window.input_length - window.target_length for window in windows)
         ids_BT = np.zeros((len(windows), longest), np.int64)
@@ -160,8 +158,7 @@ class HuggingFaceModel:
         """Continue one prompt until the end of the document, and cut the text at the first stop string."""
         from transformers import GenerationConfig
 
-        room = self.context_length - request.max_tokens
-        prompt = list(request.prompt[-max(1, room) :])
+        prompt = cut_prompt(request, self.context_length)
         eod = self.tokenizer.identity.eod
         config = GenerationConfig(
             do_sample=False,
@@ -175,9 +172,7 @@ class HuggingFaceModel:
             ids_BT, attention_mask=torch.ones_like(ids_BT), generation_config=config
         )
         ids = output[0, len(prompt) :].tolist()
-        text = self.tokenizer.decode(ids[:-1] if ids[-1:] == [eod] else ids)
-        ends = [text.find(stop) for stop in request.stop if stop in text]
-        return text[: min(ends)] if ends else text
+        return cut_at_stop(self.tokenizer.decode(ids[:-1] if ids[-1:] == [eod] else ids), request.stop)
 
     def check_causal(self) -> None:
         """Check that the logits of a token do not change with a later token.
@@ -207,9 +202,5 @@ def _halve_batch(batch: Sequence[int], windows: Sequence[Window]) -> int:
     """Return half the tokens of a batch that did not fit in memory."""
     longest = windows[batch[0]].input_length
     if len(batch) == 1:
-        raise ConfigError(
-            "--load",
-            f"a window of {longest} tokens does not fit in memory",
-            hint="--dtype bfloat16, or a device with more memory",
-        )
+        raise window_size_error(longest)
     return len(batch) * longest // 2

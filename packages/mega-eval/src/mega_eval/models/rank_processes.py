@@ -16,6 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import NoReturn
 
@@ -51,7 +52,7 @@ class RankProcesses:
         self._reported = threading.Event()
         self._message = ""
         words = [sys.executable, "-P", "-m", "mega_eval.models.rank_processes"]
-        content = json.dumps({**settings.to_dict(), "world": world, "init_method": self.init_method})
+        content = json.dumps({**asdict(settings), "world": world, "init_method": self.init_method})
         self._processes = [
             subprocess.Popen([*words, str(rank), content], stdin=subprocess.PIPE, process_group=0)
             for rank in range(1, world)
@@ -136,7 +137,7 @@ def main(argv: Sequence[str]) -> NoReturn:
     init_method = values.pop("init_method")
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     try:
-        run_worker(world, RankSettings.from_dict(values), init_method)
+        run_worker(world, RankSettings(**values), init_method)
     except LostRankError:
         sys.exit(1)  # rank 0 reports it
     except MegaError as error:

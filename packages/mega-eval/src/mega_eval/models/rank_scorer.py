@@ -1,7 +1,7 @@
 """Score windows by a decoder that is split over tensor and pipeline parallel ranks.
 
-Every rank of a model copy makes the same passes. A stage passes its activations on and goes on with the next
-pass. Of the logits only their maximum, their sum of exponents and that of the targets are exchanged
+Every rank of a model copy makes the same passes. A stage sends its activations to the next stage and starts
+the next pass. Of the logits only their maximum, their sum of exponents and that of the targets are exchanged
 (arXiv:1909.08053 section 3).
 
 Legend: T tokens of a pass; R tokens that make a scored prediction; C of them at a time; K scored predictions;

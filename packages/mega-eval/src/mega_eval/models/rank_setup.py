@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
 
 import torch
 
@@ -43,15 +41,6 @@ class RankSettings:
     def layout(self) -> Layout:
         """The parallel layout."""
         return Layout(tp=self.tp, pp=self.pp, dp=self.dp)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON values."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Build the settings from their fields."""
-        return cls(**values)
 
 
 def check_layout(checkpoint: Checkpoint, settings: RankSettings) -> None:

@@ -12,7 +12,7 @@ def rolling_windows(ids: Sequence[int], prefix_id: int, length: int) -> list[Win
 
     The first token is predicted from the prefix token. Each window but the last predicts `length` tokens,
     the first of them from one token; the last predicts the rest, each from a whole window of tokens before
-    it, if the text has so many.
+    it, if the text is that long.
 
     Args:
         length: tokens the model can read.

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 import click
 
 from mega_schema.errors import ConfigError
+
+
+def add_options(
+    command: Callable[..., Any], options: Iterable[Callable[[Callable[..., Any]], Callable[..., Any]]]
+) -> Callable[..., Any]:
+    """Add options to a command; `--help` lists them in this order."""
+    for decorate in reversed(list(options)):
+        command = decorate(command)
+    return command
 
 
 class NonEmptyPath(click.Path):

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mega_schema.app.click_options import NonEmptyPath
+from mega_schema.app.click_options import NonEmptyPath, add_options
 from mega_schema.errors import ConfigError
-from mega_serve.commands.option_groups import add_options, option_group
+from mega_serve.commands.option_groups import option_group
 
 if TYPE_CHECKING:
     from mega_serve.client.http import ServerClient

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from mega_schema.app.cli_runner import TerminationError, raise_at_sigterm
-from mega_schema.app.click_options import NonEmptyPath
+from mega_schema.app.click_options import NonEmptyPath, add_options
 from mega_schema.app.output_option import OUTPUT_FILE
 from mega_schema.app.progress import progress_bar
 from mega_schema.errors import ConfigError, MegaError
 from mega_serve.commands.api_options import build_api_options
-from mega_serve.commands.option_groups import GroupedCommand, add_options, option_group
+from mega_serve.commands.option_groups import GroupedCommand, option_group
 from mega_serve.commands.output_checks import check_output_file
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -53,12 +53,3 @@ def option_group(heading: str) -> Callable[..., Callable[..., Any]]:
         return click.option(*names, cls=kind, group=heading, **settings)
 
     return option
-
-
-def add_options(
-    command: Callable[..., Any], options: Iterable[Callable[[Callable[..., Any]], Callable[..., Any]]]
-) -> Callable[..., Any]:
-    """Add options to a command; `--help` lists them in this order."""
-    for decorate in reversed(list(options)):
-        command = decorate(command)
-    return command

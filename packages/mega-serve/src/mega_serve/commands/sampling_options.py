@@ -8,8 +8,9 @@ from typing import Any, Final, NamedTuple
 
 import click
 
+from mega_schema.app.click_options import add_options
 from mega_schema.errors import ConfigError
-from mega_serve.commands.option_groups import add_options, option_group
+from mega_serve.commands.option_groups import option_group
 
 _sampling = option_group("Sampling")
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mega_schema.app.click_options import add_options
 from mega_serve import __version__
 from mega_serve.commands.api_options import api_settings, build_api_options, warn_of_template
 from mega_serve.commands.engine_options import (
@@ -21,7 +22,7 @@ from mega_serve.commands.engine_options import (
     engine_settings,
     open_checkpoint,
 )
-from mega_serve.commands.option_groups import GroupedCommand, add_options, option_group
+from mega_serve.commands.option_groups import GroupedCommand, option_group
 from mega_serve.commands.server_options import (
     build_certificate,
     build_config,

@@ -12,9 +12,9 @@ from typing import Any
 
 import click
 
-from mega_schema.app.click_options import NonEmptyPath
+from mega_schema.app.click_options import NonEmptyPath, add_options
 from mega_schema.errors import ConfigError
-from mega_serve.commands.option_groups import add_options, option_group
+from mega_serve.commands.option_groups import option_group
 from mega_serve.http.auth import ENVIRONMENT, load_keys
 from mega_serve.http.config import ServerConfig
 from mega_serve.http.limits import Limits

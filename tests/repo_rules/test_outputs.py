@@ -17,6 +17,7 @@ from pathlib import Path
 import click
 import pytest
 
+from mega_schema.app.click_options import LocalPath
 from mega_schema.app.output_option import OutputPath
 from tests.evaluation import choice_rows
 from tests.repo_rules import faulty_inputs
@@ -189,6 +190,13 @@ WRITES_NOTHING = {"mega-train plan", "mega-train validate"}
 
 def options() -> Iterator[tuple[str, click.Option]]:
     """Every option that names a path, with the command it is of."""
+    for command, param in parameters():
+        if isinstance(param, click.Option) and isinstance(param.type, click.Path):
+            yield command, param
+
+
+def parameters() -> Iterator[tuple[str, click.Parameter]]:
+    """Every option and argument, with the command it is of."""
     for program in PROGRAMS:
         module = vars(importlib.import_module(f"{program.replace('-', '_')}.cli"))
         groups = [value for value in module.values() if isinstance(value, click.Group)]
@@ -199,9 +207,8 @@ def options() -> Iterator[tuple[str, click.Option]]:
             for name, subcommand in subcommands_of(group).items()
         ]
         for command, subcommand in inner or alone:
-            for option in subcommand.params:
-                if isinstance(option, click.Option) and isinstance(option.type, click.Path):
-                    yield command, option
+            for param in subcommand.params:
+                yield command, param
 
 
 def test_every_option_that_names_a_path_is_read_or_listed_as_an_output() -> None:
@@ -211,6 +218,17 @@ def test_every_option_that_names_a_path_is_read_or_listed_as_an_output() -> None
         is_output = isinstance(option.type, OutputPath) or not READ.fullmatch(option.opts[0])
         if is_output and command not in WRITES_NOTHING:
             assert any(f"{command} {name}" in listed for name in option.opts), f"{command} {option.opts}"
+
+
+def test_every_other_option_and_argument_that_names_a_path_refuses_a_url() -> None:
+    paths = [(command, param) for command, param in parameters() if isinstance(param.type, click.Path)]
+    assert len(paths) > 100
+    wrong = [f"{command} {param.opts[0]}" for command, param in paths if not _is_local(param.type)]
+    assert wrong == []
+
+
+def _is_local(kind: click.ParamType) -> bool:
+    return isinstance(kind, LocalPath | OutputPath)
 
 
 def test_every_listed_output_is_an_option() -> None:

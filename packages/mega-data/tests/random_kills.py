@@ -72,7 +72,8 @@ def main(folder: Path, kind: str, seed: int, count: int) -> None:
         _, status = os.waitpid(child, 0)
         killed = os.WIFSIGNALED(status)
         seen["killed"] += killed
-        # the first run also loads code, and other processes come and go: the wait follows what children need now
+        # the first run also loads code, and other processes come and go: the wait follows the time that
+        # children need now
         longest_wait *= 1.1 if killed else 0.8
         if not prefix.with_name(prefix.name + ".idx").exists():
             seen["absent"] += 1

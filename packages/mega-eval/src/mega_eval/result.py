@@ -39,7 +39,8 @@ from mega_eval.outputs import check_folder, write_json
 from mega_eval.task_result import Example, TaskResult
 from mega_schema.atomic_io import atomic_write
 from mega_schema.errors import ConfigError
-from mega_schema.outputs import check_local, check_output, has_keys
+from mega_schema.outputs import check_output, has_keys
+from mega_schema.urls import check_local
 
 FORMAT = 2
 KEYS = (

@@ -20,9 +20,9 @@ from mega_schema.dataset.dataset_info import sibling
 from mega_schema.errors import ConfigError
 from mega_schema.tokenizer.files import COMPANION_FILES
 from mega_schema.tokenizer.identity import IDENTITY
+from mega_schema.urls import check_local
 
 Kind = Literal["file", "folder"]
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
 _MAX_NAMES = 3  # names of a folder's files in a message
 _HEAD = 1 << 16  # bytes read to recognise a file
 _IMAGE = b"\x89PNG\r\n\x1a\n"
@@ -113,19 +113,6 @@ def check_dataset_output(option: str, prefix: Path, *, inputs: Iterable[Path] = 
 def dataset_files(prefix: Path) -> list[Path]:
     """Return the files that a dataset may have."""
     return [sibling(prefix, suffix) for suffix in (".bin", ".idx", ".json")]
-
-
-def check_local(option: str, path: Path) -> None:
-    """Refuse a URL, which would become a local folder of that name.
-
-    Raises:
-        ConfigError: the path is a URL.
-    """
-    if match := _URL.match(str(path)):
-        hint = "name a local path, and copy what is there afterwards, as `aws s3 cp --recursive` does"
-        found = f"{match[1]}://{str(path)[match.end() :].lstrip('/')}"
-        wanted = "a path of this machine"
-        raise ConfigError(option, "is a URL", found=found, wanted=wanted, hint=hint)
 
 
 def is_tokenizer(folder: Path) -> bool:

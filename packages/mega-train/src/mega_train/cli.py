@@ -11,6 +11,7 @@ from typing import Any, Literal, NoReturn, get_args
 import click
 
 from mega_schema.app.cli_runner import run_command as run_command
+from mega_schema.app.click_options import LocalPath
 from mega_schema.app.config import add_flags, load_config
 from mega_schema.app.output_option import OUTPUT_FILE
 from mega_schema.errors import ConfigError
@@ -140,8 +141,8 @@ def validate(
 
 
 @app.command()
-@click.argument("first_path", metavar="ONE", type=click.Path(path_type=Path))
-@click.argument("second_path", metavar="OTHER", type=click.Path(path_type=Path))
+@click.argument("first_path", metavar="ONE", type=LocalPath())
+@click.argument("second_path", metavar="OTHER", type=LocalPath())
 @click.option("--world", type=click.IntRange(min=1), help="Number of processes, if no checkpoint records it.")
 @click.option(
     "--family",
@@ -198,7 +199,7 @@ def presets() -> None:
 
 
 @app.command()
-@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("runs", nargs=-1, required=True, type=LocalPath())
 @click.option("--output", type=OUTPUT_FILE, default=Path("loss.png"))
 def curve(runs: tuple[Path, ...], output: Path) -> None:
     """Plot the loss of RUNS (the folders given to --save) as a PNG."""
@@ -209,8 +210,8 @@ def curve(runs: tuple[Path, ...], output: Path) -> None:
 
 
 @app.command()
-@click.argument("run", type=click.Path(path_type=Path))
-@click.option("--compare-with", type=click.Path(path_type=Path), help="Another run to compare with.")
+@click.argument("run", type=LocalPath())
+@click.option("--compare-with", type=LocalPath(), help="Another run to compare with.")
 @click.option(
     "--output",
     type=OUTPUT_FILE,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import click
 
+from mega_schema.app.click_options import LocalPath
 from mega_schema.errors import ConfigError
 
-PATH = click.Path(path_type=Path)
+PATH = LocalPath()
 DEGREE = click.IntRange(min=1)
 TP = click.option(
     "--tp",

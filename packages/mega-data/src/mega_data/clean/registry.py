@@ -30,6 +30,7 @@ from mega_data.clean.sentence_dedup import SentenceDedupStep
 from mega_data.clean.urls import UrlFilter
 from mega_schema.app.config import did_you_mean
 from mega_schema.errors import ConfigError
+from mega_schema.urls import check_local
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,10 +139,13 @@ def _convert_value(value: Any, target_type: Any, where: str) -> Any:
         wanted = "an integer" if target_type is int else "a number"
         raise ConfigError(where, "wrong value", found=repr(value), wanted=f"{wanted}, not negative")
     if target_type is str and isinstance(value, str):
+        check_local(where, value)
         return value
     if target_type == tuple[str, ...]:
         values = value.split("+") if isinstance(value, str) else value
         if isinstance(values, Sequence) and all(isinstance(item, str) for item in values):
+            for item in values:
+                check_local(where, item)
             return tuple(values)
     wanted = "a text" if target_type is str else "a list of texts"
     raise ConfigError(where, "wrong value", found=repr(value), wanted=wanted)

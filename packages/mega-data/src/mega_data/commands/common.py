@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from mega_schema.app.click_options import MultiValueCommand
+from mega_schema.app.click_options import LocalPath, MultiValueCommand
 from mega_schema.app.progress import ProgressBar, progress_bar
 
 if TYPE_CHECKING:
     from mega_data.error_limit import ErrorCount, ErrorLimit
     from mega_data.task_stages import TaskResult, TaskStage
 
-EXISTING = click.Path(exists=True, dir_okay=False, path_type=Path)
-ANY_PATH = click.Path(path_type=Path)
+EXISTING = LocalPath(exists=True, dir_okay=False)
+ANY_PATH = LocalPath()
 WORKERS = click.IntRange(min=1)
 MAX_LINES = 50  # of progress of a stage in a log
 EXECUTOR = click.Choice(["local", "slurm-array", "ray"])
 ON_ERROR = click.Choice(["fail", "skip"])
 LAST_CALL_HELP = "the last call, without --stage, publishes the files."
-FOLDER = click.Path(file_okay=False, path_type=Path)
+FOLDER = LocalPath(file_okay=False)
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

@@ -7,10 +7,11 @@ from pathlib import Path
 import click
 
 from mega_data.commands.common import ANY_PATH, WORKERS, RepeatableOptionCommand, warn_replaced
+from mega_schema.app.click_options import LocalPath
 from mega_schema.app.output_option import OUTPUT_PREFIX
 from mega_schema.app.progress import progress_bar
 
-FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+FOLDER = LocalPath(exists=True, file_okay=False)
 
 
 @click.command(cls=RepeatableOptionCommand)

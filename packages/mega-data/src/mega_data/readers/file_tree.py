@@ -25,6 +25,7 @@ import orjson
 from mega_data.readers.blocks import QUARANTINE_KEYS
 from mega_schema.errors import ConfigError
 from mega_schema.outputs import TOKENIZER_FILES
+from mega_schema.urls import check_local
 
 log = logging.getLogger("mega.data")
 
@@ -56,6 +57,7 @@ class FileResolver:
             ConfigError: it names no file, a link is broken, or a folder contains several splits of a Hugging
                 Face dataset.
         """
+        check_local("--input", word)
         paths = _resolve_word(word, self._is_readable)
         if not paths:
             raise ConfigError("--input", "no files there", found=word, wanted=self._wanted)

@@ -112,7 +112,7 @@ def expand_inputs(words: Sequence[str], file_format: str | None = None) -> list[
     for word in words:
         if word == STDIN:
             inputs.setdefault(word, InputFile(Path(word), file_format or "jsonl"))
-        elif word.startswith(HUB_PREFIX):
+        elif word.startswith(HUB_PREFIX) and not word.startswith(f"{HUB_PREFIX}//"):
             inputs.setdefault(word, InputFile(Path(HubDataset.parse(word).word), HUB_FORMAT))
         else:
             for path in files.resolve(word):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
+from mega_schema.app.click_options import LocalPath
 from mega_schema.app.output_option import OUTPUT_FILE
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ KEYS = ("format", "results", "comparisons", "notes", "resamples", "seed", "fdr")
 
 
 @click.command()
-@click.argument("results", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RESULT.json...")
+@click.argument("results", nargs=-1, required=True, type=LocalPath(), metavar="RESULT.json...")
 @click.option(
     "--pairs",
     type=click.Choice(["first", "all"]),

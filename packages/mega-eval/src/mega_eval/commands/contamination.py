@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
+from mega_schema.app.click_options import LocalPath
 from mega_schema.app.output_option import OUTPUT_FILE
 
 if TYPE_CHECKING:
     from mega_eval.contamination import Unit
 
-_PATH = click.Path(path_type=Path)
+_PATH = LocalPath()
 
 
 @click.command()

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import click
 
+from mega_schema.app.click_options import LocalPath
 from mega_schema.app.output_option import OUTPUT_FILE
 
 
 @click.command()
-@click.argument("results", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RESULT.json...")
+@click.argument("results", nargs=-1, required=True, type=LocalPath(), metavar="RESULT.json...")
 @click.option(
     "--output", type=OUTPUT_FILE, default="report.html", show_default=True, help="HTML file to write."
 )

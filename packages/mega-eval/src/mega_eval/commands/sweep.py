@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from mega_schema.app.click_options import LocalPath
 from mega_schema.app.output_option import OUTPUT_FOLDER
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ _CHART = "sweep.png"
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
-@click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
+@click.argument("run", type=LocalPath(), metavar="RUN")
 @click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="TASK [TASK OPTIONS]...")
 @click.option("--output", type=OUTPUT_FOLDER, help="Folder of the results.  [default: sweep-TASK-RUN]")
 @click.option("--overwrite", is_flag=True, help="Evaluate checkpoints again that have a result.")

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mega_schema.app.click_options import add_options
+from mega_schema.app.click_options import LocalPath, add_options
 from mega_schema.app.output_option import OUTPUT_FILE, OUTPUT_FOLDER
 
 if TYPE_CHECKING:
     from mega_model.distributed.mesh import World
 
-PATH = click.Path(path_type=Path)
+PATH = LocalPath()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ from typing import NoReturn
 import click
 
 from mega_schema.app.click_messages import rephrase_usage, rephrase_value
+from mega_schema.app.click_options import flag_of
 from mega_schema.errors import MegaError
 
 MISTAKE = 2
@@ -91,22 +92,15 @@ def format_click_error(error: click.ClickException) -> str:
         case click.BadOptionUsage(option_name=flag):
             text = f"{flag}: needs a value"
         case click.MissingParameter(param=click.Option() as option):
-            text = f"{_flag_of(option)}: missing; hint: add {_flag_of(option)} ..."
+            text = f"{flag_of(option)}: missing; hint: add {flag_of(option)} ..."
         case click.MissingParameter(param=click.Parameter() as argument):
-            text = f"{_flag_of(argument)}: missing"
+            text = f"{flag_of(argument)}: missing"
             if (context := error.ctx) is not None:
                 usage = " ".join(context.command.collect_usage_pieces(context))
                 text += f"; hint: {context.command_path} {usage}"
         case click.BadParameter(param=click.Parameter() as parameter):
-            text = f"{_flag_of(parameter)}: {rephrase_value(error.message)}"
+            text = f"{flag_of(parameter)}: {rephrase_value(error.message)}"
     return " ".join(text.split())
-
-
-def _flag_of(parameter: click.Parameter) -> str:
-    """Return the long form of an option, or an argument's name as `--help` shows it."""
-    if not isinstance(parameter, click.Option):
-        return parameter.metavar or parameter.opts[0].upper()
-    return next((flag for flag in parameter.opts if flag.startswith("--")), parameter.opts[0])
 
 
 def _exit_with(message: str) -> NoReturn:

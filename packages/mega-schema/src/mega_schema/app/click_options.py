@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, ClassVar
 
 import click
 
 from mega_schema.errors import ConfigError
+from mega_schema.urls import check_local
 
 
 def add_options(
@@ -19,7 +21,25 @@ def add_options(
     return command
 
 
-class NonEmptyPath(click.Path):
+def flag_of(parameter: click.Parameter) -> str:
+    """Return the long form of an option, or an argument's name as `--help` shows it."""
+    if not isinstance(parameter, click.Option):
+        return parameter.metavar or parameter.opts[0].upper()
+    return next((flag for flag in parameter.opts if flag.startswith("--")), parameter.opts[0])
+
+
+class LocalPath(click.Path):
+    """A path of this machine to read; a URL is refused before it is taken for a relative path."""
+
+    def __init__(self, *, exists: bool = False, file_okay: bool = True, dir_okay: bool = True) -> None:
+        super().__init__(exists=exists, file_okay=file_okay, dir_okay=dir_okay, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        check_local(flag_of(param) if param else "", value)
+        return super().convert(value, param, ctx)
+
+
+class NonEmptyPath(LocalPath):
     """A path that is not empty: an unset shell variable would mean the working directory."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:

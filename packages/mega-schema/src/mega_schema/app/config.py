@@ -29,8 +29,9 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 import click
 
-from mega_schema.app.click_options import MultiOption, NonEmptyPath
+from mega_schema.app.click_options import LocalPath, MultiOption, NonEmptyPath
 from mega_schema.errors import ConfigError
+from mega_schema.urls import check_local
 
 R = TypeVar("R")
 WordList = tuple[str, ...]
@@ -120,7 +121,7 @@ def add_flags(cls: type[Any]) -> Callable[[Command], Command]:
         )(command)
         return click.option(
             "--config",
-            type=click.Path(path_type=Path, dir_okay=False),
+            type=LocalPath(dir_okay=False),
             help="TOML file with a table for each section.",
         )(command)
 
@@ -270,6 +271,7 @@ def _convert(key: ConfigKey, value: Any, where: str) -> Any:
     if kind is float and type(value) is int:
         return float(value)
     if kind is Path and isinstance(value, str | Path):
+        check_local(where, value)
         return Path(value)
     if get_origin(kind) is tuple and isinstance(value, list | tuple) and _matches_tuple(kind, value):
         return tuple(value)
@@ -352,7 +354,7 @@ def _click_option(key: ConfigKey) -> Callable[[Command], Command]:
         )
     if get_origin(kind) is tuple:
         return click.option(key.flag, key.name, type=get_args(kind), default=None, help=text)
-    types = {int: click.INT, float: click.FLOAT, str: click.STRING, Path: NonEmptyPath(path_type=Path)}
+    types = {int: click.INT, float: click.FLOAT, str: click.STRING, Path: NonEmptyPath()}
     return click.option(key.flag, key.name, type=types[kind], default=None, help=text)
 
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import click
 
+from mega_schema.app.click_options import flag_of
 from mega_schema.errors import ConfigError
-from mega_schema.outputs import check_local
+from mega_schema.urls import check_local
 
 
 class OutputPath(click.Path):
@@ -25,19 +26,14 @@ class OutputPath(click.Path):
         self.kind = kind
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        option = _option(param)
+        option = flag_of(param) if param else "output"
         if str(value) == "":
             raise ConfigError(option, "is empty", wanted=f"the path of a {self.kind}")
-        check_local(option, Path(value))
+        check_local(option, value)
         if self.kind != "folder" and str(value).endswith(("/", "/.", "/..")):
             hint = f"{option} {Path(value) / 'corpus'}"
             raise ConfigError(option, "is a folder", found=value, wanted=f"a {self.kind}", hint=hint)
         return super().convert(value, param, ctx)
-
-
-def _option(param: click.Parameter | None) -> str:
-    names = param.opts if param else []
-    return next((name for name in names if name.startswith("--")), "output")
 
 
 OUTPUT_FILE = OutputPath("file")

@@ -24,6 +24,7 @@ from mega_schema.dataset.idx_content import CHUNK, CODES, CUT_OFF, INDEX_FORMATS
 from mega_schema.dataset.idx_mmap import HEADER, MAGIC, VERSION
 from mega_schema.dataset.indexed_writer import IndexedWriter
 from mega_schema.errors import FormatError
+from mega_schema.urls import check_local
 
 __all__ = [
     "CODES",
@@ -113,6 +114,7 @@ class IndexedDataset:
         Raises:
             FormatError: a file is missing, cut off, of another format, or does not match the others.
         """
+        check_local("", prefix)
         self.prefix = prefix
         index_path, payload_path = sibling(prefix, ".idx"), sibling(prefix, ".bin")
         if not index_path.is_file():

@@ -22,7 +22,7 @@ def build_api_options(group: Callable[..., Callable[..., Any]]) -> tuple[Callabl
         group("--served-model-name", help="Id of the model in the APIs; by default its directory."),
         group(
             "--chat-template",
-            type=NonEmptyPath(exists=True, path_type=Path, dir_okay=False),
+            type=NonEmptyPath(exists=True, dir_okay=False),
             help="Jinja template of chats; by default the checkpoint's.",
         ),
         group(

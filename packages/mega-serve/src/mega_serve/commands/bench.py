@@ -6,7 +6,6 @@ import asyncio
 import math
 import time
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -63,7 +62,7 @@ _POSITIVE: Final = click.FloatRange(min=0, min_open=True)
 )
 @_dataset(
     "--dataset-path",
-    type=NonEmptyPath(exists=True, dir_okay=False, path_type=Path),
+    type=NonEmptyPath(exists=True, dir_okay=False),
     metavar="FILE",
     help="File of a custom or a sharegpt workload.",
 )

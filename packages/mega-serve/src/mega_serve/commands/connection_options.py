@@ -24,7 +24,7 @@ def connection_options(function: Callable[..., Any]) -> Callable[..., Any]:
     options = (
         _connection(
             "--api-key-file",
-            type=NonEmptyPath(exists=True, dir_okay=False, path_type=Path),
+            type=NonEmptyPath(exists=True, dir_okay=False),
             metavar="FILE",
             help="File with the API key: a line with KEY, or NAME:KEY as in the server's file.  "
             "[default: the environment's MEGA_API_KEY or OPENAI_API_KEY]",

@@ -26,7 +26,7 @@ _OPTIONS = (
     _model(
         "--load",
         required=True,
-        type=NonEmptyPath(path_type=Path),
+        type=NonEmptyPath(),
         metavar="DIR",
         help="Checkpoint directory, or run directory (its latest).",
     ),

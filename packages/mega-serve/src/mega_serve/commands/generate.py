@@ -46,7 +46,7 @@ RequestT = TypeVar("RequestT")
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 _RESUME: Final = "run the same command again to resume"
-_INPUT: Final = NonEmptyPath(exists=True, dir_okay=False, path_type=Path)
+_INPUT: Final = NonEmptyPath(exists=True, dir_okay=False)
 _batch = option_group("OpenAI batch file")
 _samples = option_group("Samples")
 _run = option_group("Run")

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from mega_schema.app.click_options import NonEmptyPath, add_options
+from mega_schema.app.click_options import LocalPath, NonEmptyPath, add_options
 from mega_schema.errors import ConfigError
 from mega_serve.commands.option_groups import option_group
 from mega_serve.http.auth import ENVIRONMENT, load_keys
@@ -74,11 +74,11 @@ def limit_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def security_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the flags of keys, hosts, origins, TLS and rates."""
-    file = click.Path(path_type=Path, dir_okay=False)
+    file = LocalPath(dir_okay=False)
     options = (
         _security(
             "--api-key-file",
-            type=NonEmptyPath(exists=True, path_type=Path, dir_okay=False),
+            type=NonEmptyPath(exists=True, dir_okay=False),
             help=f"File of accepted API keys, one a line: KEY or NAME:KEY. {ENVIRONMENT} holds keys too.",
         ),
         _security("--public-metrics", is_flag=True, help="Serve /metrics without a key."),

@@ -129,6 +129,51 @@ def test_answers_are_those_of_the_converted_checkpoint(pair: tuple[Path, Path]) 
     assert len(set(answers[0])) > 4  # some end at a stop string
 
 
+def test_continuations_of_a_batch_are_those_of_each_prompt_alone(pair: tuple[Path, Path]) -> None:
+    rng = np.random.default_rng(6)
+    # the longest prompt and the longest answer together exceed the context
+    sizes = [(CONTEXT - 4, 4), (2, CONTEXT - 3), *((int(n), int(n) % 9 + 3) for n in rng.integers(1, 40, 9))]
+    requests = [
+        GenerationRequest(tuple(rng.integers(2, 300, length).tolist()), most, ("]",))
+        for length, most in sizes
+    ]
+    model = open_folder(pair[0])
+    batches = list(model.generate_batches(requests))
+    assert len(batches) < len(requests) / 2
+    texts = dict(answer for batch in batches for answer in batch)
+    for number, request in enumerate(requests):
+        [[(_, alone)]] = model.generate_batches([request])
+        assert texts[number] == alone
+    answered = {number for number, _ in batches[0]}
+    assert list(model.generate_batches(requests, answered)) == batches[1:]
+
+
+def test_a_batch_that_does_not_fit_in_memory_is_cut_into_halves(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = open_folder(llama)
+    requests = [GenerationRequest((5, 9, 2 + n), 3) for n in range(7)]
+    expected = dict(answer for batch in model.generate_batches(requests) for answer in batch)
+    generate = model._module.generate
+
+    def fail_above_two(ids: torch.Tensor, **options: object) -> object:
+        if len(ids) > 2:
+            raise torch.OutOfMemoryError
+        return generate(ids, **options)
+
+    monkeypatch.setattr(model._module, "generate", fail_above_two)
+    batches = list(model.generate_batches(requests))
+    assert max(len(batch) for batch in batches) <= 2
+    assert dict(answer for batch in batches for answer in batch) == expected
+
+    def fail(*words: object, **options: object) -> object:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(model._module, "generate", fail)
+    with pytest.raises(ConfigError, match="a window of 6 tokens does not fit in memory"):
+        list(model.generate_batches(requests))
+
+
 def test_rows_of_the_model_without_token_have_probability_and_are_never_generated(folder: Path) -> None:
     from transformers import LlamaConfig
 

@@ -1,8 +1,10 @@
 import random
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
+import torch
 
 import mega_eval.models.batch_generator
 from mega_eval.generation_plan import plan_batches
@@ -15,7 +17,7 @@ from mega_model.generate import generate
 from mega_model.init import initial_values
 from mega_model.token_tree import TokenTree
 from mega_schema.arch import table
-from mega_schema.errors import RequestError
+from mega_schema.errors import ConfigError, RequestError
 from mega_schema.spec import gpt, llama
 from mega_schema.tokenizer.tokenizer import open_tokenizer
 
@@ -120,6 +122,26 @@ def test_batches_do_not_depend_on_what_is_answered(tokenizer, monkeypatch):
     assert max(len(batch) for batch in batches) == 4
     answered = {number for number, _ in [*batches[1], batches[2][0]]}
     assert list(generator.generate_batches(requests, answered)) == [batches[0], *batches[2:]]
+
+
+def test_a_batch_that_does_not_fit_in_memory_is_cut_into_halves(tokenizer, monkeypatch):
+    decoder, generator = build_generator("gpt", tokenizer)
+    requests = random_requests(5)
+    expected = dict(answer for batch in generator.generate_batches(requests) for answer in batch)
+    hidden_states = decoder.hidden_states
+
+    def fail_above(most, x, *args, **options):
+        if len(x) > most:
+            raise torch.OutOfMemoryError
+        return hidden_states(x, *args, **options)
+
+    monkeypatch.setattr(decoder, "hidden_states", partial(fail_above, 60))
+    batches = list(generator.generate_batches(requests))
+    assert len(batches) > 3
+    assert dict(answer for batch in batches for answer in batch) == expected
+    monkeypatch.setattr(decoder, "hidden_states", partial(fail_above, 2))
+    with pytest.raises(ConfigError, match="does not fit in memory"):
+        list(generator.generate_batches(requests))
 
 
 def test_a_prompt_without_tokens_is_an_error(tokenizer):

@@ -45,6 +45,12 @@ def plan_batches(
     return batches
 
 
+def halve_batches(batches: Sequence[Sequence[int]], rows: int) -> list[list[int]]:
+    """Cut batches into ones of at most half of these rows, in the same order."""
+    most = rows // 2
+    return [list(batch[start : start + most]) for batch in batches for start in range(0, len(batch), most)]
+
+
 def _order_prompts(prompts: Sequence[Sequence[int]]) -> list[int]:
     """Return the numbers of the prompts, with neighbours that share tokens or have similar lengths."""
     arrays = [as_tokens(prompt) for prompt in prompts]

@@ -6,14 +6,14 @@ V vocabulary; M targets of all windows.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from mega_eval.batch_size import call_within_memory, choose_max_tokens, window_size_error
+from mega_eval.batch_size import Result, call_within_memory, choose_max_tokens, window_size_error
 from mega_eval.forward_plan import ForwardPass, plan_passes
 from mega_eval.models.interface import WindowScores
 from mega_eval.windows import Window
@@ -75,7 +75,7 @@ class ModelScorer:
         for window in windows:
             length = window.input_length
             assert length <= self.context_length, f"{length} tokens for a context of {self.context_length}"
-        max_tokens = self._max_tokens or choose_max_tokens(self._decoder)
+        max_tokens = self.choose_max_tokens()
         left = [number for number, window in enumerate(windows) if window.target_length]
         is_complete = False
         while not is_complete:
@@ -90,7 +90,9 @@ class ModelScorer:
             )
             is_complete = True
             for forward_pass in plan:
-                scores = self._try_pass(forward_pass, prefix)
+                scores = self.call_within_memory(
+                    partial(self._score_pass, forward_pass, prefix), forward_pass.tree.tokens
+                )
                 if scores is None:
                     max_tokens = _halve(forward_pass)
                     is_complete = False
@@ -99,22 +101,43 @@ class ModelScorer:
                     yield [(left[number], table.scores(number)) for number in complete]
             left = [number for index, number in enumerate(left) if table.left_W[index]]
 
-    def _try_pass(self, forward_pass: ForwardPass, prefix: PrefixKeyValues) -> tuple[Tensor, Tensor] | None:
-        """Return ln P of every target, float64, and the greedy choice, both (K,); None: out of memory."""
-        return call_within_memory(partial(self._score_pass, forward_pass, prefix), self.device)
+    def choose_max_tokens(self) -> int:
+        """Return how many tokens a forward pass may have."""
+        return self._max_tokens or choose_max_tokens(self._decoder)
+
+    def call_within_memory(self, function: Callable[[], Result], tokens: int) -> Result | None:
+        """Return what a function computes of a number of tokens; None: it does not fit in memory."""
+        return call_within_memory(function, self.device)
 
     def _score_pass(self, forward_pass: ForwardPass, prefix: PrefixKeyValues) -> tuple[Tensor, Tensor]:
-        row_R = torch.from_numpy(forward_pass.row_R).to(self.device)
-        x_RD = self.target_states(forward_pass, prefix, row_R)
-        return self._score_rows(forward_pass, x_RD)
-
-    def target_states(self, forward_pass: ForwardPass, prefix: PrefixKeyValues, row_R: Tensor) -> Tensor:
-        """Compute the last hidden states of the tokens that make a scored prediction, (R, D)."""
-        token_T, position_T = (
-            torch.from_numpy(x).to(self.device) for x in (forward_pass.token_T, forward_pass.tree.position_T)
-        )
         attend = self.build_attention(forward_pass, prefix)
+        return self._score_rows(forward_pass, self.run_pass(forward_pass, attend))
+
+    def run_pass(self, forward_pass: ForwardPass, attend: AttentionBackend) -> Tensor:
+        """Compute the last hidden states of the tokens that make a scored prediction, (R, D)."""
+        token_T, position_T, row_R = (
+            torch.from_numpy(x).to(self.device)
+            for x in (forward_pass.token_T, forward_pass.tree.position_T, forward_pass.row_R)
+        )
+        return self.run_decoder(token_T, position_T, attend, row_R)
+
+    def run_decoder(
+        self, token_T: Tensor, position_T: Tensor, attend: AttentionBackend, row_R: Tensor | None = None
+    ) -> Tensor:
+        """Compute the last hidden states of tokens, (T, D), or of those of `row_R`, (R, D)."""
         return self._decoder.hidden_states(token_T, position_T, attend, row_R=row_R)
+
+    def choose_tokens(self, x_BD: Tensor, rows: int, vocab_size: int) -> list[int]:
+        """Return the most probable token below `vocab_size` of each of the rows of hidden states."""
+        assert len(x_BD) == rows
+        best = [self._decoder.logits(x_CD)[:, :vocab_size].argmax(1) for x_CD in self._chunks(x_BD)]
+        tokens: list[int] = torch.cat(best).tolist()
+        return tokens
+
+    def _chunks(self, x_RD: Tensor) -> Sequence[Tensor]:
+        """Cut rows into chunks whose logits are at most `MAX_LOGITS`."""
+        chunks: Sequence[Tensor] = torch.split(x_RD, max(1, MAX_LOGITS // self.vocab_size))
+        return chunks
 
     def build_attention(self, forward_pass: ForwardPass, prefix: PrefixKeyValues) -> AttentionBackend:
         """Return the attention backend of a pass."""
@@ -124,19 +147,22 @@ class ModelScorer:
         return TokenTreeAttention(tree, row_R, prefix, stores=stores)
 
     def _score_rows(self, forward_pass: ForwardPass, x_RD: Tensor) -> tuple[Tensor, Tensor]:
-        """Score the targets in chunks of rows, so that the logits of all never exist at once."""
+        """Return ln P of every target, float64, and the greedy choice, both (K,).
+
+        The rows are cut into chunks, so that the logits of all never exist at once.
+        """
         target_K, row_K = (
             torch.from_numpy(x).to(self.device) for x in (forward_pass.target_K, forward_pass.target_row_K)
         )
         logprob_K = torch.empty(len(target_K), dtype=torch.float64, device=self.device)
         greedy_K = torch.empty(len(target_K), dtype=torch.int64, device=self.device)
         order = np.argsort(forward_pass.target_row_K, kind="stable")
-        chunk_size = max(1, MAX_LOGITS // self.vocab_size)
-        starts = np.arange(0, len(x_RD), chunk_size)
+        chunks = self._chunks(x_RD)
+        starts = np.cumsum([0, *(len(x_CD) for x_CD in chunks)])[:-1]
         bounds = np.searchsorted(forward_pass.target_row_K[order], [*starts, len(x_RD)])
-        for start, begin, end in zip(starts.tolist(), bounds[:-1], bounds[1:], strict=True):
+        for x_CD, start, begin, end in zip(chunks, starts.tolist(), bounds[:-1], bounds[1:], strict=True):
             chosen_k = torch.from_numpy(order[begin:end]).to(self.device)
-            logits_CV = self._decoder.logits(x_RD[start : start + chunk_size])[:, : self.vocab_size]
+            logits_CV = self._decoder.logits(x_CD)[:, : self.vocab_size]
             row_k, target_k = row_K[chosen_k] - start, target_K[chosen_k]
             greedy_K[chosen_k] = logits_CV.argmax(1)[row_k]
             logprob_K[chosen_k] = self._log_probabilities(logits_CV, row_k, target_k)

@@ -23,15 +23,16 @@ from mega_model.token_tree import IntArray
 from mega_schema.spec import ModelSpec
 
 
-def cache_token_bytes(spec: ModelSpec, width_bytes: int) -> int:
-    """Return the bytes that a cached token takes in all layers."""
-    return 2 * width_bytes * spec.layers * spec.kv_heads * spec.head_dim
+def cache_token_bytes(spec: ModelSpec, width_bytes: int, *, layers: int, tp: int) -> int:
+    """Return the bytes that a cached token takes in these layers on one of `tp` ranks."""
+    return 2 * width_bytes * layers * (spec.kv_heads // tp) * spec.head_dim
 
 
 class RowCache:
     """Attention of one new token for each row to the cached tokens of that row.
 
     Args:
+        layers: those of this pipeline stage, by their global numbers.
         lengths: tokens of each prompt; `PromptAttention` stores them.
         new_tokens: most tokens that a row appends.
 
@@ -40,22 +41,14 @@ class RowCache:
         length: columns in use.
     """
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        lengths: Sequence[int],
-        *,
-        new_tokens: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, layers: range, lengths: Sequence[int], *, new_tokens: int) -> None:
         self.rows = len(lengths)
         self.length = max(lengths)
         self._starts = [self.length - length for length in lengths]
-        self._layers = spec.layers
-        shape = (spec.layers, self.rows, spec.kv_heads, self.length + new_tokens, spec.head_dim)
-        self._keys = torch.zeros(shape, dtype=dtype, device=device)
-        self._values = torch.zeros(shape, dtype=dtype, device=device)
+        self._layers = layers
+        self._columns = self.length + new_tokens
+        # (layers, B, K, S, H); allocated when the first keys tell their heads, dtype and device
+        self._keys = self._values = torch.empty(0)
         self._visible: dict[AttentionMask, Visible] = {}  # of one step, shared by all layers
 
     @property
@@ -69,22 +62,27 @@ class RowCache:
         Args:
             source_BS: index on the axis of tokens for each column; any before a row's first token.
         """
-        self._keys[layer, :, :, : self.length] = k_TKH[source_BS].transpose(1, 2)
-        self._values[layer, :, :, : self.length] = v_TKH[source_BS].transpose(1, 2)
+        if layer == self._layers[0]:
+            shape = (len(self._layers), self.rows, k_TKH.shape[1], self._columns, k_TKH.shape[2])
+            self._keys, self._values = k_TKH.new_zeros(shape), v_TKH.new_zeros(shape)
+        place = layer - self._layers[0]
+        self._keys[place, :, :, : self.length] = k_TKH[source_BS].transpose(1, 2)
+        self._values[place, :, :, : self.length] = v_TKH[source_BS].transpose(1, 2)
 
     def __call__(
         self, layer: int, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, mask: AttentionMask = PLAIN
     ) -> Tensor:
         """Append a token to each row and compute its attention, (B, N, H); the last layer ends the step."""
         total = self.length + 1
-        self._keys[layer, :, :, self.length] = k_TKH
-        self._values[layer, :, :, self.length] = v_TKH
+        place = layer - self._layers[0]
+        self._keys[place, :, :, self.length] = k_TKH
+        self._values[place, :, :, self.length] = v_TKH
         first = 0 if mask.window is None else max(0, total - mask.window)
         if mask not in self._visible:
             self._visible[mask] = self._build_visible(mask, first, q_TNH)
-        keys, values = (x[layer, :, :, first:total] for x in (self._keys, self._values))
+        keys, values = (x[place, :, :, first:total] for x in (self._keys, self._values))
         out = attention(q_TNH[:, :, None], keys, values, self._visible[mask])
-        if layer == self._layers - 1:
+        if layer == self._layers[-1]:
             self.length = total
             self._visible.clear()
         return out[:, :, 0]

@@ -1,21 +1,21 @@
 """Continue prompts greedily in batches, whose rows leave as they finish.
 
-Legend: B rows; R different ends of prompts; T tokens of the prompts, shared ones once; D width; V vocabulary.
+Legend: B rows; R different ends of prompts; D width.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from functools import partial
 
 import torch
-from torch import Tensor
 
-from mega_eval.batch_size import choose_max_tokens, free_memory
+from mega_eval.batch_size import free_memory, window_size_error
 from mega_eval.forward_plan import plan_passes
-from mega_eval.generation_plan import plan_batches
+from mega_eval.generation_plan import halve_batches, plan_batches
 from mega_eval.models.greedy_continuation import GreedyContinuation, cut_prompt
 from mega_eval.models.interface import GenerationRequest
-from mega_eval.scorer import MAX_LOGITS, ModelScorer
+from mega_eval.scorer import ModelScorer
 from mega_eval.windows import Window, as_tokens
 from mega_model.decoder import Decoder
 from mega_model.row_cache import PromptAttention, RowCache, cache_token_bytes
@@ -27,24 +27,32 @@ _CACHE_SHARE = 0.25  # of the free memory; leaving rows copies the cache
 
 
 class BatchGenerator:
-    """Continues prompts by a decoder.
+    """Continues prompts by a decoder, whole or split over ranks: every rank of a copy makes the same calls.
 
     Args:
-        scorer: of the same decoder; its attention computes the prompts.
+        decoder: the whole model, or this rank's stage and slice.
+        scorer: of the same decoder; it runs it and chooses tokens.
         batch_size: prompts of a batch at most; None: as many as fit.
+        max_cached: tokens of the KV cache at most; None: chosen by the memory that is free before a call.
     """
 
     def __init__(
-        self, decoder: Decoder, tokenizer: Tokenizer, scorer: ModelScorer, *, batch_size: int | None = None
+        self,
+        decoder: Decoder,
+        tokenizer: Tokenizer,
+        scorer: ModelScorer,
+        *,
+        batch_size: int | None = None,
+        max_cached: int | None = None,
     ) -> None:
         self._decoder = decoder.eval()
         self._tokenizer = tokenizer
         self._scorer = scorer
         self._batch_size = batch_size
+        self._max_cached = max_cached
         # a tokenizer may have fewer tokens than the model
         self._vocab_size = min(decoder.spec.vocab, tokenizer.identity.vocab_size)
 
-    @torch.inference_mode()
     def generate_batches(
         self, requests: Sequence[GenerationRequest], answered: Collection[int] = ()
     ) -> Iterator[list[tuple[int, str]]]:
@@ -53,73 +61,87 @@ class BatchGenerator:
         Raises:
             RequestError: a prompt has no tokens.
         """
+        for batch in self.continue_batches(requests, answered):
+            yield [(number, continuation.text) for number, continuation in batch]
+
+    @torch.inference_mode()
+    def continue_batches(
+        self, requests: Sequence[GenerationRequest], answered: Collection[int] = ()
+    ) -> Iterator[list[tuple[int, GreedyContinuation]]]:
+        """Yield the finished continuations of a batch at a time.
+
+        A batch that does not fit in memory is cut into halves, and so are those after it.
+
+        Raises:
+            RequestError: a prompt has no tokens.
+            ConfigError: one prompt alone does not fit.
+        """
         prompts = [cut_prompt(request, self._scorer.context_length) for request in requests]
-        weight = next(self._decoder.parameters())
-        cache_bytes = _CACHE_SHARE * free_memory(weight.device)
         batches = plan_batches(
             prompts,
             [request.max_tokens for request in requests],
-            max_tokens=choose_max_tokens(self._decoder),
-            max_cached=int(cache_bytes // cache_token_bytes(self._decoder.spec, weight.dtype.itemsize)),
+            max_tokens=self._scorer.choose_max_tokens(),
+            max_cached=self._max_cached or choose_max_cached(self._decoder),
             max_rows=self._batch_size or MAX_ROWS,
         )
-        for batch in batches:
-            if not all(number in answered for number in batch):
-                texts = self._generate(
-                    [prompts[number] for number in batch], [requests[number] for number in batch]
-                )
-                yield list(zip(batch, texts, strict=True))
+        while batches:
+            batch = batches.pop(0)
+            if all(number in answered for number in batch):
+                continue
+            chosen = [(prompts[number], requests[number]) for number in batch]
+            tokens = sum(len(prompt) for prompt, _ in chosen)
+            finished = self._scorer.call_within_memory(partial(self._continue, chosen), tokens)
+            if finished is not None:
+                yield list(zip(batch, finished, strict=True))
+            elif len(batch) == 1:
+                raise window_size_error(tokens + requests[batch[0]].max_tokens)
+            else:
+                batches = halve_batches([batch, *batches], len(batch))
 
-    def _generate(self, prompts: Sequence[Sequence[int]], requests: Sequence[GenerationRequest]) -> list[str]:
+    def _continue(
+        self, prompts: Sequence[tuple[Sequence[int], GenerationRequest]]
+    ) -> list[GreedyContinuation]:
         """Return the continuations of a batch."""
-        weight = next(self._decoder.parameters())
-        continuations = [GreedyContinuation(request, self._tokenizer) for request in requests]
+        device = self._scorer.device
+        continuations = [GreedyContinuation(request, self._tokenizer) for _, request in prompts]
         cache = RowCache(
-            self._decoder.spec,
-            [len(prompt) for prompt in prompts],
-            new_tokens=max(request.max_tokens for request in requests) - 1,
-            dtype=weight.dtype,
-            device=weight.device,
+            self._decoder.stage.layers,
+            [len(prompt) for prompt, _ in prompts],
+            new_tokens=max(request.max_tokens for _, request in prompts) - 1,
         )
-        tokens = self._read_prompts(prompts, cache)
+        tokens = self._read_prompts([prompt for prompt, _ in prompts], cache)
         rows = continuations
         while True:
             for row, token in zip(rows, tokens, strict=True):
                 row.add(token)
             left = [number for number, row in enumerate(rows) if not row.is_finished]
             if not left:
-                return [continuation.text for continuation in continuations]
+                return continuations
             if len(left) < len(rows):
                 cache.select(left)
                 rows = [rows[number] for number in left]
-            token_B = torch.tensor([row.ids[-1] for row in rows], device=weight.device)
-            position_B = torch.tensor(cache.positions, device=weight.device)
-            tokens = self._choose_tokens(self._decoder.hidden_states(token_B, position_B, cache))
+            token_B = torch.tensor([row.ids[-1] for row in rows], device=device)
+            position_B = torch.tensor(cache.positions, device=device)
+            x_BD = self._scorer.run_decoder(token_B, position_B, cache)
+            tokens = self._scorer.choose_tokens(x_BD, len(rows), self._vocab_size)
 
     def _read_prompts(self, prompts: Sequence[Sequence[int]], cache: RowCache) -> list[int]:
         """Run one forward pass over the prompts, fill the cache, and return the token after each."""
-        device = self._scorer.device
         windows = [Window(as_tokens([*prompt, 0]), 1) for prompt in prompts]
         (forward_pass,) = plan_passes(windows, max_tokens=sum(map(len, prompts)))
         row_of = dict(zip(forward_pass.window_K.tolist(), forward_pass.target_row_K.tolist(), strict=True))
         tree, row_R = forward_pass.tree, forward_pass.row_R
         paths = [tree.path(int(row_R[row_of[number]])) for number in range(len(prompts))]
-        token_T, position_T = (
-            torch.from_numpy(x).to(device) for x in (forward_pass.token_T, tree.position_T)
-        )
         attend = PromptAttention(self._scorer.build_attention(forward_pass, PrefixKeyValues()), cache, paths)
-        x_RD = self._decoder.hidden_states(
-            token_T, position_T, attend, row_R=torch.from_numpy(row_R).to(device)
-        )
-        tokens = self._choose_tokens(x_RD)
+        x_RD = self._scorer.run_pass(forward_pass, attend)
+        tokens = self._scorer.choose_tokens(x_RD, len(row_R), self._vocab_size)
         return [tokens[row_of[number]] for number in range(len(prompts))]
 
-    def _choose_tokens(self, x_BD: Tensor) -> list[int]:
-        """Return the most probable token of each row, with the logits of a few rows at a time."""
-        chunk_size = max(1, MAX_LOGITS // self._scorer.vocab_size)
-        best = [
-            self._decoder.logits(x_BD[start : start + chunk_size])[:, : self._vocab_size].argmax(1)
-            for start in range(0, len(x_BD), chunk_size)
-        ]
-        tokens: list[int] = torch.cat(best).tolist()
-        return tokens
+
+def choose_max_cached(decoder: Decoder) -> int:
+    """Return how many tokens the KV cache of a batch may have, by the memory that is free now."""
+    weight = next(decoder.parameters())
+    token_bytes = cache_token_bytes(
+        decoder.spec, weight.dtype.itemsize, layers=len(decoder.stage.layers), tp=decoder.tp.size
+    )
+    return int(_CACHE_SHARE * free_memory(weight.device)) // token_bytes

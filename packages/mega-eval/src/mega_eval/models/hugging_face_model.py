@@ -22,7 +22,8 @@ from mega_eval.batch_size import (
     free_memory,
     window_size_error,
 )
-from mega_eval.models.greedy_continuation import cut_at_stop, cut_prompt
+from mega_eval.generation_plan import halve_batches
+from mega_eval.models.greedy_continuation import GreedyContinuation, cut_prompt
 from mega_eval.models.interface import GenerationRequest, ModelIdentity, WindowScores
 from mega_eval.windows import Window
 from mega_schema.errors import FormatError
@@ -30,6 +31,9 @@ from mega_schema.tokenizer.tokenizer import Tokenizer
 
 MAX_LOGITS = 1 << 27  # elements of a batch's logits: 512 MiB of float32
 _TOKEN_WIDTHS = 32  # activations of a token in a layer, in widths of the embedding
+_LAYERS = 64  # of a model whose config does not tell
+_MAX_ROWS = 64  # of a batch of continuations; the longest answer decides how long all rows are computed
+_MAX_CACHED = 1 << 18  # rows times columns of the KV cache
 
 
 class HuggingFaceModel:
@@ -88,11 +92,14 @@ class HuggingFaceModel:
 
     def _choose_max_tokens(self) -> int:
         """Return how many tokens a forward pass may have, padding included."""
-        weight = next(self._module.parameters())
         limit = CPU_TOKENS if self._device.type == "cpu" else GPU_TOKENS
-        width = int(self._module.get_input_embeddings().weight.shape[1])
-        token_bytes = _TOKEN_WIDTHS * width * int(weight.dtype.itemsize)
+        token_bytes = _TOKEN_WIDTHS * self._width_bytes()
         return max(1, min(limit, free_memory(self._device) // 2 // token_bytes))
+
+    def _width_bytes(self) -> int:
+        """Return the bytes of a token's embedding."""
+        weight_VD = self._module.get_input_embeddings().weight
+        return int(weight_VD.shape[1] * weight_VD.itemsize)
 
     def _take_batch(
         self, windows: Sequence[Window], order: Sequence[int], start: int, max_tokens: int
@@ -145,34 +152,87 @@ class HuggingFaceModel:
         logits_BSV: Tensor = output.logits[:, -count:, : self.vocab_size]
         return logits_BSV
 
+    @torch.inference_mode()
     def generate_batches(
         self, requests: Sequence[GenerationRequest], answered: Collection[int] = ()
     ) -> Iterator[list[tuple[int, str]]]:
-        """Yield one continuation at a time, as `RequestModel.generate_batches` does."""
-        for index, request in enumerate(requests):
-            if index not in answered:
-                yield [(index, self._generate(request))]
+        """Yield continuations, as `RequestModel.generate_batches` does, those of the longest prompts first.
 
-    @torch.inference_mode()
-    def _generate(self, request: GenerationRequest) -> str:
-        """Continue one prompt until the end of the document, and cut the text at the first stop string."""
-        from transformers import GenerationConfig
+        A batch that does not fit in memory is cut into halves, and so are those after it.
 
-        prompt = cut_prompt(request, self.context_length)
+        Raises:
+            RequestError: a prompt has no tokens.
+            ConfigError: one prompt alone does not fit.
+        """
+        prompts = [cut_prompt(request, self.context_length) for request in requests]
+        batches = self._plan_generation(prompts, [request.max_tokens for request in requests])
+        while batches:
+            batch = batches.pop(0)
+            if all(number in answered for number in batch):
+                continue
+            chosen = [(prompts[number], requests[number]) for number in batch]
+            texts = call_within_memory(partial(self._generate, chosen), self._device)
+            if texts is not None:
+                yield list(zip(batch, texts, strict=True))
+            elif len(batch) == 1:
+                raise window_size_error(len(chosen[0][0]) + chosen[0][1].max_tokens)
+            else:
+                batches = halve_batches([batch, *batches], len(batch))
+
+    def _plan_generation(self, prompts: Sequence[Sequence[int]], max_new: Sequence[int]) -> list[list[int]]:
+        """Return batches of prompts, by their numbers, the longest first."""
+        layers = getattr(self._module.config.get_text_config(), "num_hidden_layers", _LAYERS)
+        cached_bytes = 2 * layers * self._width_bytes()
+        max_cached = min(_MAX_CACHED, free_memory(self._device) // 4 // cached_bytes)
+        batches: list[list[int]] = []
+        longest = most_new = 0
+        for number in sorted(range(len(prompts)), key=lambda number: (-len(prompts[number]), number)):
+            rows = len(batches[-1]) + 1 if batches else 0
+            most_new = max(most_new, max_new[number])
+            columns = longest + most_new  # all rows are computed until the last has finished
+            if (
+                not 0 < rows <= (self._batch_size or _MAX_ROWS)
+                or columns > self.context_length
+                or rows * columns > max_cached
+            ):
+                batches.append([])
+                longest, most_new = len(prompts[number]), max_new[number]
+            batches[-1].append(number)
+        return batches
+
+    def _generate(self, prompts: Sequence[tuple[Sequence[int], GenerationRequest]]) -> list[str]:
+        """Continue prompts, padded on the left, each until its document ends or has a stop string."""
+        from transformers import GenerationConfig, StoppingCriteriaList
+
+        continuations = [GreedyContinuation(request, self.tokenizer) for _, request in prompts]
+
+        def find_finished(ids_BT: Tensor, scores: object, **options: object) -> Tensor:
+            for continuation, token in zip(continuations, ids_BT[:, -1].tolist(), strict=True):
+                if not continuation.is_finished:
+                    continuation.add(token)
+            finished = [continuation.is_finished for continuation in continuations]
+            return torch.tensor(finished, device=ids_BT.device)
+
+        longest = max(len(prompt) for prompt, _ in prompts)
         eod = self.tokenizer.identity.eod
         config = GenerationConfig(
             do_sample=False,
-            max_new_tokens=min(request.max_tokens, self.context_length - len(prompt)),
-            eos_token_id=eod,
+            max_new_tokens=max(request.max_tokens for _, request in prompts),
             pad_token_id=eod or 0,
             suppress_tokens=list(range(self.tokenizer.identity.vocab_size, self.vocab_size)) or None,
         )
-        ids_BT = torch.tensor([prompt], device=self._device)
-        output = self._module.generate(
-            ids_BT, attention_mask=torch.ones_like(ids_BT), generation_config=config
+        ids_BT = torch.full((len(prompts), longest), eod or 0)
+        mask_BT = torch.zeros_like(ids_BT)
+        for row, (prompt, _) in enumerate(prompts):
+            ids_BT[row, longest - len(prompt) :] = torch.tensor(prompt)
+            mask_BT[row, longest - len(prompt) :] = 1
+        self._module.generate(
+            ids_BT.to(self._device),
+            attention_mask=mask_BT.to(self._device),
+            generation_config=config,
+            stopping_criteria=StoppingCriteriaList([find_finished]),
         )
-        ids = output[0, len(prompt) :].tolist()
-        return cut_at_stop(self.tokenizer.decode(ids[:-1] if ids[-1:] == [eod] else ids), request.stop)
+        return [continuation.text for continuation in continuations]
 
     def check_causal(self) -> None:
         """Check that the logits of a token do not change with a later token.

@@ -19,12 +19,12 @@ import orjson
 import torch
 import torch.distributed as dist
 
-from mega_eval.models.greedy_continuation import GreedyContinuation, cut_at_stop, cut_prompt
+from mega_eval.models.batch_generator import BatchGenerator
+from mega_eval.models.greedy_continuation import cut_at_stop
 from mega_eval.models.interface import GenerationRequest, ModelIdentity, WindowScores
 from mega_eval.models.rank_scorer import RankScorer
 from mega_eval.windows import Window, as_tokens
 from mega_model.distributed.mesh import Mesh
-from mega_model.token_tree_attention import PrefixKeyValues
 from mega_schema.tokenizer.tokenizer import Tokenizer
 
 ROUND_TOKENS = 1 << 14  # of a model copy: passes of several batches, and a few seconds of work
@@ -47,14 +47,14 @@ class RankEngine:
     """One rank's part of the model and of the work: every rank makes the same calls.
 
     Attributes:
-        scorer: of windows, over the model's vocabulary.
-        generator: of continuations, over the tokenizer's vocabulary.
+        scorer: of windows.
+        generator: of continuations.
         commands: the group over which rank 0 sends commands and receives answers; gloo.
     """
 
     mesh: Mesh
     scorer: RankScorer
-    generator: RankScorer
+    generator: BatchGenerator
     tokenizer: Tokenizer
     commands: dist.ProcessGroup
 
@@ -77,24 +77,13 @@ class RankEngine:
         """Continue the prompts of a round; return the tokens + 1, (requests, longest), on rank 0; 0: none."""
         longest = max(request.max_tokens for request in requests)
         token_BS = torch.zeros(len(requests), longest, dtype=torch.int64)
-        for index in self._choose_part([len(request.prompt) for request in requests]):
-            ids = self._continue(requests[index])
-            if self.scorer.has_scores:
-                token_BS[index, : len(ids)] = torch.tensor(ids, dtype=torch.int64) + 1
+        part = self._choose_part([len(request.prompt) for request in requests])
+        for batch in self.generator.continue_batches([requests[index] for index in part]):
+            for number, continuation in batch:
+                ids = continuation.ids
+                if self.scorer.has_scores:
+                    token_BS[part[number], : len(ids)] = torch.tensor(ids, dtype=torch.int64) + 1
         return self._sum(token_BS)
-
-    def _continue(self, request: GenerationRequest) -> list[int]:
-        """Return the greedy tokens after a prompt, up to the end of the document or a stop string."""
-        pending = cut_prompt(request, self.scorer.context_length)
-        continuation = GreedyContinuation(request, self.tokenizer)
-        prefix = PrefixKeyValues()
-        cached = 0
-        while not continuation.is_finished:
-            token = self.generator.next_token(pending, cached, prefix)
-            continuation.add(token)
-            cached += len(pending)
-            pending = [token]
-        return continuation.ids
 
     def _choose_part(self, sizes: Sequence[int]) -> range:
         """Return the indices of this model copy: a contiguous part with about its share of the tokens."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from mega_eval.models.batch_generator import BatchGenerator, choose_max_cached
 from mega_eval.models.decoder_kernels import choose_decoder_kernels
 from mega_eval.models.decoder_model import choose_dtype
 from mega_eval.models.rank_model import RankEngine, open_command_group
@@ -86,10 +87,10 @@ def open_engine(world: World, settings: RankSettings, init_method: str) -> RankE
     decoder = build_model(rt)
     fill_weights(decoder, checkpoint.model_slab, rt)
     decoder.eval()
-    return RankEngine(
-        mesh,
-        RankScorer(decoder, mesh, batch_size=settings.batch_size),
-        RankScorer(decoder, mesh, vocab_size=tokenizer.identity.vocab_size),
-        tokenizer,
-        open_command_group(),
+    scorer = RankScorer(decoder, mesh, batch_size=settings.batch_size)
+    # as for the scorer, the rank with the least memory decides
+    max_cached = -mesh.all_reduce_max(-choose_max_cached(decoder))
+    generator = BatchGenerator(
+        decoder, tokenizer, scorer, batch_size=settings.batch_size, max_cached=max(1, max_cached)
     )
+    return RankEngine(mesh, scorer, generator, tokenizer, open_command_group())

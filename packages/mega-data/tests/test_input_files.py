@@ -135,10 +135,10 @@ def test_pages_and_a_tokenizer_below_the_input_folder_are_not_read_again(tmp_pat
 
 def test_files_of_other_forms_in_a_folder_are_counted(tmp_path, caplog):
     lines(tmp_path / "a.jsonl", "1")
-    for name in ("b.csv", "c.csv", "README"):
+    for name in ("b.yaml", "c.yaml", "README"):
         (tmp_path / name).touch()
     assert names(tmp_path, tmp_path) == ["a.jsonl"]
-    assert "skipped 3 files of other formats: 2 .csv, 1 no ending" in caplog.text
+    assert "skipped 3 files of other formats: 2 .yaml, 1 no ending" in caplog.text
 
 
 @pytest.mark.parametrize("ending", [".gzip", "", ".zstd", ".bz", ".lzma2"])
@@ -160,7 +160,6 @@ def test_a_compressed_file_is_unpacked_whatever_its_name(tmp_path, ending):
 @pytest.mark.parametrize(
     ("name", "head", "message"),
     [
-        ("a.csv", b"text,id\nx,1\n", "is a CSV table"),
         (
             "a.json",
             b'[{"text": "x"}]',

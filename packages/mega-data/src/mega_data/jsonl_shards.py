@@ -10,13 +10,15 @@ from typing import IO, Any, Self
 import orjson
 
 from mega_data.error_limit import error_counts
+from mega_data.output_formats import formatted_name, open_output
 from mega_data.readers.arrow import read_rows
 from mega_data.readers.blocks import RowError, parse_json
 from mega_data.readers.compression import open_decompressed, strip_extension
+from mega_data.readers.csv_table import read_csv_lines
 from mega_data.readers.inputs import HUB_FORMAT, expand_inputs, format_of_name
+from mega_data.readers.nested_keys import value_at, value_or_none
 from mega_data.readers.versions import changed_error, check_unchanged
 from mega_data.texts import dump_line, exact_numbers, text_of
-from mega_schema.atomic_io import atomic_write, full_disk_errors, own_partial_file
 from mega_schema.errors import ConfigError, CorruptFileError, FormatError
 
 
@@ -43,13 +45,20 @@ def find_shards(words: Iterable[str | Path]) -> list[Path]:
     return files
 
 
-def output_name(path: Path) -> str:
-    """Return the name of the output of a file: JSON lines, not compressed."""
-    return f"{path.stem}.jsonl" if format_of_name(path) == "table" else strip_extension(path)
+def output_name(path: Path, suffix: str = "") -> str:
+    """Return the name of the output of a file.
+
+    Args:
+        suffix: suffix of its format, see `output_formats`; "" is JSON lines, not compressed.
+    """
+    name = strip_extension(path)
+    if format_of_name(path) in ("table", "csv"):
+        name = f"{name.rpartition('.')[0]}.jsonl"
+    return formatted_name(name, suffix)
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
-    """Yield the lines of a shard with their line breaks; a row of a table as JSON.
+    """Yield the lines of a shard with their line breaks; a row of a table or of CSV as JSON.
 
     Raises:
         ConfigError: a library that the format needs is not installed.
@@ -59,6 +68,8 @@ def read_lines(path: Path) -> Iterator[bytes]:
         with check_unchanged(path):
             for row in read_rows(path):
                 yield orjson.dumps(row, default=_json_default, option=orjson.OPT_APPEND_NEWLINE)
+    elif format_of_name(path) == "csv":
+        yield from read_csv_lines(path)
     else:
         with open_decompressed(path) as file:
             yield from file
@@ -145,12 +156,14 @@ def parse_document(line: bytes, path: Path, number: int, key: str, id_key: str =
         ) from None
     if not isinstance(values, dict):
         found, wanted = type(values).__name__, f"an object with {key!r}"
+        if isinstance(values, list) and format_of_name(path) == "csv":
+            raise FormatError(where, "a wrong row", found=values[0], hint=hint)
         raise FormatError(where, "not a JSON object", found=found, wanted=wanted, hint=hint)
     keys = ", ".join(list(values)[:8]) or "no keys"
-    if not _is_text(values.get(key)):
+    if not _is_text(value_or_none(values, key)):
         wanted = "a string there (see --json-key)"
         raise FormatError(where, f"no text under {key!r}", found=keys, wanted=wanted, hint=hint)
-    if id_key and not isinstance(values.get(id_key), str | int):
+    if id_key and not isinstance(value_or_none(values, id_key), str | int):
         wanted = "a string or a number there (see --id-key)"
         raise FormatError(where, f"no id under {id_key!r}", found=keys, wanted=wanted, hint=hint)
     return values
@@ -194,7 +207,7 @@ def read_batches(
         values = _parse_or_report(line, path, number, key, id_key, on_error) or {key: "", id_key: ""}
         texts.append(text_of(values, key))
         if id_key:
-            ids.append(str(values[id_key]))
+            ids.append(str(value_at(values, id_key)))
         size += len(texts[-1]) + 1
         if size >= characters:
             yield texts, ids
@@ -241,26 +254,18 @@ def file_bytes(file: Path) -> int:
 
 
 @contextmanager
-def open_output(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file that is published when the block ends without an error; create its folder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with (
-        full_disk_errors(path),
-        atomic_write(path, own_partial_file(path)) as partial,
-        partial.open("wb", buffering=1 << 20) as out,
-    ):
-        yield out
-
-
-@contextmanager
 def split_outputs(
-    shard: Path, output: Path, dropped: Path | None, quarantine: Path | None
+    shard: Path, output: Path, dropped: Path | None, quarantine: Path | None, suffix: str
 ) -> Iterator[tuple[IO[bytes], IO[bytes] | None, Quarantine | None]]:
-    """Open the outputs of a shard, a file per folder: kept, dropped and wrong lines."""
+    """Open the outputs of a shard, a file per folder: kept, dropped and wrong lines.
+
+    Args:
+        suffix: suffix of the format of the kept lines, see `output_formats`.
+    """
     name = output_name(shard)
     with ExitStack() as stack:
         yield (
-            stack.enter_context(open_output(output / name)),
+            stack.enter_context(open_output(output / output_name(shard, suffix))),
             None if dropped is None else stack.enter_context(open_output(dropped / name)),
             None if quarantine is None else stack.enter_context(Quarantine(quarantine / name, shard)),
         )

@@ -18,14 +18,16 @@ from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
-from mega_data.jsonl_shards import find_shards, output_name
+import orjson
+
+from mega_data.jsonl_shards import find_shards, output_name, read_lines
 from mega_data.readers.file_tree import scanned_folders
 from mega_data.readers.inputs import DROPPED, QUARANTINE, REPORT
 from mega_data.task_stages import FAILED, PLAN, REMOVED, finish_removal, remove_folder
 from mega_schema.atomic_io import full_disk_errors, sync_folder, write_text
-from mega_schema.errors import ConfigError, FormatError
+from mega_schema.errors import ConfigError, FormatError, MegaError
 from mega_schema.file_lock import lock_file
-from mega_schema.outputs import check_output, has_keys
+from mega_schema.outputs import check_output
 
 MARKER = ".mega-data.json"
 UNFINISHED = ".unfinished"
@@ -48,8 +50,13 @@ _OWN_NAMES = frozenset(
 )
 
 
-def find_checked_shards(inputs: Iterable[str], output: Path, work: Path | None) -> tuple[Path, ...]:
+def find_checked_shards(
+    inputs: Iterable[str], output: Path, work: Path | None, suffix: str
+) -> tuple[Path, ...]:
     """Return the files that --input names; refuse files in the output or work folder.
+
+    Args:
+        suffix: suffix of the format of the output files, see `output_formats`.
 
     Raises:
         ConfigError: there is no file, or a folder is refused.
@@ -57,7 +64,7 @@ def find_checked_shards(inputs: Iterable[str], output: Path, work: Path | None) 
     words = [str(word) for word in inputs]
     files = tuple(find_shards(words))
     check_folder(output, work, files, scanned_folders(words, files))
-    check_stale(output, map(output_name, files))
+    check_stale(output, (output_name(path, suffix) for path in files))
     return files
 
 
@@ -88,7 +95,16 @@ def check_file(option: str, output: Path, inputs: Sequence[Path]) -> None:
     Raises:
         ConfigError: the file is refused.
     """
-    check_output(option, output, "file", inputs=inputs, is_ours=has_keys(PAGE_KEYS))
+    check_output(option, output, "file", inputs=inputs, is_ours=_is_extracted)
+
+
+def _is_extracted(path: Path) -> bool:
+    """Return whether a file, in any output format, is empty or begins with a page."""
+    try:
+        line = next(read_lines(path), None)
+        return line is None or tuple(orjson.loads(line)) == PAGE_KEYS
+    except (MegaError, ValueError, TypeError):
+        return False
 
 
 def is_own_folder(folder: Path) -> bool:

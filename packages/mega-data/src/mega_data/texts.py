@@ -11,6 +11,7 @@ import orjson
 
 from mega_data.readers.inputs import InputFile
 from mega_data.readers.magic import BOM
+from mega_data.readers.nested_keys import value_at
 from mega_data.readers.streams import read_blocks
 
 _LONG_NUMBER: Final = re.compile(rb"\d{19}")  # may exceed 64 bits
@@ -60,5 +61,5 @@ def dump_line(values: Mapping[str, Any]) -> bytes:
 
 def text_of(values: Mapping[str, Any], key: str) -> str:
     """Return the text of a document; sentences in a list are joined by a space."""
-    text = values[key]
+    text = value_at(values, key)
     return text if isinstance(text, str) else " ".join(text)

@@ -53,6 +53,7 @@ class CleaningPass:
         dropped: folder of the dropped documents, with the reason under "dropped"; None does not write them.
         quarantine: folder for lines that are not documents; None: the first such line ends the run.
         id_key: key of the id that each document must have; "" requires none.
+        suffix: suffix of the format of `output`, see `output_formats`.
     """
 
     work: Path
@@ -63,6 +64,7 @@ class CleaningPass:
     dropped: Path | None
     quarantine: Path | None
     id_key: str
+    suffix: str = ""
 
     def stages(self) -> list[TaskStage]:
         sizes = tuple(map(file_bytes, self.inputs))
@@ -98,7 +100,8 @@ class CleaningPass:
         path = self.inputs[shard]
         stats = [StepStats(named_step.name) for named_step in self.steps]
         functions = [named_step.step.start() for named_step in self._steps_with_counts()]
-        with split_outputs(path, self.output, self.dropped, self.quarantine) as (out, dropped, quarantine):
+        folders = (self.output, self.dropped, self.quarantine)
+        with split_outputs(path, *folders, self.suffix) as (out, dropped, quarantine):
             for number, line, values in read_documents(
                 path, self.key, quarantine or fail_on_row, self.id_key
             ):
@@ -171,6 +174,7 @@ class Cleaning:
         skip: write lines that are not documents to `output`/quarantine; otherwise the first one ends the run.
         id_key: key of the id of each document; "" for none.
         memory: bytes for sorting, in steps that compare all documents.
+        suffix: suffix of the format of the kept documents, see `output_formats`.
     """
 
     inputs: tuple[Path, ...]
@@ -182,6 +186,7 @@ class Cleaning:
     skip: bool = False
     id_key: str = ""
     memory: int = DEFAULT_MEMORY
+    suffix: str = ""
 
     def begin(self) -> None:
         """Create the work folder, or resume the same run in an existing one.
@@ -200,7 +205,12 @@ class Cleaning:
                 named_step.step.start()  # fails early if a library or file is missing
         steps = [[named_step.name, asdict(named_step.step)] for named_step in self.steps]
         wanted = {"inputs": file_states(self.inputs), "output": str(self.output.resolve()), "key": self.key}
-        options = {"keep_dropped": self.keep_dropped, "skip": self.skip, "id_key": self.id_key}
+        options = {
+            "keep_dropped": self.keep_dropped,
+            "skip": self.skip,
+            "id_key": self.id_key,
+            "output_format": self.suffix,
+        }
         first = self.passes()[0]
         stage = first.stages()[0]
         reuse = ReusableTasks(f"{first.work.name}/done/{stage.name}", range(stage.tasks), "skip", self.output)
@@ -235,8 +245,11 @@ class Cleaning:
             preset = _dedup_preset(step)
             key = step.key or self.key
             deduplication = Deduplication(inputs, output, work, preset, key, self.memory)
-            return replace(deduplication, dropped=dropped, quarantine=quarantine, id_key=self.id_key)
-        options = (dropped, quarantine, self.id_key)
+            suffix = self.suffix if output == self.output else ""
+            return replace(
+                deduplication, dropped=dropped, quarantine=quarantine, id_key=self.id_key, suffix=suffix
+            )
+        options = (dropped, quarantine, self.id_key, self.suffix if output == self.output else "")
         if isinstance(step, SentenceDedupStep):
             return SentenceDedup(work, inputs, output, group[0].name, step, self.key, self.memory, *options)
         return CleaningPass(work, inputs, output, tuple(group), self.key, *options)

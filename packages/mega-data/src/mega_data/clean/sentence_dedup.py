@@ -26,12 +26,13 @@ from mega_data.clean.stats import StepStats
 from mega_data.jsonl_shards import (
     fail_on_row,
     file_bytes,
-    open_output,
     quarantine_counts,
     read_documents,
     skip_row,
     split_outputs,
 )
+from mega_data.output_formats import open_output
+from mega_data.readers.nested_keys import replace_value
 from mega_data.task_stages import TaskResult, TaskStage
 from mega_data.texts import dump_line, text_of
 
@@ -70,6 +71,7 @@ class SentenceDedup:
         dropped: folder of the dropped documents, with the reason under "dropped"; None does not write them.
         quarantine: folder for lines that are not documents; None: the first such line ends the run.
         id_key: key of the id that each document must have; "" requires none.
+        suffix: suffix of the format of `output`, see `output_formats`.
     """
 
     work: Path
@@ -82,6 +84,7 @@ class SentenceDedup:
     dropped: Path | None
     quarantine: Path | None
     id_key: str
+    suffix: str = ""
 
     def stages(self) -> list[TaskStage]:
         sizes = tuple(map(file_bytes, self.inputs))
@@ -129,7 +132,8 @@ class SentenceDedup:
         path = self.inputs[shard]
         stats = StepStats(self.name)
         marks = np.sort(np.concatenate([*self._read_marks(shard), np.empty(0, np.uint64)]))
-        with split_outputs(path, self.output, self.dropped, self.quarantine) as (out, dropped, quarantine):
+        folders = (self.output, self.dropped, self.quarantine)
+        with split_outputs(path, *folders, self.suffix) as (out, dropped, quarantine):
             for number, line, values in read_documents(
                 path, self.key, quarantine or fail_on_row, self.id_key
             ):
@@ -147,7 +151,9 @@ class SentenceDedup:
                     continue
                 stats.count_out(remaining)
                 stats.changed += remaining != text
-                output_line = line if remaining == text else dump_line({**values, self.key: remaining})
+                output_line = (
+                    line if remaining == text else dump_line(replace_value(values, self.key, remaining))
+                )
                 out.write(output_line.rstrip(b"\r\n") + b"\n")
         counts = {"read": file_bytes(path), "documents": stats.documents_in}
         return {"steps": [stats.to_dict()], **counts, **quarantine_counts(quarantine, stats.documents_in)}

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any, Protocol
 
+from mega_data.readers.nested_keys import replace_value
 from mega_data.texts import text_of
 from mega_schema.app.install_hint import install_hint
 from mega_schema.errors import ConfigError
@@ -34,7 +35,10 @@ class Row:
 
     def with_values(self, **values: Any) -> Row:
         """Return a copy of the document with other values."""
-        return replace(self, values={**self.values, **values})
+        new_values = self.values
+        for key, value in values.items():
+            new_values = replace_value(new_values, key, value)
+        return replace(self, values=new_values)
 
 
 Verdict = list[Row] | str

@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from mega_data.clean.step import Row, RowFunction, Verdict, import_for_step
+from mega_data.readers.nested_keys import value_or_none
 from mega_data.readers.versions import FileVersion, file_version
 from mega_schema.errors import ConfigError
 
@@ -72,7 +73,7 @@ class UrlFilter:
         extract = _domain_extractor(import_for_step("urls", "tldextract"))
 
         def work(row: Row) -> Verdict:
-            url = row.values.get(self.key)
+            url = value_or_none(row.values, self.key)
             if not isinstance(url, str):
                 return [row]
             url = _ascii_url(url)

@@ -20,6 +20,8 @@ from mega_data.commands.common import (
     error_limit,
     exit_if_nothing_left,
     is_whole_run,
+    output_format_option,
+    output_suffix,
     run_stages,
     warn_skipped,
     work_folder,
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
 @click.option(
     "--keep-dropped", is_flag=True, help="Write dropped documents with the reason to OUTPUT/dropped."
 )
+@output_format_option("kept documents")
 @click.option(
     "--work-dir", "work", type=OUTPUT_FOLDER, help="Folder for intermediate files.  [default: OUTPUT/.work]"
 )
@@ -62,6 +65,7 @@ def clean(
     config: Path | None,
     flags: tuple[str, ...],
     keep_dropped: bool,
+    output_format: str,
     work: Path | None,
     memory: int,
     workers: int,
@@ -81,8 +85,7 @@ def clean(
 
     errors = ErrorCount(error_limit(on_error, max_errors))
     steps = (*(steps_from_toml(config) if config else ()), *map(step_from_flag, flags))
-    files = find_checked_shards(inputs, output, work)
-    skip = on_error == "skip"
+    files = find_checked_shards(inputs, output, work, suffix := output_suffix(output_format))
     whole_run = is_whole_run(executor, only)
     staging = staging_folder(output)
     with work_folder(work, output / ".work", output, whole_run=whole_run, lock=output) as folder:
@@ -93,8 +96,9 @@ def clean(
             steps,
             json_key,
             keep_dropped=keep_dropped,
-            skip=skip,
+            skip=on_error == "skip",
             id_key=id_key,
+            suffix=suffix,
             memory=memory << 20,
         )
         passes = {cleaning_pass.work.name: cleaning_pass for cleaning_pass in job.passes()}

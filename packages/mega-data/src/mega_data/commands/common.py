@@ -58,10 +58,15 @@ def error_limit(on_error: str, text: str | None) -> ErrorLimit:
 
 def document_options(command: Command) -> Command:
     """Add the flags of the commands that read JSON lines or tables and write JSON lines."""
-    text = "JSON lines or .parquet, also .gz .zst .xz .bz2 .lz4: files, globs, folders, saved datasets."
+    text = (
+        "JSON lines, .csv, .tsv or .parquet, also .gz .zst .xz .bz2 .lz4: files, globs, folders, "
+        "saved datasets."
+    )
     options = (
         click.option("--input", "inputs", multiple=True, required=True, help=text),
-        click.option("--json-key", default="text", help="Key of the text in a line."),
+        click.option(
+            "--json-key", default="text", help="Key of the text; meta.text: text in the object meta."
+        ),
         click.option(
             "--id-key", default="", show_default=False, help="Key of a document's id, written to dropped/."
         ),
@@ -73,6 +78,40 @@ def document_options(command: Command) -> Command:
     for option in reversed(options):
         command = option(command)
     return command
+
+
+def output_format_option(content: str, default: str | None = "jsonl") -> Callable[[Command], Command]:
+    """Build `--output-format` of the commands that write a file per input."""
+    text = f"Format of the files of {content}."
+    if default is None:
+        text += "  [default: jsonl, or by the name of one file]"
+    formats = click.Choice(["jsonl", "jsonl.gz", "jsonl.zst", "parquet"])
+    return click.option("--output-format", type=formats, default=default, help=text)
+
+
+def output_suffix(output_format: str | None, output: Path | None = None) -> str:
+    """Return the suffix of the files of a format, see `output_formats`.
+
+    Args:
+        output_format: value of --output-format; None: not given.
+        output: --output, if its name can be the name of one file.
+
+    Raises:
+        ConfigError: the library for the format is not installed, or the name of one file contradicts it.
+    """
+    from mega_data.output_formats import OUTPUT_FORMATS, check_output_format, file_ending
+    from mega_schema.errors import ConfigError
+
+    option = "--output-format"
+    if output is not None and (ending := file_ending(output)):
+        if output_format not in (None, ending[1:]):
+            wanted = f"{ending[1:]}, by the name of --output"
+            raise ConfigError(option, "contradicts --output", found=output_format, wanted=wanted)
+        check_output_format("--output", ending)
+        return ""
+    suffix = OUTPUT_FORMATS[output_format or "jsonl"]
+    check_output_format(option, suffix)
+    return suffix
 
 
 def exit_if_nothing_left(written: int, read: int) -> None:

@@ -19,6 +19,8 @@ from mega_data.commands.common import (
     error_limit,
     exit_if_nothing_left,
     is_whole_run,
+    output_format_option,
+    output_suffix,
     run_stages,
     warn_skipped,
     work_folder,
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 @click.option(
     "--output", type=OUTPUT_FOLDER, required=True, help="Folder for the kept lines, a file per shard."
 )
+@output_format_option("kept documents")
 @click.option(
     "--work-dir", "work", type=OUTPUT_FOLDER, help="Folder for intermediate files.  [default: OUTPUT/.work]"
 )
@@ -61,6 +64,7 @@ def dedup(
     preset: str,
     jaccard: float | None,
     keep_dropped: bool,
+    output_format: str,
     memory: int,
     workers: int,
     executor: str,
@@ -85,14 +89,13 @@ def dedup(
     preset_options = PRESETS[preset]
     if jaccard is not None:
         if preset_options.unit == "text":
-            raise ConfigError(
-                "--jaccard", "has no effect on exact duplicates", hint="leave it out with --preset exact"
-            )
+            what, hint = "has no effect on exact duplicates", "leave it out with --preset exact"
+            raise ConfigError("--jaccard", what, hint=hint)
         preset_options = replace(preset_options, jaccard=jaccard)
     staging = staging_folder(output)
     dropped = staging / DROPPED if keep_dropped else None
     quarantine = staging / QUARANTINE if on_error == "skip" else None
-    files = find_checked_shards(inputs, output, work)
+    files = find_checked_shards(inputs, output, work, suffix := output_suffix(output_format))
     whole_run = is_whole_run(executor, only)
     with work_folder(work, output / ".work", output, whole_run=whole_run, lock=output) as folder:
         job = Deduplication(
@@ -105,6 +108,7 @@ def dedup(
             dropped=dropped,
             quarantine=quarantine,
             id_key=id_key,
+            suffix=suffix,
         )
         check_has_stage(executor, only, (stage.name for stage in job.stages()))
         job.begin()

@@ -19,6 +19,8 @@ from mega_data.commands.common import (
     inputs_option,
     is_whole_run,
     max_errors_option,
+    output_format_option,
+    output_suffix,
     run_stages,
     work_folder,
 )
@@ -30,7 +32,10 @@ from mega_schema.app.output_option import OUTPUT_ANY, OUTPUT_FOLDER
     "Dumps (.xml), archives (.warc, .wet) and .html, plain or .gz .zst .xz .bz2 .lz4: files, globs, folders."
 )
 @click.option(
-    "--output", type=OUTPUT_ANY, required=True, help="Folder for a file per input, or one .jsonl file."
+    "--output",
+    type=OUTPUT_ANY,
+    required=True,
+    help="Folder for a file per input, or one file .jsonl, .jsonl.gz, .jsonl.zst or .parquet.",
 )
 @click.option(
     "--from",
@@ -47,6 +52,7 @@ from mega_schema.app.output_option import OUTPUT_ANY, OUTPUT_FOLDER
 )
 @max_errors_option("damaged ranges", share="of all pages and ranges")
 @click.option("--keep-dropped", is_flag=True, help="Write skipped pages with the reason to OUTPUT.dropped.")
+@output_format_option("pages", default=None)
 @click.option("--split-mb", type=click.IntRange(min=1), default=32, help="Megabytes of a dump per task.")
 @click.option("--full-page", is_flag=True, help="Keep menus and footers of HTML pages.")
 @click.option(
@@ -62,6 +68,7 @@ def extract(
     on_error: str,
     max_errors: str | None,
     keep_dropped: bool,
+    output_format: str | None,
     split_mb: int,
     full_page: bool,
     work: Path | None,
@@ -84,7 +91,8 @@ def extract(
 
     errors = ErrorCount(error_limit(on_error, max_errors))
     files = find_inputs(inputs)
-    check_outputs(files, output, work, keep_dropped=keep_dropped)
+    suffix = output_suffix(output_format, output)
+    check_outputs(files, output, work, suffix, keep_dropped=keep_dropped)
     parts = split_inputs(files, file_format, split_mb * 1_000_000)
     default_work = output.with_name(f"{output.name}.work")
     one_file = is_one_file(output)
@@ -93,7 +101,7 @@ def extract(
         target = output if one_file else staging_folder(output)
         skip = on_error == "skip"
         dropped = dropped_path(output)
-        job = Extraction(parts, target, folder, file_format, full_page, skip, keep_dropped, dropped)
+        job = Extraction(parts, target, folder, file_format, full_page, skip, keep_dropped, suffix, dropped)
         check_has_stage(executor, only, (stage.name for stage in job.stages()))
         job.begin()
         if not one_file:

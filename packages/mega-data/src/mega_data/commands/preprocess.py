@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from mega_data.preprocess import PreprocessResult
 
 INPUT_HELP = (
-    "JSON lines, .parquet or .txt, also .gz .zst .xz .bz2 .lz4: files, globs, folders, saved datasets, "
-    "hf:NAME[:split=...,config=...,revision=...] for a dataset by name, or - for stdin."
+    "JSON lines, .csv, .tsv, .parquet or .txt, also .gz .zst .xz .bz2 .lz4: files, globs, folders, "
+    "saved datasets, hf:NAME[:split=...,config=...,revision=...] for a dataset by name, or - for stdin."
 )
 
 _WORKER_MODULES = ("mega_data.encode_worker", "mega_data.encoders")  # for the workers
@@ -45,7 +45,7 @@ def _modules_to_import(tokenizer_type: str) -> tuple[str, ...]:
 @click.option("--input", "words", multiple=True, required=True, help=INPUT_HELP)
 @click.option(
     "--input-format",
-    type=click.Choice(["jsonl", "text", "table"]),
+    type=click.Choice(["jsonl", "text", "table", "csv"]),
     help="Format of the inputs.  [default: by extension]",
 )
 @click.option(
@@ -109,7 +109,7 @@ def _modules_to_import(tokenizer_type: str) -> tuple[str, ...]:
     "keys",
     multiple=True,
     default=("text",),
-    help="Keys of texts, a dataset each.",
+    help="Keys of texts, a dataset each; meta.text: text in the object meta.",
 )
 @click.option("--append-eod", is_flag=True, help="Append the tokenizer's eod to each document.")
 @click.option("--split-sentences", is_flag=True, help="Make each sentence a sequence, for BERT and T5.")

@@ -23,7 +23,7 @@ from mega_schema.app.output_option import OUTPUT_FOLDER
     required=True,
     help="Folder for the tokenizer: new, empty, or with a tokenizer.",
 )
-@click.option("--json-key", default="text", help="Key of the text in a line.")
+@click.option("--json-key", default="text", help="Key of the text; meta.text: text in the object meta.")
 @click.option("--lowercase", is_flag=True, help="Fold case and accents, as BERT uncased; wordpiece only.")
 def train_tokenizer(
     words: tuple[str, ...], kind: str, vocab_size: int, output: Path, json_key: str, lowercase: bool

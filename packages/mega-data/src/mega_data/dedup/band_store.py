@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mega_data.jsonl_shards import open_output
+from mega_data.output_formats import open_output
 
 Numbers = NDArray[np.uint64]
 BLOCK_DOCUMENTS = 1 << 16

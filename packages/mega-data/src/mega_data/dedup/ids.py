@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mega_data.jsonl_shards import open_output
+from mega_data.output_formats import open_output
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mega_data.dedup.shingles import HASH_BITS, Keys
-from mega_data.jsonl_shards import open_output
+from mega_data.output_formats import open_output
 
 MappedSets = tuple[NDArray[np.uint32], NDArray[np.uint64]]
 

@@ -38,6 +38,7 @@ class Deduplication:
             write them.
         quarantine: folder for lines that are not documents; None: the first such line ends the run.
         id_key: key of the id by which `dropped` names documents; "" names them by file and line.
+        suffix: suffix of the format of the kept lines, see `output_formats`.
     """
 
     inputs: tuple[Path, ...]
@@ -49,6 +50,7 @@ class Deduplication:
     dropped: Path | None = None
     quarantine: Path | None = None
     id_key: str = ""
+    suffix: str = ""
 
     def begin(self) -> None:
         """Create the work folder, or resume the same run in an existing one.
@@ -57,6 +59,7 @@ class Deduplication:
             ConfigError: the folder holds another run.
         """
         options = {"preset": asdict(self.preset), "key": self.key, "id_key": self.id_key}
+        options["output_format"] = self.suffix
         folders = {"output": str(self.output.resolve()), "dropped": str(self.dropped)}
         skip = {"skip": self.quarantine is not None}
         reuse = ReusableTasks("done/keys", range(len(self.inputs)), "skip", self.output)
@@ -70,7 +73,7 @@ class Deduplication:
         corpus = CorpusShards(self.inputs, self.key, self.id_key, self.quarantine)
         keys = BandKeys(files, corpus, keeps_ids=self.dropped is not None and self.id_key != "")
         pairs = BandPairs(files, shards, self.memory)
-        document_filter = DocumentFilter(files, corpus, self.output, self.dropped)
+        document_filter = DocumentFilter(files, corpus, self.output, self.dropped, self.suffix)
         stages = [TaskStage("keys", shards, keys.run, sizes=sizes)]
         stages.append(TaskStage("pairs", self.preset.bands, pairs.run, after=stages[-1]))
         if self.preset.jaccard is not None:

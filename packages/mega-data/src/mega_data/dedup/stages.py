@@ -23,7 +23,8 @@ from mega_data.dedup.shingles import Shingles, text_digests
 from mega_data.dedup.union_find import find_roots, union, union_similar
 from mega_data.dedup.work_files import BLOCK_PAIRS, WorkFiles, locate
 from mega_data.error_limit import error_counts
-from mega_data.jsonl_shards import fail_on_row, open_output, output_name, read_whole_lines, skip_row
+from mega_data.jsonl_shards import fail_on_row, output_name, read_whole_lines, skip_row
+from mega_data.output_formats import open_output
 from mega_data.readers.blocks import parse_json
 from mega_data.task_stages import TaskResult
 from mega_data.texts import dump_line, exact_numbers
@@ -174,12 +175,14 @@ class DocumentFilter:
     Attributes:
         output: folder of the kept lines.
         dropped: folder of the dropped documents; None does not write them.
+        suffix: suffix of the format of the kept lines, see `output_formats`.
     """
 
     files: WorkFiles
     corpus: CorpusShards
     output: Path
     dropped: Path | None
+    suffix: str
 
     def run(self, shard: int) -> TaskResult:
         firsts = self.files.read_firsts()
@@ -194,8 +197,10 @@ class DocumentFilter:
         quarantined = self.corpus.open_quarantine(shard).line_indices() if skips else set()
         counts = dict.fromkeys(("documents", "bytes", "kept", "kept_bytes"), 0)
         counts |= {"skipped": len(quarantined), "read": self.corpus.bytes_of(shard)}
-        folders = [self.output] if self.dropped is None else [self.output, self.dropped]
-        with _open_all([folder / output_name(source) for folder in folders]) as outs:
+        paths = [self.output / output_name(source, self.suffix)]
+        if self.dropped is not None:
+            paths.append(self.dropped / output_name(source))
+        with _open_all(paths) as outs:
             for row, line in enumerate(read_whole_lines(source, skip_row if skips else fail_on_row)):
                 if row in quarantined or not line.strip():
                     continue

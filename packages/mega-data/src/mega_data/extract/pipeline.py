@@ -15,8 +15,9 @@ import orjson
 from mega_data.error_limit import error_counts
 from mega_data.extract.formats import FileRange, read_pages
 from mega_data.extract.types import Page, SkippedPage
-from mega_data.jsonl_shards import file_states, open_output
+from mega_data.jsonl_shards import file_states
 from mega_data.output_folder import check_file, check_folder, check_stale, is_own_folder
+from mega_data.output_formats import file_ending, formatted_name, open_output
 from mega_data.readers.compression import DamagedRange, strip_extension
 from mega_data.readers.versions import check_unchanged
 from mega_data.task_stages import ReusableTasks, TaskResult, TaskStage, open_run_folder
@@ -28,8 +29,13 @@ MAX_LOGGED = 20  # damaged ranges per reason and part; all are counted
 _LINE = orjson.OPT_APPEND_NEWLINE
 
 
-def check_outputs(inputs: Sequence[Path], output: Path, work: Path | None, *, keep_dropped: bool) -> None:
+def check_outputs(
+    inputs: Sequence[Path], output: Path, work: Path | None, suffix: str, *, keep_dropped: bool
+) -> None:
     """Refuse outputs that are inputs, hold inputs, or hold files of other programs.
+
+    Args:
+        suffix: suffix of the format of the files of a folder, see `output_formats`.
 
     Raises:
         ConfigError: one of them is refused.
@@ -37,7 +43,7 @@ def check_outputs(inputs: Sequence[Path], output: Path, work: Path | None, *, ke
     dropped = dropped_path(output)
     if not is_one_file(output):
         check_folder(output, work, inputs)
-        check_stale(output, (f"{strip_extension(path)}.jsonl" for path in inputs))
+        check_stale(output, (_output_name(path, suffix) for path in inputs))
         if keep_dropped:
             check_output(
                 "--keep-dropped", dropped, "folder", inputs=inputs, is_ours=lambda _: is_own_folder(output)
@@ -49,13 +55,17 @@ def check_outputs(inputs: Sequence[Path], output: Path, work: Path | None, *, ke
 
 
 def is_one_file(output: Path) -> bool:
-    return output.suffix == ".jsonl"
+    return file_ending(output) != ""
+
+
+def _output_name(path: Path, suffix: str) -> str:
+    return formatted_name(f"{strip_extension(path)}.jsonl", suffix)
 
 
 def dropped_path(output: Path) -> Path:
     """Return the path of the dropped pages: outside the output folder, of which readers read all files."""
     if is_one_file(output):
-        return output.with_suffix(".dropped.jsonl")
+        return output.with_name(f"{output.name.removesuffix(file_ending(output))}.dropped.jsonl")
     return output.with_name(f"{output.name}.dropped")
 
 
@@ -65,12 +75,13 @@ class Extraction:
 
     Attributes:
         parts: the result of `formats.split_inputs`; the parts of a file are consecutive.
-        output: folder with a file per input, or one file for all if its name ends with .jsonl.
+        output: folder with a file per input, or one file for all if its name is one of a file.
         work: folder of the markers and of the parts to join.
         file_format: one of formats.FORMATS, or `auto`.
         full_page: keep navigation and footers of HTML.
         skip: skip and count damaged ranges; else the first one ends the run.
         keep_dropped: write skipped pages, with the reason under "dropped".
+        suffix: suffix of the format of the files of a folder, see `output_formats`.
         dropped_to: path of the skipped pages; None is `dropped_path` of the output.
     """
 
@@ -81,6 +92,7 @@ class Extraction:
     full_page: bool = False
     skip: bool = False
     keep_dropped: bool = False
+    suffix: str = ""
     dropped_to: Path | None = None
 
     @property
@@ -105,7 +117,7 @@ class Extraction:
             "full-page": self.full_page,
             "output": str(self.output.resolve()),
         }
-        options |= {"keep-dropped": self.keep_dropped, "tasks": len(self.parts)}
+        options |= {"keep-dropped": self.keep_dropped, "tasks": len(self.parts), "output-format": self.suffix}
         numbers = {path: number for number, path in enumerate(self.inputs)}
         owners = [numbers[part.path] for part in self.parts]
         reuse = ReusableTasks(
@@ -194,7 +206,8 @@ class Extraction:
         return self.one_file or self.parts[task].start > 0 or self.parts[task].end is not None
 
     def _final_path(self, task: int, base: Path) -> Path:
-        return base if self.one_file else base / f"{strip_extension(self.parts[task].path)}.jsonl"
+        suffix = self.suffix if base == self.output else ""
+        return base if self.one_file else base / _output_name(self.parts[task].path, suffix)
 
     def _task_path(self, task: int, base: Path) -> Path:
         """Return the path that a task writes for `base`, the output or the dropped pages."""

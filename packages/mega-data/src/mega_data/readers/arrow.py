@@ -91,10 +91,12 @@ def _open_batches(path: Path, keys: Sequence[str] | None) -> tuple[int, Iterator
     pyarrow = import_module("pyarrow")
     if path.suffix == ".parquet":
         file = import_module("pyarrow.parquet").ParquetFile(path, buffer_size=_BUFFER_BYTES)
-        columns = _check_columns(path, file.schema_arrow.names, keys)
+        if not file.metadata.num_rows:  # a file that we wrote without rows has no columns either
+            return 0, iter(())
+        columns = _check_columns(path, file.schema_arrow, keys)
         return file.metadata.num_rows, _row_groups(file, columns)
     stream = pyarrow.ipc.open_stream(pyarrow.memory_map(str(path)))
-    columns = _check_columns(path, stream.schema.names, keys)
+    columns = _top_columns(stream.schema.names, _check_columns(path, stream.schema, keys))
     return 0, (batch.select(columns) for batch in stream)
 
 
@@ -103,15 +105,40 @@ def _row_groups(file: Any, columns: list[str]) -> Iterator[Any]:
     for number in range(file.metadata.num_row_groups):
         group = file.metadata.row_group(number)
         chunks = [group.column(column) for column in range(group.num_columns)]
-        size = sum(c.total_uncompressed_size for c in chunks if c.path_in_schema.split(".")[0] in columns)
+        heads = {column.partition(".")[0] for column in columns}
+        size = sum(c.total_uncompressed_size for c in chunks if c.path_in_schema.partition(".")[0] in heads)
         count = max(1, min(_ROWS, _BATCH_BYTES * group.num_rows // max(1, size)))
         yield from file.iter_batches(count, row_groups=[number], columns=columns)
 
 
-def _check_columns(path: Path, names: Sequence[str], keys: Sequence[str] | None) -> list[str]:
-    if missing := [key for key in keys or () if key not in names]:
-        raise ConfigError(path, f"no column {missing[0]!r}", found=", ".join(names), hint="see --json-keys")
-    return list(names if keys is None else keys)
+def _check_columns(path: Path, schema: Any, keys: Sequence[str] | None) -> list[str]:
+    """Return the columns to read, of a nested key the part of the column that holds it; None: all."""
+    if keys is None:
+        return list(schema.names)
+    for key in keys:
+        if not has_column(schema, key):
+            found = ", ".join(schema.names)
+            raise ConfigError(path, f"no column {key!r}", found=found, hint="see --json-keys")
+    return list(keys)
+
+
+def has_column(schema: Any, key: str) -> bool:
+    """Return whether a table has a column, or a nested one with this field."""
+    if key in schema.names:
+        return True
+    head, *parts = key.split(".")
+    if head not in schema.names or not parts:
+        return False
+    kind = schema.field(head).type
+    for part in parts:
+        if not import_module("pyarrow").types.is_struct(kind) or kind.get_field_index(part) < 0:
+            return False
+        kind = kind.field(part).type
+    return True
+
+
+def _top_columns(names: Sequence[str], keys: Sequence[str]) -> list[str]:
+    return list(dict.fromkeys(key if key in names else key.partition(".")[0] for key in keys))
 
 
 def _to_ipc(batch: Any) -> bytes:

@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol
 import orjson
 
 from mega_data.readers.magic import BOM
+from mega_data.readers.nested_keys import value_at, value_getter
 from mega_schema.errors import FormatError
 
 PARAGRAPH_END = re.compile(rb"(\n\r?\n)")  # a group, so that `split` returns it too
@@ -106,7 +107,7 @@ class JsonLines:
         rows = Rows(0, len(data))
         view = memoryview(data)
         position = 0
-        single_key = keys[0] if len(keys) == 1 else None
+        get_text = value_getter(keys[0]) if len(keys) == 1 else None
         while position < len(data):
             number = rows.count
             begin = position
@@ -114,9 +115,9 @@ class JsonLines:
             end = len(data) if end < 0 else end
             rows.count = number + 1
             position = end + 1
-            if single_key is not None:  # fast path for the usual case
+            if get_text is not None:  # fast path for the usual case
                 try:
-                    text = orjson.loads(view[begin:end])[single_key]
+                    text = get_text(orjson.loads(view[begin:end]))
                 except (ValueError, TypeError, KeyError):
                     text = None
                 if type(text) is str:
@@ -196,7 +197,7 @@ class TableBlock:
         pyarrow = import_module("pyarrow")
         with pyarrow.ipc.open_stream(io.BytesIO(self.data)) as stream:
             table = stream.read_all()
-        columns = [table.column(key).to_pylist() for key in keys]
+        columns = [_column(table, key).to_pylist() for key in keys]
         rows = Rows(table.num_rows, table.nbytes)
         for number, values in enumerate(zip(*columns, strict=True)):
             row_error = _value_error(number, keys, values)
@@ -206,6 +207,14 @@ class TableBlock:
                 rows.numbers.append(number)
                 rows.texts.append(values)
         return rows
+
+
+def _column(table: Any, key: str) -> Any:
+    """Return a column of a table, or a field of a nested one."""
+    if key in table.column_names:
+        return table.column(key)
+    head, _, rest = key.partition(".")
+    return import_module("pyarrow.compute").struct_field(table.column(head), rest.split("."))
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,16 +266,18 @@ def _parse_texts(
     if not isinstance(values, dict):
         wanted = f"an object with {_quote_keys(keys)}"
         return _line_error(number, "not a JSON object", type(values).__name__, wanted, line)
+    texts = list[Any]()
     for key in keys:
-        if key not in values:
+        try:
+            texts.append(value_at(values, key))
+        except KeyError:
             names = ", ".join(list(values)[:8]) or "no keys"
             return _line_error(
                 number, f"no key {key!r}", names, f"{_quote_keys(keys)} (see --json-keys)", line
             )
-    texts = tuple(values[key] for key in keys)
     row_error = _value_error(number, keys, texts)
     return (
-        texts
+        tuple(texts)
         if row_error is None
         else _line_error(number, row_error.what, row_error.found, row_error.wanted, line)
     )

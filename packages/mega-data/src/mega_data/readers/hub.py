@@ -84,11 +84,12 @@ class HubDataset:
                 rows = builder.as_streaming_dataset(split=self.split)
                 rows = rows.skip(start) if start else rows
             names = list(rows.column_names or keys)
-        if missing := [key for key in keys if key not in names]:
+        columns = dict.fromkeys(key if key in names else key.partition(".")[0] for key in keys)
+        if missing := [key for key in columns if key not in names]:
             found = ", ".join(names)
             raise ConfigError(self.word, f"no column {missing[0]!r}", found=found, hint="see --json-keys")
         try:
-            for table in rows.select_columns(list(keys)).with_format("arrow").iter(1000):
+            for table in rows.select_columns(list(columns)).with_format("arrow").iter(1000):
                 yield from table.to_batches()
         except Exception as error:  # errors of many protocols without a common base class
             hint = "run the same command again to resume"

@@ -26,16 +26,18 @@ __all__ = [
 ]
 
 STDIN = "-"
-INPUT_FORMATS = ("jsonl", "text", "table")
+INPUT_FORMATS = ("jsonl", "text", "table", "csv")
 HUB_FORMAT = "named"
 _FORMAT_OF = MappingProxyType(
     {
         ".arrow": "table",
+        ".csv": "csv",
         ".json": "jsonl",
         ".jsonl": "jsonl",
         ".jsonlines": "jsonl",
         ".ndjson": "jsonl",
         ".parquet": "table",
+        ".tsv": "csv",
         ".txt": "text",
     }
 )
@@ -106,7 +108,7 @@ def expand_inputs(words: Sequence[str], file_format: str | None = None) -> list[
     Raises:
         ConfigError: a word names no file, or one of an unsupported format; see `readers.file_tree`.
     """
-    wanted = "a file, a glob, a folder with .jsonl, .json, .txt or .parquet files, or - for stdin"
+    wanted = "a file, a glob, a folder with .jsonl, .json, .csv, .txt or .parquet files, or - for stdin"
     files = FileResolver(lambda path: _extension(path) in _FORMAT_OF, wanted)
     inputs = dict[str, InputFile]()
     for word in words:

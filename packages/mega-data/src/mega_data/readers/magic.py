@@ -1,6 +1,6 @@
 """Detect the format and the compression of a file by its first bytes.
 
-A compressed file is decompressed whatever its name. An unsupported format (CSV, a JSON array, UTF-16, ...) is
+A compressed file is decompressed whatever its name. An unsupported format (a JSON array, UTF-16, ...) is
 an error with the name of the format and a command that converts it.
 """
 
@@ -61,7 +61,7 @@ def check_format(path: Path, file_format: str, head: bytes) -> None:
     """Refuse a file whose first bytes are of an unsupported format, or do not match its name.
 
     Args:
-        file_format: format to read it as: jsonl, text or table.
+        file_format: format to read it as: jsonl, csv, text or table.
         head: its first HEAD_BYTES bytes, decompressed.
 
     Raises:
@@ -84,9 +84,6 @@ def _check_json_lines(path: Path, head: bytes) -> None:
     text = head.removeprefix(BOM).lstrip()
     line, _, tail = text.partition(b"\n")
     wanted = _describe_format("jsonl")
-    if path.suffix in (".csv", ".tsv") and not text.startswith(b"{"):
-        hint = f"datasets.load_dataset('csv', data_files={str(path)!r})['train'].to_json('a.jsonl')"
-        raise ConfigError(path, f"is a {path.suffix[1:].upper()} table", wanted=wanted, hint=hint)
     if text[:1] == b"[" and text[1:].lstrip()[:1] == b"{":
         hint = f"jq -c '.[]' {path} > {path.stem}.jsonl"
         raise ConfigError(path, "is one JSON array", wanted=wanted, hint=hint)
@@ -99,4 +96,6 @@ def _check_json_lines(path: Path, head: bytes) -> None:
 
 
 def _describe_format(file_format: str) -> str:
-    return "JSON lines in UTF-8, an object a line" if file_format == "jsonl" else "text in UTF-8"
+    return {"jsonl": "JSON lines in UTF-8, an object a line", "csv": "CSV in UTF-8"}.get(
+        file_format, "text in UTF-8"
+    )

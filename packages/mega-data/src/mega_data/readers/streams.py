@@ -10,6 +10,7 @@ from typing import IO
 
 from mega_data.readers.blocks import Block, JsonLines, PlainText
 from mega_data.readers.compression import decompress, open_counted
+from mega_data.readers.csv_table import read_csv_blocks
 from mega_data.readers.inputs import HUB_FORMAT, InputFile
 from mega_schema.errors import FormatError
 
@@ -40,6 +41,9 @@ def read_blocks(
         from mega_data.readers.arrow import read_hub_blocks
 
         yield from read_hub_blocks(item.hub_dataset, start, keys, size)
+    elif item.format == "csv":
+        with _open_input(item) as (file, consumed):
+            yield from read_csv_blocks(file, consumed, start, size, item.path)
     elif item.format == "jsonl" and not item.is_stream and not item.compression:
         yield from _line_blocks(item.path, start, size)
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import sys
 import tomllib
@@ -261,7 +262,9 @@ def test_the_command_runs_the_harness_offline_on_local_task_files(
     with pytest.raises(SystemExit) as exit_info:
         cli_runner.run_command(cli, [str(word) for word in argv])
     assert not exit_info.value.code
-    assert "choice_local" in capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert "choice_local" in out
+    assert "INFO" not in err
     (file,) = (tmp_path / "out").rglob("results_*.json")
     results = json.loads(file.read_bytes())
     assert (
@@ -320,6 +323,43 @@ def test_the_command_starts_its_processes_itself_and_refuses_torchrun(
     message = call_harness("--load", "run", "--", "run", "--tasks", "a")
     assert message.startswith("mega-eval harness: does not run under torchrun")
     assert "found 2 processes" in message
+
+
+@pytest.mark.parametrize(
+    ("level", "words", "expected"),
+    [
+        (None, [], "WARNING"),
+        (None, ["--verbosity", "DEBUG"], None),
+        (None, ["--verbosity=DEBUG"], None),
+        ("INFO", [], "INFO"),
+    ],
+)
+def test_the_log_of_lm_eval_has_warnings_only_unless_a_level_is_named(
+    pair: ModelPair,
+    monkeypatch: pytest.MonkeyPatch,
+    level: str | None,
+    words: list[str],
+    expected: str | None,
+) -> None:
+    monkeypatch.delenv("LMEVAL_LOG_LEVEL", raising=False)
+    if level is not None:
+        monkeypatch.setenv("LMEVAL_LOG_LEVEL", level)
+    seen = []
+    monkeypatch.setattr(
+        "lm_eval.__main__.cli_evaluate", lambda: seen.append(os.environ.get("LMEVAL_LOG_LEVEL"))
+    )
+    argv = ["harness", "--load", str(pair.run), "--", "run", "--tasks", "a", *words]
+    assert CliRunner().invoke(cli, argv).exit_code == 0
+    assert seen == [expected]
+    assert os.environ.get("LMEVAL_LOG_LEVEL") == level
+
+
+def test_an_option_of_checkpoints_is_refused_for_a_server_before_lm_eval_is_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "lm_eval.__main__", None)
+    message = call_harness("--url", "http://127.0.0.1:9", "--tp", "2", "--", "run", "--tasks", "a")
+    assert message == "--tp: is set by the server, not by mega-eval; hint: leave --tp out"
 
 
 def test_without_lm_eval_the_command_names_the_extra(

@@ -1,3 +1,4 @@
+import http.client
 import json
 import re
 import threading
@@ -258,6 +259,7 @@ def test_delays_double(url, endpoint, monkeypatch):
     delays = []
     client = EndpointClient(url, retries=4, first_delay=0.5)
     monkeypatch.setattr(client._is_closed, "wait", lambda delay: delays.append(delay) or False)
+    client.get_json("/v1/models")
     endpoint.failing_from = 0
     with pytest.raises(NoAnswerError, match="no answer after 5 requests"):
         client.post_json("/v1/completions", {})
@@ -265,9 +267,68 @@ def test_delays_double(url, endpoint, monkeypatch):
     client.close()
 
 
-def test_a_server_that_does_not_exist_is_one_line():
-    with pytest.raises(NoAnswerError, match="no answer after 2 requests: found .*refused"):
-        ServerModel(EndpointClient("http://127.0.0.1:9", retries=1, first_delay=0.0))
+def test_each_wait_for_a_retry_is_a_line_with_its_seconds(url, endpoint, caplog):
+    client = EndpointClient(url, retries=2, first_delay=0.05)
+    client.get_json("/v1/models")
+    endpoint.failures = [(503, {}, '{"error": {"message": "busy"}}'), None]
+    client.post_json("/v1/completions", {"prompt": [1], "max_tokens": 1})
+    problems = ("status 503: busy", "Remote end closed connection without response")
+    notices = [
+        f"{url}: {problem}; the next request is in {seconds} s"
+        for problem, seconds in zip(problems, ("0.05", "0.1"), strict=True)
+    ]
+    assert caplog.messages == notices
+    client.close()
+
+
+def test_requests_that_wait_together_are_one_line(connect, endpoint, caplog):
+    model = connect()
+    endpoint.failures = [(503, {}, "{}")] * 8
+    check_scores(model, build_windows()[:8])
+    assert 1 <= len(caplog.messages) <= 8
+    for seconds, lines in ((60.0, 1), (0.0, 8)):
+        caplog.clear()
+        client = EndpointClient("http://127.0.0.1:9")
+        for _ in range(8):
+            client._report_wait("busy", seconds)
+        assert len(caplog.messages) == lines
+    model.close()
+
+
+def test_an_address_without_server_is_one_line_at_once(call):
+    start = time.monotonic()
+    with pytest.raises(NoAnswerError) as error:
+        ServerModel(EndpointClient("http://127.0.0.1:9", retries=6, first_delay=20.0))
+    assert time.monotonic() - start < 10
+    assert str(error.value) == (
+        "http://127.0.0.1:9: no server answers: found Connection refused; "
+        "hint: mega-serve --load RUN --port 9 starts one; or name another --url"
+    )
+    assert call("--url=http://127.0.0.1:9") == (2, "", f"error: {error.value}\n")
+
+
+def test_a_host_that_does_not_exist_and_a_server_that_hangs_up_are_one_line_at_once(url, endpoint):
+    with pytest.raises(
+        NoAnswerError, match=r"no server answers: found .*; hint: mega-serve --load RUN starts"
+    ):
+        EndpointClient("http://host.invalid", first_delay=20.0).get_json("/v1/models")
+    endpoint.failing_from = 0
+    with pytest.raises(NoAnswerError, match="no server answers: found Remote end closed connection"):
+        EndpointClient(url, first_delay=20.0).post_json("/v1/completions", {})
+
+
+def test_the_first_connection_waits_less_than_an_answer(monkeypatch):
+    timeouts = []
+
+    class Connection(http.client.HTTPConnection):
+        def connect(self):
+            timeouts.append(self.timeout)
+            raise TimeoutError("timed out")
+
+    monkeypatch.setattr("http.client.HTTPConnection", Connection)
+    with pytest.raises(NoAnswerError, match="no server answers: found timed out"):
+        EndpointClient("http://10.255.255.1:80").get_json("/v1/models")
+    assert timeouts == [10.0]
 
 
 def test_scores_that_depend_on_other_requests_are_refused(connect, endpoint):
@@ -375,7 +436,42 @@ def test_a_key_is_read_from_the_environment(call, endpoint, monkeypatch):
 
 def test_options_that_contradict_the_source_are_one_line(call, run):
     assert "--load: contradicts --url; hint: --load RUN, or --url" in call(f"--load={run}")[2]
-    assert "--dtype: is set by the server" in call("--dtype=float32")[2]
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "--dtype=float32",
+        "--device=cpu",
+        "--micro-batch-size=4",
+        "--batch-invariant",
+        "--tp=2",
+        "--pp=2",
+        "--dp=2",
+    ],
+)
+def test_an_option_of_checkpoints_is_refused_before_a_server_is_asked_or_a_file_read(
+    tmp_path, capsys, option
+):
+    argv = ["lambada", "--url=http://127.0.0.1:9", f"--data={tmp_path / 'none'}", option]
+    with pytest.raises(SystemExit) as exit_info:
+        cli_runner.run_command(cli, argv)
+    assert exit_info.value.code == 2
+    flag = option.partition("=")[0]
+    message = f"error: {flag}: is set by the server, not by mega-eval; hint: leave {flag} out\n"
+    assert capsys.readouterr().err == message
+
+
+def test_a_server_is_refused_under_torchrun_on_every_rank(monkeypatch, capsys):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        with pytest.raises(SystemExit):
+            cli_runner.run_command(cli, ["lambada", "--url=http://127.0.0.1:9", "--data=none"])
+        assert capsys.readouterr().err.startswith(
+            "error: --url: is evaluated by one process: found 2 of torchrun"
+        )
 
 
 def test_a_command_without_a_source_is_one_line(run, tmp_path, capsys):
@@ -383,6 +479,7 @@ def test_a_command_without_a_source_is_one_line(run, tmp_path, capsys):
     data.write_text('{"text": "1 2 3"}\n')
     common = ["lambada", f"--data={data}", f"--output={tmp_path / 'r.json'}"]
     cases = {"--load: missing; hint: --load RUN": [], "--model: needs --url": [f"--load={run}", "--model=a"]}
+    cases["--concurrency: needs --url"] = [f"--load={run}", "--concurrency=2"]
     for message, words in cases.items():
         with pytest.raises(SystemExit) as exit_info:
             cli_runner.run_command(cli, [*common, *words])

@@ -37,7 +37,8 @@ class MegaLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
     Args:
         load: checkpoint directory, or run directory (its latest); None with the option `url`.
         device: as the option of the tasks; the harness's default, cuda:0, means the first GPU or the CPU.
-        batch_size: windows in one forward pass; the harness's default, 1, means ours.
+        batch_size: windows in one forward pass; the harness's default, 1, means ours. Without effect on a
+            server.
         max_batch_size: of the harness; without effect.
         max_length: tokens the model reads at most; None is its context.
         max_gen_toks: most tokens of an answer whose task sets no limit.
@@ -64,7 +65,8 @@ class MegaLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
     ) -> None:
         super().__init__()
         values: dict[str, object] = {"load": load, "device": None if device == DEFAULT_DEVICE else device}
-        if str(batch_size).isdecimal() and int(str(batch_size)) > 1:
+        is_remote = model_options.get("url") is not None
+        if str(batch_size).isdecimal() and int(str(batch_size)) > 1 and not is_remote:
             values["micro_batch_size"] = batch_size
         self._session = open_session(build_options(values | model_options))
         self._tokenizer = self._session.tokenizer

@@ -11,13 +11,16 @@ from pathlib import Path
 
 import click
 
-from mega_eval.commands.model_options import model_options
+from mega_eval.commands.model_options import build_options, model_options
+from mega_eval.commands.source_options import check_source
 from mega_eval.commands.task_options import read_world
 from mega_schema.app.install_hint import install_hint
 from mega_schema.errors import ConfigError
 
 OTHER_COMMANDS = ("ls", "validate")
 MODEL_FLAGS = ("--model", "-M", "--config", "-C")
+VERBOSITY_FLAGS = ("--verbosity", "-v")
+LOG_LEVEL = "LMEVAL_LOG_LEVEL"
 
 
 @click.command(
@@ -30,7 +33,8 @@ def harness(words: tuple[str, ...], **values: object) -> None:
     """Run lm-evaluation-harness (lm-eval) on a model: all of its tasks, with all of its options.
 
     Its command line follows --, for example: mega-eval harness --load RUN -- run --tasks lambada_openai.
-    Nothing is downloaded unless HF_HUB_OFFLINE=0 is in the environment.
+    Nothing is downloaded unless HF_HUB_OFFLINE=0 is in the environment. Of lm-eval's log, warnings and errors
+    are printed; LMEVAL_LOG_LEVEL=INFO in the environment prints all of it.
     """
     if not words:
         raise ConfigError(
@@ -49,6 +53,9 @@ def harness(words: tuple[str, ...], **values: object) -> None:
             found=f"{world.size} processes",
             hint="mega-eval harness --load RUN --tp 2 -- run --tasks lambada_openai",
         )
+    is_run = words[0] not in OTHER_COMMANDS
+    if is_run:
+        check_source(build_options(values))
     # set before lm_eval is imported, whose libraries read them once
     for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
         os.environ.setdefault(name, os.environ.get("HF_HUB_OFFLINE", "1"))
@@ -60,7 +67,7 @@ def harness(words: tuple[str, ...], **values: object) -> None:
     from mega_eval.harness import register_model
 
     register_model()
-    with _arguments(words if words[0] in OTHER_COMMANDS else _add_model(words, values)), _explain_errors():
+    with _arguments(_add_model(words, values) if is_run else words), _log_level(words), _explain_errors():
         cli_evaluate()
 
 
@@ -93,6 +100,20 @@ def _arguments(words: Sequence[str]) -> Iterator[None]:
         yield
     finally:
         sys.argv = own
+
+
+@contextmanager
+def _log_level(words: Sequence[str]) -> Iterator[None]:
+    """Print the harness's warnings and errors only, unless its words or the environment name a level."""
+    is_named = LOG_LEVEL in os.environ or any(word.partition("=")[0] in VERBOSITY_FLAGS for word in words)
+    if is_named:
+        yield
+        return
+    os.environ[LOG_LEVEL] = "WARNING"
+    try:
+        yield
+    finally:
+        del os.environ[LOG_LEVEL]
 
 
 @contextmanager

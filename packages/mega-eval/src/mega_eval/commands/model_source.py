@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from mega_eval.commands.source_options import check_source, is_hugging_face
 from mega_eval.commands.task_options import TaskOptions
 from mega_eval.models.answer_cache import AnswerCache, hash_window
 from mega_eval.models.decoder_model import open_checkpoint
@@ -17,7 +18,6 @@ from mega_eval.models.rank_setup import RankSettings
 from mega_eval.models.server_model import NOISE_LIMIT, ServerModel
 from mega_model.distributed.mesh import World
 from mega_schema.checkpoint.checkpoint_tokenizer import open_checkpoint_tokenizer
-from mega_schema.checkpoint.formats import conversion_command, detect_format
 from mega_schema.checkpoint.reader import Checkpoint
 from mega_schema.errors import ConfigError
 from mega_schema.tokenizer.identity import IDENTITY
@@ -28,17 +28,13 @@ def open_model(options: TaskOptions) -> RequestModel:
     """Open the model of `--load` or `--url`.
 
     Raises:
-        MegaError: neither or both are given, or the model cannot be opened.
+        MegaError: the options do not fit its source, or it cannot be opened.
     """
-    if (options.load is None) == (options.url is None):
-        what = "missing" if options.load is None else "contradicts --url"
-        raise ConfigError("--load", what, hint="--load RUN, or --url http://HOST:PORT")
+    check_source(options)
     if options.url is not None:
         return _open_server(options.url, options)
     assert options.load is not None
-    is_foreign = detect_format(options.load) == "hf"
-    _refuse_server_options(options, is_foreign=is_foreign)
-    if is_foreign:
+    if is_hugging_face(options.load):
         return _open_hugging_face(options.load, options)
     settings = choose_ranks(options)
     if settings.layout.world > 1:
@@ -87,10 +83,7 @@ def run_other_rank(options: TaskOptions, world: World) -> None:
     """Be a rank of torchrun that is not rank 0."""
     from mega_eval.models.rank_processes import run_worker
 
-    if options.load is None:
-        raise ConfigError("--load", "missing", hint="--load RUN: torchrun starts ranks of a checkpoint")
-    if detect_format(options.load) == "hf":
-        _refuse_checkpoint_options(options)
+    check_source(options)
     run_worker(world, choose_ranks(options), "env://")
 
 
@@ -120,40 +113,9 @@ def open_cache(model: RequestModel, folder: Path, key: str, *, is_temporary: boo
     raise AssertionError("unreachable")
 
 
-def _refuse_server_options(options: TaskOptions, *, is_foreign: bool) -> None:
-    values = {
-        "--model": options.model,
-        "--api-key-env": options.api_key_env,
-        "--tokenizer": options.tokenizer,
-        "--max-model-len": None if is_foreign else options.max_model_len,
-        "--allow-noise": options.allow_noise or None,
-    }
-    for flag, value in values.items():
-        if value is not None:
-            raise ConfigError(flag, "needs --url", hint=f"leave {flag} out, or name a server")
-
-
-def _refuse_checkpoint_options(options: TaskOptions) -> None:
-    """Refuse what only a checkpoint of this project supports, and the ranks of torchrun."""
-    assert options.load is not None
-    choices = {
-        "--batch-invariant": options.batch_invariant,
-        "--tp": options.tp > 1,
-        "--pp": options.pp > 1,
-        "--dp": (options.dp or 1) > 1,
-        "torchrun": options.world is not None and options.world.size > 1,
-    }
-    for name in (name for name, is_given in choices.items() if is_given):
-        hint = conversion_command(options.load, "hf")
-        raise ConfigError(
-            name, "needs a checkpoint, not a Hugging Face folder", found=options.load, hint=hint
-        )
-
-
 def _open_hugging_face(folder: Path, options: TaskOptions) -> RequestModel:
     from mega_eval.models.hugging_face_opening import open_hugging_face
 
-    _refuse_checkpoint_options(options)
     return open_hugging_face(
         folder,
         dtype=options.dtype,
@@ -164,15 +126,6 @@ def _open_hugging_face(folder: Path, options: TaskOptions) -> RequestModel:
 
 
 def _open_server(url: str, options: TaskOptions) -> ServerModel:
-    choices = {
-        "--dtype": options.dtype != "auto",
-        "--batch-invariant": options.batch_invariant,
-        "--tp": options.tp > 1,
-        "--pp": options.pp > 1,
-        "--dp": (options.dp or 1) > 1,
-    }
-    for flag in (name for name, is_given in choices.items() if is_given):
-        raise ConfigError(flag, "is set by the server, not by mega-eval", hint=f"leave {flag} out")
     key = None
     if options.api_key_env is not None:
         key = os.environ.get(options.api_key_env)

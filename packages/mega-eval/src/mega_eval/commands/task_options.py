@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mega_eval.commands.source_options import DEFAULT_CONCURRENCY, check_source
 from mega_schema.app.click_options import LocalPath, add_options
 from mega_schema.app.output_option import OUTPUT_FILE, OUTPUT_FOLDER
 
@@ -63,9 +64,10 @@ _OPTIONS = (
     click.option(
         "--output",
         type=OUTPUT_FILE,
-        help="Result file; examples go to *.samples.jsonl beside it.  [default: TASK-CONVENTION-MODEL.json]",
+        help="Result file, NAME.json; examples go to NAME.samples.jsonl.  [default: "
+        "TASK-CONVENTION-HASH-DTYPE.json]",
     ),
-    click.option("--overwrite", is_flag=True, help="Replace an existing result."),
+    click.option("--overwrite", is_flag=True, help="Replace an existing result, and its page."),
     click.option("--report", is_flag=True, help="Also write the HTML page of the result, beside it."),
     click.option(
         "--limit",
@@ -141,7 +143,7 @@ _OPTIONS = (
     click.option(
         "--concurrency",
         type=click.IntRange(min=1),
-        default=8,
+        default=DEFAULT_CONCURRENCY,
         show_default=True,
         help="With --url: number of requests at a time.",
     ),
@@ -165,17 +167,19 @@ def read_world() -> World | None:
 def task_options(function: Callable[..., None]) -> Callable[..., None]:
     """Add the options of every task; the command gets them as the keywords of `TaskOptions`.
 
-    Under torchrun only rank 0 runs the command. The other ranks compute what it asks for.
+    Those that do not fit the model's source are refused before the command reads anything. Under torchrun
+    only rank 0 runs the command. The other ranks compute what it asks for.
     """
 
     @functools.wraps(function)
     def run(**keywords: Any) -> None:
         keywords["world"] = world = read_world()
+        options = TaskOptions(**{field.name: keywords[field.name] for field in fields(TaskOptions)})
+        check_source(options)
         if world is not None and world.rank:
             from mega_eval.commands.model_source import run_other_rank
 
-            names = [field.name for field in fields(TaskOptions)]
-            run_other_rank(TaskOptions(**{name: keywords[name] for name in names}), world)
+            run_other_rank(options, world)
             return
         function(**keywords)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import email.utils
 import http.client
+import logging
 import threading
 import time
 from collections.abc import Mapping
@@ -16,11 +17,14 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from mega_schema.errors import ConfigError, MegaError
+from mega_schema.errors import ConfigError, MegaError, escape_controls
+
+logger = logging.getLogger("mega.eval")
 
 RETRIES = 6
 FIRST_DELAY = 0.5  # seconds; doubles with every retry
 MAX_DELAY = 60.0  # seconds; also of a delay that the server asks for
+CONNECT_TIMEOUT = 10.0  # seconds until the server accepts a connection
 TIMEOUT = 600.0  # seconds without a byte from the server
 _RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 _MAX_ANSWER_BYTES = 1 << 30
@@ -38,11 +42,14 @@ class EndpointError(MegaError):
 
 
 class NoAnswerError(EndpointError):
-    """A server stopped answering."""
+    """A server does not answer, or no more."""
 
 
 class EndpointClient:
     """Sends requests to one server, from any number of threads.
+
+    A request without answer is repeated only after the server has answered another one: an address without
+    server is an error at once. Each wait is a line in the log, one for all threads that wait at a time.
 
     Args:
         url: http://HOST:PORT, with or without /v1 at its end.
@@ -85,6 +92,9 @@ class EndpointClient:
         self._threads = threading.local()
         self._connections: set[http.client.HTTPConnection] = set()
         self._is_closed = threading.Event()
+        self._has_answered = False
+        self._notice_lock = threading.Lock()
+        self._notice_end = 0.0  # time.monotonic at which the wait of the last notice ends
 
     def get_json(self, path: str) -> Any:
         """GET an endpoint; errors are those of `send_json`."""
@@ -98,7 +108,7 @@ class EndpointClient:
         """Send a request and return the decoded JSON of the answer.
 
         Raises:
-            NoAnswerError: there was none, after all retries.
+            NoAnswerError: there was none, after all retries, or at once from a server that never answered.
             EndpointError: the server refused the request, or its answer is not JSON.
         """
         content = b"" if body is None else orjson.dumps(body)
@@ -107,15 +117,21 @@ class EndpointClient:
             try:
                 status, headers, answer = self._exchange(method, self._prefix + path, content)
             except (OSError, http.client.HTTPException) as error:
-                problem = str(error) or type(error).__name__
+                problem = getattr(error, "strerror", None) or str(error) or type(error).__name__
+                if not self._has_answered:
+                    raise self._no_server_error(problem) from None
             else:
+                self._has_answered = True
                 if status == 200:
                     return self._decode(path, answer)
                 problem = f"status {status}: {_find_message(answer)}"
                 if status not in _RETRIED:
                     raise self._refusal(path, status, problem)
                 delay = _read_delay(headers.get("Retry-After"), delay)
-            if retry == self._retries or self._is_closed.wait(delay):
+            if retry == self._retries:
+                break
+            self._report_wait(problem, delay)
+            if self._is_closed.wait(delay):
                 break
         raise NoAnswerError(
             self.url + path,
@@ -124,15 +140,32 @@ class EndpointClient:
             hint="repeat the command to resume, once the server answers",
         )
 
+    def _no_server_error(self, problem: str) -> NoAnswerError:
+        port = "" if self._port is None else f" --port {self._port}"
+        hint = f"mega-serve --load RUN{port} starts one; or name another --url"
+        return NoAnswerError(self.url, "no server answers", found=problem, hint=hint)
+
+    def _report_wait(self, problem: str, delay: float) -> None:
+        """Log a wait, unless the last notice was of a wait that has not ended."""
+        with self._notice_lock:
+            now = time.monotonic()
+            if now < self._notice_end:
+                return
+            self._notice_end = now + delay
+        logger.warning("%s: %s; the next request is in %g s", self.url, escape_controls(problem), delay)
+
     def _exchange(self, method: str, path: str, content: bytes) -> tuple[int, http.client.HTTPMessage, bytes]:
         """Send a request over this thread's connection; a broken one is closed."""
         connection = getattr(self._threads, "connection", None)
         if connection is None:
             kind = http.client.HTTPSConnection if self._is_tls else http.client.HTTPConnection
-            connection = kind(self._host, self._port, timeout=TIMEOUT)
+            connection = kind(self._host, self._port, timeout=CONNECT_TIMEOUT)
             self._threads.connection = connection
             self._connections.add(connection)
         try:
+            if not connection.sock:
+                connection.connect()
+                connection.sock.settimeout(TIMEOUT)
             connection.request(method, path, content, self._headers)
             response = connection.getresponse()
             return response.status, response.headers, response.read(_MAX_ANSWER_BYTES)

@@ -237,9 +237,15 @@ def test_too_few_examples_are_one_line():
     with pytest.raises(ConfigError) as error:
         build_items(rows_of("f", 3), read_plain, FewShot(count=3, where="few.jsonl"))
     assert str(error.value) == (
-        "--num-fewshot: too few examples in few.jsonl, without the question itself: "
+        "--num-fewshot: few.jsonl has 3 examples, 2 without the question itself: "
         "found 3, wanted at most 2; hint: --num-fewshot 2"
     )
+    with pytest.raises(ConfigError, match=r"few\.jsonl has 3 examples: found 9999, wanted at most 3; hint"):
+        build_items(
+            rows_of("f", 2), read_plain, FewShot(count=9999, where="few.jsonl"), rows_of("g", 3, "other")
+        )
     rows = [*rows_of("f", 3), *rows_of("g", 1, "y")]
-    with pytest.raises(ConfigError, match=r"for y, .* at most 0; hint: --fewshot-data FILE"):
+    with pytest.raises(
+        ConfigError, match=r"has 1 examples of y, 0 without .* at most 0; hint: --fewshot-data F"
+    ):
         build_items(rows, read_plain, FewShot(count=1), group="subject")

@@ -59,7 +59,7 @@ def test_every_preset_has_a_command_with_all_metrics(call, data, preset):
     formulation = next(iter(preset.readers))
     code, out, err, name, result = call(preset.name, "--data", data(preset.name))
     assert (code, err) == (0, "")
-    assert name == f"{preset.name}-{formulation}-{result['model']['sha256'][:8]}.json"
+    assert name == f"{preset.name}-{formulation}-{result['model']['sha256'][:8]}-float32.json"
     assert list(result["metrics"])[:6] == [
         "accuracy",
         "accuracy_norm",
@@ -74,6 +74,25 @@ def test_every_preset_has_a_command_with_all_metrics(call, data, preset):
     options = result["options"]
     assert (options["formulation"], options["prompts_of"]) == (formulation, preset.sources[formulation])
     assert "bits per byte" in out
+
+
+@pytest.mark.parametrize("task", ["piqa", "choice", "nq", "squad", "core"])
+def test_the_file_is_an_argument_or_an_option(call, data, tmp_path, task):
+    if task == "squad":
+        file = write_squad(tmp_path / "squad.json")
+    elif task == "core":
+        file = write_core_bundle(tmp_path / "core")
+    elif task == "nq":
+        file = write_rows(tmp_path / "nq.jsonl", [{"question": "who is it", "answer": ["one"]}])
+    else:
+        file = data(task)
+    words = ["--max-tokens", 2] if task in ("nq", "squad") else []
+    argument = call(task, file, *words)
+    option = call(task, "--data", file, *words)
+    assert argument[:1] + argument[2:4] == option[:1] + option[2:4] == (0, "", option[3])
+    assert argument[4]["metrics"] == option[4]["metrics"]
+    check_error(call(task), "--data: missing", "hint: add --data FILE")
+    check_error(call(task, file, "--data", tmp_path), "--data: more than one file")
 
 
 def test_the_convention_names_formulation_and_examples(call, data):
@@ -157,7 +176,8 @@ def test_mistakes_are_one_line_and_leave_no_file(call, data, tmp_path):
     check_error(call("piqa", "--data", tmp_path), "is a folder")
     check_error(call("boolq", "--data", file), "piqa.jsonl:1: no key 'passage'")
     check_error(
-        call("piqa", "--data", file, "--num-fewshot", 3), "--num-fewshot: too few examples", "at most 2"
+        call("piqa", "--data", file, "--num-fewshot", 9999),
+        "piqa.jsonl has 3 examples, 2 without the question itself: found 9999, wanted at most 2",
     )
     check_error(call("piqa", "--data", file, "--name", "a/b"), "--name: cannot be part of a file name")
     check_error(call("choice", "--data", file, "--prompt", "{goal}"), "piqa.jsonl:1: no key 'choices'")

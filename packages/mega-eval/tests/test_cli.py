@@ -134,7 +134,10 @@ def test_a_missing_data_file_is_one_line(call, run, tmp_path, task):
 def test_a_line_that_is_not_json_is_one_line_that_names_it(call, run, held_out_file):
     held_out_file.write_text(LINES + "oops\n")
     for task in ("lambada", "perplexity"):
-        check_error(call(task, "--load", run, "--data", held_out_file), "held-out.jsonl:20: not JSON")
+        check_error(
+            call(task, "--load", run, "--data", held_out_file),
+            "held-out.jsonl:20: not JSON: found unexpected character, expected a JSON value at column 1",
+        )
 
 
 def test_a_line_without_the_key_is_one_line_that_names_it(call, run, held_out_file):
@@ -154,6 +157,47 @@ def test_a_missing_checkpoint_is_one_line(call, tmp_path, held_out_file):
     check_error(
         call("lambada", "--load", tmp_path / "nowhere", "--data", held_out_file), "nowhere: no such folder"
     )
+
+
+def test_a_file_of_weights_as_a_checkpoint_is_one_line_with_the_command_that_converts_it(
+    call, run, tmp_path, held_out_file
+):
+    for name, hint in (
+        ("stories260K.bin", "a model of llama2.c needs mega-ckpt convert --from llama2c --to mega --load "),
+        ("weights.pt", "ls "),
+        ("hf/pytorch_model.bin", "mega-ckpt convert --from hf --to mega --load "),
+    ):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        (path.parent / "config.json").write_text("{}") if name[:2] == "hf" else None
+        path.write_bytes(b"\0" * 100)
+        outcome = call("lambada", "--load", path, "--data", held_out_file)
+        check_error(outcome, f"{name}: is a file: wanted a checkpoint", f"; hint: {hint}")
+    weights = next((run / "iter_0000010").glob("*.safetensors"))
+    check_error(call("lambada", "--load", weights, held_out_file), f"; hint: name {weights.parent}\n")
+
+
+def test_results_of_two_dtypes_have_two_names(run, held_out_file, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for dtype in ("float32", "bfloat16"):
+        with pytest.raises(SystemExit) as exit_info:
+            cli_runner.run_command(
+                cli, ["lambada", str(held_out_file), f"--load={run}", "--device=cpu", f"--dtype={dtype}"]
+            )
+        assert not exit_info.value.code, capsys.readouterr().err
+        assert len(list(tmp_path.glob(f"lambada-last-token-*-{dtype}.json"))) == 1
+
+
+@pytest.mark.parametrize("option", ["--output=/proc/r.json", "--cache=/proc/answers"])
+def test_a_place_that_cannot_be_written_to_is_the_fault_of_its_option(run, held_out_file, capsys, option):
+    with pytest.raises(SystemExit) as exit_info:
+        cli_runner.run_command(
+            cli, ["lambada", f"--load={run}", f"--data={held_out_file}", option, "--limit=1"]
+        )
+    assert exit_info.value.code == 2
+    name = option.partition("=")[0]
+    message = f"error: {name}: no file can be created in the folder: found /proc (No such file or directory)"
+    assert capsys.readouterr().err == f"{message}; hint: name another folder\n"
 
 
 def test_a_half_written_checkpoint_is_one_line(call, checkpoint_writer, tmp_path, held_out_file):
@@ -291,7 +335,7 @@ def test_help_needs_neither_torch_nor_numpy():
     )
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert process.stdout.rstrip().endswith("[]")
-    assert "TASK-CONVENTION-MODEL.json]" in "".join(process.stdout.split())
+    assert "TASK-CONVENTION-HASH-DTYPE.json]" in "".join(process.stdout.split())
 
 
 def test_the_module_is_the_command():

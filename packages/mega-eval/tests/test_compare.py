@@ -18,7 +18,7 @@ from mega_eval.paired_statistics import (
     mcnemar_exact,
     percentile_interval,
 )
-from mega_schema.errors import FormatError
+from mega_schema.errors import ConfigError, FormatError
 from tests.result_files import make_examples, write_made_up
 
 RIGHT = [True] * 30 + [False] * 10
@@ -244,7 +244,10 @@ def test_the_command_prints_a_table_and_writes_json_and_a_chart(pair, tmp_path):
     assert record["comparisons"][0]["discordant"] == [0, 6]
     assert record["results"][1]["model"] == "/runs/b/iter_0000010"
     assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
-    assert CliRunner().invoke(cli, words, catch_exceptions=False).exit_code == 0
+    assert CliRunner().invoke(cli, [*words, "--overwrite"], catch_exceptions=False).exit_code == 0
+    for option, name in (("--output", "c.json"), ("--plot", "c.png")):
+        with pytest.raises(ConfigError, match=rf"{option}: a file of this name exists: found .*{name}; hint"):
+            CliRunner().invoke(cli, [*words[:3], option, str(tmp_path / name)], catch_exceptions=False)
 
 
 def test_a_chart_without_matplotlib_is_refused_before_the_work(pair, monkeypatch):

@@ -197,7 +197,7 @@ def call(tmp_path, monkeypatch):
 
 def test_the_command_reports_dirty_examples_and_where_they_are(call, tmp_path):
     output = call(
-        "--train", "train", "--task", "data.jsonl", "--ngram", "3", "--output", "c.json"
+        "--train", "train", "data.jsonl", "--task", "lambada", "--ngram", "3", "--output", "c.json"
     ).splitlines()
     assert output[0] == "2 of 4 examples are dirty (50.0%) by 3 words"
     assert output[1] == "1 examples are shorter than 3 words and count as clean"
@@ -207,6 +207,14 @@ def test_the_command_reports_dirty_examples_and_where_they_are(call, tmp_path):
     assert record["counts"] == {"examples": 4, "dirty": 2, "clean": 2, "short": 1}
     assert record["examples"][3]["first"] == {"ngram": "8 9 10", "train": "train", "document": 1}
     assert record["train"][0]["tokens"] == 17
+    assert record["task"] == "lambada"
+    with pytest.raises(
+        ConfigError, match=r"--output: a file of this name exists: found c\.json; hint: .*--ov"
+    ):
+        call("--train", "train", "data.jsonl", "--output", "c.json")
+    assert json.loads((tmp_path / "c.json").read_bytes()) == record
+    call("--train", "train", "data.jsonl", "--output", "c.json", "--overwrite")
+    assert json.loads((tmp_path / "c.json").read_bytes())["ngram"] == 13
 
 
 def test_several_training_sets_and_keys_are_searched(call, tmp_path):
@@ -237,7 +245,10 @@ def test_the_command_gives_metrics_of_both_subsets(call, tmp_path):
     record = json.loads(result.path.read_bytes())
     record["data"][0]["sha256"] = hashlib.sha256(task.read_bytes()).hexdigest()
     result.path.write_text(json.dumps(record))
-    output = call("--train", "train", "--data", "data.jsonl", "--ngram", "3", "--result", "r.json")
+    output = call(
+        "--train", "train", "--data", "data.jsonl", "--ngram", "3", "--result", "r.json", "--output", "c.json"
+    )
+    assert json.loads((tmp_path / "c.json").read_bytes())["task"] == record["task"]
     assert "  clean             0.0000" in output
     assert "  dirty             1.0000" in output
     assert "  dirty - clean    +1.0000" in output
@@ -247,7 +258,19 @@ def test_the_command_gives_metrics_of_both_subsets(call, tmp_path):
     ("words", "error", "message"),
     [
         (("--train", "train"), ConfigError, "--data: missing"),
-        (("--train", "train", "--task", "lambada"), FormatError, "lambada: no such file.*add --data FILE"),
+        (("--train", "train", "--task", "lambada"), ConfigError, "--data: missing"),
+        (
+            ("--train", "train", "--task", "lambda", "data.jsonl"),
+            ConfigError,
+            r"--task: not the name of a task: found lambda, wanted arc \|.*did you mean lambada\?",
+        ),
+        (
+            ("--train", "train", "--task", "data.jsonl"),
+            ConfigError,
+            r"--task: not the name of a task: found data\.jsonl.*mega-eval contamination data\.jsonl --train",
+        ),
+        (("--train", "train", "dat.jsonl"), FormatError, r"no such file; hint: did you mean data\.jsonl\?"),
+        (("--train", "tran", "data.jsonl"), FormatError, r"tran.*hint: did you mean train\?"),
         (("--train", "none", "--data", "data.jsonl"), FormatError, "none"),
         (
             ("--train", "bare", "--data", "data.jsonl"),

@@ -220,8 +220,16 @@ def test_missing_files_and_records_are_one_line(tmp_path):
     ):
         evaluate(HashModel(), read(folder))
     (folder / "eval_meta_data.csv").unlink()
-    with pytest.raises(FormatError, match=r"eval_meta_data\.csv: no such file"):
+    with pytest.raises(FormatError, match=r"bundle: has no eval_meta_data\.csv: wanted a folder with core"):
         read_core_tasks(folder)
+    with pytest.raises(
+        FormatError, match=r"has no core\.yaml and no eval_data and .*; hint: --data .*/bundle"
+    ):
+        read_core_tasks(tmp_path)
+    with pytest.raises(FormatError, match=r"core\.yaml: is a file: .*; hint: name its folder, .*/bundle"):
+        read_core_tasks(folder / "core.yaml")
+    with pytest.raises(FormatError, match=r"bundel: no such folder: .*; hint: did you mean .*/bundle\?"):
+        read_core_tasks(tmp_path / "bundel")
 
 
 @pytest.mark.parametrize(

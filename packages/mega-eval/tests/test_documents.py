@@ -117,8 +117,30 @@ def test_an_empty_file_is_an_error(tmp_path, read):
 
 def test_text_that_is_not_utf8_is_an_error_that_says_where(tmp_path):
     (tmp_path / "latin").write_bytes(b"caf\xe9 au lait")
-    with pytest.raises(FormatError, match="latin: not UTF-8: found byte 0xe9 at 3"):
+    with pytest.raises(
+        FormatError, match="latin:1: not UTF-8: found byte 0xe9 at column 4, .*; hint: iconv -f lat"
+    ):
         read_text(tmp_path / "latin")
+
+
+@pytest.mark.parametrize(
+    ("content", "hint"),
+    [
+        (b"\x1f\x8b\x08\x00", "it is compressed: mv {path} {path}.gz"),
+        (b"\x28\xb5\x2f\xfd\x00\xff", "it is compressed: mv {path} {path}.zst"),
+        ("één\n".encode("utf-16"), "iconv -f utf-16 -t utf-8 {path}"),
+        (b'{"text": "\xe9"}\n\x00', "it is a binary file, not text"),
+    ],
+)
+def test_a_binary_file_as_json_lines_is_told_from_damaged_json(tmp_path, content, hint):
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(b'{"text": "a"}\n' * (content[:1] == b"{") + content)
+    for read in (lambda: read_json_lines(path, "text"), lambda: read_text(path)):
+        with pytest.raises(
+            FormatError, match=r"t\.jsonl:[12]: not UTF-8: found byte 0x.. at column "
+        ) as error:
+            read()
+        assert str(error.value).endswith(f"; hint: {hint.format(path=path)}")
 
 
 def test_line_ends_of_a_text_stay_as_they_are(tmp_path):

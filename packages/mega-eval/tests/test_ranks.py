@@ -141,7 +141,7 @@ def test_the_command_starts_its_own_ranks(words, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--tp=3"], "--tp: does not divide"),
+        (["--tp=3"], "--tp: does not divide the 2 query heads: found 3, wanted 1 | 2; hint: --tp 2"),
         (["--pp=4"], "--pp: a stage would have no layer: found 4 stages for 3 layers; hint: --pp 3"),
         (
             ["--tp=2", "--batch-invariant"],

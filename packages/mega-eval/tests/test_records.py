@@ -1,9 +1,10 @@
 import gzip
 import json
+from pathlib import Path
 
 import pytest
 
-from mega_eval.records import list_record_files, read_records
+from mega_eval.records import is_record_file, list_record_files, read_records
 from mega_schema.errors import FormatError
 
 
@@ -68,9 +69,19 @@ def test_a_folder_is_read_in_the_order_of_names_and_a_passage_is_a_record(file, 
     [
         ("a.jsonl", "", "a.jsonl: no records in the file"),
         ("a.csv", "q,n\n", "a.csv: no records in the file"),
-        ("a.jsonl", '{"q": 1}\noops\n', "a.jsonl:2: not JSON"),
+        (
+            "a.jsonl",
+            '{"q": 1}\noops\n',
+            "a.jsonl:2: not JSON: found unexpected character, expected a JSON value at column 1",
+        ),
+        ("a.jsonl", '{"q": \n', "a.jsonl:1: not JSON: found "),
+        (
+            "1.txt",
+            '{\n "q": é}',
+            "1.txt:2: not JSON: found unexpected character, expected a JSON value at column 7",
+        ),
         ("a.jsonl", "[1]\n", "a.jsonl:1: not a JSON object"),
-        ("a.jsonl", b"\xff{}\n", "a.jsonl: not UTF-8: found byte 0xff at 0"),
+        ("a.jsonl", b"\xff{}\n", "a.jsonl:1: not UTF-8: found byte 0xff at column 1"),
         ("a.csv", "q,n\none\n", "a.csv:2: wrong number of columns: found 1, wanted 2 (q, n)"),
         ("a.csv", 'q,n\n"one,2\n', "a.csv:2: not CSV"),
         ("a.parquet", "PAR1", "a.parquet: no known ending of a task file"),
@@ -81,6 +92,26 @@ def test_a_malformed_file_is_one_line_that_names_the_place(file, name, content, 
         read(file(name, content))
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+def test_a_record_file_is_known_by_its_name_also_compressed(suffix):
+    assert all(is_record_file(Path(f"a{ending}{suffix}")) for ending in (".jsonl", ".json", ".csv", ".tsv"))
+    assert not any(is_record_file(Path(f"a{ending}{suffix}")) for ending in ("", ".txt", ".parquet"))
+
+
+def test_a_missing_file_names_what_is_there(file, tmp_path):
+    file("lambada_test.jsonl.gz", "")
+    with pytest.raises(
+        FormatError, match=r"test\.jsonl: no such file; hint: did you mean .*_test\.jsonl\.gz\?"
+    ):
+        read(tmp_path / "lambada_test.jsonl")
+    with pytest.raises(FormatError, match=r"/x/y: no such file; hint: ls .*[^/x]$"):
+        read(tmp_path / "x/y")
+    with pytest.raises(
+        FormatError, match=r"none: no such file: wanted a file, or a folder with \*\.txt; hint"
+    ):
+        read(tmp_path / "none", suffixes=(".txt",))
 
 
 def test_a_damaged_or_missing_file_is_refused(file, tmp_path):

@@ -15,6 +15,7 @@ from mega_eval.cli import cli
 from mega_eval.report_page.examples_data import find_judges
 from mega_eval.report_page.intervals import draw_intervals
 from mega_eval.report_page.page import render_results
+from mega_schema.errors import ConfigError
 from tests.result_files import HOSTILE, make_examples, write_made_up
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -186,15 +187,21 @@ def test_the_browser_changes_between_results_and_shows_long_prompts_on_demand(pa
     assert page.locator("details .text").last.inner_text().count("long") == 400
 
 
-def test_the_command_writes_a_page_and_replaces_only_a_page(many, tmp_path):
+def test_the_command_replaces_a_page_only_on_demand_and_nothing_else(many, tmp_path):
     output = tmp_path / "p.html"
+    words = ["report", str(many.path), "--output", str(output)]
     runner = CliRunner()
-    for _ in range(2):
-        outcome = runner.invoke(
-            cli, ["report", str(many.path), "--output", str(output)], catch_exceptions=False
-        )
+    for more in ([], ["--overwrite"]):
+        outcome = runner.invoke(cli, words + more, catch_exceptions=False)
         assert outcome.output == f"written to {output}: 1 result, 5,000 examples\n"
     assert output.read_text("utf-8") == render_results([many])
+    output.write_text("<!doctype html>mine")
+    with pytest.raises(ConfigError, match=r"--output: a file of this name exists: found .*; hint: .*--overw"):
+        runner.invoke(cli, words, catch_exceptions=False)
+    output.write_text("notes")
+    with pytest.raises(ConfigError, match="is a file that this command did not write"):
+        runner.invoke(cli, [*words, "--overwrite"], catch_exceptions=False)
+    assert output.read_text() == "notes"
 
 
 def test_a_task_writes_its_page_on_request(run, tmp_path):
@@ -204,3 +211,7 @@ def test_a_task_writes_its_page_on_request(run, tmp_path):
     outcome = CliRunner().invoke(cli, arguments, catch_exceptions=False)
     assert outcome.output.endswith(f"written to {tmp_path / 'r.json'} and {tmp_path / 'r.html'}\n")
     assert "Evaluation: lambada" in (tmp_path / "r.html").read_text("utf-8")
+    (tmp_path / "r.json").unlink()
+    with pytest.raises(ConfigError, match=r"--report: a file of this name exists: found .*r\.html; hint"):
+        CliRunner().invoke(cli, arguments, catch_exceptions=False)
+    assert CliRunner().invoke(cli, [*arguments, "--overwrite"], catch_exceptions=False).exit_code == 0

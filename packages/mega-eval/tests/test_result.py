@@ -1,5 +1,6 @@
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -83,8 +84,34 @@ def test_a_result_is_replaced_only_on_demand(tmp_path):
         result.check_writable(path, overwrite=True)
 
 
-def test_the_default_name_has_task_convention_and_model():
-    assert result.default_output("lambada", "strict", MODEL) == Path("lambada-strict-01234567.json")
+def test_the_default_name_has_task_convention_model_and_dtype():
+    assert result.default_output("lambada", "strict", MODEL) == Path("lambada-strict-01234567-float32.json")
+    server = replace(MODEL, dtype="of the server")
+    assert result.default_output("lambada", "strict", server) == Path("lambada-strict-01234567.json")
+
+
+def test_examples_replace_no_file_that_has_none(tmp_path):
+    samples = tmp_path / "r.samples.jsonl"
+    samples.write_text("notes\n")
+    with pytest.raises(ConfigError, match=r"--output: is a file .* did not write: found .*r\.samples\.jsonl"):
+        result.check_writable(tmp_path / "r.json", overwrite=True)
+    result.write_result(tmp_path / "r.json", build_record(), EXAMPLES)
+    (tmp_path / "r.json").unlink()  # as a run that was killed between the two files leaves them
+    result.check_writable(tmp_path / "r.json")
+
+
+@pytest.mark.parametrize("name", ["u", "u.txt", "u.JSON"])
+def test_an_output_that_is_not_named_json_is_refused(tmp_path, name):
+    with pytest.raises(
+        ConfigError, match=rf"not the name of a result: .*{name}, wanted NAME\.json; hint"
+    ) as error:
+        result.check_writable(tmp_path / name)
+    assert str(error.value).endswith(f"--output {tmp_path / name}.json")
+
+
+def test_a_folder_in_which_no_file_can_be_created_is_refused_whatever_its_mode():
+    with pytest.raises(ConfigError, match="--output: no file can be created in the folder: found /proc "):
+        result.check_writable(Path("/proc/r.json"))
 
 
 def test_the_table_has_every_metric_and_count_in_columns():

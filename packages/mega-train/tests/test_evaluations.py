@@ -134,6 +134,21 @@ def test_commands_run_one_after_another_and_a_failure_is_a_message(
     assert isinstance(events[2], EvaluationEnd)
 
 
+def test_the_page_of_an_earlier_run_does_not_stop_an_evaluation(
+    tmp_path: Path, program: Callable[[str], str]
+) -> None:
+    runner, events = build(tmp_path / "run", program("ok"))
+    folder = tmp_path / "run/evaluations"
+    folder.mkdir(parents=True)
+    pages = [folder / f"{name}.html" for name in ("program.py-iter_0000010", "notes")]
+    for page in pages:
+        page.write_text("<!doctype html>")
+    for event in (START, build_save(10)):
+        runner.on_event(event)
+    wait_for(runner, events, 1)
+    assert [page.exists() for page in pages] == [False, True]
+
+
 def test_a_program_that_cannot_start_is_a_message(tmp_path: Path) -> None:
     runner, events = build(tmp_path / "run", "no-such-program lambada")
     runner.on_event(build_save(10))

@@ -42,13 +42,16 @@ def require_matplotlib(where: str, *, hint: str = "") -> None:
         raise ConfigError(where, "needs matplotlib", hint=f"{command}, {hint}" if hint else command)
 
 
-def check_plot(option: str, path: Path, inputs: Sequence[Path] = ()) -> None:
+def check_plot(option: str, path: Path, inputs: Sequence[Path], *, overwrite: bool) -> None:
     """Check that a PNG can be written.
+
+    Args:
+        overwrite: replace an existing image.
 
     Raises:
         ConfigError: matplotlib is not installed, or the path is not free for an image.
     """
-    check_output_file(option, path, inputs, is_image)
+    check_output_file(option, path, inputs, is_image, overwrite=overwrite)
     require_matplotlib(option)
 
 

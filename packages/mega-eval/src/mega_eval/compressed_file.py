@@ -10,11 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, cast
 
+from mega_eval.input_paths import build_path_error
 from mega_schema.app.install_hint import install_hint
 from mega_schema.errors import ConfigError, FormatError
 
 SUFFIXES = (".gz", ".zst")
 JSON_LINES = (".jsonl", ".json", ".ndjson")
+_HEAD = 4096  # bytes that tell text from a binary file
 
 
 def base_suffix(path: Path) -> str:
@@ -56,12 +58,46 @@ def read_utf8(path: Path, encoding: str = "utf-8") -> str:
     """
     with open_file(path) as file:
         content = file.read()
+    return decode_utf8(content, path, encoding)
+
+
+def decode_utf8(content: bytes, path: Path, encoding: str = "utf-8", *, first_line: int = 1) -> str:
+    """Decode the content of a file, or a line of it.
+
+    Args:
+        encoding: "utf-8-sig" drops a byte order mark.
+        first_line: number of the content's first line in the file.
+
+    Raises:
+        FormatError: it is not UTF-8. The hint says what it may be.
+    """
     try:
         return content.decode(encoding)
     except UnicodeDecodeError as error:
+        before = error.object[: error.start]
+        line = first_line + before.count(b"\n")
+        column = error.start - before.rfind(b"\n")
         raise FormatError(
-            path, "not UTF-8", found=f"byte {error.object[error.start]:#04x} at {error.start}"
+            f"{path}:{line}",
+            "not UTF-8",
+            found=f"byte {error.object[error.start]:#04x} at column {column}",
+            wanted="text in UTF-8",
+            hint=_describe_binary(path),
         ) from None
+
+
+def _describe_binary(path: Path) -> str:
+    """Say what a file is that is not UTF-8, by its first bytes."""
+    with open_file(path) as file:
+        head = file.read(_HEAD)
+    for magic, suffix in ((b"\x1f\x8b", ".gz"), (b"\x28\xb5\x2f\xfd", ".zst")):
+        if head.startswith(magic):
+            return f"it is compressed: mv {path} {path}{suffix}"
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return f"iconv -f utf-16 -t utf-8 {path}"
+    if b"\0" in head:
+        return "it is a binary file, not text"
+    return f"iconv -f latin1 -t utf-8 {path}, or the encoding that it has"
 
 
 def check_file(path: Path) -> None:
@@ -71,7 +107,7 @@ def check_file(path: Path) -> None:
         FormatError: there is none, or it is a folder.
     """
     if not path.is_file():
-        raise FormatError(path, "is a folder" if path.is_dir() else "no such file")
+        raise build_path_error(path, "file")
 
 
 def _decompress_zstd(path: Path, content: bytes) -> bytes:

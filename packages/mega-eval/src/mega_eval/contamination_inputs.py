@@ -13,25 +13,9 @@ from mega_eval.result_reader import EvaluationResult
 from mega_schema.checkpoint.checkpoint_tokenizer import open_checkpoint_tokenizer
 from mega_schema.checkpoint.reader import Checkpoint
 from mega_schema.dataset.indexed_dataset import open_dataset, sibling
-from mega_schema.errors import ConfigError, FormatError
+from mega_schema.errors import FormatError
 from mega_schema.tokenizer.identity import IDENTITY
 from mega_schema.tokenizer.tokenizer import check_same_tokenizer, open_tokenizer_folder
-
-
-def choose_file(task: str | None, data: Path | None) -> Path:
-    """Return the file of the task, which --data or --task names.
-
-    Raises:
-        MegaError: neither is given, or there is no such file.
-    """
-    if data is None and task is None:
-        raise ConfigError("--data", "missing", wanted="the file of the task", hint="add --data FILE")
-    path = Path(str(task)) if data is None else data
-    if path.is_dir() or not path.exists():
-        what = "is a folder" if path.is_dir() else "no such file"
-        hint = "add --data FILE" if data is None else ""
-        raise FormatError(path, what, wanted="the file of the task", hint=hint)
-    return path
 
 
 def check_data(result: EvaluationResult, data: Path) -> None:

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import orjson
 
 from mega_eval.compressed_file import JSON_LINES, base_suffix, check_file, open_file, read_utf8
+from mega_eval.json_text import parse_json
 from mega_eval.windows import Tokens, as_tokens
+from mega_schema.app.path_hints import suggest_dataset
 from mega_schema.dataset.indexed_dataset import IndexedDataset, sibling
 from mega_schema.errors import FormatError
 from mega_schema.tokenizer.tokenizer import Tokenizer, TokenizerIdentity, check_same_tokenizer
@@ -65,7 +66,7 @@ def read_json_lines(path: Path, key: str) -> list[tuple[int, str]]:
     with open_file(path) as lines:
         for number, line in enumerate(lines, 1):
             if line.strip():
-                texts.append((number, _parse_line(line, key, f"{path}:{number}")))
+                texts.append((number, _parse_line(line, key, path, number)))
     if not texts:
         raise FormatError(path, "no lines in the file", wanted=f'lines like {{"{key}": "..."}}')
     return texts
@@ -112,7 +113,7 @@ def list_dataset_files(prefix: Path) -> list[Path]:
         FormatError: there is no such dataset.
     """
     if not is_dataset(prefix):
-        hint = "leave .bin and .idx off the path"
+        hint = suggest_dataset(prefix, "--baseline-data") or "leave .bin and .idx off the path"
         raise FormatError(prefix, "no such indexed dataset", wanted=sibling(prefix, ".idx"), hint=hint)
     return [sibling(prefix, ".bin"), sibling(prefix, ".idx")]
 
@@ -185,12 +186,10 @@ def _iter_documents(prefix: Path, identity: TokenizerIdentity) -> Iterator[Token
         yield tokens[:-1] if len(tokens) and tokens[-1] == identity.eod else tokens
 
 
-def _parse_line(line: bytes, key: str, where: str) -> str:
-    """Return the string under `key` of a line of JSON; `where` names the line in an error."""
-    try:
-        value = orjson.loads(line)
-    except orjson.JSONDecodeError as error:
-        raise FormatError(where, "not JSON", found=str(error)) from None
+def _parse_line(line: bytes, key: str, path: Path, number: int) -> str:
+    """Return the string under `key` of a line of JSON."""
+    value = parse_json(line, path, number)
+    where = f"{path}:{number}"
     if not isinstance(value, dict):
         raise FormatError(
             where, "not a JSON object", found=type(value).__name__, wanted=f'{{"{key}": "..."}}'

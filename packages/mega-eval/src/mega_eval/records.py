@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import orjson
-
 from mega_eval.compressed_file import JSON_LINES, base_suffix, open_file, read_utf8
+from mega_eval.input_paths import build_path_error
+from mega_eval.json_text import parse_object
 from mega_schema.errors import FormatError
 
 # name of the file, uncompressed -> how its lines are read
@@ -114,7 +114,7 @@ def list_record_files(path: Path, suffixes: Sequence[str] = ()) -> list[Path]:
     """
     if path.is_dir():
         if not suffixes:
-            raise FormatError(path, "is a folder", wanted="a file")
+            raise build_path_error(path, "file")
         files = sorted(
             file for file in path.rglob("*") if file.is_file() and file.name.endswith(tuple(suffixes))
         )
@@ -124,14 +124,14 @@ def list_record_files(path: Path, suffixes: Sequence[str] = ()) -> list[Path]:
             )
         return files
     if not path.is_file():
-        raise FormatError(path, "no such file")
+        wanted = f"a file, or a folder with {' or '.join(f'*{s}' for s in suffixes)}" if suffixes else ""
+        raise build_path_error(path, "file", wanted)
     return [path]
 
 
 def is_record_file(path: Path) -> bool:
     """Whether the name of a file is that of JSON lines, CSV or TSV, also compressed."""
-    suffix = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
-    return suffix in (*JSON_LINES, _CSV, _TSV)
+    return base_suffix(path) in (*JSON_LINES, _CSV, _TSV)
 
 
 def read_records(files: Sequence[Path], columns: Sequence[str] = ()) -> list[TaskRecord]:
@@ -172,32 +172,15 @@ def read_bytes_of(path: Path) -> bytes:
         return file.read()
 
 
-def parse_object(line: str | bytes, where: str) -> dict[str, object]:
-    """Parse a JSON object; `where` names it in an error.
-
-    Raises:
-        FormatError: it is not a JSON object.
-    """
-    try:
-        value = orjson.loads(line)
-    except orjson.JSONDecodeError as error:
-        raise FormatError(where, "not JSON", found=str(error)) from None
-    if not isinstance(value, dict):
-        raise FormatError(where, "not a JSON object", found=type(value).__name__, wanted='{"key": "..."}')
-    return value
-
-
 def _read_file(path: Path, columns: Sequence[str]) -> Iterator[TaskRecord]:
     suffix = base_suffix(path)
     if suffix == ".txt":  # a RACE passage: the whole file is one object
-        yield TaskRecord(
-            f"{path}", parse_object(read_text_of(path), f"{path}"), f"{path.parent.name}/{path.name}"
-        )
+        yield TaskRecord(f"{path}", parse_object(read_text_of(path), path), f"{path.parent.name}/{path.name}")
     elif suffix in JSON_LINES:
         # only \n ends a line: texts contain U+2028 and the like
         for number, line in enumerate(read_text_of(path).split("\n"), 1):
             if line.strip():
-                values = parse_object(line, f"{path}:{number}")
+                values = parse_object(line, path, number)
                 yield TaskRecord(f"{path}:{number}", values, f"{path.name}:{number}")
     elif suffix in (_CSV, _TSV):
         yield from _read_table(path, suffix, columns)

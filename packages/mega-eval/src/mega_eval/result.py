@@ -25,9 +25,8 @@ Each line of NAME.samples.jsonl is one `mega_eval.task_result.Example`.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +42,7 @@ from mega_schema.outputs import check_output, has_keys
 from mega_schema.urls import check_local
 
 FORMAT = 2
+SUFFIX = ".json"
 KEYS = (
     "format",
     "task",
@@ -117,13 +117,14 @@ def describe_metric(metric: Metric) -> dict[str, object]:
 
 
 def default_output(task: str, convention: str, model: ModelIdentity) -> Path:
-    """Return the name of a result in the current folder, from task, convention and the model's hash."""
-    return Path("-".join(filter(None, (task, convention, model.sha256[:8]))) + ".json")
+    """Return the name of a result in the current folder: task, convention, the model's hash and dtype."""
+    dtype = model.dtype if model.dtype.isalnum() else ""  # a server does not tell its own
+    return Path("-".join(filter(None, (task, convention, model.sha256[:8], dtype))) + ".json")
 
 
 def samples_path(output: Path) -> Path:
     """Return the path of the examples of a result."""
-    return output.with_name(output.name.removesuffix(".json") + ".samples.jsonl")
+    return output.with_name(output.name.removesuffix(SUFFIX) + ".samples.jsonl")
 
 
 def check_writable(path: Path, inputs: Iterable[Path] = (), *, overwrite: bool = False) -> None:
@@ -134,16 +135,23 @@ def check_writable(path: Path, inputs: Iterable[Path] = (), *, overwrite: bool =
         overwrite: replace an existing result.
 
     Raises:
-        ConfigError: the folder is missing or not writable, or the path is a folder, an input, a file that is
-            not a result, a result that may not be replaced, or a file without write permission.
+        ConfigError: the folder is missing or cannot be written to; or the path is a folder, an input, a file
+            that is not a result, a result that may not be replaced, or has no name of a result; or the file
+            of the examples would replace a file that has none.
     """
     check_local("--output", path)
     check_folder("--output", path.parent)
     if path.is_dir():
         raise ConfigError("--output", "is a folder", found=path, hint=f"--output {path / 'result.json'}")
-    if not os.access(path.parent, os.W_OK):
-        raise ConfigError("--output", "may not write to the folder", found=path.parent)
+    inputs = list(inputs)
     check_output("--output", path, "file", inputs=inputs, is_ours=has_keys(KEYS))
+    if path.suffix != SUFFIX:  # the names of the examples and of the page are made from it
+        hint = f"--output {path.with_name(path.name + SUFFIX)}"
+        raise ConfigError(
+            "--output", "not the name of a result", found=path, wanted=f"NAME{SUFFIX}", hint=hint
+        )
+    is_examples = has_keys(field.name for field in fields(Example))
+    check_output("--output", samples_path(path), "file", inputs=inputs, is_ours=is_examples)
     if path.exists() and not overwrite:
         raise ConfigError(
             "--output", "a result of this name exists", found=path, hint="name another, or add --overwrite"

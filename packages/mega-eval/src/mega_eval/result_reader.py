@@ -11,8 +11,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import orjson
-
+from mega_eval.input_paths import build_path_error
+from mega_eval.json_text import parse_json
 from mega_eval.metrics import Metric
 from mega_eval.result import FORMAT
 from mega_eval.schema_check import find_violations
@@ -96,12 +96,8 @@ def read_result(path: Path) -> EvaluationResult:
         FormatError: there is no such file, or it is no result of this format.
     """
     if path.is_dir() or not path.exists():
-        what = "is a folder" if path.is_dir() else "no such file"
-        raise FormatError(path, what, wanted="the JSON file of a result")
-    try:
-        record = orjson.loads(path.read_bytes())
-    except orjson.JSONDecodeError as error:
-        raise FormatError(path, "not JSON", found=str(error)) from None
+        raise build_path_error(path, "file", "the JSON file of a result")
+    record = parse_json(path.read_bytes(), path)
     if not isinstance(record, dict) or "format" not in record or "metrics" not in record:
         raise FormatError(path, "is not a result of mega-eval", wanted="an object with format and metrics")
     if record["format"] != FORMAT:
@@ -122,10 +118,7 @@ def _parse_examples(path: Path, content: bytes) -> list[Example]:
     schema = load_schema()
     examples = []
     for number, line in enumerate(content.splitlines(), 1):
-        try:
-            values = orjson.loads(line)
-        except orjson.JSONDecodeError as error:
-            raise FormatError(f"{path}:{number}", "not JSON", found=str(error)) from None
+        values = parse_json(line, path, number)
         for where, what in find_violations(values, schema["$defs"]["example"], schema):
             raise FormatError(f"{path}:{number} {where}".rstrip(), what)
         tokens = tuple(TargetToken(**token) for token in values.pop("tokens"))

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mega_eval.commands.data_files import choose_path, data_files
 from mega_eval.commands.fewshot_options import fewshot_options
-from mega_eval.commands.task_options import PATH, TaskOptions, task_options
+from mega_eval.commands.task_options import TaskOptions, task_options
 from mega_eval.presets.choice_presets import CHOICE_PRESETS, CONTINUATION, LETTER_CHOICES, ChoicePreset
 from mega_eval.presets.own_choices import OwnChoices
 
@@ -21,8 +22,8 @@ _NAME = click.option("--name", help="Name of the task in the result.  [default: 
 def build_command(preset: ChoicePreset) -> click.Command:
     """Build the command of a preset."""
 
-    def run(data: Path, **keywords: Any) -> None:
-        run_choice(preset, data, **keywords)
+    def run(paths: tuple[Path, ...], data: tuple[Path, ...], **keywords: Any) -> None:
+        run_choice(preset, choose_path(paths, data), **keywords)
 
     function: Any = run
     function.__doc__ = (
@@ -39,13 +40,13 @@ def build_command(preset: ChoicePreset) -> click.Command:
             show_default=True,
             help="continuation: score the choices. letters: list them, and score their letters.",
         )(function)
-    function = click.option("--data", required=True, type=PATH, help=f"{preset.wants}.")(function)
+    function = data_files(f"{preset.wants}.")(function)
     return click.command(preset.name)(task_options(function))
 
 
 @click.command("choice")
 @task_options
-@click.option("--data", required=True, type=PATH, help="JSON lines, CSV or TSV, also .gz.")
+@data_files("JSON lines, CSV or TSV, also .gz and .zst.")
 @click.option(
     "--prompt",
     default="Question: {question}\nAnswer:",
@@ -82,7 +83,8 @@ def build_command(preset: ChoicePreset) -> click.Command:
 @click.option("--name", help="Name of the task in the result.  [default: the file's]")
 @fewshot_options()
 def choice(
-    data: Path,
+    paths: tuple[Path, ...],
+    data: tuple[Path, ...],
     prompt: str,
     choices_key: str,
     answer_key: str,
@@ -92,6 +94,7 @@ def choice(
     **keywords: Any,
 ) -> None:
     """Multiple choice from a file of your own: the model picks the most probable choice."""
+    path = choose_path(paths, data)
     own = OwnChoices(prompt.replace("\\n", "\n"), choices_key, answer_key, first_answer, tag_key)
     settings = {
         "prompt": own.prompt,
@@ -101,7 +104,7 @@ def choice(
         "tag_key": tag_key,
     }
     run_choice(
-        own.preset, data, name=name or data.name.split(".")[0] or "choice", settings=settings, **keywords
+        own.preset, path, name=name or path.name.split(".")[0] or "choice", settings=settings, **keywords
     )
 
 

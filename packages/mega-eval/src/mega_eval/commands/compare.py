@@ -44,6 +44,7 @@ KEYS = ("format", "results", "comparisons", "notes", "resamples", "seed", "fdr")
 )
 @click.option("--output", type=OUTPUT_FILE, help="Also write the comparisons as JSON.")
 @click.option("--plot", type=OUTPUT_FILE, help="Also draw the differences as a PNG; needs matplotlib.")
+@click.option("--overwrite", is_flag=True, help="Replace existing files of --output and --plot.")
 def compare(
     results: tuple[Path, ...],
     pairs: str,
@@ -52,6 +53,7 @@ def compare(
     fdr: float,
     output: Path | None,
     plot: Path | None,
+    overwrite: bool,
 ) -> None:
     """Compare results of several models on the same examples.
 
@@ -69,9 +71,9 @@ def compare(
     from mega_schema.outputs import has_keys
 
     inputs = [*results, *map(samples_path, results)]
-    check_output_file("--output", output, inputs, has_keys(KEYS))
+    check_output_file("--output", output, inputs, has_keys(KEYS), overwrite=overwrite)
     if plot is not None:
-        check_plot("--plot", plot, inputs)
+        check_plot("--plot", plot, inputs, overwrite=overwrite)
     read = [read_result(path) for path in results]
     comparisons, notes = compare_results(read, pairs=cast("Pairs", pairs), resamples=resamples, seed=seed)
     for line in format_comparisons(comparisons, fdr):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import click
 
+from mega_eval.commands.data_files import choose_path, data_files
+from mega_eval.commands.task_list import list_tasks
 from mega_schema.app.click_options import LocalPath
 from mega_schema.app.output_option import OUTPUT_FILE
+from mega_schema.errors import ConfigError
 
 if TYPE_CHECKING:
     from mega_eval.contamination import Unit
@@ -25,8 +29,12 @@ _PATH = LocalPath()
     type=_PATH,
     help="Prefix of a training set; repeatable.",
 )
-@click.option("--task", help="File of the task; with --data, its name.")
-@click.option("--data", type=_PATH, help="File of the task: JSON lines, CSV, TSV, or lines of text.")
+@data_files("File of the task: JSON lines, CSV, TSV, or lines of text; also .gz and .zst.")
+@click.option(
+    "--task",
+    metavar="NAME",
+    help="Name of the task in the file of --output, one of `mega-eval tasks`.  [default: that of --result]",
+)
 @click.option(
     "--key",
     "keys",
@@ -50,28 +58,31 @@ _PATH = LocalPath()
 )
 @click.option("--result", type=_PATH, help="Result of the task; gives its metrics on both subsets.")
 @click.option("--output", type=OUTPUT_FILE, help="Also write the overlap of every example as JSON.")
+@click.option("--overwrite", is_flag=True, help="Replace an existing file of --output.")
 def contamination(
     trains: tuple[Path, ...],
+    paths: tuple[Path, ...],
+    data: tuple[Path, ...],
     task: str | None,
-    data: Path | None,
     keys: tuple[str, ...],
     ngram: int,
     unit: str,
     tokenizer: Path | None,
     result: Path | None,
     output: Path | None,
+    overwrite: bool,
 ) -> None:
-    """Find the examples of a task whose n-grams are in a training set.
+    """Find the examples of a task, in FILE, whose n-grams are in a training set.
 
     An example is dirty if an n-gram of one of its texts is in a document of a training set, else clean; an
     example shorter than an n-gram is clean. With --result, the metrics are computed on both subsets.
     """
     import time
 
+    from mega_eval.compressed_file import check_file
     from mega_eval.contamination import NgramIndex
     from mega_eval.contamination_inputs import (
         check_data,
-        choose_file,
         match_ids,
         open_training_sets,
         read_texts,
@@ -84,14 +95,17 @@ def contamination(
     from mega_schema.app.progress import progress_bar
     from mega_schema.outputs import dataset_files, has_keys
 
-    data = choose_file(task, data)
-    inputs = [data, *(file for train in trains for file in dataset_files(train))]
+    check_task(task)
+    path = choose_path(paths, data)
+    inputs = [path, *(file for train in trains for file in dataset_files(train))]
     inputs += [] if result is None else [result, samples_path(result)]
-    check_output_file("--output", output, inputs, has_keys(KEYS))
+    check_output_file("--output", output, inputs, has_keys(KEYS), overwrite=overwrite)
+    check_file(path)
     evaluated = None if result is None else read_result(result)
     if evaluated is not None:
-        check_data(evaluated, data)
-    examples = read_texts(data, keys)
+        check_data(evaluated, path)
+        task = task or evaluated.task
+    examples = read_texts(path, keys)
     training_sets = open_training_sets(trains, tokenizer, is_shared=unit == "token")
     index = NgramIndex(examples, length=ngram, unit=cast("Unit", unit), tokenizer=training_sets[0].tokenizer)
     total = sum(train.dataset.tokens for train in training_sets)
@@ -110,8 +124,25 @@ def contamination(
     rate = size / 1e6 / seconds
     click.echo(f"{total:,} training tokens in {seconds:,.1f} s, {rate:,.1f} MB/s of .bin")
     if output is not None:
-        files = fingerprint_files([data])
+        files = fingerprint_files([path])
         record = build_record(task, files, training_sets, unit, ngram, counts, subsets, index.overlaps)
         record |= {"seconds": round(seconds, 3), "megabytes_per_second": round(rate, 3)}
         write_json(output, record)
         click.echo(f"written to {output}")
+
+
+def check_task(name: str | None) -> None:
+    """Check that a name is that of a task; None is no name.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    names = [description.name for description in list_tasks()]
+    if name is None or name in names:
+        return
+    hint = "mega-eval tasks"
+    if Path(name).exists():
+        hint = f"a file is an argument: mega-eval contamination {name} --train PREFIX"
+    elif close := get_close_matches(name, names, 1):
+        hint = f"did you mean {close[0]}?"
+    raise ConfigError("--task", "not the name of a task", found=name, wanted=" | ".join(names), hint=hint)

@@ -7,15 +7,14 @@ from typing import Any
 
 import click
 
-from mega_eval.commands.task_options import PATH, TaskOptions, task_options
+from mega_eval.commands.data_files import choose_path, data_files
+from mega_eval.commands.task_options import TaskOptions, task_options
 
 
 @click.command()
 @task_options
-@click.option(
-    "--data", required=True, type=PATH, help="Folder with core.yaml, eval_data/ and eval_meta_data.csv."
-)
-def core(data: Path, **keywords: Any) -> None:
+@data_files("Folder with core.yaml, eval_data/ and eval_meta_data.csv.", "FOLDER")
+def core(paths: tuple[Path, ...], data: tuple[Path, ...], **keywords: Any) -> None:
     """CORE, the mean of the centered accuracies of DCLM's tasks, as nanochat computes it.
 
     --limit takes the first records of every task, after shuffling.
@@ -26,8 +25,9 @@ def core(data: Path, **keywords: Any) -> None:
     from mega_eval.tasks.core import evaluate
 
     options = TaskOptions(**keywords)
-    tasks = [(task, read_records(list_record_files(task.path))) for task in read_core_tasks(data)]
-    files = [data / CONFIG, data / BASELINES, *sorted({task.path for task, _ in tasks})]
+    folder = choose_path(paths, data)
+    tasks = [(task, read_records(list_record_files(task.path))) for task in read_core_tasks(folder)]
+    files = [folder / CONFIG, folder / BASELINES, *sorted({task.path for task, _ in tasks})]
     run_task(
         lambda model: evaluate(model, tasks, limit=options.limit),
         "core",

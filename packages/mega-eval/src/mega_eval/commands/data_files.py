@@ -11,11 +11,11 @@ from mega_eval.commands.task_options import PATH
 from mega_schema.errors import ConfigError
 
 
-def data_files(help_text: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def data_files(help_text: str, metavar: str = "FILE") -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Add the argument FILE and the option --data; the command gets the keywords `paths` and `data`."""
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
-        argument = click.argument("paths", nargs=-1, type=PATH, metavar="FILE")
+        argument = click.argument("paths", nargs=-1, type=PATH, metavar=metavar)
         return argument(click.option("--data", multiple=True, type=PATH, help=help_text)(function))
 
     return decorate
@@ -29,7 +29,7 @@ def choose_paths(paths: Sequence[Path], data: Sequence[Path]) -> list[Path]:
     """
     chosen = [*paths, *data]
     if not chosen:
-        raise ConfigError("--data", "missing", wanted="a file to evaluate", hint="add --data FILE")
+        raise ConfigError("--data", "missing", wanted="a file", hint="add --data FILE")
     for index, path in enumerate(chosen):
         if path in chosen[:index]:
             raise ConfigError("--data", "names a file twice", found=path, hint="leave one of them out")

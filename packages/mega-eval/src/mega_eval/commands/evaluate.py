@@ -21,13 +21,14 @@ from mega_eval.commands.task_options import TaskOptions
 from mega_eval.models.answer_cache import hash_model
 from mega_eval.models.interface import LanguageModel
 from mega_eval.models.session import EvaluationSession
+from mega_eval.outputs import check_folder, check_output_file
 from mega_eval.report_page.page import report_path, write_page
 from mega_eval.result_reader import read_result
 from mega_eval.task_result import TaskResult
 from mega_schema.app.cli_runner import raise_at_sigterm
 from mega_schema.app.progress import progress_bar
 from mega_schema.errors import ConfigError
-from mega_schema.outputs import check_output, is_page
+from mega_schema.outputs import is_page
 
 CACHE = ".mega-eval-cache"
 
@@ -54,16 +55,16 @@ def run_task(
         published_as: the task of `canonical_files` whose data the first file may be; None: `name`.
     """
     inputs = [*files, *([] if options.load is None else [options.load])]
-    if options.output is not None:
-        result.check_writable(options.output, inputs, overwrite=options.overwrite)
+    if options.output is None:
+        check_folder("--output", Path())
+    else:
+        _check_outputs(options.output, inputs, options)
     fingerprints = result.fingerprint_files(files)
     canonical = is_canonical(published_as or name, files[:1])
     cache_folder = choose_cache_folder(options, f"{name}-{convention}")
     with closing(open_session(options, cache_folder)) as model:
         output = options.output or result.default_output(name, convention, model.identity)
-        result.check_writable(output, inputs, overwrite=options.overwrite)
-        if options.report:
-            check_output("--report", report_path(output), "file", inputs=inputs, is_ours=is_page)
+        _check_outputs(output, inputs, options)
         start = time.perf_counter()
         with explain_resume(cache_folder):
             task_result = task(model)
@@ -102,6 +103,13 @@ def run_task(
     page = f" and {report_path(output)}" if options.report else ""
     click.echo(f"written to {output}{page}")
     return task_result
+
+
+def _check_outputs(output: Path, inputs: list[Path], options: TaskOptions) -> None:
+    """Check that the result, its examples and its page can be written."""
+    result.check_writable(output, inputs, overwrite=options.overwrite)
+    if options.report:
+        check_output_file("--report", report_path(output), inputs, is_page, overwrite=options.overwrite)
 
 
 def open_session(options: TaskOptions, cache_folder: Path | None = None) -> EvaluationSession:

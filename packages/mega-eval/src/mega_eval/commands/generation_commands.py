@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mega_eval.commands.choice_commands import check_name, describe_fewshot
+from mega_eval.commands.data_files import choose_path, data_files
 from mega_eval.commands.fewshot_options import fewshot_options
-from mega_eval.commands.task_options import PATH, TaskOptions, task_options
+from mega_eval.commands.task_options import TaskOptions, task_options
 from mega_eval.presets.answer_prompts import NQ_PROMPT, SQUAD_PROMPT, AnswerPrompt
 
 if TYPE_CHECKING:
@@ -28,13 +29,11 @@ _NAME = click.option("--name", help="Name of the task in the result.  [default: 
 
 @click.command()
 @task_options
-@click.option(
-    "--data", required=True, type=PATH, help="JSON lines with question and answer, a list of texts."
-)
+@data_files("JSON lines with question and answer, a list of texts; also .gz and .zst.")
 @fewshot_options()
 @_MAX_TOKENS
 @_NAME
-def nq(data: Path, fewshot_data: Path | None, **keywords: Any) -> None:
+def nq(paths: tuple[Path, ...], data: tuple[Path, ...], fewshot_data: Path | None, **keywords: Any) -> None:
     """NQ-open: generate answers; exact match and F1.
 
     The prompt is that of lm-evaluation-harness 0.4.13 nq_open. An answer ends at a line break, a period or a
@@ -42,14 +41,15 @@ def nq(data: Path, fewshot_data: Path | None, **keywords: Any) -> None:
     """
     from mega_eval.records import list_record_files, read_records
 
-    records = read_records(list_record_files(data))
+    path = choose_path(paths, data)
+    records = read_records(list_record_files(path))
     examples = read_records(list_record_files(fewshot_data)) if fewshot_data else None
-    _run_answers("nq", NQ_PROMPT, data, records, fewshot_data, examples, {}, **keywords)
+    _run_answers("nq", NQ_PROMPT, path, records, fewshot_data, examples, {}, **keywords)
 
 
 @click.command()
 @task_options
-@click.option("--data", required=True, type=PATH, help="JSON in the layout of SQuAD or XQuAD; also .gz.")
+@data_files("JSON in the layout of SQuAD or XQuAD; also .gz and .zst.")
 @click.option(
     "--prompt",
     default=SQUAD_PROMPT.template.replace("\n", "\\n"),
@@ -59,7 +59,13 @@ def nq(data: Path, fewshot_data: Path | None, **keywords: Any) -> None:
 @fewshot_options()
 @_MAX_TOKENS
 @_NAME
-def squad(data: Path, prompt: str, fewshot_data: Path | None, **keywords: Any) -> None:
+def squad(
+    paths: tuple[Path, ...],
+    data: tuple[Path, ...],
+    prompt: str,
+    fewshot_data: Path | None,
+    **keywords: Any,
+) -> None:
     """SQuAD and XQuAD: generate answers from a passage; exact match and F1.
 
     The prompt is that of lm-evaluation-harness 0.4.13 xquad_en. Questions without an answer (SQuAD 2.0) are
@@ -68,12 +74,12 @@ def squad(data: Path, prompt: str, fewshot_data: Path | None, **keywords: Any) -
     from mega_eval.presets.answer_prompts import read_squad
     from mega_eval.records import list_record_files
 
-    [path] = list_record_files(data)
+    [path] = list_record_files(choose_path(paths, data))
     records, unanswerable = read_squad(path)
     examples = read_squad(list_record_files(fewshot_data)[0])[0] if fewshot_data else None
     counts = {"questions_without_answer": unanswerable}
     template = replace(SQUAD_PROMPT, template=prompt.replace("\\n", "\n"))
-    _run_answers("squad", template, data, records, fewshot_data, examples, counts, **keywords)
+    _run_answers("squad", template, path, records, fewshot_data, examples, counts, **keywords)
 
 
 def _run_answers(

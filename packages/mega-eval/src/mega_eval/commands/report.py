@@ -15,7 +15,8 @@ from mega_schema.app.output_option import OUTPUT_FILE
 @click.option(
     "--output", type=OUTPUT_FILE, default="report.html", show_default=True, help="HTML file to write."
 )
-def report(results: tuple[Path, ...], output: Path) -> None:
+@click.option("--overwrite", is_flag=True, help="Replace an existing page.")
+def report(results: tuple[Path, ...], output: Path, overwrite: bool) -> None:
     """Write one HTML page of results: metrics with intervals, provenance and every example.
 
     The page needs no network and no other file.
@@ -27,7 +28,7 @@ def report(results: tuple[Path, ...], output: Path) -> None:
     from mega_schema.outputs import is_page
 
     inputs = [*results, *map(samples_path, results)]
-    check_output_file("--output", output, inputs, is_page)
+    check_output_file("--output", output, inputs, is_page, overwrite=overwrite)
     read = [read_result(path) for path in results]
     write_page(read, output)
     examples = sum(len(result.examples) for result in read)

@@ -34,6 +34,7 @@ import numpy as np
 import orjson
 
 from mega_eval.models.interface import GenerationRequest, ModelIdentity, WindowScores
+from mega_eval.outputs import check_folder
 from mega_eval.windows import Window
 from mega_schema.errors import ConfigError
 
@@ -158,6 +159,7 @@ def _check_private(folder: Path) -> None:
     ancestor = next(path for path in (folder, *folder.parents) if path.exists())
     if not ancestor.is_dir():
         raise ConfigError("--cache", "is not a folder", found=ancestor, wanted="a folder of this command")
+    check_folder("--cache", ancestor)
     if ancestor != folder:
         return
     status = folder.stat()

@@ -21,6 +21,7 @@ from mega_schema.checkpoint.checkpoint_tokenizer import open_checkpoint_tokenize
 from mega_schema.checkpoint.reader import Checkpoint
 from mega_schema.errors import ConfigError, LayoutError
 from mega_schema.parallel_layout import Layout
+from mega_schema.spec import ModelSpec
 
 _MINUTES = 60.0  # for the slowest rank to load its weights
 
@@ -53,13 +54,16 @@ def check_layout(checkpoint: Checkpoint, settings: RankSettings) -> None:
     if settings.batch_invariant and settings.tp > 1:
         hint = "--pp or --dp instead of --tp"
         raise ConfigError("--batch-invariant", "sums over tensor-parallel ranks change the bits", hint=hint)
-    for row in table(checkpoint.spec):
-        try:
-            row.local_shape(settings.tp)
-        except LayoutError as error:
-            raise LayoutError(
-                "--tp", f"does not divide {error.where}", found=settings.tp, hint="--tp 1"
-            ) from None
+    if (indivisible := _find_indivisible(checkpoint.spec, settings.tp)) is not None:
+        heads = checkpoint.spec.heads
+        fitting = [tp for tp in range(1, heads + 1) if _find_indivisible(checkpoint.spec, tp) is None]
+        raise LayoutError(
+            "--tp",
+            f"does not divide {f'the {heads} query heads' if heads % settings.tp else indivisible}",
+            found=settings.tp,
+            wanted=" | ".join(map(str, fitting)),
+            hint=f"--tp {max(tp for tp in fitting if tp <= settings.tp)}",
+        )
     if settings.pp > checkpoint.spec.layers:
         found = f"{settings.pp} stages for {checkpoint.spec.layers} layers"
         raise LayoutError(
@@ -73,6 +77,16 @@ def check_layout(checkpoint: Checkpoint, settings: RankSettings) -> None:
             found=f"{settings.layout.world} ranks for {gpus} GPUs",
             hint="--device cpu, or torchrun over several hosts",
         )
+
+
+def _find_indivisible(spec: ModelSpec, tp: int) -> str | None:
+    """Return the first parameter that `tp` ranks cannot share; None if there is none."""
+    for row in table(spec):
+        try:
+            row.local_shape(tp)
+        except LayoutError as error:
+            return str(error.where)
+    return None
 
 
 def open_engine(world: World, settings: RankSettings, init_method: str) -> RankEngine:

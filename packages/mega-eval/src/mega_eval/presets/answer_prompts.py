@@ -8,6 +8,7 @@ from pathlib import Path
 
 import orjson
 
+from mega_eval.json_text import parse_object
 from mega_eval.records import TaskRecord, read_text_of
 from mega_schema.errors import FormatError
 
@@ -65,12 +66,15 @@ def read_squad(path: Path) -> tuple[list[TaskRecord], int]:
     Raises:
         FormatError: the file has another layout, or no question with an answer.
     """
-    try:
-        content = orjson.loads(read_text_of(path))
-    except orjson.JSONDecodeError as error:
-        raise FormatError(path, "not JSON", found=str(error)) from None
-    if not isinstance(content, dict):
-        raise FormatError(path, "not a JSON object", found=type(content).__name__, wanted='{"data": [...]}')
+    text = read_text_of(path)
+    if _is_json_lines(text):
+        raise FormatError(
+            path,
+            "is JSON lines",
+            wanted='one object in SQuAD\'s layout, {"data": [{"paragraphs": [...]}]}',
+            hint=f"mega-eval nq {path}, if its lines have question and answer",
+        )
+    content = parse_object(text, path)
     records, unanswerable = [], 0
     for article in TaskRecord(f"{path}", content).read_objects("data"):
         for paragraph in article.read_objects("paragraphs"):
@@ -90,3 +94,13 @@ def read_squad(path: Path) -> tuple[list[TaskRecord], int]:
     if not records:
         raise FormatError(path, "no question with an answer")
     return records, unanswerable
+
+
+def _is_json_lines(text: str) -> bool:
+    """Return whether the first line is an object of its own, and not in SQuAD's layout."""
+    first, _, rest = text.lstrip().partition("\n")
+    try:
+        value = orjson.loads(first)
+    except orjson.JSONDecodeError:
+        return False
+    return isinstance(value, dict) and "data" not in value and bool("question" in value or rest.strip())

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from mega_eval.input_paths import build_path_error
 from mega_eval.records import TaskRecord, list_record_files, read_records, read_text_of
 from mega_schema.app.install_hint import install_hint
 from mega_schema.errors import ConfigError, FormatError
@@ -53,8 +54,13 @@ def read_core_tasks(folder: Path) -> list[CoreTask]:
         FormatError: a file is missing or malformed, or a task has no random baseline.
         ConfigError: PyYAML is not installed.
     """
+    wanted = f"a folder with {CONFIG}, {DATA} and {BASELINES}"
     if not folder.is_dir():
-        raise FormatError(folder, "no such folder", wanted=f"a folder with {CONFIG}, {DATA} and {BASELINES}")
+        raise build_path_error(folder, "folder", wanted)
+    if lacking := [name for name in (CONFIG, DATA, BASELINES) if not (folder / name).exists()]:
+        bundle = min(folder.glob(f"*/{CONFIG}"), default=None)
+        hint = f"--data {bundle.parent}" if bundle is not None else f"ls {folder}"
+        raise FormatError(folder, f"has no {' and no '.join(lacking)}", wanted=wanted, hint=hint)
     path = folder / CONFIG
     baselines = _read_baselines(folder / BASELINES)
     tasks = [_read_task(row, folder, baselines) for row in _read_rows(path)]

@@ -80,7 +80,7 @@ class ExamplePool:
             ]
         if len(examples) < count:  # copies of the question, or a short file
             others = [record for record in candidates if record.values != question.values]
-            self._check_count(len(others), group)
+            self._check_count(len(others), len(candidates), group)
             examples = (
                 others[:count] if self._fewshot.sampler != "random" else self._random.sample(others, count)
             )
@@ -91,13 +91,14 @@ class ExamplePool:
         drawn = self._random.sample(candidates, size)
         return [record for record in drawn if record.values != question.values][: self._fewshot.count]
 
-    def _check_count(self, available: int, group: str) -> None:
+    def _check_count(self, available: int, total: int, group: str) -> None:
         if available < self._fewshot.count:
+            what = f"{self._fewshot.where} has {total:,} examples" + (f" of {group}" if group else "")
+            if available < total:
+                what += f", {available:,} without the question itself"
             raise ConfigError(
                 "--num-fewshot",
-                f"too few examples in {self._fewshot.where}"
-                + (f" for {group}" if group else "")
-                + ", without the question itself",
+                what,
                 found=self._fewshot.count,
                 wanted=f"at most {available}",
                 hint=f"--num-fewshot {available}" if available else "--fewshot-data FILE",

@@ -16,6 +16,7 @@ from mega_schema.checkpoint.formats import FORMAT_TITLES, conversion_command, de
 from mega_schema.errors import CorruptFileError, FormatError
 
 _WANTED = "a checkpoint or the folder of a run"
+_WEIGHT_SUFFIXES = (".bin", ".pt", ".pth", ".safetensors")
 _TRACKER_BYTES = 100  # longer than any iteration with white space
 _DIGITS = 20  # longer than any iteration; Python refuses to parse thousands of digits
 
@@ -51,11 +52,21 @@ def latest_iteration(run: Path) -> int:
 
 def _missing_folder_error(run: Path) -> FormatError:
     if run.exists():
-        hint = f"name {run.parent}" if (run.parent / MANIFEST).is_file() else f"ls {run.parent}"
-        return FormatError(run, "is a file", wanted=_WANTED, hint=hint)
+        return FormatError(run, "is a file", wanted=_WANTED, hint=_hint_instead_of_file(run))
     existing = next(folder for folder in (*run.parents, Path()) if folder.is_dir())
     hint = f"ls -d {existing}/iter_*" if iterations(existing) else f"ls {existing}"
     return FormatError(run, "no such folder", wanted=_WANTED, hint=hint)
+
+
+def _hint_instead_of_file(path: Path) -> str:
+    """Return a hint for a file that is given as a checkpoint: a file of one, or a whole model."""
+    if (path.parent / MANIFEST).is_file():
+        return f"name {path.parent}"
+    if path.suffix in _WEIGHT_SUFFIXES and (format_name := _foreign_format(path.parent)):
+        return conversion_command(path.parent, format_name)
+    if path.suffix == ".bin":
+        return f"a model of llama2.c needs {conversion_command(path, 'llama2c')}"
+    return f"ls {path.parent}"
 
 
 def _remedy(run: Path) -> str:

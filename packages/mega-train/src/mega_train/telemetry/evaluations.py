@@ -138,7 +138,9 @@ class EvaluationRunner:
         words = [*shlex.split(evaluation.command), "--load", str(checkpoint), "--output", str(output)]
         try:
             output.parent.mkdir(exist_ok=True)
-            output.unlink(missing_ok=True)  # of an earlier run: it must not be read as this one's
+            # of an earlier run: the result must not be read as this one's, and mega-eval replaces no page
+            for suffix in (".json", ".html"):
+                self._path(evaluation, suffix).unlink(missing_ok=True)
             with self._path(evaluation, ".log").open("wb") as log:
                 self._process = _start_process(words, log)
         except OSError as error:

@@ -75,6 +75,10 @@ TASKS = (
 )
 
 
+# for what does not depend on the model: each command of lm-eval reads all of its task files, for seconds
+one_model = pytest.mark.parametrize("pair", ["gpt2"], indirect=True)
+
+
 @dataclass(frozen=True)
 class TaskFiles:
     """Folder of the harness's task files, and the data they name."""
@@ -242,6 +246,7 @@ def test_wikitext_by_pages_equals_the_harness(
         assert metrics[name] == pytest.approx(expected[f"{name},none"], rel=1e-5)
 
 
+@one_model
 def test_the_command_runs_the_harness_offline_on_local_task_files(
     pair: ModelPair,
     task_files: TaskFiles,
@@ -290,6 +295,7 @@ def call_harness(*words: object) -> str:
     return str(outcome.exception)
 
 
+@one_model
 def test_a_task_that_is_absent_or_whose_data_is_absent_is_one_line(
     pair: ModelPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,6 +307,7 @@ def test_a_task_that_is_absent_or_whose_data_is_absent_is_one_line(
     assert "HF_HUB_OFFLINE=0" in message
 
 
+@one_model
 def test_a_task_that_samples_is_an_error_that_names_its_setting(pair: ModelPair) -> None:
     from lm_eval.api.instance import Instance
 
@@ -362,6 +369,7 @@ def test_an_option_of_checkpoints_is_refused_for_a_server_before_lm_eval_is_load
     assert message == "--tp: is set by the server, not by mega-eval; hint: leave --tp out"
 
 
+@one_model
 def test_without_lm_eval_the_command_names_the_extra(
     pair: ModelPair, monkeypatch: pytest.MonkeyPatch
 ) -> None:

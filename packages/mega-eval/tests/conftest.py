@@ -88,8 +88,11 @@ def write_checkpoint(
     seed: int = 1,
     layers: int = 1,
     trainer: dict[str, int] | None = None,
+    stored: str = "F32",
 ) -> Path:
     """Write a tiny model with random weights, and a tokenizer whose texts are the ids themselves."""
+    import torch
+
     from mega_model.init import initial_values
     from mega_schema.arch import table
     from mega_schema.checkpoint.reader import boxes_to_write
@@ -105,8 +108,13 @@ def write_checkpoint(
     open_tokenizer("NullTokenizer", vocab_size=VOCAB - 1).save(files)
     save = CheckpointWriter(run, iteration)
     save.begin()
-    shards = [box for row in rows for box in boxes_to_write(row.name, row.shape, row.slabs(0, 1), "F32")]
-    save.write("model", 0, shards, lambda box: values(box.name, box.slab).numpy())
+    shards = [box for row in rows for box in boxes_to_write(row.name, row.shape, row.slabs(0, 1), stored)]
+
+    def compute(box):
+        weight = values(box.name, box.slab)
+        return weight.bfloat16().view(torch.uint16).numpy() if stored == "BF16" else weight.numpy()
+
+    save.write("model", 0, shards, compute)
     return save.commit(spec, layout=WHOLE, trainer=trainer or {}, tokenizer=files if tokenizer else None)
 
 

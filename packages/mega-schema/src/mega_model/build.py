@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -68,8 +69,8 @@ def fill_weights(
     """
     rt = rt or Runtime.single_process(model.spec)
     for row, weight in parameters(model, rt):
-        values = torch.zeros(weight.shape, dtype=weight.dtype)
-        for slab in row.slabs(rt.tp.rank, rt.tp.size):
-            box = read(row.tied_to or row.name, slab)
-            values[slab.in_local] = torch.as_tensor(box).to(weight.dtype)
-        weight.copy_(values)
+        slabs = row.slabs(rt.tp.rank, rt.tp.size)
+        if sum(math.prod(slab.shape) for slab in slabs) < weight.numel():
+            weight.zero_()
+        for slab in slabs:
+            weight[slab.in_local] = torch.as_tensor(read(row.tied_to or row.name, slab))

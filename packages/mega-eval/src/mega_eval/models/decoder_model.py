@@ -14,6 +14,7 @@ import torch
 from mega_eval.models.batch_generator import BatchGenerator
 from mega_eval.models.decoder_kernels import choose_decoder_kernels, load_compiler
 from mega_eval.models.interface import GenerationRequest, ModelIdentity, WindowScores
+from mega_eval.models.stored_weights import weight_reader
 from mega_eval.scorer import ModelScorer
 from mega_eval.windows import Window
 from mega_model.build import load_model
@@ -80,16 +81,18 @@ def open_checkpoint(
     on = resolve_device(device, where="--device")
     model_dtype = choose_dtype(checkpoint, dtype)
     kernels = choose_decoder_kernels(on, model_dtype, batch_invariant=batch_invariant)
-    with ThreadPoolExecutor(1, "load compiler") as thread:
-        compiler = thread.submit(load_compiler, kernels)  # while the weights are read
+    with ThreadPoolExecutor(2, "open checkpoint") as threads:  # beside the weights, which are read here
+        compiler = threads.submit(load_compiler, kernels)
+        identity = threads.submit(
+            identify_checkpoint, checkpoint, tokenizer, dtype=model_dtype, device=str(on)
+        )
         decoder = load_model(
-            checkpoint.spec, checkpoint.model_slab, dtype=model_dtype, device=on, kernels=kernels
+            checkpoint.spec, weight_reader(checkpoint), dtype=model_dtype, device=on, kernels=kernels
         )
         compiler.result()
-    identity = identify_checkpoint(checkpoint, tokenizer, dtype=model_dtype, device=str(on))
     scorer = ModelScorer(decoder, batch_size=batch_size)
     generator = BatchGenerator(decoder, tokenizer, scorer, batch_size=batch_size)
-    return DecoderModel(scorer, generator, tokenizer, identity)
+    return DecoderModel(scorer, generator, tokenizer, identity.result())
 
 
 def identify_checkpoint(

@@ -12,6 +12,7 @@ from mega_eval.models.decoder_kernels import choose_decoder_kernels
 from mega_eval.models.decoder_model import choose_dtype
 from mega_eval.models.rank_model import RankEngine, open_command_group
 from mega_eval.models.rank_scorer import RankScorer
+from mega_eval.models.stored_weights import weight_reader
 from mega_model.build import build_model, fill_weights
 from mega_model.devices import resolve_device
 from mega_model.distributed.mesh import Mesh, World
@@ -99,7 +100,7 @@ def open_engine(world: World, settings: RankSettings, init_method: str) -> RankE
     kernels = choose_decoder_kernels(mesh.device, dtype, batch_invariant=settings.batch_invariant)
     rt = Runtime.from_mesh(mesh, checkpoint.spec, dtype=dtype, kernels=kernels)
     decoder = build_model(rt)
-    fill_weights(decoder, checkpoint.model_slab, rt)
+    fill_weights(decoder, weight_reader(checkpoint), rt)
     decoder.eval()
     scorer = RankScorer(decoder, mesh, batch_size=settings.batch_size)
     # as for the scorer, the rank with the least memory decides

@@ -20,6 +20,7 @@ from mega_data.readers.nested_keys import value_at, value_or_none
 from mega_data.readers.versions import changed_error, check_unchanged
 from mega_data.texts import dump_line, exact_numbers, text_of
 from mega_schema.errors import ConfigError, CorruptFileError, FormatError
+from mega_schema.remote_files import path_of
 
 
 def find_shards(words: Iterable[str | Path]) -> list[Path]:
@@ -242,7 +243,7 @@ def check_file_states(inputs: Iterable[Sequence[Any]]) -> None:
         FormatError: a file was written, replaced or removed since.
     """
     for name, size, time in inputs:
-        path = Path(name)
+        path = path_of(name)
         stat = path.stat() if path.exists() else None
         if stat is None or (stat.st_size, stat.st_mtime_ns) != (size, time):
             raise changed_error(path, size, None if stat is None else stat.st_size)

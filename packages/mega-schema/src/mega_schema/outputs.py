@@ -20,7 +20,7 @@ from mega_schema.dataset.dataset_info import sibling
 from mega_schema.errors import ConfigError
 from mega_schema.tokenizer.files import COMPANION_FILES
 from mega_schema.tokenizer.identity import IDENTITY
-from mega_schema.urls import check_local
+from mega_schema.urls import check_local, url_scheme
 
 Kind = Literal["file", "folder"]
 _MAX_NAMES = 3  # names of a folder's files in a message
@@ -191,6 +191,8 @@ def _find_overwritten(output: Path, inputs: Iterable[Path]) -> Iterator[Path]:
 
     folders = dict[Path, Path]()  # resolve each folder once: a corpus has many files in few folders
     for path in inputs:
+        if url_scheme(path):
+            continue
         folder = folders.setdefault(path.parent, path.parent)
         if folder is path.parent:
             folders[path.parent] = folder = path.parent.resolve()

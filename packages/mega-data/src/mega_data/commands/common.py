@@ -59,7 +59,7 @@ def error_limit(on_error: str, text: str | None) -> ErrorLimit:
 def document_options(command: Command) -> Command:
     """Add the flags of the commands that read JSON lines or tables and write JSON lines."""
     text = (
-        "JSON lines, .csv, .tsv or .parquet, also .gz .zst .xz .bz2 .lz4: files, globs, folders, "
+        "JSON lines, .csv, .tsv or .parquet, also .gz .zst .xz .bz2 .lz4: files, globs, folders, URLs, "
         "saved datasets."
     )
     options = (

@@ -29,7 +29,8 @@ from mega_schema.app.output_option import OUTPUT_ANY, OUTPUT_FOLDER
 
 @click.command(cls=RepeatableOptionCommand)
 @inputs_option(
-    "Dumps (.xml), archives (.warc, .wet) and .html, plain or .gz .zst .xz .bz2 .lz4: files, globs, folders."
+    "Dumps (.xml), archives (.warc, .wet) and .html, plain or .gz .zst .xz .bz2 .lz4: files, globs, folders, "
+    "URLs."
 )
 @click.option(
     "--output",

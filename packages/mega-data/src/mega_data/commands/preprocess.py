@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mega_data.preprocess import PreprocessResult
 
 INPUT_HELP = (
-    "JSON lines, .csv, .tsv, .parquet or .txt, also .gz .zst .xz .bz2 .lz4: files, globs, folders, "
+    "JSON lines, .csv, .tsv, .parquet or .txt, also .gz .zst .xz .bz2 .lz4: files, globs, folders, URLs, "
     "saved datasets, hf:NAME[:split=...,config=...,revision=...] for a dataset by name, or - for stdin."
 )
 

@@ -12,6 +12,7 @@ from mega_data.readers.blocks import Block, TableBlock
 from mega_data.readers.hub import HubDataset
 from mega_schema.app.install_hint import install_hint
 from mega_schema.errors import ConfigError, CorruptFileError
+from mega_schema.remote_files import is_remote
 
 _ROWS = 1000  # read at a time, fewer if rows are long
 _BATCH_BYTES = 1 << 22  # read at a time, or one row
@@ -90,12 +91,15 @@ def _open_batches(path: Path, keys: Sequence[str] | None) -> tuple[int, Iterator
     """Return the number of rows, 0 if unknown, and the batches of the columns, None for all."""
     pyarrow = import_module("pyarrow")
     if path.suffix == ".parquet":
-        file = import_module("pyarrow.parquet").ParquetFile(path, buffer_size=_BUFFER_BYTES)
+        file = import_module("pyarrow.parquet").ParquetFile(
+            path.open("rb") if is_remote(path) else path, buffer_size=_BUFFER_BYTES
+        )
         if not file.metadata.num_rows:  # a file that we wrote without rows has no columns either
             return 0, iter(())
         columns = _check_columns(path, file.schema_arrow, keys)
         return file.metadata.num_rows, _row_groups(file, columns)
-    stream = pyarrow.ipc.open_stream(pyarrow.memory_map(str(path)))
+    source = path.open("rb") if is_remote(path) else pyarrow.memory_map(str(path))
+    stream = pyarrow.ipc.open_stream(source)
     columns = _top_columns(stream.schema.names, _check_columns(path, stream.schema, keys))
     return 0, (batch.select(columns) for batch in stream)
 

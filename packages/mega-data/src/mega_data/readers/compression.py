@@ -24,6 +24,7 @@ from mega_data.readers.magic import HEAD_BYTES, detect_compression, head_compres
 from mega_data.readers.versions import check_version, version_of_stat
 from mega_schema.app.install_hint import install_hint
 from mega_schema.errors import ConfigError, CorruptFileError
+from mega_schema.remote_files import is_remote
 
 SPLITTABLE = ("", ".bz2")  # can be read from any offset
 _CHUNK = 1 << 20
@@ -81,7 +82,8 @@ def open_decompressed(path: Path) -> Iterator[IO[bytes]]:
 def open_counted(path: Path) -> Iterator[tuple[IO[bytes], Callable[[], int]]]:
     """Open a file as `open_decompressed` does; also yield a function for the bytes read on disk."""
     with path.open("rb", buffering=1 << 20) as raw, decompress(raw, path) as file:
-        before = version_of_stat(os.fstat(raw.fileno()))
+        # a remote file checks its version itself, once it is read to its end
+        before = version_of_stat(path.stat() if is_remote(path) else os.fstat(raw.fileno()))
         yield file, raw.tell if raw.seekable() else lambda: 0
         if raw.seekable():
             check_version(path, before)

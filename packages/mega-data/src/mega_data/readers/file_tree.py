@@ -2,6 +2,7 @@
 
     a file, a pipe      itself
     a folder            the readable files below it, sorted by path; linked folders included
+    a URL               a remote file, the files below a remote folder, or the matches of a glob
     a glob              the matches, sorted by path; `**` crosses linked folders; a matched folder as above
 
 A linked folder that leads back to a folder already read, and a file with two names, are read once and logged.
@@ -23,8 +24,10 @@ from typing import Final
 import orjson
 
 from mega_data.readers.blocks import QUARANTINE_KEYS
+from mega_schema.app.install_hint import install_hint
 from mega_schema.errors import ConfigError
 from mega_schema.outputs import TOKENIZER_FILES
+from mega_schema.remote_files import check_libraries, find_remote_files, is_remote
 from mega_schema.urls import check_local
 
 log = logging.getLogger("mega.data")
@@ -57,11 +60,21 @@ class FileResolver:
             ConfigError: it names no file, a link is broken, or a folder contains several splits of a Hugging
                 Face dataset.
         """
-        check_local("--input", word)
-        paths = _resolve_word(word, self._is_readable)
+        paths = self._resolve_url(word) if is_remote(word) else _resolve_word(word, self._is_readable)
         if not paths:
             raise ConfigError("--input", "no files there", found=word, wanted=self._wanted)
         return [path for path in paths if self._is_new(path)]
+
+    def _resolve_url(self, word: str) -> list[Path]:
+        check_libraries("--input", word, install_hint("mega-data", "remote"))
+        return [*find_remote_files(word, self._is_readable_below)]
+
+    def _is_readable_below(self, name: str) -> bool:
+        """Return whether a file in a remote folder is an input: those that `_list_folder` takes."""
+        path = Path(name)
+        names = path.parts
+        is_hidden = any(part.startswith(".") for part in names)
+        return not is_hidden and not _NOT_KEPT.intersection(names) and self._is_readable(path)
 
     def log_repeats(self) -> None:
         """Log the files that were named more than once."""
@@ -71,7 +84,7 @@ class FileResolver:
             log.warning("--input: %s named more than once, read once: %s", count, names)
 
     def _is_new(self, path: Path) -> bool:
-        real = os.path.realpath(path)
+        real = str(path) if is_remote(path) else os.path.realpath(path)
         if real in self._seen:
             self._repeats.append(path)
             return False
@@ -85,7 +98,7 @@ def scanned_folders(words: Iterable[str], files: Iterable[Path]) -> list[Path]:
     Args:
         files: files that the words name; their parents include the linked folders that were read.
     """
-    roots = [folder for word in words for folder in _scan_roots(word)]
+    roots = [folder for word in words if not is_remote(word) for folder in _scan_roots(word)]
     parents = dict.fromkeys(file.parent for file in files)
     return [*roots, *(folder for folder in parents if any(root in folder.parents for root in roots))]
 
@@ -110,6 +123,7 @@ def is_pipe(path: Path) -> bool:
 
 
 def _resolve_word(word: str, is_readable: Callable[[Path], bool]) -> list[Path]:
+    check_local("--input", word)
     path = Path(word)
     if path.is_file() or is_pipe(path):
         return [path]

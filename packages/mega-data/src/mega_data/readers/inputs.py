@@ -12,6 +12,7 @@ from mega_data.readers.file_tree import DROPPED, QUARANTINE, REPORT, FileResolve
 from mega_data.readers.hub import HUB_PREFIX, HubDataset
 from mega_data.readers.magic import HEAD_BYTES, check_format, detect_compression
 from mega_data.readers.versions import FileVersion, check_version, file_version
+from mega_schema.remote_files import is_remote
 
 __all__ = [
     "DROPPED",
@@ -114,7 +115,7 @@ def expand_inputs(words: Sequence[str], file_format: str | None = None) -> list[
     for word in words:
         if word == STDIN:
             inputs.setdefault(word, InputFile(Path(word), file_format or "jsonl"))
-        elif word.startswith(HUB_PREFIX) and not word.startswith(f"{HUB_PREFIX}//"):
+        elif word.startswith(HUB_PREFIX) and not is_remote(word):
             inputs.setdefault(word, InputFile(Path(HubDataset.parse(word).word), HUB_FORMAT))
         else:
             for path in files.resolve(word):
@@ -124,7 +125,8 @@ def expand_inputs(words: Sequence[str], file_format: str | None = None) -> list[
 
 
 def _check_head(item: InputFile) -> InputFile:
-    if not item.is_stream and not item.compression:
+    # a request for each file would take long; a remote file of another format is an error when it is read
+    if not item.is_stream and not is_remote(item.path) and not item.compression:
         with item.path.open("rb") as file:
             check_format(item.path, item.format, file.read(HEAD_BYTES))
     return item
@@ -132,7 +134,7 @@ def _check_head(item: InputFile) -> InputFile:
 
 def format_of_name(path: Path) -> str:
     """Return the format that a file's name implies."""
-    if str(path).startswith(HUB_PREFIX):
+    if str(path).startswith(HUB_PREFIX) and not is_remote(path):
         return HUB_FORMAT
     return _FORMAT_OF.get(_extension(path), "jsonl")
 

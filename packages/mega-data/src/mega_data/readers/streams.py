@@ -13,6 +13,7 @@ from mega_data.readers.compression import decompress, open_counted
 from mega_data.readers.csv_table import read_csv_blocks
 from mega_data.readers.inputs import HUB_FORMAT, InputFile
 from mega_schema.errors import FormatError
+from mega_schema.remote_files import is_remote
 
 BLOCK_BYTES = 1 << 20
 TEXT_UNITS = ("file", "paragraph", "line")
@@ -44,14 +45,17 @@ def read_blocks(
     elif item.format == "csv":
         with _open_input(item) as (file, consumed):
             yield from read_csv_blocks(file, consumed, start, size, item.path)
-    elif item.format == "jsonl" and not item.is_stream and not item.compression:
+    elif item.format == "jsonl" and _is_read_by_workers(item):
         yield from _line_blocks(item.path, start, size)
     else:
         is_whole_file = item.format == "text" and unit == "file"
         paragraphs = item.format == "text" and unit == "paragraph"
         endings = (b"\n\n", b"\n\r\n") if paragraphs else (b"\n",)
         with _open_input(item) as (file, consumed):
-            _skip_bytes(file, start)
+            if start and is_remote(item.path) and not item.compression:
+                file.seek(start)
+            else:
+                _skip_bytes(file, start)
             last_position = 0
             for end, data in _split_bytes(
                 file, start, MAX_TEXT_BYTES if is_whole_file else size, endings, item.path, is_whole_file
@@ -62,6 +66,11 @@ def read_blocks(
                 else:
                     yield JsonLines(item.path, end - len(data), end, position - last_position, data)
                 last_position = position
+
+
+def _is_read_by_workers(item: InputFile) -> bool:
+    """Return whether blocks are ranges of a plain local file, and not bytes from this process."""
+    return not item.is_stream and not is_remote(item.path) and not item.compression
 
 
 def _line_blocks(path: Path, start: int, size: int) -> Iterator[Block]:

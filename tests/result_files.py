@@ -67,6 +67,7 @@ def write_made_up(
         },
         counts={"examples": len(examples)},
         examples=examples,
+        is_whole=is_whole,
         tokens_read=300,
     )
     provenance = Provenance(
@@ -85,7 +86,6 @@ def write_made_up(
         versions={"mega-eval": "0.1.0", "torch": "2", "python": "3.11"},
         command=("mega-eval", task, "--data", "a b"),
         date="2026-01-02T03:04:05+00:00",
-        is_whole=is_whole,
     )
     result.write_result(path, result.build_record(task_result, provenance, seconds=2.0), examples)
     return read_result(path)

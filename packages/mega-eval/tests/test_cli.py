@@ -357,6 +357,25 @@ def test_weights_that_are_not_those_that_were_written_have_no_result(call, run, 
     check_error(outcome, f"{weights}: model ", "values are not those that were written: crc32: found ")
 
 
+@pytest.mark.parametrize(
+    ("task", "more", "windows"),
+    [
+        ("wikitext103", ("--overlapping-eval", 8), 13),
+        ("wikitext103", ("--convention", "lm-eval"), 1),
+        ("megatron11b", ("--context-window", 8), 13),
+        ("lambada", ("--convention", "last-token"), 1),
+    ],
+)
+def test_a_limit_that_leaves_no_window_out_is_publishable(call, run, tmp_path, task, more, windows):
+    if task == "megatron11b":
+        pytest.importorskip("sacremoses", reason="sacremoses is not installed")
+    path = tmp_path / "corpus.txt"
+    path.write_text(" ".join(str(n * n % 39) for n in range(100)))
+    for limit in {1, windows}:
+        result = call(task, path, "--load", run, *more, "--limit", limit)[3]
+        assert result["publishable"] == (limit == windows)
+
+
 @pytest.mark.parametrize(("limit", "is_whole"), [(len(TEXTS) - 1, False), (len(TEXTS), True)])
 def test_a_limit_that_leaves_no_document_out_is_publishable(call, run, held_out_file, limit, is_whole):
     code, out, _, result = call("perplexity", "--load", run, "--data", held_out_file, "--limit", limit)

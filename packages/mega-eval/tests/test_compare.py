@@ -2,6 +2,7 @@ import itertools
 import json
 import math
 import random
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +11,8 @@ from click.testing import CliRunner
 
 from mega_eval import metrics
 from mega_eval.cli import cli
+from mega_eval.commands.compare import format_comparisons
+from mega_eval.commands.sweep import format_sweep
 from mega_eval.comparison import compare_results
 from mega_eval.paired_statistics import (
     benjamini_hochberg,
@@ -18,6 +21,7 @@ from mega_eval.paired_statistics import (
     mcnemar_exact,
     percentile_interval,
 )
+from mega_eval.sweep import MetricPoint, MetricSpread, SweepPoint
 from mega_schema.errors import ConfigError, FormatError
 from tests.result_files import make_examples, write_made_up
 
@@ -248,6 +252,37 @@ def test_the_command_prints_a_table_and_writes_json_and_a_chart(pair, tmp_path):
     for option, name in (("--output", "c.json"), ("--plot", "c.png")):
         with pytest.raises(ConfigError, match=rf"{option}: a file of this name exists: found .*{name}; hint"):
             CliRunner().invoke(cli, [*words[:3], option, str(tmp_path / name)], catch_exceptions=False)
+
+
+def test_huge_numbers_do_not_widen_the_tables(tmp_path):
+    results = [
+        write_made_up(tmp_path / f"{name}.json", make_examples([True, False], [nats, nats + 1]), model=name)
+        for name, nats in (("a", 600.0), ("b", 650.0))
+    ]
+    tables = [
+        format_comparisons(compare_results(results, resamples=100)[0], 0.05),
+        format_sweep(
+            [
+                SweepPoint(
+                    iteration=number,
+                    tokens=None,
+                    checkpoint_sha256="",
+                    result="",
+                    metrics={
+                        name: MetricPoint(metric.value, None, None) for name, metric in result.metrics.items()
+                    },
+                )
+                for number, result in enumerate(results)
+            ],
+            {
+                name: MetricSpread(mean=metric.value, stdev=metric.value / 3, checkpoints=2)
+                for name, metric in results[1].metrics.items()
+            },
+        ),
+    ]
+    for table in map(list, tables):
+        assert re.search(r" \d\.\d{4}e\+2\d\d ", "\n".join(table) + " ")
+        assert max(map(len, table)) < 140
 
 
 def test_a_chart_without_matplotlib_is_refused_before_the_work(pair, monkeypatch):

@@ -52,7 +52,7 @@ def reference_answers(deep_run, requests):
     return scores, texts
 
 
-def start_ranks(run, folder, requests, tp, pp, dp, victim=-1):
+def start_ranks(run, folder, requests, tp, pp, dp, victim=-1, *, batch_invariant=False):
     """Run all ranks; return exit codes and what they wrote to stderr."""
     (folder / "requests.json").write_text(json.dumps(requests))
     settings = {
@@ -63,6 +63,7 @@ def start_ranks(run, folder, requests, tp, pp, dp, victim=-1):
         "tp": tp,
         "pp": pp,
         "dp": dp,
+        "batch_invariant": batch_invariant,
     }
     with contextlib.ExitStack() as stack:
         programs, logs = [], []
@@ -98,6 +99,25 @@ def test_ranks_equal_one_process(deep_run, tmp_path, requests, reference_answers
         assert greedy == score.greedy_ids.tolist()
     assert answers["texts"] == continuations
     assert answers["layout"] == {"tp": tp, "pp": pp, "dp": dp}
+
+
+@pytest.mark.parametrize(
+    ("tp", "pp", "dp"),
+    [
+        pytest.param(1, 2, 1, marks=pytest.mark.long),
+        pytest.param(1, 1, 2, marks=pytest.mark.long),
+        (1, 2, 2),
+    ],
+)
+def test_batch_invariant_ranks_have_the_bits_of_one_process(deep_run, tmp_path, requests, tp, pp, dp):
+    model = open_checkpoint(deep_run, dtype="float32", device="cpu", batch_invariant=True)
+    windows = [Window(as_tokens(tokens), count) for tokens, count in requests["windows"]]
+    scores = EvaluationSession(model).score(windows)
+    codes, texts = start_ranks(deep_run, tmp_path, requests, tp, pp, dp, batch_invariant=True)
+    assert codes == [0] * (tp * pp * dp), texts
+    answers = json.loads((tmp_path / "answers.json").read_bytes())
+    assert answers["logprobs"] == [score.logprobs.tolist() for score in scores]
+    assert answers["greedy"] == [score.greedy_ids.tolist() for score in scores]
 
 
 def test_a_rank_that_dies_ends_the_others_with_one_line(deep_run, tmp_path, requests):

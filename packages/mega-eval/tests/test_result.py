@@ -33,6 +33,7 @@ def build_record():
         metrics={
             "accuracy": metrics.proportion([True, False], "right ones", example_score="correct"),
             "loss": metrics.mean([1.0], "nats"),
+            "f1": metrics.mean([0.4, 0.6] * 50, "overlap", higher_is_better=True),
         },
         counts={"passages": 2000},
         tokens_read=300,
@@ -118,9 +119,28 @@ def test_the_table_has_every_metric_and_count_in_columns():
     lines = result.format_table(build_record()).splitlines()
     assert lines[0].split()[:2] == ["accuracy", "0.5000"]
     assert "95 %" in lines[0]
-    assert "smallest detectable difference 1.98" in lines[0]
     assert lines[1].split() == ["loss", "1.0000"]
-    assert lines[2].split() == ["passages", "2,000"]
+    assert lines[2].endswith("95 % 0.4803 to 0.5197  smallest detectable difference 0.0398")
+    assert lines[3].split() == ["passages", "2,000"]
+
+
+@pytest.mark.parametrize(
+    ("metric", "is_shown"),
+    [
+        (metrics.proportion([True, False], "right"), False),
+        (metrics.proportion([True] * 2 + [False], "right"), False),
+        (metrics.proportion([True, False] * 50, "right"), True),
+        (metrics.mean([1.0, 3.0, 8.0], "nats", higher_is_better=False), False),
+        (metrics.mean([1.0, 1.1, 1.2], "nats", higher_is_better=False), True),
+        (metrics.exponential(metrics.mean([1.0, 3.0, 8.0], "nats", higher_is_better=False), "exp"), False),
+    ],
+)
+def test_a_difference_larger_than_any_that_is_possible_is_not_shown_as_a_number(metric, is_shown):
+    record = {"metrics": {"m": result.describe_metric(metric)}, "counts": {}, "seconds": 1.0}
+    line = result.format_table({**record, "tokens_per_second": 2.0}).splitlines()[0]
+    assert ("smallest detectable difference" in line) == is_shown
+    assert (f"no difference is detectable with {metric.count} examples" in line) == (not is_shown)
+    assert record["metrics"]["m"]["detectable"] == metric.detectable
 
 
 def test_a_huge_perplexity_does_not_widen_the_table():

@@ -7,6 +7,7 @@ from dataclasses import asdict
 
 from mega_eval.contamination import ExampleOverlap, TrainingSet
 from mega_eval.contamination_subsets import SubsetMetric
+from mega_eval.number_format import format_number
 
 FORMAT = 1
 KEYS = (
@@ -55,12 +56,13 @@ def format_overlaps(
         yield f"{name.replace('_', ' ')}:"
         for kind, metric in (("clean", subset.clean), ("dirty", subset.dirty)):
             interval = _format_interval(metric.interval)
-            yield f"  {kind:<13}  {metric.value:9,.4f}  {interval}  {metric.count:,} examples"
-        yield f"  dirty - clean  {subset.difference:+9,.4f}  {_format_interval(subset.interval)}"
+            yield f"  {kind:<13}  {format_number(metric.value):>9}  {interval}  {metric.count:,} examples"
+        difference = format_number(subset.difference, "+")
+        yield f"  dirty - clean  {difference:>9}  {_format_interval(subset.interval)}"
 
 
 def _format_interval(interval: tuple[float, float] | None) -> str:
-    return "" if interval is None else f"95 % {interval[0]:,.4f} to {interval[1]:,.4f}"
+    return "" if interval is None else f"95 % {' to '.join(map(format_number, interval))}"
 
 
 def build_record(

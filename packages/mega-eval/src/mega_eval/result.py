@@ -34,6 +34,7 @@ import orjson
 
 from mega_eval.metrics import Metric
 from mega_eval.models.interface import ModelIdentity
+from mega_eval.number_format import can_detect, format_number
 from mega_eval.outputs import check_folder, write_json
 from mega_eval.task_result import Example, TaskResult
 from mega_schema.atomic_io import atomic_write
@@ -65,11 +66,7 @@ KEYS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """Where a result comes from.
-
-    Attributes:
-        is_whole: whether every example of the data was evaluated.
-    """
+    """Where a result comes from."""
 
     model: ModelIdentity
     data: list[dict[str, object]]
@@ -77,7 +74,6 @@ class Provenance:
     versions: Mapping[str, str]
     command: tuple[str, ...]
     date: str
-    is_whole: bool = True
 
 
 def fingerprint_files(files: Iterable[Path]) -> list[dict[str, object]]:
@@ -96,7 +92,7 @@ def build_record(result: TaskResult, provenance: Provenance, seconds: float) -> 
         "format": FORMAT,
         "task": result.task,
         "convention": result.convention,
-        "publishable": provenance.is_whole,
+        "publishable": result.is_whole,
         "metrics": {name: describe_metric(metric) for name, metric in result.metrics.items()},
         "counts": result.counts,
         "model": asdict(provenance.model),
@@ -183,18 +179,17 @@ def format_table(record: Mapping[str, object]) -> str:
     )
 
 
-def _metric_row(name: str, metric: Mapping[str, object]) -> tuple[str, str, str]:
+def _metric_row(name: str, metric: Mapping[str, Any]) -> tuple[str, str, str]:
     spread = ""
     interval = metric["interval"]
     if interval is not None:
         assert isinstance(interval, tuple)
         low, high = interval
-        spread = f"95 % {_format_number(low)} to {_format_number(high)}"
-        if metric["detectable"] is not None:
-            spread += f"  smallest detectable difference {_format_number(metric['detectable'])}"
-    return name.replace("_", " "), _format_number(metric["value"]), spread
-
-
-def _format_number(value: Any) -> str:
-    """Format with four decimals; a perplexity of a model that learned nothing in scientific notation."""
-    return f"{value:,.4f}" if abs(value) < 1e9 else f"{value:.4e}"
+        spread = f"95 % {format_number(low)} to {format_number(high)}"
+        detectable = metric["detectable"]
+        if detectable is not None:
+            if can_detect(metric["value"], detectable, higher_is_better=metric["higher_is_better"]):
+                spread += f"  smallest detectable difference {format_number(detectable)}"
+            else:
+                spread += f"  no difference is detectable with {metric['count']:,} examples"
+    return name.replace("_", " "), format_number(metric["value"]), spread

@@ -154,6 +154,7 @@ def run_choice(
             convention=convention,
             group=preset.group,
             counts={"questions_without_answer": skipped, **_count_examples(fewshot)},
+            is_whole=options.limit is None or options.limit >= len(records),
         ),
         task,
         convention,
@@ -165,7 +166,6 @@ def run_choice(
             **(settings or {}),
         },
         options,
-        is_whole=options.limit is None or options.limit >= len(records),
         published_as=preset.name,
     )
 

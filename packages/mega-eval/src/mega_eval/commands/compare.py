@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
+from mega_eval.number_format import format_number
 from mega_schema.app.click_options import LocalPath
 from mega_schema.app.output_option import OUTPUT_FILE
 
@@ -121,10 +122,9 @@ def _format_row(row: MetricComparison, level: float) -> tuple[str, ...]:
         discordant = f"right only in first {row.discordant[0]:,}, in second {row.discordant[1]:,}"
     return (
         row.metric.replace("_", " "),
-        f"{row.values[0]:,.4f}",
-        f"{row.values[1]:,.4f}",
-        f"{row.difference:+,.4f}",
-        f"{low:+,.4f} to {high:+,.4f}",
+        *map(format_number, row.values),
+        format_number(row.difference, "+"),
+        f"{format_number(low, '+')} to {format_number(high, '+')}",
         f"{row.p_value:.2g}",
         f"{row.q_value:.2g}",
         row.verdict(level),

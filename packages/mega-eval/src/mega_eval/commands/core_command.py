@@ -35,5 +35,4 @@ def core(paths: tuple[Path, ...], data: tuple[Path, ...], **keywords: Any) -> No
         files,
         {"num_fewshot": {task.label: task.num_fewshot for task, _ in tasks}},
         options,
-        is_whole=options.limit is None or all(options.limit >= len(records) for _, records in tasks),
     )

@@ -41,7 +41,6 @@ def run_task(
     settings: Mapping[str, object],
     options: TaskOptions,
     *,
-    is_whole: bool = True,
     published_as: str | None = None,
 ) -> TaskResult:
     """Evaluate a model, print and write its result, and return it.
@@ -51,7 +50,6 @@ def run_task(
         name, convention: those of the task's `TaskResult`, for the name of the result file.
         files: input files of the task; their hashes are part of the result.
         settings: the task's options that change the numbers.
-        is_whole: whether the task evaluates all of its files, if that is known before it runs.
         published_as: the task of `canonical_files` whose data the first file may be; None: `name`.
     """
     inputs = [*files, *([] if options.load is None else [options.load])]
@@ -68,7 +66,6 @@ def run_task(
         start = time.perf_counter()
         with explain_resume(cache_folder):
             task_result = task(model)
-        is_whole = is_whole and task_result.is_whole
         seconds = time.perf_counter() - start + model.cached_seconds
         provenance = result.Provenance(
             model=model.identity,
@@ -83,7 +80,6 @@ def run_task(
             versions={**list_versions(), **model.identity.versions},
             command=("mega-eval", *sys.argv[1:]),
             date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            is_whole=is_whole,
         )
         record = result.build_record(task_result, provenance, seconds)
         result.write_result(output, record, task_result.examples)
@@ -95,7 +91,7 @@ def run_task(
     click.echo(result.format_table(record))
     if model.cached_requests:
         click.echo(f"{model.cached_requests:,} answers are of earlier runs, and seconds counts their time")
-    if not is_whole:
+    if not task_result.is_whole:
         click.echo("not publishable: --limit left examples out")
     if canonical is False:
         task_name = published_as or name

@@ -118,6 +118,7 @@ def _run_answers(
             max_tokens=max_tokens,
             stop=prompt.stop,
             counts=counts,
+            is_whole=options.limit is None or options.limit >= len(records),
         ),
         label,
         convention,
@@ -129,6 +130,5 @@ def _run_answers(
             **describe_fewshot(fewshot),
         },
         options,
-        is_whole=options.limit is None or options.limit >= len(records),
         published_as=task,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,11 +56,13 @@ def run_lambada(path: Path, convention: str, json_key: str, options: TaskOptions
     lines = read_passages(path, json_key)
     examples = lines[: options.limit]
     return run_task(
-        lambda model: evaluate(model, model.tokenizer, examples, convention=convention),
+        lambda model: replace(
+            evaluate(model, model.tokenizer, examples, convention=convention),
+            is_whole=len(examples) == len(lines),
+        ),
         "lambada",
         convention,
         [path],
         {"convention": convention, "json_key": json_key},
         options,
-        is_whole=len(examples) == len(lines),
     )

@@ -69,5 +69,4 @@ def megatron11b(
         [path],
         {"context_window": context_window},
         options,
-        is_whole=options.limit is None,
     )

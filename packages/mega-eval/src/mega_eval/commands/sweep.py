@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from mega_eval.number_format import format_number
 from mega_schema.app.click_options import LocalPath
 from mega_schema.app.output_option import OUTPUT_FOLDER
 
@@ -132,12 +133,12 @@ def format_sweep(points: Sequence[SweepPoint], spread: dict[str, MetricSpread]) 
         tokens = "" if point.tokens is None else f"{point.tokens:,}"
         values = (point.metrics.get(name) for name in names)
         rows.append(
-            [f"{point.iteration:,}", tokens, *("" if v is None else f"{v.value:,.4f}" for v in values)]
+            [f"{point.iteration:,}", tokens, *("" if v is None else format_number(v.value) for v in values)]
         )
     count = max(item.checkpoints for item in spread.values())
-    rows.append([f"mean of {count}", "", *(f"{spread[name].mean:,.4f}" for name in names)])
+    rows.append([f"mean of {count}", "", *(format_number(spread[name].mean) for name in names)])
     deviations = (spread[name].stdev for name in names)
-    rows.append(["deviation", "", *("" if d is None else f"{d:,.4f}" for d in deviations)])
+    rows.append(["deviation", "", *("" if d is None else format_number(d) for d in deviations)])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         yield "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))

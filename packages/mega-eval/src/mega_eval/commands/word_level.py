@@ -161,5 +161,4 @@ def run_corpus(task: str, path: Path, corpus: CorpusOptions, options: TaskOption
             "seq_length": corpus.seq_length,
         },
         options,
-        is_whole=options.limit is None,
     )

@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mega_eval.metrics import Metric
+from mega_eval.number_format import format_number
 
 _WIDTH = 220  # pixels
 _HEIGHT = 18
 _MARGIN = 6
-
-
-def format_value(value: float) -> str:
-    """Format a number with four decimals, a large one with six digits."""
-    return f"{value:,.4f}" if abs(value) < 1e5 else f"{value:,.6g}"
 
 
 def draw_intervals(metrics: Sequence[Metric]) -> list[str]:
@@ -35,7 +31,7 @@ def _draw(value: float, interval: tuple[float, float], lowest: float, highest: f
     low, high = map(position, interval)
     middle = _HEIGHT // 2
     caps = "".join(f'<line x1="{x}" x2="{x}" y1="{middle - 4}" y2="{middle + 4}"/>' for x in (low, high))
-    title = f"{format_value(value)}, 95 % from {' to '.join(map(format_value, interval))}"
+    title = f"{format_number(value)}, 95 % from {' to '.join(map(format_number, interval))}"
     return (
         f'<svg class="interval" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{title}">'
         f"<title>{title}</title>"

@@ -13,8 +13,9 @@ from types import MappingProxyType
 from typing import Any
 
 from mega_eval.metrics import Metric
+from mega_eval.number_format import can_detect, format_number
 from mega_eval.report_page.examples_data import render_examples_data
-from mega_eval.report_page.intervals import draw_intervals, format_value
+from mega_eval.report_page.intervals import draw_intervals
 from mega_eval.result_reader import EvaluationResult
 from mega_schema.app.html_page import render_page, render_table
 from mega_schema.atomic_io import atomic_write
@@ -148,9 +149,12 @@ def _metric_head(name: str, metric: Metric, rows: int) -> str:
 
 
 def _metric_cells(metric: Metric) -> str:
-    interval = "" if metric.interval is None else " to ".join(map(format_value, metric.interval))
-    detectable = "" if metric.detectable is None else format_value(metric.detectable)
-    values = (format_value(metric.value), interval, detectable, f"{metric.count:,}")
+    interval = "" if metric.interval is None else " to ".join(map(format_number, metric.interval))
+    detectable = ""
+    if metric.detectable is not None:
+        is_possible = can_detect(metric.value, metric.detectable, higher_is_better=metric.higher_is_better)
+        detectable = format_number(metric.detectable) if is_possible else "too few examples"
+    values = (format_number(metric.value), interval, detectable, f"{metric.count:,}")
     return "".join(f"<td class=n>{value}</td>" for value in values)
 
 

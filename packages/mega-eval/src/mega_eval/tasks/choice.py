@@ -67,6 +67,7 @@ def evaluate(
     convention: str,
     group: str | None = None,
     counts: dict[str, int] | None = None,
+    is_whole: bool = True,
 ) -> TaskResult:
     """Score the choices of every question.
 
@@ -74,6 +75,7 @@ def evaluate(
         task, convention: names in the result.
         group: the tag whose values get an accuracy each.
         counts: further counts of the result.
+        is_whole: whether the items are all questions of the data.
     """
     pairs = [continuation for item in items for continuation in item.continuations]
     windows, truncations = build_continuation_windows(pairs, model.tokenizer, model.context_length)
@@ -96,6 +98,7 @@ def evaluate(
             **(counts or {}),
         },
         examples=examples,
+        is_whole=is_whole,
         tokens_read=sum(window.input_length for window in windows),
     )
 

@@ -88,6 +88,7 @@ def evaluate(
         },
         counts={"tasks": len(tasks), "questions": len(examples), "questions_cut": cut},
         examples=examples,
+        is_whole=limit is None or all(limit >= len(records) for _, records in tasks),
         tokens_read=tokens_read,
     )
 

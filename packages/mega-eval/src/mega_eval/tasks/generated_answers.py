@@ -81,6 +81,7 @@ def evaluate(
     max_tokens: int,
     stop: tuple[str, ...],
     counts: dict[str, int] | None = None,
+    is_whole: bool = True,
 ) -> TaskResult:
     """Generate an answer to every question and compare it.
 
@@ -88,6 +89,7 @@ def evaluate(
         max_tokens: most tokens of an answer; a prompt that leaves no room for them loses its beginning.
         stop: strings that end an answer.
         counts: further counts of the result.
+        is_whole: whether the items are all questions of the data.
 
     Raises:
         ConfigError: the model's context has no room for a prompt.
@@ -125,6 +127,7 @@ def evaluate(
             **(counts or {}),
         },
         examples=examples,
+        is_whole=is_whole,
         tokens_read=sum(min(len(prompt), room) for prompt in prompts),
     )
 

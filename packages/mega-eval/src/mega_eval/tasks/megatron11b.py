@@ -113,8 +113,8 @@ def evaluate(
     ids = [token for line_ids in tokenizer.encode_batch(lines) for token in (*line_ids, eod)]
     if not ids:
         raise FormatError(where, "too short to score", found="no tokens", wanted="one at least")
-    windows = context_windows(as_tokens([eod, *ids]), block, context_window)[:limit]
-    scored = score_stream(scorer, tokenizer, windows)
+    windows = context_windows(as_tokens([eod, *ids]), block, context_window)
+    scored = score_stream(scorer, tokenizer, windows[:limit])
     words = count_words(text)
     return TaskResult(
         task="megatron11b",
@@ -138,5 +138,6 @@ def evaluate(
             "context_window": context_window,
         },
         examples=scored.examples,
+        is_whole=scored.windows == len(windows),
         tokens_read=scored.tokens_read,
     )

@@ -65,8 +65,8 @@ def evaluate(
         raise FormatError(
             where, "too short to score", found=f"{words} words, {len(stream)} tokens", wanted="2 of each"
         )
-    windows = sliding_windows(stream, seq_length, stride)[:limit]
-    scored = score_stream(scorer, tokenizer, windows)
+    windows = sliding_windows(stream, seq_length, stride)
+    scored = score_stream(scorer, tokenizer, windows[:limit])
     return TaskResult(
         task=task,
         convention=f"{OVERLAPPING}{stride}",
@@ -80,6 +80,7 @@ def evaluate(
             "seq_length": seq_length,
         },
         examples=scored.examples,
+        is_whole=scored.windows == len(windows),
         tokens_read=scored.tokens_read,
     )
 

@@ -74,7 +74,8 @@ def evaluate(
     Raises:
         FormatError: no page has a token.
     """
-    pages = split_pages(text)[:limit]
+    all_pages = split_pages(text)
+    pages = all_pages[:limit]
     encoder = HarnessEncoder(tokenizer)
     encodings = encoder.encode_texts([DETOKENIZERS[detokenizer](page) for page in pages])
     windows = [rolling_windows(ids, encoder.prefix_id, seq_length) for ids in encodings]
@@ -98,6 +99,7 @@ def evaluate(
             "seq_length": seq_length,
         },
         examples=examples,
+        is_whole=len(pages) == len(all_pages),
         tokens_read=sum(window.input_length for page_windows in windows for window in page_windows),
     )
 

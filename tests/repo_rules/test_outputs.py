@@ -76,6 +76,12 @@ OUTPUTS = {
     "mega-data preprocess --output-prefix": Output(
         "--output-prefix", "prefix", f"--input in/a.jsonl {TOKENIZER}", (), DOCUMENT
     ),
+    "mega-data preprocess --work-dir": Output(
+        "--work-dir",
+        "folder",
+        f"--input in/a.jsonl {TOKENIZER} --output-prefix s3://bucket/corpus",
+        ("in/a.jsonl",),
+    ),
     "mega-data merge --output-prefix": Output(
         "--output-prefix", "prefix", "--datasets corpus_text_document", ("corpus_text_document",), DATASET
     ),
@@ -185,6 +191,13 @@ OUTPUTS |= {
 READ = re.compile(
     r"--(input|load|data|fewshot-data|dataset|sample-input|api-key|ssl|chat-template|config|tokenizer|vocab|merge|pretrained|baseline|compare-with|per-split|train-weighted|valid-weighted|test-weighted|kill-switch|datasets|train(?!-)|result(?!-))\b.*"
 )
+# outputs that may be in an object store; a web server takes no files
+UPLOADED = {
+    "mega-data clean --output",
+    "mega-data dedup --output",
+    "mega-data extract --output",
+    "mega-data preprocess --output-prefix",
+}
 WRITES_NOTHING = {"mega-train plan", "mega-train validate"}
 
 
@@ -290,8 +303,11 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_a_url_and_an_empty_word_are_no_output(
     name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    refused = refusal(name, "s3://bucket/corpus.jsonl", monkeypatch, capfd)
-    assert refused.startswith(f"error: {OUTPUTS[name].option}: is a URL: found s3://bucket/corpus.jsonl")
+    scheme = "http" if name.removesuffix(" FILE") in UPLOADED else "s3"
+    refused = refusal(name, f"{scheme}://bucket/corpus.jsonl", monkeypatch, capfd)
+    assert refused.startswith(
+        f"error: {OUTPUTS[name].option}: is a URL: found {scheme}://bucket/corpus.jsonl"
+    )
 
 
 @pytest.mark.parametrize("name", [name for name, output in OUTPUTS.items() if output.inputs])

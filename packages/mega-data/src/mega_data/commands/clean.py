@@ -26,7 +26,8 @@ from mega_data.commands.common import (
     warn_skipped,
     work_folder,
 )
-from mega_schema.app.output_option import OUTPUT_FOLDER
+from mega_data.commands.upload import uploads_output
+from mega_schema.app.output_option import OUTPUT_FOLDER, OUTPUT_FOLDER_OR_URL
 
 if TYPE_CHECKING:
     from mega_data.clean.pipeline import Cleaning
@@ -35,7 +36,10 @@ if TYPE_CHECKING:
 @click.command(cls=RepeatableOptionCommand)
 @document_options
 @click.option(
-    "--output", type=OUTPUT_FOLDER, required=True, help="Folder for the kept documents and the report."
+    "--output",
+    type=OUTPUT_FOLDER_OR_URL,
+    required=True,
+    help="Folder, or s3:// URL, for the kept documents and the report.",
 )
 @click.option("--config", type=EXISTING, help="TOML file with [[step]] tables, run in order.")
 @click.option(
@@ -49,12 +53,16 @@ if TYPE_CHECKING:
 )
 @output_format_option("kept documents")
 @click.option(
-    "--work-dir", "work", type=OUTPUT_FOLDER, help="Folder for intermediate files.  [default: OUTPUT/.work]"
+    "--work-dir",
+    "work",
+    type=OUTPUT_FOLDER,
+    help="Folder for intermediate files; with a URL also for the output.  [default: OUTPUT/.work]",
 )
 @click.option("--memory", type=click.IntRange(min=1), default=256, help="MiB for sorting, per worker.")
 @click.option("--workers", type=WORKERS, default=1, help="Worker processes.")
 @click.option("--executor", type=EXECUTOR, default="local", help="Where the tasks run.")
 @click.option("--stage", "only", help=f"Run only plan, PASS/STAGE or PASS/STAGE:TASK; {LAST_CALL_HELP}")
+@uploads_output
 def clean(
     inputs: tuple[str, ...],
     json_key: str,

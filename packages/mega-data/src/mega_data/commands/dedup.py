@@ -25,7 +25,8 @@ from mega_data.commands.common import (
     warn_skipped,
     work_folder,
 )
-from mega_schema.app.output_option import OUTPUT_FOLDER
+from mega_data.commands.upload import uploads_output
+from mega_schema.app.output_option import OUTPUT_FOLDER, OUTPUT_FOLDER_OR_URL
 
 if TYPE_CHECKING:
     from mega_data.task_stages import TaskResult
@@ -34,11 +35,17 @@ if TYPE_CHECKING:
 @click.command(cls=RepeatableOptionCommand)
 @document_options
 @click.option(
-    "--output", type=OUTPUT_FOLDER, required=True, help="Folder for the kept lines, a file per shard."
+    "--output",
+    type=OUTPUT_FOLDER_OR_URL,
+    required=True,
+    help="Folder, or s3:// URL, for the kept lines, a file per shard.",
 )
 @output_format_option("kept documents")
 @click.option(
-    "--work-dir", "work", type=OUTPUT_FOLDER, help="Folder for intermediate files.  [default: OUTPUT/.work]"
+    "--work-dir",
+    "work",
+    type=OUTPUT_FOLDER,
+    help="Folder for intermediate files; with a URL also for the output.  [default: OUTPUT/.work]",
 )
 @click.option(
     "--preset", type=click.Choice(["megatron", "datatrove", "exact"]), default="datatrove", help="Method."
@@ -53,6 +60,7 @@ if TYPE_CHECKING:
 @click.option("--workers", type=WORKERS, default=1, help="Worker processes.")
 @click.option("--executor", type=EXECUTOR, default="local", help="Where the tasks run.")
 @click.option("--stage", "only", help=f"Run only plan, STAGE or STAGE:TASK; {LAST_CALL_HELP}")
+@uploads_output
 def dedup(
     inputs: tuple[str, ...],
     json_key: str,

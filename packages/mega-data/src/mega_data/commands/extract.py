@@ -24,6 +24,7 @@ from mega_data.commands.common import (
     run_stages,
     work_folder,
 )
+from mega_data.commands.upload import uploads_output
 from mega_schema.app.output_option import OUTPUT_ANY, OUTPUT_FOLDER
 
 
@@ -36,7 +37,7 @@ from mega_schema.app.output_option import OUTPUT_ANY, OUTPUT_FOLDER
     "--output",
     type=OUTPUT_ANY,
     required=True,
-    help="Folder for a file per input, or one file .jsonl, .jsonl.gz, .jsonl.zst or .parquet.",
+    help="Folder for a file per input, or one file .jsonl, .jsonl.gz, .jsonl.zst or .parquet; or s3:// URL.",
 )
 @click.option(
     "--from",
@@ -57,11 +58,15 @@ from mega_schema.app.output_option import OUTPUT_ANY, OUTPUT_FOLDER
 @click.option("--split-mb", type=click.IntRange(min=1), default=32, help="Megabytes of a dump per task.")
 @click.option("--full-page", is_flag=True, help="Keep menus and footers of HTML pages.")
 @click.option(
-    "--work-dir", "work", type=OUTPUT_FOLDER, help="Folder for intermediate files.  [default: OUTPUT.work]"
+    "--work-dir",
+    "work",
+    type=OUTPUT_FOLDER,
+    help="Folder for intermediate files; with a URL also for the output.  [default: OUTPUT.work]",
 )
 @click.option("--workers", type=WORKERS, default=1, help="Worker processes.")
 @click.option("--executor", type=EXECUTOR, default="local", help="Where the tasks run.")
 @click.option("--stage", "only", help=f"Run only plan, STAGE or STAGE:TASK; {LAST_CALL_HELP}")
+@uploads_output
 def extract(
     inputs: tuple[str, ...],
     output: Path,

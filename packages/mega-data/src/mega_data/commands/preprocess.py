@@ -17,7 +17,8 @@ from mega_data.commands.common import (
     warn_replaced,
     warn_skipped,
 )
-from mega_schema.app.output_option import OUTPUT_PREFIX
+from mega_data.commands.upload import uploads_dataset
+from mega_schema.app.output_option import OUTPUT_FOLDER, OUTPUT_PREFIX_OR_URL
 from mega_schema.app.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -56,9 +57,15 @@ def _modules_to_import(tokenizer_type: str) -> tuple[str, ...]:
 )
 @click.option(
     "--output-prefix",
-    type=OUTPUT_PREFIX,
+    type=OUTPUT_PREFIX_OR_URL,
     required=True,
-    help="Output prefix; _KEY_document.bin and so on are appended.",
+    help="Output prefix, or s3:// URL; _KEY_document.bin and so on are appended.",
+)
+@click.option(
+    "--work-dir",
+    "work",
+    type=OUTPUT_FOLDER,
+    help="Folder for the files until they are uploaded, if --output-prefix is a URL.",
 )
 @click.option(
     "--tokenizer-type", required=True, help="Megatron's name of the tokenizer, such as GPT2BPETokenizer."
@@ -137,6 +144,7 @@ def _modules_to_import(tokenizer_type: str) -> tuple[str, ...]:
     "--make-vocab-size-divisible-by", type=WORKERS, help="Accepted and ignored; padding does not change ids."
 )
 @click.option("--pad-vocab-size-to", type=WORKERS, help="Accepted and ignored.")
+@uploads_dataset
 def preprocess(
     words: tuple[str, ...],
     input_format: str | None,

@@ -35,6 +35,7 @@ log = logging.getLogger("mega.data")
 # names that clean and dedup write next to the kept documents
 DROPPED, QUARANTINE, REPORT = "dropped", "quarantine", "report.json"
 _NOT_KEPT = frozenset({DROPPED, QUARANTINE, REPORT})
+UPLOADING: Final = ".mega-data.uploading"  # in a remote folder whose files are not all uploaded
 _WORK_FOLDERS = (".unfinished", ".work", ".dropped")
 _MAX_SHOWN: Final = 3  # names in one log line
 
@@ -70,7 +71,14 @@ class FileResolver:
         return [*find_remote_files(word, self._is_readable_below)]
 
     def _is_readable_below(self, name: str) -> bool:
-        """Return whether a file in a remote folder is an input: those that `_list_folder` takes."""
+        """Return whether a file in a remote folder is an input: those that `_list_folder` takes.
+
+        Raises:
+            ConfigError: the folder is not complete.
+        """
+        if name.rpartition("/")[2] == UPLOADING:
+            hint = "wait for the run that writes it, or run that command again"
+            raise ConfigError("--input", "a folder that is being uploaded", found=name, hint=hint)
         path = Path(name)
         names = path.parts
         is_hidden = any(part.startswith(".") for part in names)

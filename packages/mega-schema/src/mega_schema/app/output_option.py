@@ -12,6 +12,7 @@ import click
 
 from mega_schema.app.click_options import flag_of
 from mega_schema.errors import ConfigError
+from mega_schema.remote_files import RemotePath, is_remote
 from mega_schema.urls import check_local
 
 
@@ -21,14 +22,17 @@ class OutputPath(click.Path):
     Checks what the command line alone shows; `mega_schema.outputs` checks the rest once the inputs are known.
     """
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, *, accepts_urls: bool = False) -> None:
         super().__init__(path_type=Path)
         self.kind = kind
+        self.accepts_urls = accepts_urls
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         option = flag_of(param) if param else "output"
         if str(value) == "":
             raise ConfigError(option, "is empty", wanted=f"the path of a {self.kind}")
+        if self.accepts_urls and is_remote(str(value)):
+            return RemotePath(str(value))
         check_local(option, value)
         if self.kind != "folder" and str(value).endswith(("/", "/.", "/..")):
             hint = f"{option} {Path(value) / 'corpus'}"
@@ -39,5 +43,8 @@ class OutputPath(click.Path):
 OUTPUT_FILE = OutputPath("file")
 OUTPUT_FOLDER = OutputPath("folder")
 OUTPUT_PREFIX = OutputPath("prefix")
+# of commands that upload their output
+OUTPUT_FOLDER_OR_URL = OutputPath("folder", accepts_urls=True)
+OUTPUT_PREFIX_OR_URL = OutputPath("prefix", accepts_urls=True)
 # for `extract`: a folder, or a file whose name ends in .jsonl
-OUTPUT_ANY = OutputPath("folder")
+OUTPUT_ANY = OutputPath("folder", accepts_urls=True)

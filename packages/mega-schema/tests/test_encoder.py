@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -276,6 +277,6 @@ def test_parts_that_a_model_cannot_have_are_refused(spec: Any, change: dict[str,
 
 
 def test_an_encoder_is_refused_where_a_decoder_is_needed() -> None:
-    require_decoder(gpt(**SMALL), "run")
+    require_decoder(gpt(**SMALL), Path("run"))
     with pytest.raises(ConfigError, match="run: model.causal: is of an encoder, .*found false, wanted true"):
-        require_decoder(bert(**SMALL), "run")
+        require_decoder(bert(**SMALL), Path("run"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ from mega_model.runtime import Runtime
 from mega_schema.arch import table
 from mega_schema.parallel_layout import Layout
 from mega_schema.recompute_policy import RecomputePolicy
-from mega_schema.spec import DecoderFamily, ModelSpec, gpt, llama
+from mega_schema.spec import ModelSpec, gpt, llama
 
 SMALL: dict[str, Any] = {
     "layers": 3,
@@ -219,8 +219,7 @@ def test_logits_are_those_of_the_equations(name: str) -> None:
 def test_the_family_changes_no_bit_of_the_logits(name: str) -> None:
     spec = SPECS[name]
     of_gpt, of_llama = (
-        _logits(_model(dataclasses.replace(spec, family=family)), TOKENS)
-        for family in get_args(DecoderFamily)
+        _logits(_model(dataclasses.replace(spec, family=family)), TOKENS) for family in ("gpt", "llama")
     )
     assert torch.equal(of_gpt, of_llama)
 

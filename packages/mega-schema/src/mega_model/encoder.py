@@ -9,6 +9,7 @@ binary = W₃ · tanh(W₂ x[first] + b₂) + b₃        of a row's first token
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from mega_model.attention_backends import AttentionBackend
@@ -44,16 +45,32 @@ class Encoder(Decoder):
         target_T: Tensor | None = None,
         gradient: float | None = None,
         token_type_T: Tensor | None = None,
+        masked_M: Tensor | None = None,
+        order_B: Tensor | None = None,
     ) -> Tensor:
-        """Run this stage's part of the forward pass, without the pooler.
+        """Run this stage's part of the forward pass.
 
         Args:
+            target_T: the original token of each masked token, or IGNORED; (M,) with `masked_M`.
+            gradient: gradient of the summed loss of the masked tokens, see `head_loss`.
             token_type_T: type of every token, whole on every rank; None: all are of type 0.
+            masked_M: index of each token with a target, the same on every rank of tp; the head computes only
+                these. Not with sequence parallelism, whose ranks hold different numbers of masked tokens.
+            order_B: label of each row for the binary head; None: its loss is not computed.
 
-        Other arguments and the result are those of `Decoder.forward`; `target_T` holds the masked tokens.
+        Returns:
+            as `Decoder.forward`; with `order_B`, (2,) the summed losses of the masked tokens and of the rows.
         """
         x_TD = self.hidden_states(x, position_T, attend, drop, None, token_type_T)
-        return self.head(x_TD, target_T, gradient) if self.stage.is_last else x_TD
+        if not self.stage.is_last:
+            return x_TD
+        loss: Tensor = self.head(x_TD if masked_M is None else x_TD[masked_M], target_T, gradient)
+        if order_B is None:
+            return loss
+        rows = len(order_B)
+        first_B = torch.arange(rows, device=x_TD.device) * (len(position_T) // rows)
+        logits_B2 = self.binary_logits(x_TD, first_B).float()
+        return torch.stack((loss, F.cross_entropy(logits_B2, order_B, reduction="sum")))
 
     def hidden_states(
         self,

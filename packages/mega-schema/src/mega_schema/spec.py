@@ -13,7 +13,6 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from mega_schema.errors import ConfigError
 
-DecoderFamily = Literal["gpt", "llama"]
 Family = Literal["gpt", "llama", "bert"]
 Norm = Literal["layernorm", "rmsnorm"]
 Activation = Literal["gelu_tanh", "gelu_erf", "squared_relu", "swiglu", "geglu", "reglu", "liglu"]
@@ -331,11 +330,11 @@ def _head_dim(hidden: int, heads: int) -> int:
     return hidden // heads
 
 
-def require_decoder(spec: ModelSpec, where: Path | str) -> None:
+def require_decoder(spec: ModelSpec, where: Path) -> None:
     """Refuse an encoder.
 
     Args:
-        where: the checkpoint of the model, or the option that names it.
+        where: the checkpoint of the model.
 
     Raises:
         ConfigError: the model is an encoder.
@@ -349,5 +348,5 @@ def require_decoder(spec: ModelSpec, where: Path | str) -> None:
             "is of an encoder, which predicts no next token",
             found="false",
             wanted="true, as in models of the families gpt and llama",
-            hint=export if isinstance(where, Path) else "mega-train presets lists the decoders",
+            hint=export,
         )

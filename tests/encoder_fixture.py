@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from mega_schema.dataset.indexed_dataset import IndexedDataset, IndexedWriter
+from mega_schema.dataset.indexed_dataset import DatasetInfo, IndexedDataset, IndexedWriter, sibling
+from mega_schema.tokenizer.tokenizer import open_tokenizer
 from mega_train.data.encoder.vocabulary import MaskingVocabulary
 
 SPECIAL = ("[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]")
@@ -33,3 +34,29 @@ def write_sentences(prefix: Path, documents: Sequence[Sequence[int]], seed: int 
                 out.add(rng.integers(FIRST_WORD, 202, length))
             out.end_document()
     return IndexedDataset(prefix)
+
+
+def write_corpus(prefix: Path, documents: int = 60, *, described: bool = True) -> Path:
+    """Write documents of three to eight sentences that count up; a number tells the next.
+
+    Args:
+        described: with the tokenizer beside the dataset.
+
+    Returns:
+        the prefix.
+    """
+    vocab = prefix.with_name("vocab.txt")
+    vocab.write_text("\n".join(toy_pieces(sentinels=0)[:-2]) + "\n", "utf-8")
+    tokenizer = open_tokenizer("BertWordPieceCase", vocab_file=vocab)
+    info = DatasetInfo(tokenizer=tokenizer.identity) if described else None
+    rng = np.random.default_rng(3)
+    with IndexedWriter(prefix, np.uint16, info=info) as out:
+        for _ in range(documents):
+            begin = int(rng.integers(0, 197))
+            for length in rng.integers(2, 9, rng.integers(3, 9)).tolist():
+                out.add(FIRST_WORD + (begin + np.arange(length)) % 197)
+                begin += length
+            out.end_document()
+    if described:
+        tokenizer.save(sibling(prefix, ".tokenizer"))
+    return prefix

@@ -28,11 +28,16 @@ from mega_schema.dataset.indexed_dataset import (
 )
 from mega_schema.params import Param
 from mega_schema.spec import Family
+from mega_schema.tokenizer.identity import TokenizerIdentity
 from mega_schema.tokenizer.tokenizer import open_tokenizer
 from mega_train.config import RunConfig
+from mega_train.data.dataloaders import RunDatasets
+from mega_train.data.datasets import Datasets
+from mega_train.data.encoder.bert_reader import SentenceDatasets
 from mega_train.data.sft import PromptResponsePairs
 from mega_train.engine.trainer import Trainer
 from mega_train.resolve import resolve
+from tests.encoder_fixture import write_corpus
 
 STEPS = 3  # two of warm-up and the first after it
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
@@ -65,6 +70,16 @@ MODELS: dict[str, tuple[Family, dict[str, Any]]] = {
             "hidden_size": 32,
             "num_attention_heads": 4,
             "vocab_size": 101,
+            "make_vocab_size_divisible_by": 8,
+        },
+    ),
+    "bert": (
+        "bert",
+        {
+            "num_layers": 4,
+            "hidden_size": 32,
+            "num_attention_heads": 4,
+            "vocab_size": 204,
             "make_vocab_size_divisible_by": 8,
         },
     ),
@@ -109,35 +124,62 @@ def pairs(folder: Path) -> Path:
     return prefix
 
 
+def sentences(folder: Path) -> Path:
+    """Documents of sentences over 204 ids; their prefix. Safe to call on every rank."""
+    own = folder / f"sentences-{torch.randint(1 << 60, ()).item()}"
+    own.mkdir()
+    return write_corpus(own / "corpus")
+
+
+def _open(
+    prefix: Path, run: RunConfig, family: Family
+) -> tuple[RunDatasets | IndexedDataset, TokenizerIdentity]:
+    if run.data.sft:
+        pairs = PromptResponsePairs(prefix, run.data.sft_keys)
+        return pairs, pairs.info.tokenizer
+    dataset = IndexedDataset(prefix)
+    assert dataset.info is not None
+    identity = dataset.info.tokenizer
+    if family != "bert":
+        return dataset, identity
+    datasets = Datasets.from_dataset(dataset, run.data)
+    return SentenceDatasets.from_tokenizer(datasets, datasets.tokenizer, run.encoder_data), identity
+
+
 def trainer(
     model: str, world: World, meet: str, folder: Path, *, load_from: Path | None = None, **values: Any
 ) -> Trainer:
     """A trainer of a tiny model on these ranks; `values` are section__key=value."""
     family, shape = MODELS[model]
     tunes = bool(values.get("data__sft"))
-    data = pairs(folder) if tunes else corpus(folder)
+    data = pairs(folder) if tunes else sentences(folder) if family == "bert" else corpus(folder)
     values = {"model__" + name: value for name, value in shape.items()} | values
     values["data__data_path"] = str(data)
     if load_from is not None:
         values["checkpoint__load"] = str(load_from)
     sets = [f"{key.replace('__', '.')}={_toml(value)}" for key, value in values.items()]
-    file = folder / f"{data.name}.toml"
+    file = data.with_suffix(".toml")
     counted_in_samples = "train__train_samples" in values
     file.write_text(COMMON.replace("train_iters = 100\n", "") if counted_in_samples else COMMON)
     run = load_config(RunConfig, file, {}, sets)
     checkpoint = Checkpoint.open(load_from) if load_from else None
-    opened = PromptResponsePairs(data, run.data.sft_keys) if tunes else IndexedDataset(data)
-    assert opened.info is not None
+    opened, identity = _open(data, run, family)
     plan = resolve(
         run,
         family,
         world.size,
-        corpus=opened.info.tokenizer,
+        corpus=identity,
         loaded_spec=checkpoint.spec if checkpoint else None,
         cuda=False,
     )
     mesh = Mesh.join(plan.layout, world, sequence=run.parallel.sequence, init_method=meet)
     return Trainer(plan, mesh, opened, checkpoint=checkpoint)
+
+
+def _step(run: Trainer) -> tuple[float, ...]:
+    """Loss, gradient norm and the terms of the loss of the next step."""
+    loss, norm = run.step(run.config.lr_schedule.lr_at(run.state.consumed_samples))
+    return loss, norm, *run.optimizer_step.loss_terms.values()
 
 
 def steps(run: Trainer, count: int) -> list[float]:
@@ -150,12 +192,12 @@ class RunResult:
     """What one process gives.
 
     Attributes:
-        steps: loss and gradient norm of each step.
+        steps: loss, gradient norm and the terms of the loss of each step.
         gradients: after the first step and after the last, by name.
         weights: at the end, by name.
     """
 
-    steps: list[tuple[float, float]]
+    steps: list[tuple[float, ...]]
     gradients: dict[int, dict[str, torch.Tensor]]
     weights: dict[str, torch.Tensor]
 
@@ -173,7 +215,7 @@ def one_process(model: str, count: int, settings: Mapping[str, Any]) -> RunResul
 
         losses, gradients = [], {}
         for step in range(count):
-            losses.append(run.step(run.config.lr_schedule.lr_at(run.state.consumed_samples)))
+            losses.append(_step(run))
             if step in (0, count - 1):
                 gradients[step] = copy_tensors(True)
         return RunResult(losses, gradients, copy_tensors(False))
@@ -207,7 +249,7 @@ def same_as_one_process(
     )
     run = trainer(model, world, meet, folder, **values)
     for step in range(count):
-        many = run.step(run.config.lr_schedule.lr_at(run.state.consumed_samples))
+        many = _step(run)
         torch.testing.assert_close(torch.tensor(many), torch.tensor(expected.steps[step]), **TOLERANCE)
         if step in expected.gradients:
             _same_shares(run, expected.gradients[step], gradients=True)

@@ -13,7 +13,7 @@ from mega_schema.arch import table
 from mega_schema.checkpoint.checkpoint_dir import LATEST
 from mega_schema.checkpoint.reader import MODEL, OPTIMIZER, boxes_to_write
 from mega_schema.checkpoint.writer import CheckpointWriter
-from mega_schema.dataset.indexed_dataset import sibling
+from mega_schema.dataset.indexed_dataset import IndexedWriter, sibling
 from mega_schema.parallel_layout import WHOLE
 from mega_schema.spec import ModelSpec, bert, gpt
 from mega_schema.tokenizer.tokenizer import open_tokenizer
@@ -31,6 +31,7 @@ def make(folder: Path) -> None:
     )
     (folder / "wrong-type.toml").write_text('[batch]\nmicro_batch_size = "four"\n')
     (folder / "not.toml").write_text("[parallel\ntensor_model_parallel_size = 2\n")
+    _sentences(folder / "bert")
     (folder / "keys.txt").write_text("alice:short\n")
     (folder / "cut.jinja").write_text("{% for message in")
     (folder / "empty.jinja").write_text("")
@@ -54,6 +55,18 @@ def _corpus(folder: Path) -> None:
         index.truncate(100)
     with sibling(folder / "foreign", ".idx").open("r+b") as index:
         index.write(b"PK\3\4")
+
+
+def _sentences(folder: Path) -> None:
+    """Write a dataset of sentences, and a vocabulary of BERT."""
+    folder.mkdir()
+    words = ["[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", *(f"w{number}" for number in range(50))]
+    (folder / "vocab.txt").write_text("\n".join(words) + "\n")
+    with IndexedWriter(folder / "sentences", np.uint16) as out:
+        for _ in range(9):
+            for _ in range(4):
+                out.add(range(5, 15))
+            out.end_document()
 
 
 def _checkpoints(folder: Path) -> None:

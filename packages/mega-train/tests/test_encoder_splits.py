@@ -15,7 +15,7 @@ from mega_schema.errors import ConfigError, FormatError
 from mega_schema.tokenizer.tokenizer import open_tokenizer
 from mega_train.config import DataConfig
 from mega_train.config.encoder_data import EncoderDataConfig, EncoderFamily
-from mega_train.data.dataloaders import CACHE_FOLDER
+from mega_train.data.cache_folders import CACHE_FOLDER
 from mega_train.data.datasets import Datasets
 from mega_train.data.encoder import encoder_splits
 from mega_train.data.encoder.encoder_splits import EncoderSplits, build_encoder_splits
@@ -119,7 +119,7 @@ def test_every_mask_type_builds_samples(prefixes: tuple[str, str]) -> None:
 
     kinds = [texts(mask_type=kind) for kind in ("words", "pieces", "long-words", "geometric", "permutation")]
     assert all(kinds.count(kind) == 1 for kind in kinds)
-    assert texts(has_pairs=False) not in kinds
+    assert texts(no_binary_head=True) not in kinds
 
 
 def test_a_dataset_that_is_not_split_into_sentences_is_refused(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def _invoke(*args: str, code: int = 0) -> Result:
         ("position-embedding-type", "  rotary is read as --position-embedding-type rope"),
         (
             "--preset",
-            "llama3-8b        llama      8.03 billion   32 layers, hidden 4096, 32 heads",
+            "llama3-8b          llama      8.03 billion   32 layers, hidden 4096, 32 heads",
         ),
         ("--squared-relu", "--squared-relu   is read as --activation squared_relu"),
         ("--criterion", "--criterion cross_entropy   is read as nothing: it is so here"),

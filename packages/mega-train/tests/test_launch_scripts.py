@@ -26,6 +26,7 @@ from mega_schema.dataset.indexed_dataset import IndexedWriter
 from mega_schema.parallel_layout import WHOLE
 from mega_schema.spec import llama
 from mega_train.cli import main
+from tests.encoder_fixture import write_corpus as write_sentences
 
 SCRIPTS = Path(__file__).parent / "launch_scripts"
 BASH = shutil.which("bash")
@@ -60,11 +61,14 @@ def variables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         for suffix in (".bin", ".idx"):
             shutil.copy(folder / f"data{suffix}", fairseq / f"{name}{suffix}")
     _llama2(folder)
+    write_sentences(folder / "sentences", described=False)
     names = {
         "FAIRSEQ_DATA": "fairseq",
         "TOKENIZER_MODEL": "tokenizer.model",
         "LLAMA_CHECKPOINT": "llama",
         "DATA_PATH": "data",
+        "SENTENCES_PATH": "sentences",
+        "BERT_VOCAB_FILE": "vocab.txt",
         "VOCAB_FILE": "vocab.json",
         "MERGE_FILE": "merges.txt",
         "TOKENIZER_NAME_OR_PATH": "tokenizer",
@@ -117,6 +121,10 @@ ACCEPTED = {
     "megatron_2019": (8, {"tp": 2, "dp": 4, "global batch size": 32, "training iterations": 500_000}),
     "megatron_mp_v2.5": (8, {"tp": 2, "pp": 2, "dp": 2, "global batch size": 16, "model.vocab_size": 50257}),
     "megatron_mp_23.06": (8, {"tp": 2, "pp": 2, "dp": 2, "global batch size": 16, "model.vocab_size": 50257}),
+    "megatron_bert_mp_23.06": (
+        8,
+        {"tp": 2, "pp": 2, "dp": 2, "global batch size": 16, "model.vocab_size": 204, "model.family": "bert"},
+    ),
     "megatron_gpt3_175b": (
         1024,
         {"tp": 8, "pp": 16, "training iterations": 111_354, "batch size of the first step": 16},
@@ -157,6 +165,7 @@ WITHOUT_DROPOUT = {
     "megatron_2019",
     "megatron_mp_v2.5",
     "megatron_mp_23.06",
+    "megatron_bert_mp_23.06",
     "megatron_gpt3_175b",
     "bigscience_tr8_104b",
     "bigscience_tr11_176b",
@@ -166,7 +175,8 @@ WITHOUT_DROPOUT = {
 
 
 def _validate(script: str, world: int, variables: Mapping[str, str]) -> tuple[int, str, str]:
-    family = ["--family", "llama" if script == "megatron_llama2_finetune" else "gpt"]
+    families = {"megatron_llama2_finetune": "llama", "megatron_bert_mp_23.06": "bert"}
+    family = ["--family", families.get(script, "gpt")]
     if script == "fairseq_megatron_11b":  # the folder of data is its first word, and it says the processes
         return mega_train("validate", *words_of(script, variables), *family, "--json")
     return mega_train("validate", *family, "--world", str(world), "--json", *words_of(script, variables))

@@ -21,7 +21,8 @@ from mega_schema.tokenizer.tokenizer import open_tokenizer
 from mega_train.config import DataConfig
 from mega_train.data.array_cache import VALUES_FILE, Arrays, load_or_build
 from mega_train.data.blended_dataset import BlendedDataset
-from mega_train.data.dataloaders import CACHE_FOLDER, build_data_splits, cache_folders
+from mega_train.data.cache_folders import CACHE_FOLDER, cache_folders
+from mega_train.data.dataloaders import build_data_splits
 from mega_train.data.datasets import Datasets
 from mega_train.data.sample_index import SampleIndexSpec
 from mega_train.resolve import ResolvedConfig

@@ -13,6 +13,7 @@ from mega_model.distributed.mesh import Mesh
 from mega_schema.checkpoint.reader import Checkpoint
 from mega_schema.dataset.indexed_dataset import IndexedDataset
 from mega_schema.errors import FormatError, MegaError
+from mega_train.engine.forward_backward import MeanLosses
 from mega_train.engine.train_loop import TrainLoop
 from mega_train.engine.trainer import Trainer
 from mega_train.engine.validation import evaluate
@@ -80,7 +81,7 @@ def test_dropout_changes_training_and_not_validation(
     values: dict[str, Any] = {"data__split": "80,20,0", "evaluation__eval_iters": 2}
     kinds: list[dict[str, Any]] = [{}, {"train__hidden_dropout": 0.5}, {"train__attention_dropout": 0.5}]
     runs = [_trainer(resolve_config, open_corpus, **values, **kind) for kind in kinds]
-    assert len({evaluate(run, run.valid["validation"]) for run in runs}) == 1
+    assert len({evaluate(run, run.valid["validation"]).total for run in runs}) == 1
     losses = [_steps(run, 2) for run in runs]
     assert len({step for loss in losses for step in loss}) == 6
     assert _steps(_trainer(resolve_config, open_corpus, **values, **kinds[1]), 2) == losses[1]
@@ -147,16 +148,16 @@ def test_validation_trains_nothing_and_reads_the_validation_split(
     }
     run = _trainer(resolve_config, open_corpus, **values)
     before = _weights(run)
-    loss = evaluate(run, run.valid["validation"])
+    loss = evaluate(run, run.valid["validation"]).total
     assert 2 < loss < 5
-    assert evaluate(run, run.valid["validation"]) == loss
+    assert evaluate(run, run.valid["validation"]).total == loss
     assert all(torch.equal(weight, before[name]) for name, weight in _weights(run).items())
     streams = (run.train, run.valid["validation"])
     train, valid = (set(stream.parts[0].index.document.tolist()) for stream in streams)
     assert train == set(range(96))
     assert valid == set(range(96, 120))
     run.state.iteration = 10
-    assert evaluate(run, run.valid["validation"]) != loss, "the second validation reads on"
+    assert evaluate(run, run.valid["validation"]).total != loss, "the second validation reads on"
 
 
 def test_without_a_validation_split_there_is_no_validation(
@@ -219,12 +220,12 @@ def test_a_loss_that_is_not_finite_stops_the_run_though_its_gradient_is(
     resolve_config: ResolveConfig, open_corpus: IndexedDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = _trainer(resolve_config, open_corpus)
-    mean = run.forward_backward.mean_loss
-    monkeypatch.setattr(
-        run.forward_backward,
-        "mean_loss",
-        lambda *arguments, **keywords: mean(*arguments, **keywords) + torch.inf,
-    )
+    mean = run.forward_backward.mean_losses
+
+    def add_infinity(*arguments: Any, **keywords: Any) -> MeanLosses:
+        return MeanLosses(mean(*arguments, **keywords).total + torch.inf, {})
+
+    monkeypatch.setattr(run.forward_backward, "mean_losses", add_infinity)
     with pytest.raises(
         MegaError, match=r"found loss inf, gradient norm \d[\d.]*, first in no parameter, wanted"
     ):

@@ -15,28 +15,25 @@ from mega_schema.app.click_options import LocalPath
 from mega_schema.app.config import add_flags, load_config
 from mega_schema.app.output_option import OUTPUT_FILE
 from mega_schema.errors import ConfigError
-from mega_schema.spec import DecoderFamily
+from mega_schema.spec import Family
 from mega_train import __version__
 from mega_train.commands.grouped_help import GroupedHelp
 from mega_train.config import RunConfig
 from mega_train.config.training import DeviceName, KernelsName
 from mega_train.fault_tolerance.error_reporting import SingleRankErrors
 
-_ABSENT_FAMILIES = frozenset({"bert", "t5", "mamba", "hybrid", "moe", "mixtral", "deepseek", "retro", "vit"})
+_ABSENT_FAMILIES = frozenset({"t5", "mamba", "hybrid", "moe", "mixtral", "deepseek", "retro", "vit"})
 
 
 class _Commands(SingleRankErrors):
-    """The commands of `mega-train`; an unsupported model family is an error with a hint."""
+    """The commands of `mega-train`; an unsupported model family is an error that names the others."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0] if args else ""
         if name.lower() in _ABSENT_FAMILIES:
-            hint = "mega-data preprocess --split-sentences makes its data" if name.lower() == "bert" else ""
-            raise ConfigError(
-                name, "is not a supported model family", wanted=" | ".join(get_args(DecoderFamily)), hint=hint
-            )
+            raise ConfigError(name, "is not a supported model family", wanted=" | ".join(get_args(Family)))
         return super().resolve_command(ctx, args)
 
 
@@ -51,7 +48,7 @@ def app() -> None:
     """
 
 
-def _add_training_command(name: DecoderFamily, help: str) -> Callable[..., int]:
+def _add_training_command(name: Family, help: str) -> Callable[..., int]:
     @app.command(name, cls=GroupedHelp, help=help)
     @add_flags(RunConfig)
     def command(config: Path | None, sets: Sequence[str], **options: Any) -> int:
@@ -68,6 +65,7 @@ def _add_training_command(name: DecoderFamily, help: str) -> Callable[..., int]:
 
 _add_training_command("gpt", "Train a GPT-2 style model.")
 _add_training_command("llama", "Train a Llama style model.")
+_add_training_command("bert", "Train BERT on masked tokens and the order of sentences.")
 
 
 @app.command(cls=GroupedHelp)
@@ -146,10 +144,10 @@ def validate(
 @click.option("--world", type=click.IntRange(min=1), help="Number of processes, if no checkpoint records it.")
 @click.option(
     "--family",
-    type=click.Choice(get_args(DecoderFamily)),
+    type=click.Choice(get_args(Family)),
     help="Model family; that of the preset, or gpt, if not given.",
 )
-def diff(first_path: Path, second_path: Path, world: int | None, family: DecoderFamily | None) -> None:
+def diff(first_path: Path, second_path: Path, world: int | None, family: Family | None) -> None:
     """Compare two runs, each a TOML file, a run's folder or a checkpoint's.
 
     Prints configured values first, then derived ones. Exits with code 1 if anything differs.

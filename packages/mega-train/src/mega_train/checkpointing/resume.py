@@ -18,7 +18,6 @@ from mega_schema.checkpoint.reader import MODEL, Checkpoint, TensorEntry, Tensor
 from mega_schema.checkpoint.side_files import OTHER_ITERATION
 from mega_schema.checkpoint.tracker import latest_checkpoint, latest_iteration
 from mega_schema.errors import ConfigError, CorruptFileError, FormatError
-from mega_schema.spec import require_decoder
 from mega_train.checkpointing.save_dir import find_superseded, is_same_folder, list_iterations
 from mega_train.checkpointing.state_dict import best_weights_namespace
 from mega_train.config import RunConfig
@@ -83,7 +82,6 @@ def find_checkpoint(run: RunConfig, world: World, before_iteration: int | None =
     for folder in candidates.folders:
         try:
             checkpoint = Checkpoint(folder)
-            require_decoder(checkpoint.spec, folder)
             schedules = _check_training_state(run, checkpoint)
         except CorruptFileError as error:
             first_damage = first_damage or error

@@ -54,12 +54,10 @@ def list_keys() -> Iterator[str]:
 
 
 def list_presets() -> Iterator[str]:
-    """Yield a line for every preset that the commands of this package train."""
+    """Yield a line for every preset."""
     for name, spec in PRESETS.items():
-        if not spec.causal:
-            continue
         shape = f"{spec.layers} layers, hidden {spec.hidden}, {spec.heads} heads, {spec.max_seq_len} tokens"
-        yield f"{name:16} {spec.family:6} {count_params(table(spec)) / 1e9:8.2f} billion   {shape}"
+        yield f"{name:18} {spec.family:6} {count_params(table(spec)) / 1e9:8.2f} billion   {shape}"
 
 
 def _explain_key(key: ConfigKey) -> Iterator[str]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from mega_train.config.checkpoint import CheckpointConfig
 from mega_train.config.data import DataConfig, EvaluationConfig, TokenizerConfig
+from mega_train.config.encoder_data import EncoderDataConfig
 from mega_train.config.logging import LoggingConfig, ProfileConfig
 from mega_train.config.model import ModelConfig
 from mega_train.config.parallel import ParallelConfig, RecomputeConfig
@@ -18,6 +19,7 @@ __all__ = [
     "BatchConfig",
     "CurriculumConfig",
     "DataConfig",
+    "EncoderDataConfig",
     "EvaluationConfig",
     "LoggingConfig",
     "ModelConfig",
@@ -44,6 +46,7 @@ class RunConfig:
     train: TrainConfig = TrainConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     data: DataConfig = DataConfig()
+    encoder_data: EncoderDataConfig = EncoderDataConfig()
     tokenizer: TokenizerConfig = TokenizerConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()

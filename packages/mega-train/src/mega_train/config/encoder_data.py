@@ -16,18 +16,24 @@ SampleRule = Literal["mcore", "legacy"]
 class EncoderDataConfig:
     """Options of the samples of BERT and T5, besides those of DataConfig."""
 
-    decoder_length: int = option("--decoder-seq-length", 128, "T5: tokens of the decoder's text")
     mask_prob: float = option("--mask-prob", 0.15, "share of the tokens to mask")
     short_seq_prob: float = option("--short-seq-prob", 0.1, "share of the samples that are shorter")
     mask_type: MaskType = option(
         "--mask-type",
         "words",
-        "BERT: what is masked together: 1 to 3 words; 1 to 3 word pieces; 1 to 3 words, long n-grams more "
-        "often; 1 to 10 words by a geometric distribution; or words, with as many other tokens permuted",
+        "what is masked together: 1 to 3 words; 1 to 3 word pieces; 1 to 3 words, long n-grams more often; "
+        "1 to 10 words by a geometric distribution; or words, with as many other tokens permuted",
     )
-    has_pairs: bool = option(
-        "--bert-no-binary-head", True, "BERT: one segment, without prediction of the order of two"
+    no_binary_head: bool = option(
+        "--bert-no-binary-head",
+        False,
+        "one segment without token types, and no head that predicts the order of two segments",
     )
     sample_rule: SampleRule = option(
         "--sample-rule", "mcore", "padding masks of Megatron core 0.16, or those of Megatron and core 0.9"
     )
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether a sample of BERT has two segments."""
+        return not self.no_binary_head

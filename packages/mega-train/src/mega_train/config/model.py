@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mega_schema.app.config import option
-from mega_schema.spec import Activation, DecoderFamily
+from mega_schema.spec import Activation, Family
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """Options of the model. With --load and none of them given, the model is the checkpoint's."""
 
-    family: DecoderFamily | None = option(
-        "--family", None, "family of the model; mega-train gpt and mega-train llama set it"
+    family: Family | None = option(
+        "--family", None, "family of the model; the commands gpt, llama and bert set it"
     )
     preset: str | None = option("--preset", None, "a named model, such as gpt2-124m or llama3-8b")
     layers: int | None = option("--num-layers", None, "number of transformer layers")
@@ -56,7 +56,9 @@ class ModelConfig:
     parallel_residual: bool = option(
         "--parallel-residual", False, "attention and feed-forward both read the layer's input (GPT-NeoX)"
     )
-    activation: Activation | None = option("--activation", None, "feed-forward activation")
+    activation: Activation | None = option(
+        "--activation", None, "feed-forward activation; of BERT a GELU is also that of the head"
+    )
     swiglu: bool = option("--swiglu", False, "gated SiLU feed-forward, same as --activation swiglu")
     glu: Literal["geglu", "liglu", "reglu", "swiglu"] | None = option(
         "--glu-activation", None, "gated feed-forward by BigScience's name, same as --activation"

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -20,16 +18,19 @@ from mega_train.data.array_cache import load_or_build
 from mega_train.data.blend import MAX_DATASETS
 from mega_train.data.blend_spec import DEFAULT_SPLIT, USES, SplitSource
 from mega_train.data.blended_dataset import BlendedDataset
+from mega_train.data.cache_folders import cache_folders
 from mega_train.data.datasets import Datasets
+from mega_train.data.encoder.bert_reader import BertReader, SentenceDatasets
+from mega_train.data.encoder.encoder_splits import EncoderSplits, build_encoder_splits
 from mega_train.data.sample_index import SampleIndexSpec
 from mega_train.data.sampler import CyclicSampler, Sampler, SequentialSampler
 from mega_train.data.sft import PackedSftDataset, PromptResponsePairs
 from mega_train.data.splits import split_ranges
 from mega_train.data.splits_config import DataSplitsConfig
 
-CACHE_FOLDER = "index-cache"
-
 log = logging.getLogger("mega.train")
+
+RunDatasets = Datasets | PromptResponsePairs | SentenceDatasets
 
 
 class SampleReader(Protocol):
@@ -38,7 +39,7 @@ class SampleReader(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, i: int) -> np.ndarray:
-        """Return sample `i`: (length + 1,) tokens, or (4, length + 1) with `data.sft`."""
+        """Return sample `i`: (length + 1,) tokens, (4, length + 1) of `data.sft`, or (5, length) of BERT."""
 
     def dataset_prefix(self, i: int) -> Path:
         """Return the prefix of the dataset of sample `i`."""
@@ -61,7 +62,9 @@ class DataSplits:
 
 
 def build_data_splits(
-    config: DataSplitsConfig, datasets: Datasets | IndexedDataset | PromptResponsePairs, mesh: Mesh
+    config: DataSplitsConfig,
+    datasets: RunDatasets | IndexedDataset,
+    mesh: Mesh,
 ) -> DataSplits:
     """Build the sample readers of a run. Rank 0 builds the sample order once and caches it on disk.
 
@@ -71,11 +74,14 @@ def build_data_splits(
         datasets: the datasets of the run, or a single open one.
 
     Raises:
-        ConfigError: a part contains too few tokens for one sample.
+        ConfigError: a part contains too few tokens for one sample, or no document with enough sentences.
+        FormatError: a dataset for BERT is not split into sentences.
         MegaError: the sample order cannot be cached in any folder.
     """
     if isinstance(datasets, PromptResponsePairs):
         return _build_sft_splits(config, datasets, tell=mesh.rank == 0)
+    if isinstance(datasets, SentenceDatasets):
+        return _build_bert_splits(config, datasets, mesh)
     if isinstance(datasets, IndexedDataset):
         datasets = Datasets.from_dataset(datasets, config.options)
     spec = datasets.spec
@@ -104,6 +110,17 @@ def build_data_splits(
     if not mesh.rank:
         mesh.barrier()
     return splits
+
+
+def _build_bert_splits(config: DataSplitsConfig, sentences: SentenceDatasets, mesh: Mesh) -> DataSplits:
+    splits: EncoderSplits = build_encoder_splits(
+        "bert", sentences.options, config, sentences.datasets, sentences.vocabulary, mesh
+    )
+    return DataSplits(
+        BertReader(splits.training),
+        {name: BertReader(samples) for name, samples in splits.validation.items()},
+        {name: BertReader(samples) for name, samples in splits.test.items()},
+    )
 
 
 def _build_sft_splits(config: DataSplitsConfig, pairs: PromptResponsePairs, *, tell: bool) -> DataSplits:
@@ -145,19 +162,6 @@ def build_sampler(data: DataConfig, micro_batch_size: int, dp: Axis, reader: Sam
         if data.order == "cyclic"
         else SequentialSampler(*sizes)
     )
-
-
-def cache_folders(data: DataConfig, save: Path | None, datasets: Datasets) -> Sequence[Path]:
-    """List the folders to search for a cached sample order; the first writable one stores new ones."""
-    if data.cache is not None:
-        return [data.cache]
-    temporary = Path(tempfile.gettempdir()) / f"mega-{CACHE_FOLDER}-{os.getuid()}"
-    folders = [] if data.mock else [next(iter(datasets.by_prefix)).parent / CACHE_FOLDER]
-    if save is not None:
-        folders.append(save / CACHE_FOLDER)
-    if not temporary.exists() or temporary.stat().st_uid == os.getuid():  # another user may have created it
-        folders.append(temporary)
-    return folders
 
 
 def _has_sequences(source: SplitSource, datasets: Datasets) -> bool:

@@ -10,15 +10,15 @@ import numpy as np
 
 from mega_schema.dataset.indexed_dataset import IndexedDataset
 from mega_train.config import DataConfig
+from mega_train.data.dataloaders import RunDatasets
 from mega_train.data.datasets import Datasets
+from mega_train.data.encoder.bert_reader import SentenceDatasets
 from mega_train.data.sft import PromptResponsePairs
 
 _SEQUENCES, _TOKENS = 16, 1024  # read of each dataset: reading all of it would take hours
 
 
-def compute_identities(
-    data: DataConfig, datasets: Datasets | IndexedDataset | PromptResponsePairs
-) -> Mapping[str, str]:
+def compute_identities(data: DataConfig, datasets: RunDatasets | IndexedDataset) -> Mapping[str, str]:
     """Compute a digest of each dataset of a run, by its prefix; empty for mock data.
 
     The digest covers the lengths of all sequences, where documents begin, and the first tokens of some
@@ -28,6 +28,8 @@ def compute_identities(
         return {}
     if isinstance(datasets, PromptResponsePairs):
         return {normalize_prefix(data.path[0]): _digest(datasets.prompts, datasets.answers)}
+    if isinstance(datasets, SentenceDatasets):
+        datasets = datasets.datasets
     indexed = datasets.by_prefix.values() if isinstance(datasets, Datasets) else [datasets]
     return {str(dataset.prefix): _digest(dataset) for dataset in indexed}
 

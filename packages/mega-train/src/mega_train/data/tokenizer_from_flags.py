@@ -9,17 +9,19 @@ from dataclasses import replace
 from pathlib import Path
 
 from mega_schema.errors import ConfigError, FormatError
+from mega_schema.spec import Family
 from mega_schema.tokenizer.files import TIKTOKEN_SPECIAL
 from mega_schema.tokenizer.identity import TokenizerIdentity
 from mega_schema.tokenizer.tokenizer import Tokenizer, check_same_tokenizer, open_tokenizer
 from mega_train.config import RunConfig, TokenizerConfig
 
 
-def open_tokenizer_from_flags(run: RunConfig) -> tuple[RunConfig, Tokenizer | None]:
+def open_tokenizer_from_flags(run: RunConfig, family: Family = "gpt") -> tuple[RunConfig, Tokenizer | None]:
     """Open the tokenizer of the flags, if any, and set the run's vocabulary size from it.
 
     --vocab-file and --merge-file without a type select GPT2BPETokenizer, the default type of Megatron's
-    pretrain_gpt.py, which its scripts leave out. A NullTokenizer is built from Megatron's --vocab-size, which
+    pretrain_gpt.py, which its scripts leave out; --vocab-file alone selects BertWordPieceLowerCase for BERT,
+    that of pretrain_bert.py. A NullTokenizer is built from Megatron's --vocab-size, which
     does not count its end-of-document token.
 
     Raises:
@@ -29,7 +31,7 @@ def open_tokenizer_from_flags(run: RunConfig) -> tuple[RunConfig, Tokenizer | No
     config = run.tokenizer
     if config == TokenizerConfig():
         return run, None
-    kind = config.type or _default_type(config)
+    kind = config.type or _default_type(config, family)
     if config.model is not None and config.name_or_path is not None:
         raise ConfigError(
             "--tokenizer-name-or-path", "excludes --tokenizer-model", found="both", wanted="one of them"
@@ -50,12 +52,15 @@ def open_tokenizer_from_flags(run: RunConfig) -> tuple[RunConfig, Tokenizer | No
     return run, tokenizer
 
 
-def _default_type(config: TokenizerConfig) -> str:
+def _default_type(config: TokenizerConfig, family: Family) -> str:
     """Infer the type of a tokenizer from its files.
 
     Raises:
-        ConfigError: the files are not those of a GPT2BPETokenizer.
+        ConfigError: the files are not those of the family's tokenizer.
     """
+    is_bert = family == "bert" and config.merge_file is None
+    if is_bert and config.vocab_file is not None and config.model is None:
+        return "BertWordPieceLowerCase"
     if config.vocab_file is not None and config.merge_file is not None and config.model is None:
         return "GPT2BPETokenizer"
     raise ConfigError(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,12 +13,26 @@ from mega_model.distributed.mesh import Mesh
 from mega_model.runtime import Runtime
 from mega_train.data.dataloaders import SampleReader
 from mega_train.data.micro_batches import MicroBatchLoader
+from mega_train.engine.bert_forward_step import BertForwardStep
 from mega_train.engine.forward_step import ForwardStep
 from mega_train.optim.loss_scaler import DynamicLossScaler
 from mega_train.pipeline.executor import execute
 from mega_train.pipeline.schedules import SCHEDULES, PipelineShape, Table, forward_only
 from mega_train.resolve import ResolvedConfig
 from mega_train.telemetry.timers import TimerFactory, no_timer
+
+
+@dataclass(frozen=True, slots=True)
+class MeanLosses:
+    """The mean losses of a batch over all ranks, each a tensor of one number.
+
+    Attributes:
+        total: the loss of which the gradient is computed.
+        terms: the terms of this sum, by Megatron's names; empty if there is only one.
+    """
+
+    total: Tensor
+    terms: Mapping[str, Tensor]
 
 
 class ForwardBackward:
@@ -45,7 +60,7 @@ class ForwardBackward:
         self._tables: dict[tuple[int, bool], Table] = {}
         self.heartbeat = 0
 
-    def mean_loss(
+    def mean_losses(
         self,
         reader: SampleReader,
         first_sample: int,
@@ -54,8 +69,8 @@ class ForwardBackward:
         *,
         train: bool,
         timer: TimerFactory = no_timer,
-    ) -> Tensor:
-        """Compute the mean loss of `count` samples over all ranks; in training also the gradients.
+    ) -> MeanLosses:
+        """Compute the mean losses of `count` samples over all ranks; in training also the gradients.
 
         Args:
             first_sample: number of the first sample: the samples that all ranks have read before.
@@ -67,7 +82,8 @@ class ForwardBackward:
         with timer("batch-generator"):
             loaded = self._loader.load(reader, first_sample, num_micro_batches, seq_length)
         dropout_seeds = loaded.sample_numbers if train else None
-        work = ForwardStep(self._models, config, mesh, loaded.batches, self._loss_scaler.value, dropout_seeds)
+        step = ForwardStep if config.spec.causal else BertForwardStep
+        work = step(self._models, config, mesh, loaded.batches, self._loss_scaler.value, dropout_seeds)
         losses = execute(
             self._pipeline_schedule(num_micro_batches, train=train),
             work,
@@ -78,10 +94,16 @@ class ForwardBackward:
             on_action=self._beat,
             timer=timer,
         )
-        total = torch.stack(losses).sum() if losses else torch.zeros((), device=mesh.device)
+        names = config.loss_terms
+        sums = torch.zeros(1 + len(names), device=mesh.device)
+        if losses:  # this rank has the last stage
+            sums[0] = torch.stack(losses).sum()
+        if work.terms:
+            sums[1:] = torch.stack(work.terms).sum(0)
         # replicas are dp x cp: the losses of cp ranks are scaled by cp (`ForwardStep`), so the mean over both
         # is the mean over the batch
-        return mesh.replicas.reduce(mesh.pp.reduce(total)) / mesh.replicas.size
+        total, *terms = mesh.replicas.reduce(mesh.pp.reduce(sums)) / mesh.replicas.size
+        return MeanLosses(total, dict(zip(names, terms, strict=True)))
 
     def _pipeline_schedule(self, num_micro_batches: int, *, train: bool) -> Table:
         """Return this rank's actions in a step, or in a validation batch."""

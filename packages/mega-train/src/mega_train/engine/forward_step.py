@@ -32,6 +32,10 @@ class ForwardStep:
     micro-batches (Megatron's default) or over all its tokens with a loss. With context parallelism a rank
     computes the losses of its own tokens of every sample, times cp: then the mean over all replicas is that
     of the batch, for losses and gradients alike.
+
+    Attributes:
+        terms: the terms of each micro-batch's loss, in the order of `ResolvedConfig.loss_terms`, on the rank
+            of the last stage; empty if the loss has one term.
     """
 
     def __init__(
@@ -48,7 +52,7 @@ class ForwardStep:
         Args:
             models: this rank's stages, by chunk.
             batches: per micro-batch (samples, length + 1) token ids, or (samples, 4, length + 1) of
-                `data.sft`; the same on every rank of cp.
+                `data.sft`; the same on every rank of cp. `BertForwardStep` has its own.
             loss_scale: factor of the loss, and so of the gradients.
             sample_numbers: per micro-batch, the seeds of its dropout; None disables dropout, as in a
                 validation.
@@ -59,7 +63,8 @@ class ForwardStep:
         self.batches = batches
         self.loss_scale = loss_scale
         self.sample_numbers = sample_numbers
-        self.seq_length = batches[0].shape[-1] - 1
+        self.terms = list[Tensor]()
+        self.seq_length = self.length_of(batches[0])
         self.position_s = token_positions(self.seq_length, mesh.cp, device=mesh.device)
         # as in Megatron, --reset-position-ids affects only position tables, not rotary positions
         resets_positions = config.run.data.reset_positions and config.spec.positions != "rope"
@@ -73,6 +78,11 @@ class ForwardStep:
         self.knows_loss_grad = (
             sample_numbers is not None and accumulates_in_order and mesh.device.type == "cpu"
         )
+
+    @staticmethod
+    def length_of(batch: np.ndarray) -> int:
+        """Return the tokens of a sample of which the model computes the states."""
+        return int(batch.shape[-1]) - 1
 
     @property
     def boundary(self) -> tuple[int, int]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 
-from torch import Tensor
-
 from mega_schema.errors import MegaError
 from mega_train.distributed.grad_sync import GradientSync
+from mega_train.engine.forward_backward import MeanLosses
 from mega_train.engine.train_state import TrainState
 from mega_train.optim.base import Optimizer
 from mega_train.optim.loss_scaler import DynamicLossScaler
@@ -23,6 +22,7 @@ class OptimizerStep:
     """The part of a step that follows the backward pass.
 
     Attributes:
+        loss_terms: terms of the last step's loss, by Megatron's names; empty if it has one.
         extra: further numbers of the last step for the log, by Megatron's names.
     """
 
@@ -39,9 +39,10 @@ class OptimizerStep:
         self._optimizer = optimizer
         self._loss_scaler = loss_scaler
         self._timers = timers
+        self.loss_terms: dict[str, float] = {}
         self.extra: dict[str, float] = {}
 
-    def run(self, mean_loss: Tensor, lr: float, state: TrainState) -> tuple[float, float]:
+    def run(self, losses: MeanLosses, lr: float, state: TrainState) -> tuple[float, float]:
         """Update the weights, unless the loss or the gradient is not finite on some rank.
 
         Returns:
@@ -57,7 +58,8 @@ class OptimizerStep:
         # read late: reading a number from a GPU waits for all work launched before
         with self._timers("optimizer-unscale-and-check-inf"):
             norm = self._grad_sync.norm()
-            loss = float(mean_loss)
+            loss = float(losses.total)
+            self.loss_terms = {name: float(term) for name, term in losses.terms.items()}
         finite = math.isfinite(loss) and math.isfinite(norm)
         overflow = train.fp16 and math.isfinite(loss)  # of a scaled gradient: a lower scale fixes it
         if not finite and not overflow and train.on_non_finite == "stop":

@@ -32,7 +32,9 @@ from mega_train.checkpointing import resume
 from mega_train.checkpointing.changed_settings import Change, describe_changes, find_changes
 from mega_train.config import RunConfig
 from mega_train.config.refusals import Refusals
+from mega_train.data.dataloaders import RunDatasets
 from mega_train.data.datasets import Datasets
+from mega_train.data.encoder.bert_reader import SentenceDatasets
 from mega_train.data.identities import compute_identities
 from mega_train.data.sft import PromptResponsePairs
 from mega_train.data.tokenizer_from_flags import (
@@ -74,7 +76,7 @@ class PreparedRun:
     """
 
     config: ResolvedConfig
-    datasets: Datasets | PromptResponsePairs
+    datasets: RunDatasets
     checkpoint: Checkpoint | None
     tokenizer: Path | Tokenizer | None
     prepare_older: Callable[[int], PreparedRun]
@@ -110,7 +112,7 @@ def prepare(
     checkpoint, schedules = resume_point.checkpoint, resume_point.schedules
     loaded_spec = checkpoint.spec if checkpoint else unconverted_spec
     family = family or (loaded_spec.family if loaded_spec else "gpt")
-    run, flag_tokenizer = open_tokenizer_from_flags(resume_point.run)
+    run, flag_tokenizer = open_tokenizer_from_flags(resume_point.run, family)
     refusals = Refusals()
     if resume_point.refusal is not None and may_write:
         refusals.extend([resume_point.refusal])
@@ -140,11 +142,12 @@ def prepare(
         refusals=refusals,
     )
     assert datasets is not None
+    run_datasets = _add_vocabulary(datasets, tokenizer, config)
     _check_machine(config, world)
     changes = find_changes(config.run, checkpoint, partial(compute_identities, config.run.data, datasets))
     return PreparedRun(
         config,
-        datasets,
+        run_datasets,
         checkpoint,
         tokenizer,
         prepare_older,
@@ -152,6 +155,20 @@ def prepare(
         tuple(changes),
         resume_point.refusal,
     )
+
+
+def _add_vocabulary(
+    datasets: Datasets | PromptResponsePairs, tokenizer: Path | Tokenizer | None, config: ResolvedConfig
+) -> RunDatasets:
+    """Return the datasets, for BERT with the vocabulary by which their tokens are masked.
+
+    Raises:
+        MegaError: the tokenizer is not known, or has no mask token.
+    """
+    if config.spec.causal:
+        return datasets
+    assert isinstance(datasets, Datasets), "resolve refuses --sft"
+    return SentenceDatasets.from_tokenizer(datasets, tokenizer, config.run.encoder_data)
 
 
 def _check_machine(config: ResolvedConfig, world: World) -> None:

@@ -134,6 +134,7 @@ class TrainLoop:
             iteration=state.iteration,
             consumed_samples=state.consumed_samples,
             loss=loss if math.isfinite(loss) else None,
+            loss_terms=trainer.optimizer_step.loss_terms if math.isfinite(loss) else {},
             learning_rate=lr,
             next_learning_rate=state.lr,
             grad_norm=norm if math.isfinite(norm) else None,

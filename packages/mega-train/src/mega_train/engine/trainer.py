@@ -19,11 +19,9 @@ from mega_train.checkpointing import state_dict
 from mega_train.checkpointing.async_save import CheckpointSaver
 from mega_train.checkpointing.save_dir import is_same_folder
 from mega_train.config import TrainConfig
-from mega_train.data.dataloaders import build_data_splits, build_sampler
-from mega_train.data.datasets import Datasets
+from mega_train.data.dataloaders import RunDatasets, build_data_splits, build_sampler
 from mega_train.data.identities import compute_identities
 from mega_train.data.micro_batches import MicroBatchLoader
-from mega_train.data.sft import PromptResponsePairs
 from mega_train.distributed.grad_sync import GradientSync
 from mega_train.distributed.sharding import build_sharding
 from mega_train.engine.forward_backward import ForwardBackward
@@ -58,7 +56,7 @@ class Trainer:
         self,
         config: ResolvedConfig,
         mesh: Mesh,
-        datasets: Datasets | IndexedDataset | PromptResponsePairs,
+        datasets: RunDatasets | IndexedDataset,
         *,
         checkpoint: Checkpoint | None = None,
         tokenizer: Path | None = None,
@@ -141,10 +139,10 @@ class Trainer:
         samples = state.global_batch_size
         self.grad_sync.gradients.zero_grad(self.config.num_micro_batches(samples))
         with self.timers("forward-backward"):
-            mean_loss = self.forward_backward.mean_loss(
+            losses = self.forward_backward.mean_losses(
                 self.train, state.consumed_samples, samples, state.seq_length, train=True, timer=self.timers
             )
-        loss, norm = self.optimizer_step.run(mean_loss, lr, state)
+        loss, norm = self.optimizer_step.run(losses, lr, state)
         state.advance(is_updated=math.isfinite(norm))
         return loss, norm
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -40,6 +40,7 @@ class TrainingLog:
         seconds = sum(step.seconds for step in self.steps)
         updates = [step for step in self.steps if step.grad_norm is not None]
         losses = [step.loss for step in updates if step.loss is not None]
+        terms = [step.loss_terms for step in updates if step.loss is not None]
         flops = sum(step.tokens * flops_per_token(config.spec, step.seq_length) for step in self.steps)
         flops_per_rank = flops / seconds / config.layout.world
         timers = {name: phase_seconds / steps for name, phase_seconds in trainer.timers.pop().items()}
@@ -49,6 +50,7 @@ class TrainingLog:
             consumed_samples=last_step.consumed_samples,
             consumed_tokens=trainer.state.consumed_tokens,
             loss=sum(losses) / len(losses) if losses else None,
+            loss_terms=_mean_terms(terms),
             learning_rate=last_step.learning_rate,
             grad_norm=updates[-1].grad_norm if updates else None,
             skipped=steps - len(updates),
@@ -68,6 +70,12 @@ class TrainingLog:
         )
         self.steps = []
         return log_line
+
+
+def _mean_terms(terms_of_steps: Sequence[Mapping[str, float]]) -> Mapping[str, float]:
+    """Return the mean of each term of the loss over the steps."""
+    names = terms_of_steps[0] if terms_of_steps else ()
+    return {name: sum(terms[name] for terms in terms_of_steps) / len(terms_of_steps) for name in names}
 
 
 def _peak_flops(trainer: Trainer) -> float | None:

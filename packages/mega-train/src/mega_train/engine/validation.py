@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 
 import torch
+from torch import Tensor
 
 from mega_schema.errors import ConfigError
 from mega_train.data.blend_spec import DEFAULT_SPLIT
@@ -67,22 +69,31 @@ class Validator:
     def _validate(self, name: str, reader: SampleReader) -> None:
         state = self._trainer.state
         start_time = self._clock()
-        loss = evaluate(self._trainer, reader)
+        losses = evaluate(self._trainer, reader)
         self._observers.on_event(
             ValidationEnd(
                 split=name,
                 iteration=state.iteration,
                 consumed_samples=state.consumed_samples,
-                loss=loss,
-                perplexity=math.exp(min(20, loss)),  # Megatron's cap
+                loss=losses.total,
+                loss_terms=losses.terms,
+                perplexity=math.exp(min(20, losses.terms.get("lm loss", losses.total))),  # Megatron's cap
                 seconds=self._clock() - start_time,
             )
         )
 
 
+@dataclass(frozen=True, slots=True)
+class EvaluatedLosses:
+    """The mean losses of a validation; `terms` as in `forward_backward.MeanLosses`."""
+
+    total: float
+    terms: Mapping[str, float]
+
+
 @torch.no_grad()
-def evaluate(trainer: Trainer, reader: SampleReader) -> float:
-    """Compute the mean loss of --eval-iters batches of `valid` or `test`, in nats per token.
+def evaluate(trainer: Trainer, reader: SampleReader) -> EvaluatedLosses:
+    """Compute the mean losses of --eval-iters batches of `valid` or `test`, in nats per token.
 
     Validations read successive samples every --eval-interval steps. A validation between two of those steps,
     at the end of a run, reads the samples of the previous one, so that both compare; Megatron reads further
@@ -95,9 +106,16 @@ def evaluate(trainer: Trainer, reader: SampleReader) -> float:
         first_batch = 0
     count = config.global_batch_size
     losses = [
-        trainer.forward_backward.mean_loss(
+        trainer.forward_backward.mean_losses(
             reader, (first_batch + i) * count, count, config.seq_length, train=False
         )
         for i in range(evaluation.iterations)
     ]
-    return float(torch.stack(losses).double().mean())
+    return EvaluatedLosses(
+        _mean([batch.total for batch in losses]),
+        {name: _mean([batch.terms[name] for batch in losses]) for name in config.loss_terms},
+    )
+
+
+def _mean(losses: Sequence[Tensor]) -> float:
+    return float(torch.stack(list(losses)).double().mean())

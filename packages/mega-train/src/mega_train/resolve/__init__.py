@@ -42,6 +42,7 @@ from mega_train.resolve.checks import (
     check_saving,
     recompute_policy,
 )
+from mega_train.resolve.encoder_data import check_encoder_data
 from mega_train.resolve.flag_names import with_flag_names
 from mega_train.resolve.fp8 import fp8_recipe
 from mega_train.resolve.logging import check_evaluations, check_log, check_profile
@@ -102,7 +103,8 @@ def resolve(
     if device is not None:
         refusals.extend(check_overlap(parallel, device))
     skipped = refusals.attempt(skipped_iterations, run)
-    eod = refusals.attempt(_end_of_document, run, corpus)
+    # an encoder has none of the options that need it
+    eod = None if spec is not None and not spec.causal else refusals.attempt(_end_of_document, run, corpus)
     refusals.raise_any()
     assert spec is not None
     assert steps is not None
@@ -192,6 +194,7 @@ def _resolve_layout(
     refusals.attempt(with_flag_names, run.model, _check_param_shapes, spec, layout)
     fp8 = refusals.attempt(fp8_recipe, run, spec, layout)
     refusals.extend(check_batch_invariant(run.train, spec, layout))
+    refusals.extend(check_encoder_data(run, spec, layout))
     length = spec.max_seq_len if run.batch.length is None else run.batch.length
     if not refusals.extend(check_length(run, spec, length, layout)):
         return None

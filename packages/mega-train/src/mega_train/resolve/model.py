@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -16,9 +16,9 @@ from mega_schema.spec import (
     Activation,
     Family,
     ModelSpec,
+    bert,
     gpt,
     llama,
-    require_decoder,
 )
 from mega_train.config import ModelConfig, RunConfig
 from mega_train.config.refusals import Refusals
@@ -37,10 +37,8 @@ def model_spec(
             wanted=family,
             hint=f"mega-train {run.model.family}",
         )
-    if loaded_spec is not None:
-        require_decoder(loaded_spec, run.checkpoint.load or "--load")
-    if run.model.preset is not None:
-        require_decoder(preset(run.model.preset), f"--preset {run.model.preset}")
+    if loaded_spec is not None and loaded_spec.causal == (family == "bert"):
+        _check_family(family, loaded_spec)
     if replace(run.model, family=None) == ModelConfig() and loaded_spec is not None:
         _check_family(family, loaded_spec)
         return loaded_spec
@@ -97,38 +95,7 @@ def _spec_from_flags(
         loaded_spec: the checkpoint's model, the default of flags that are not given (--use-checkpoint-args).
     """
     m = run.model
-    values = {
-        "layers": m.layers,
-        "hidden": m.hidden,
-        "heads": m.heads,
-        "kv_heads": m.kv_heads,
-        "head_dim": m.head_dim,
-        "ffn": m.ffn,
-        "vocab": m.vocab,
-        "max_seq_len": m.max_seq_len,
-        "vocab_multiple": m.vocab_multiple,
-        "norm": m.norm.lower() if m.norm else None,
-        "norm_eps": m.norm_eps,
-        "norm_1p": m.norm_1p or None,
-        "embed_norm": m.embed_norm or None,
-        "qk_norm": m.qk_norm or None,
-        "post_norm_residual": m.post_norm_residual or None,
-        "parallel_residual": m.parallel_residual or None,
-        "activation": _activation(m, family),
-        "positions": "learned" if m.positions == "learned_absolute" else m.positions,
-        "rope_theta": m.rope_theta,
-        "rotary_fraction": m.rotary_fraction,
-        "rope_interleaved": m.rope_interleaved or None,
-        "rope_interpolation": m.rope_interpolation,
-        "rope_scaling": _rope_scaling(m),
-        "sliding_window": _window(m.sliding_window),
-        "init": "xavier_uniform" if m.xavier else None,
-        "init_std": m.init_std,
-        "tied": False if m.untied else None,
-        "bias": False if m.no_bias else None,
-        "qkv_bias": True if m.qkv_bias else False if m.no_bias else None,
-    }
-    given_values: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
+    given_values = _given_values(run, family)
     if m.preset is not None:
         base = preset(m.preset)
         _check_family(family, base)
@@ -157,9 +124,57 @@ def _spec_from_flags(
         )
     activation = given_values.get("activation", _default_activation(m, family))
     given_values.setdefault("ffn", _default_ffn(m, family, given_values["hidden"], activation))
-    return (gpt if family == "gpt" else llama)(**given_values)
+    return _BUILDERS[family](**given_values)
 
 
+def _given_values(run: RunConfig, family: Family) -> dict[str, Any]:
+    """Return the fields of the spec that the flags give."""
+    m = run.model
+    values = {
+        "layers": m.layers,
+        "hidden": m.hidden,
+        "heads": m.heads,
+        "kv_heads": m.kv_heads,
+        "head_dim": m.head_dim,
+        "ffn": m.ffn,
+        "vocab": m.vocab,
+        "max_seq_len": m.max_seq_len,
+        "vocab_multiple": m.vocab_multiple,
+        "norm": m.norm.lower() if m.norm else None,
+        "norm_eps": m.norm_eps,
+        "norm_1p": m.norm_1p or None,
+        "embed_norm": m.embed_norm or None,
+        "qk_norm": m.qk_norm or None,
+        "post_norm_residual": m.post_norm_residual or None,
+        "parallel_residual": m.parallel_residual or None,
+        "activation": _activation(m, family),
+        "head_transform": _head_transform(m, family),
+        "positions": "learned" if m.positions == "learned_absolute" else m.positions,
+        "rope_theta": m.rope_theta,
+        "rotary_fraction": m.rotary_fraction,
+        "rope_interleaved": m.rope_interleaved or None,
+        "rope_interpolation": m.rope_interpolation,
+        "rope_scaling": _rope_scaling(m),
+        "sliding_window": _window(m.sliding_window),
+        "init": "xavier_uniform" if m.xavier else None,
+        "init_std": m.init_std,
+        "tied": False if m.untied else None,
+        "bias": False if m.no_bias else None,
+        "qkv_bias": True if m.qkv_bias else False if m.no_bias else None,
+    }
+    given_values: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
+    if family == "bert" and run.encoder_data.no_binary_head:
+        given_values |= _NO_BINARY_HEAD
+    return given_values
+
+
+_BUILDERS: Mapping[Family, Callable[..., ModelSpec]] = MappingProxyType(
+    {"gpt": gpt, "llama": llama, "bert": bert}
+)
+# Megatron's --bert-no-binary-head leaves out the token types too, as all tokens are of one segment
+_NO_BINARY_HEAD: Mapping[str, Any] = MappingProxyType(
+    {"token_types": None, "pooler": False, "binary_head": False}
+)
 _REQUIRED_FLAGS: Mapping[str, str] = MappingProxyType(
     {
         "layers": "--num-layers",
@@ -182,6 +197,14 @@ def _activation(m: ModelConfig, family: Family) -> str | None:
     if activation is not None or (m.bias_gelu_fusion and not m.no_bias):
         return activation
     return "gelu_erf" if _default_activation(m, family) == "gelu_tanh" else None
+
+
+def _head_transform(m: ModelConfig, family: Family) -> str | None:
+    """Return the GELU of BERT's head if --activation gives one; else it is GELU by erf, as in Megatron.
+
+    Megatron's --openai-gelu, which is read as --activation gelu_tanh, applies to the head too.
+    """
+    return m.activation if family == "bert" and m.activation in ("gelu_tanh", "gelu_erf") else None
 
 
 def _default_activation(m: ModelConfig, family: Family) -> Activation:

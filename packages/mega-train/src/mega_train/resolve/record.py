@@ -22,7 +22,6 @@ def recorded_model(run: RunConfig, spec: ModelSpec, loaded_spec: ModelSpec | Non
         spec: the run's model.
         loaded_spec: the checkpoint's.
     """
-    assert spec.family != "bert", "an encoder, which model_spec refuses"
     config = replace(run.model, family=spec.family)
     if (
         loaded_spec is None
@@ -48,8 +47,10 @@ def _candidates(spec: ModelSpec) -> Iterator[ModelConfig]:
 
 
 def all_model_keys(spec: ModelSpec) -> ModelConfig:
-    """Return the model section with every key that describes the model; sinusoidal positions have none."""
-    assert spec.family != "bert", "an encoder, which no keys describe"
+    """Return the model section with every key that describes the model.
+
+    Sinusoidal positions have none, nor has the head of an encoder.
+    """
     return ModelConfig(
         family=spec.family,
         layers=spec.layers,
@@ -68,7 +69,10 @@ def all_model_keys(spec: ModelSpec) -> ModelConfig:
         qk_norm=spec.qk_norm,
         post_norm_residual=spec.post_norm_residual,
         parallel_residual=spec.parallel_residual,
-        activation=spec.activation,
+        # Megatron's defaults for BERT, a GELU by tanh and one by erf in the head, are those without the key
+        activation=None
+        if (spec.activation, spec.head_transform) == ("gelu_tanh", "gelu_erf")
+        else spec.activation,
         positions=(
             "learned_absolute"
             if spec.positions == "learned"

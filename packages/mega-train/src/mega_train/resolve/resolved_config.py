@@ -69,6 +69,11 @@ class ResolvedConfig:
         return samples // (self.micro_batch_size * self.layout.dp)
 
     @property
+    def loss_terms(self) -> tuple[str, ...]:
+        """Terms of the loss by Megatron's names; empty if it has one."""
+        return ("lm loss", "sop loss") if self.spec.binary_head else ()
+
+    @property
     def lr_schedule(self) -> LRSchedule:
         return self.schedules.lr
 

@@ -87,7 +87,9 @@ class ConsoleReporter:
                     self._print(text)
             case ValidationEnd():
                 position = f"{event.split} at iteration {event.iteration}"
-                self._print(f"{position} | loss {event.loss:.4f} | perplexity {event.perplexity:.2f}")
+                terms = (f" | {name} {value:.4f}" for name, value in event.loss_terms.items())
+                perplexity = f"perplexity {event.perplexity:.2f}"
+                self._print(f"{position} | loss {event.loss:.4f}{''.join(terms)} | {perplexity}")
             case EvaluationEnd():
                 numbers = (f"{name.replace('_', ' ')} {value:.4f}" for name, value in event.metrics.items())
                 self._print(" | ".join((f"{event.task} at iteration {event.iteration}", *numbers)))
@@ -168,6 +170,7 @@ def format_log(log_line: LogLine, width: int | None = None) -> str:
     required = [
         f"iteration {log_line.iteration}/{log_line.iterations}",
         _format_loss(log_line),
+        *(f"{name} {value:.4f}" for name, value in log_line.loss_terms.items()),
         f"lr {log_line.learning_rate:.2e}",
         *([f"grad norm {log_line.grad_norm:.2f}"] if log_line.grad_norm is not None else []),
         *([f"loss scale {log_line.loss_scale:g}"] if log_line.loss_scale != 1 else []),

@@ -48,6 +48,7 @@ class StepEnd:
 
     Attributes:
         loss: in nats per token; None if it was not finite.
+        loss_terms: the terms of the loss by Megatron's names; empty if it has one.
         learning_rate: of this step.
         next_learning_rate: of the next step, which Megatron logs; None if it is not known.
         grad_norm: before clipping; None if it was not finite.
@@ -60,6 +61,7 @@ class StepEnd:
     iteration: int
     consumed_samples: int
     loss: float | None
+    loss_terms: Mapping[str, float] = field(default_factory=dict)
     learning_rate: float
     next_learning_rate: float | None = None
     grad_norm: float | None
@@ -83,6 +85,7 @@ class LogLine:
     Attributes:
         consumed_tokens: tokens read from the consumed samples; a curriculum reads fewer.
         loss: mean over the steps since the last line, in nats per token; None if all were skipped.
+        loss_terms: likewise, the terms of the loss by Megatron's names; empty if it has one.
         learning_rate: of the last step.
         grad_norm: of the last step with an update, before clipping.
         skipped: steps without an update, because loss or gradient were not finite. They do not count in
@@ -105,6 +108,7 @@ class LogLine:
     iterations: int
     consumed_samples: int
     loss: float | None
+    loss_terms: Mapping[str, float] = field(default_factory=dict)
     learning_rate: float
     grad_norm: float | None
     skipped: int
@@ -136,7 +140,8 @@ class ValidationEnd:
     Attributes:
         split: the validated split: "validation", "test", or the name of one of several validation sets.
         loss: in nats per token.
-        perplexity: e to the loss, which is capped at 20 as in Megatron.
+        loss_terms: the terms of the loss by Megatron's names; empty if it has one.
+        perplexity: e to the loss, or to its "lm loss", which is capped at 20 as in Megatron.
     """
 
     name: ClassVar[str] = "validation"
@@ -144,6 +149,7 @@ class ValidationEnd:
     iteration: int
     consumed_samples: int
     loss: float
+    loss_terms: Mapping[str, float] = field(default_factory=dict)
     perplexity: float
     seconds: float
 

@@ -61,7 +61,7 @@ class MegatronTags:
         if log.tensorboard_batch_size:
             yield "batch-size", step_end.global_batch_size
         if step_end.loss is not None:
-            yield _LOSS, step_end.loss
+            yield from (step_end.loss_terms or {_LOSS: step_end.loss}).items()
         if log.tensorboard_loss_scale:
             yield "loss-scale", step_end.loss_scale
         if log.tensorboard_world:
@@ -84,7 +84,8 @@ class MegatronTags:
             yield from ((tag, log_line.memory[kind]) for kind, tag in _MEMORY if kind in log_line.memory)
 
     def _validation_tags(self, validation: ValidationEnd) -> Iterator[tuple[str, float]]:
-        yield f"{_LOSS} {validation.split}", validation.loss
+        for name, value in (validation.loss_terms or {_LOSS: validation.loss}).items():
+            yield f"{name} {validation.split}", value
         if self._log.tensorboard_perplexity:
             yield f"{_LOSS} {validation.split} ppl", validation.perplexity
 

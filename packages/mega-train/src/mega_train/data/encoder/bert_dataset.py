@@ -67,6 +67,9 @@ class BertDataset:
         `text`, `types` (0 for the first segment and padding, 1 for the second), `labels` (-1 without a loss),
         `loss_mask` and `padding_mask` (1 at real tokens) are (length,); `is_random` (1 if the segments are
         swapped) and `truncated` are scalars.
+
+        Raises:
+            FormatError: a token is outside the tokenizer's vocabulary.
         """
         first, stop, target = self.mapping[i].tolist()
         seed = (self.rule.seed + i) % (1 << 32)
@@ -82,6 +85,7 @@ class BertDataset:
         is_truncated = len(segments[0]) + len(segments[1]) > target
         first_segment, second_segment = _truncate(*segments, target, rng)
         tokens = _add_special_tokens(first_segment, second_segment, self.masker.vocabulary)
+        self.masker.vocabulary.check_tokens(tokens, self.dataset.prefix)
         masked = self.masker.mask(tokens, target, rng, seed)
         return {
             **self._pad(masked, begin_second=len(first_segment) + 2),

@@ -26,11 +26,12 @@ from mega_train.data.blended_dataset import (
     blend_key,
     plan_part_counts,
 )
-from mega_train.data.dataloaders import cache_folders
+from mega_train.data.cache_folders import cache_folders
 from mega_train.data.datasets import Datasets
 from mega_train.data.encoder import bert_dataset, t5_dataset
 from mega_train.data.encoder.bert_dataset import BertDataset, BertRule
 from mega_train.data.encoder.ngram_masker import BERT_NGRAMS, T5_NGRAMS, NgramMasker
+from mega_train.data.encoder.probabilities import check_probabilities
 from mega_train.data.encoder.sentence_mapping import (
     MIN_TARGET,
     MappingRule,
@@ -45,6 +46,7 @@ from mega_train.data.splits_config import DataSplitsConfig
 Sample = Mapping[str, np.ndarray]
 
 _FORMAT = 1
+DECODER_LENGTH = 128  # Megatron's default
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +123,14 @@ class EncoderBuilder:
 
     Attributes:
         config: length and seed of the samples, and their number in each split.
+        decoder_length: T5: tokens of the decoder's text.
     """
 
     family: EncoderFamily
     options: EncoderDataConfig
     config: DataSplitsConfig
     vocabulary: MaskingVocabulary
+    decoder_length: int = DECODER_LENGTH
 
     def __post_init__(self) -> None:
         """Check the options.
@@ -134,15 +138,8 @@ class EncoderBuilder:
         Raises:
             ConfigError: a probability or a length is out of range, or T5 has no sentinels.
         """
-        options = self.options
-        if not 0 < options.mask_prob < 1:
-            raise ConfigError(
-                "--mask-prob", "out of range", found=options.mask_prob, wanted="between 0 and 1"
-            )
-        if not 0 <= options.short_seq_prob <= 1:
-            raise ConfigError(
-                "--short-seq-prob", "out of range", found=options.short_seq_prob, wanted="0 to 1"
-            )
+        for error in check_probabilities(self.options):
+            raise error
         least = self._special_tokens + MIN_TARGET
         if self.config.seq_length < least:
             found = self.config.seq_length
@@ -173,7 +170,7 @@ class EncoderBuilder:
         options, config = self.options, self.config
         if self.family == "t5":
             masker = NgramMasker(self.vocabulary, T5_NGRAMS, options.mask_prob, replaces=False)
-            t5_rule = T5Rule(config.seq_length, options.decoder_length, config.seed, options.sample_rule)
+            t5_rule = T5Rule(config.seq_length, self.decoder_length, config.seed, options.sample_rule)
             return T5Dataset(dataset, mapping, t5_rule, masker)
         ngrams = BERT_NGRAMS[options.mask_type]
         masker = NgramMasker(self.vocabulary, ngrams, options.mask_prob, replaces=True)
@@ -242,15 +239,19 @@ def build_encoder_splits(
     datasets: Datasets,
     vocabulary: MaskingVocabulary,
     mesh: Mesh,
+    decoder_length: int = DECODER_LENGTH,
 ) -> EncoderSplits:
     """Build the samples of a run. Rank 0 builds the mappings once and caches them on disk.
+
+    Args:
+        decoder_length: T5: tokens of the decoder's text.
 
     Raises:
         FormatError: a dataset is not split into sentences.
         ConfigError: an option is out of range, the tokenizer lacks a token, or a part has no sample.
         MegaError: the mappings cannot be cached in any folder.
     """
-    builder = EncoderBuilder(family, options, config, vocabulary)
+    builder = EncoderBuilder(family, options, config, vocabulary, decoder_length)
     folders = cache_folders(config.options, config.save, datasets)
     spec = datasets.spec
     training = EncoderSplitPlan.from_source(spec.training, datasets, builder, config.train_samples)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mega_schema.errors import ConfigError
+from mega_schema.errors import ConfigError, FormatError
 from mega_schema.tokenizer.tokenizer import Tokenizer
 
 CONTINUATION = "##"  # begins a word piece that continues a word
 
-_BERT_HINT = "--tokenizer-type BertWordPieceLowerCase --vocab-file vocab.txt"
+BERT_HINT = "--tokenizer-type BertWordPieceLowerCase --vocab-file vocab.txt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,26 @@ class MaskingVocabulary:
     bos: int | None
     eos: int | None
     sentinels: tuple[int, ...]
+
+    def check_tokens(self, tokens: NDArray[np.int64], prefix: Path) -> None:
+        """Check that the vocabulary contains the tokens of a sample.
+
+        Args:
+            prefix: the dataset.
+
+        Raises:
+            FormatError: a token is outside the vocabulary.
+        """
+        size = len(self.is_continuation)
+        largest = int(tokens.max())
+        if largest >= size:
+            raise FormatError(
+                prefix,
+                "contains a token outside the tokenizer's vocabulary",
+                found=largest,
+                wanted=f"0 to {size - 1}",
+                hint="the tokenizer that the dataset was made with",
+            )
 
     @classmethod
     def from_tokenizer(cls, tokenizer: Tokenizer) -> MaskingVocabulary:
@@ -69,7 +90,7 @@ class MaskingVocabulary:
                 f"has no {' and no '.join(missing)}",
                 found=tokenizer_type,
                 wanted="a tokenizer of BERT",
-                hint=_BERT_HINT,
+                hint=BERT_HINT,
             )
         cls_id, sep, mask, pad = (number for number in special.values() if number is not None)
         sentinels = list[int]()

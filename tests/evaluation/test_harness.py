@@ -17,6 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from mega_eval.cli import cli
+from mega_eval.models.endpoint_client import NoAnswerError
 from mega_eval.tasks.wikitext_pages import split_pages
 from mega_schema.app import cli_runner
 from mega_schema.errors import ConfigError
@@ -377,3 +378,10 @@ def test_without_lm_eval_the_command_names_the_extra(
     message = call_harness("--load", pair.run, "--", "ls", "tasks")
     assert "lm-eval is not installed; hint: " in message
     assert "mega-eval[harness]" in message
+
+
+def test_the_batch_size_of_the_harness_has_no_effect_on_a_server() -> None:
+    from mega_eval.harness import MegaLM
+
+    with pytest.raises(NoAnswerError, match="http://127.0.0.1:9: no server answers"):
+        MegaLM(url="http://127.0.0.1:9", batch_size=8)

@@ -78,6 +78,14 @@ def test_the_page_is_whole_by_itself(many):
     assert "onerror" not in html.replace("\\u003cimg src=x onerror", "")
 
 
+def test_numbers_are_those_of_the_table_and_too_few_examples_are_words(tmp_path):
+    few = render_results([write_made_up(tmp_path / "a.json", make_examples([True, False], [650.0, 650.0]))])
+    assert "<td class=n>too few examples</td>" in few
+    assert re.search(r"<td class=n>\d\.\d{4}e\+\d{3}</td>", few)
+    many = render_results([write_made_up(tmp_path / "b.json", make_examples([True, False] * 50))])
+    assert "<td class=n>too few examples</td>" not in many
+
+
 def test_a_result_that_is_not_publishable_says_so(tmp_path):
     whole = write_made_up(tmp_path / "a.json", make_examples([True, False]))
     partly = write_made_up(tmp_path / "b.json", make_examples([True, False]), is_whole=False)

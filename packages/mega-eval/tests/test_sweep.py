@@ -111,13 +111,14 @@ def test_a_folder_of_other_options_is_refused(call, training, tmp_path):
             ("run", "lambada", "--load", "x"),
             r"--load: the sweep chooses the checkpoint; hint: leave --load out",
         ),
-        (("none", "lambada", "--no-plot"), r"RUN: no such folder: found none"),
+        (("run", "lamabda"), r"TASK: not a task: found lamabda, .*; hint: did you mean lambada\?"),
+        (("rum", "lambada", "--no-plot"), r"rum: no such folder: wanted the folder of a run; hint: ls \."),
         (("run", "lambada", "--no-plot", "--output", "no/where"), r"--output: no such folder: found no"),
     ],
 )
 def test_mistakes_are_refused(training, tmp_path, monkeypatch, words, message):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(MegaError, match=message):
         CliRunner().invoke(cli, ["sweep", *words], catch_exceptions=False)
 
 

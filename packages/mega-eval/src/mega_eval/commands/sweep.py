@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,9 +61,10 @@ def sweep(
     a checkpoint is not evaluated again if its weights, its data and the options are the same.
     """
     from mega_eval.charts import draw_sweep, require_matplotlib
+    from mega_eval.input_paths import build_path_error
     from mega_eval.outputs import check_folder
     from mega_eval.sweep import RECORD, Sweep, follow_run, read_record
-    from mega_schema.errors import ConfigError, MegaError
+    from mega_schema.errors import MegaError
     from mega_schema.outputs import check_output
 
     command = _find_task(context, words)
@@ -71,7 +73,7 @@ def sweep(
         "--output", folder, "folder", inputs=[run], is_ours=lambda path: read_record(path) is not None
     )
     if not run.is_dir():
-        raise ConfigError("RUN", "no such folder", found=run, wanted="the folder of a run")
+        raise build_path_error(run, "folder", "the folder of a run")
     check_folder("--output", folder.parent)
     tasks = Sweep(run, folder, words, last=last, overwrite=overwrite)
     if not no_plot:
@@ -116,7 +118,9 @@ def _find_task(context: click.Context, words: Sequence[str]) -> click.Command:
         if {"load", "overwrite"} <= {parameter.name for parameter in command.params}
     ]
     if words[0] not in tasks:
-        raise ConfigError("TASK", "not a task", found=words[0], wanted=" | ".join(tasks))
+        close = get_close_matches(words[0], tasks, 1)
+        hint = f"did you mean {close[0]}?" if close else "mega-eval tasks"
+        raise ConfigError("TASK", "not a task", found=words[0], wanted=" | ".join(tasks), hint=hint)
     for option in ("--load", "--url"):
         if any(word == option or word.startswith(f"{option}=") for word in words):
             raise ConfigError(option, "the sweep chooses the checkpoint", hint=f"leave {option} out")

@@ -72,7 +72,8 @@ _OPTIONS = (
     click.option(
         "--limit",
         type=click.IntRange(min=1),
-        help="Evaluate only the first examples, as many as this; the result is marked as not publishable.",
+        help="Evaluate only the first examples, as many as this; if any is left out, the result is marked as "
+        "not publishable.",
     ),
     click.option(
         "--dtype",

@@ -138,7 +138,8 @@ def _metrics_section(group: Sequence[tuple[int, EvaluationResult]], labels: Sequ
     table = render_table(["metric", *(["result"] if len(group) > 1 else []), *numbers, ""], rows, numbers)
     note = (
         '<p class="muted">detectable: the smallest difference from an equally uncertain, independent result '
-        "that is found at the 5 % level with a power of 80 %.</p>"
+        "that is found at the 5 % level with a power of 80 %. Too few examples: it is larger than any "
+        "possible one.</p>"
     )
     return f'<h2>{escape(title)}</h2><div class="scroll">{table}</div>{note}'
 

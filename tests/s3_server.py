@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 
 _SERVER = """
 import logging, sys
@@ -32,6 +33,8 @@ def serve_s3() -> Iterator[dict[str, str]]:
         assert process.stdout is not None
         assert process.stdin is not None
         port = process.stdout.readline().strip()
+        # fsspec keeps the file system that it opened for the server of an earlier test file
+        import_module("s3fs").S3FileSystem.clear_instance_cache()
         try:
             yield {
                 "AWS_ACCESS_KEY_ID": "test",

@@ -61,14 +61,18 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.failures -= fails
         if fails and not self.server.is_cut:
             return self._send(503, b"busy", {}, sends_body=sends_body)
-        data = path.read_bytes()
-        headers = {"ETag": f'"{path.stat().st_mtime_ns:x}-{len(data):x}"'}
+        size = path.stat().st_size
+        headers = {"ETag": f'"{path.stat().st_mtime_ns:x}-{size:x}"'}
         match = re.fullmatch(r"bytes=(\d+)-(\d+)", wanted)
-        if match and self.server.has_ranges:
-            start, end = int(match[1]), min(int(match[2]) + 1, len(data))
-            headers["Content-Range"] = f"bytes {start}-{end - 1}/{len(data)}"
-            return self._send(206, data[start:end], headers, sends_body=sends_body, is_cut=fails)
-        return self._send(200, data, headers, sends_body=sends_body, is_cut=fails)
+        start, end = 0, size
+        is_part = match is not None and self.server.has_ranges
+        if match and is_part:
+            start, end = int(match[1]), min(int(match[2]) + 1, size)
+            headers["Content-Range"] = f"bytes {start}-{end - 1}/{size}"
+        with path.open("rb") as file:
+            file.seek(start)
+            data = file.read(end - start)
+        return self._send(206 if is_part else 200, data, headers, sends_body=sends_body, is_cut=fails)
 
     def _send(
         self, status: int, body: bytes, headers: dict[str, str], *, sends_body: bool, is_cut: bool = False

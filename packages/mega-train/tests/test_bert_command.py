@@ -164,9 +164,8 @@ def _steps(trainer: Trainer, count: int = 3) -> list[tuple[float, ...]]:
     ],
     ids=["full", "selective", "unfused"],
 )
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_recomputation_and_fusion_change_no_step(corpus: Path, change: Sequence[str], dropout: float) -> None:
-    drops = [f"train.hidden_dropout={dropout}", f"train.attention_dropout={dropout}"]
+def test_recomputation_and_fusion_change_no_step(corpus: Path, change: Sequence[str]) -> None:
+    drops = ["train.hidden_dropout=0.1", "train.attention_dropout=0.1"]
     expected = _steps(_trainer(corpus, *drops))
     np.testing.assert_allclose(_steps(_trainer(corpus, *drops, *change)), expected, rtol=1e-5)
 

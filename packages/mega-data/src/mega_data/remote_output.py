@@ -89,15 +89,19 @@ class RemoteOutput:
     def _check_free(self, option: str, *, is_prefix: bool) -> None:
         """Refuse a place that has objects, except those of an upload that was stopped."""
         if self._is_folder:
-            taken = self._list(self.url.key) - self._started_upload()
+            objects = self._list(self.url.key) - self._started_upload()
         elif is_prefix:
             names = self._list(self.url.parent.key)
-            taken = {name for name in names if name.startswith(f"{self.url.name}_") and name.endswith(".idx")}
+            objects = {
+                name for name in names if name.startswith(f"{self.url.name}_") and name.endswith(".idx")
+            }
         else:
-            taken = self._list(self.url.parent.key) & {self.url.name}
-        if taken:
+            objects = self._list(self.url.parent.key) & {self.url.name}
+        if objects:
             what = "exists" if not self._is_folder else "contains files"
-            raise ConfigError(option, what, found=f"{self.url} with {min(taken)}", hint="name another place")
+            raise ConfigError(
+                option, what, found=f"{self.url} with {min(objects)}", hint="name another place"
+            )
 
     def _list(self, folder: str) -> set[str]:
         """Return the names of the objects below a folder, relative to it."""

@@ -164,6 +164,19 @@ def test_a_place_that_would_lose_files_is_refused(
     assert not Path("work").exists()
 
 
+def test_a_work_folder_belongs_to_one_output(store: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    Path("in/a.jsonl").write_text("wrong\n")
+    assert run(f"{ENCODE} --output-prefix s3://bucket/x --work-dir work") == 2
+    Path("in/a.jsonl").write_text(LINES)
+    capfd.readouterr()
+    assert run(f"{ENCODE} --output-prefix s3://bucket/x2 --work-dir work") == 2
+    what = "--work-dir: holds the unfinished output of another command: found s3://bucket/x, wanted s3://bucket/x2"
+    assert what in capfd.readouterr().err
+    assert objects(store) == {}
+    assert run(f"{ENCODE} --output-prefix s3://bucket/x --work-dir work") == 0
+    assert {name.partition("/")[0].partition(".")[0] for name in objects(store)} == {"x_text_document"}
+
+
 def test_more_places_are_refused(store: Any, capfd: pytest.CaptureFixture[str]) -> None:
     store.pipe_file("bucket/in/a.jsonl", LINES.encode())
     store.pipe_file("bucket/c_text_document.idx", b"")

@@ -1,5 +1,6 @@
 """Write the output of a command to an object store: into a local folder first, then as whole objects.
 
+    WORK/url             the URL of the output
     WORK/run/...         the work folder of the command
     WORK/output/NAME...  the output; uploaded and removed when the command has finished
 
@@ -21,6 +22,7 @@ from mega_data.output_formats import file_ending
 from mega_data.readers.file_tree import UPLOADING
 from mega_data.task_stages import remove_folder
 from mega_schema.app.install_hint import install_hint
+from mega_schema.atomic_io import write_text
 from mega_schema.errors import ConfigError, MegaError
 from mega_schema.outputs import check_output
 from mega_schema.remote_files import RemotePath, check_libraries, is_remote, request
@@ -30,6 +32,7 @@ WRITABLE_SCHEMES: Final = ("s3", "gs", "az", "abfs")
 _THREADS: Final = 4  # files that are uploaded at the same time
 _RUN: Final = "run"
 _OUTPUT: Final = "output"
+_URL: Final = "url"
 
 
 class RemoteOutput:
@@ -78,13 +81,19 @@ class RemoteOutput:
             "folder",
             inputs=local_inputs,
             read_folders=[path for path in local_inputs if path.is_dir()],
-            is_ours=lambda folder: {path.name for path in folder.iterdir()} <= {_RUN, _OUTPUT},
+            is_ours=lambda folder: {path.name for path in folder.iterdir()} <= {_RUN, _OUTPUT, _URL},
         )
         for word in inputs:
             if is_remote(word) and f"{url}/".startswith(f"{word.rstrip('/')}/"):
                 hint = "the next run would read what this one writes"
                 raise ConfigError(option, "is in a folder that --input reads", found=url, hint=hint)
+        self._url_file = work / _URL
+        if self._url_file.exists() and (other := self._url_file.read_text("utf-8")) != str(url):
+            what, hint = "holds the unfinished output of another command", "name another folder"
+            raise ConfigError("--work-dir", what, found=other, wanted=url, hint=hint)
         self._check_free(option, is_prefix=is_prefix)
+        work.mkdir(parents=True, exist_ok=True)
+        write_text(self._url_file, str(url))
 
     def _check_free(self, option: str, *, is_prefix: bool) -> None:
         """Refuse a place that has objects, except those of an upload that was stopped."""
@@ -144,6 +153,7 @@ class RemoteOutput:
         size = sum(path.stat().st_size for path in files)
         remove_folder(self._folder)
         remove_folder(self.work)
+        self._url_file.unlink()
         return size
 
     def _put(self, key: str, data: bytes) -> None:

@@ -73,7 +73,14 @@ def test_an_event_is_one_line_and_reads_back(tmp_path: Path) -> None:
     ("event", "record"),
     [
         (
-            replace(NOW, mfu=0.5, memory={"peak": 7}, timers={"optimizer": 0.1}, extra={"num-zeros": 3.0}),
+            replace(
+                NOW,
+                mfu=0.5,
+                memory={"peak": 7},
+                timers={"optimizer": 0.1},
+                loss_terms={"lm loss": 2.0, "sop loss": 0.5},
+                extra={"num-zeros": 3.0},
+            ),
             {
                 **{"event": "train_log", "iteration": 20, "iterations": 100, "consumed_samples": 80},
                 **{"consumed_tokens": 0, "loss": 2.5, "learning_rate": 3e-4, "grad_norm": 1.25, "skipped": 0},
@@ -85,6 +92,7 @@ def test_an_event_is_one_line_and_reads_back(tmp_path: Path) -> None:
                 },
                 **{"global_batch_size": 4, "seq_length": 16, "tflops": 1.5, "mfu": 0.5, "time": 0.0},
                 **{"memory": {"peak": 7}, "timers": {"optimizer": 0.1}, "timers_of_ranks": {}},
+                "loss_terms": {"lm loss": 2.0, "sop loss": 0.5},
                 "extra": {"num-zeros": 3.0},
             },
         ),
@@ -92,7 +100,7 @@ def test_an_event_is_one_line_and_reads_back(tmp_path: Path) -> None:
             replace(validation_event(20, 1.5), split="test"),
             {
                 **{"event": "validation", "split": "test", "iteration": 20, "consumed_samples": 80},
-                **{"loss": 1.5, "perplexity": 7.0, "seconds": 1.0},
+                **{"loss": 1.5, "loss_terms": {}, "perplexity": 7.0, "seconds": 1.0},
             },
         ),
         (

@@ -69,28 +69,19 @@ def test_a_folder_is_read_in_the_order_of_names_and_a_passage_is_a_record(file, 
     [
         ("a.jsonl", "", "a.jsonl: no records in the file"),
         ("a.csv", "q,n\n", "a.csv: no records in the file"),
-        (
-            "a.jsonl",
-            '{"q": 1}\noops\n',
-            "a.jsonl:2: not JSON: found unexpected character, expected a JSON value at column 1",
-        ),
+        ("a.jsonl", '{"q": 1}\noops\n', r"a.jsonl:2: not JSON: found unexpected character.* at column 1"),
         ("a.jsonl", '{"q": \n', "a.jsonl:1: not JSON: found "),
-        (
-            "1.txt",
-            '{\n "q": é}',
-            "1.txt:2: not JSON: found unexpected character, expected a JSON value at column 7",
-        ),
+        ("1.txt", '{\n "q": é}', r"1.txt:2: not JSON: found unexpected character.* at column 7"),
         ("a.jsonl", "[1]\n", "a.jsonl:1: not a JSON object"),
         ("a.jsonl", b"\xff{}\n", "a.jsonl:1: not UTF-8: found byte 0xff at column 1"),
-        ("a.csv", "q,n\none\n", "a.csv:2: wrong number of columns: found 1, wanted 2 (q, n)"),
+        ("a.csv", "q,n\none\n", r"a.csv:2: wrong number of columns: found 1, wanted 2 \(q, n\)"),
         ("a.csv", 'q,n\n"one,2\n', "a.csv:2: not CSV"),
         ("a.parquet", "PAR1", "a.parquet: no known ending of a task file"),
     ],
 )
 def test_a_malformed_file_is_one_line_that_names_the_place(file, name, content, message):
-    with pytest.raises(FormatError) as error:
+    with pytest.raises(FormatError, match=message) as error:
         read(file(name, content))
-    assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 

@@ -436,7 +436,8 @@ def test_a_profile_is_of_the_steps_that_were_asked_for(
         for event in json.loads((tmp_path / "profile-rank-0.json").read_text())["traceEvents"]
     ]
     assert calls.count("Optimizer.step#AdamW.step") == 2, "steps"
-    assert "aten::mm" in (tmp_path / "profile-rank-0.txt").read_text()
+    # a table of the most expensive operations: which they are depends on the machine
+    assert "aten::" in (tmp_path / "profile-rank-0.txt").read_text()
 
 
 def test_a_run_that_leaves_within_a_profile_writes_what_there_is(

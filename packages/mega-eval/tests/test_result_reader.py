@@ -172,6 +172,14 @@ def test_a_file_that_is_no_json_and_a_missing_one_are_refused(tmp_path):
             read_result(tmp_path / name)
 
 
+def test_the_file_of_examples_is_refused_with_the_name_of_its_result(sample_result):
+    samples = sample_result.path.with_suffix(".samples.jsonl")
+    with pytest.raises(
+        FormatError, match=r"has the examples of a result: wanted the result; hint: name r\.json"
+    ):
+        read_result(samples)
+
+
 def test_examples_of_another_result_are_refused(sample_result):
     samples = sample_result.path.with_suffix(".samples.jsonl")
     samples.write_bytes(samples.read_bytes() + b"\n")

@@ -44,6 +44,7 @@ from mega_schema.urls import check_local
 
 FORMAT = 2
 SUFFIX = ".json"
+SAMPLES_SUFFIX = ".samples.jsonl"
 KEYS = (
     "format",
     "task",
@@ -120,7 +121,7 @@ def default_output(task: str, convention: str, model: ModelIdentity) -> Path:
 
 def samples_path(output: Path) -> Path:
     """Return the path of the examples of a result."""
-    return output.with_name(output.name.removesuffix(SUFFIX) + ".samples.jsonl")
+    return output.with_name(output.name.removesuffix(SUFFIX) + SAMPLES_SUFFIX)
 
 
 def check_writable(path: Path, inputs: Iterable[Path] = (), *, overwrite: bool = False) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from mega_eval.input_paths import build_path_error
 from mega_eval.json_text import parse_json
 from mega_eval.metrics import Metric
-from mega_eval.result import FORMAT
+from mega_eval.result import FORMAT, SAMPLES_SUFFIX, SUFFIX
 from mega_eval.schema_check import find_violations
 from mega_eval.task_result import Example, TargetToken
 from mega_schema.errors import CorruptFileError, FormatError
@@ -97,6 +97,9 @@ def read_result(path: Path) -> EvaluationResult:
     """
     if path.is_dir() or not path.exists():
         raise build_path_error(path, "file", "the JSON file of a result")
+    if path.name.endswith(SAMPLES_SUFFIX):
+        result = path.name.removesuffix(SAMPLES_SUFFIX) + SUFFIX
+        raise FormatError(path, "has the examples of a result", wanted="the result", hint=f"name {result}")
     record = parse_json(path.read_bytes(), path)
     if not isinstance(record, dict) or "format" not in record or "metrics" not in record:
         raise FormatError(path, "is not a result of mega-eval", wanted="an object with format and metrics")

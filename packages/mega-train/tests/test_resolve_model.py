@@ -9,7 +9,7 @@ import pytest
 
 from mega_schema.errors import ConfigError
 from mega_schema.presets import preset
-from mega_schema.spec import FAMILY_DEFAULTS, ModelSpec
+from mega_schema.spec import FAMILY_DEFAULTS, Family, ModelSpec
 from mega_train.resolve import ResolvedConfig
 
 NO_MODEL: dict[str, Any] = dict.fromkeys(
@@ -88,6 +88,25 @@ def test_a_preset_keeps_what_is_not_said(resolve_config: ResolveConfig) -> None:
     wanted = preset("llama3-8b").to_dict() | {"rope_scaling": 8.0}
     assert scaled.to_dict() == wanted
     assert resolve_config(family="llama", **named, model__bias_gelu_fusion=False).spec == preset("llama3-8b")
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "groups", "kv_heads"),
+    [
+        ("bert", "bert-base-uncased", None, 4),
+        ("gpt", "gpt2-124m", None, 4),
+        ("gpt", "gpt2-124m", 2, 2),
+        ("llama", "llama3-8b", None, 8),  # grouped-query attention: the preset's groups stay
+    ],
+)
+def test_key_heads_of_a_preset_follow_the_heads(
+    resolve_config: ResolveConfig, family: Family, name: str, groups: int | None, kv_heads: int
+) -> None:
+    # the 12 key heads of the preset stayed, which 4 query heads cannot share
+    heads = 16 if family == "llama" else 4
+    flags = {**NO_MODEL, "model__preset": name, "model__num_attention_heads": heads}
+    spec = resolve_config(family=family, **flags, model__num_query_groups=groups).spec
+    assert (spec.heads, spec.kv_heads) == (heads, kv_heads)
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,8 @@ def _spec_from_flags(
     if m.preset is not None:
         base = preset(m.preset)
         _check_family(family, base)
+        if base.kv_heads == base.heads and "heads" in given_values:
+            given_values.setdefault("kv_heads", given_values["heads"])
         return ModelSpec.from_dict({**base.to_dict(), **given_values})
     if loaded_spec is not None and not given_values.keys() & {"layers", "hidden", "heads"}:
         _check_family(family, loaded_spec)

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -15,7 +16,10 @@ from mega_ckpt.cli import cli
 from mega_model.attention_backends import PackedAttention
 from mega_model.build import load_model
 from mega_model.encoder import Encoder
-from mega_schema.checkpoint.reader import Checkpoint
+from mega_schema.arch import table
+from mega_schema.checkpoint.reader import MODEL, Checkpoint
+from mega_schema.spec import bert
+from tests.conformance.conftest import SaveWhole
 
 SIZES = {
     "vocab_size": 61,
@@ -105,6 +109,33 @@ def test_outputs_are_those_of_transformers_and_every_tensor_comes_back(case: str
     assert second_result.exit_code == 0, second_result.output
     assert Checkpoint.open(tmp_path / "again").spec == checkpoint.spec
     assert json.loads((tmp_path / "back/config.json").read_text())["architectures"] == [type(theirs).__name__]
+
+
+@pytest.mark.parametrize("post_norm", [False, True], ids=["megatron-bert", "bert"])
+def test_a_model_without_token_types_computes_the_same_in_transformers(
+    save_whole: SaveWhole, tmp_path: Path, post_norm: bool
+) -> None:
+    spec = bert(
+        layers=2,
+        hidden=16,
+        heads=4,
+        vocab=61,
+        max_seq_len=24,
+        activation="gelu_erf",
+        post_norm_residual=post_norm,
+        token_types=None,
+        pooler=False,
+        binary_head=False,
+    )
+    rng = np.random.default_rng(3)
+    rows = [row for row in table(spec) if row.tied_to is None]
+    weights = {row.name: (0.3 * rng.normal(size=row.shape)).astype(np.float32) for row in rows}
+    save_whole(tmp_path / "run", spec, {MODEL: weights})
+    result = convert("mega", "hf", tmp_path / "run", tmp_path / "hf", "--check-logits", "64", "--json")
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)["logits"]
+    assert report["by"] == ["the reference forward", "transformers"]
+    assert report["alike"] is True
 
 
 def test_a_published_folder_without_heads_is_read(shared: Path, tmp_path: Path) -> None:

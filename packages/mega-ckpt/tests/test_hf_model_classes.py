@@ -18,7 +18,7 @@ from mega_ckpt.name_maps.alias import whole_slab
 from mega_ckpt.operations.convert import convert
 from mega_schema.arch import table
 from mega_schema.checkpoint.reader import MODEL, Checkpoint
-from mega_schema.errors import FormatError
+from mega_schema.errors import ConfigError, FormatError
 from mega_schema.spec import ModelSpec, bert, gpt, llama
 
 SEEDS = range(6)
@@ -120,6 +120,46 @@ def test_any_model_of_a_class_comes_back_bit_for_bit(
                 model_class.read_raw(MODEL, row.name, slab) for model_class in (before, after)
             )
             assert np.array_equal(foreign_values, back), row.name
+
+
+def _small_bert(**fields: Any) -> ModelSpec:
+    return bert(layers=2, hidden=8, heads=2, vocab=11, max_seq_len=6, **fields)
+
+
+@pytest.mark.parametrize("dtype", ["keep", "bf16"])
+def test_a_bert_without_token_types_is_written_with_one_of_zeros(
+    run_folder: Any, tmp_path: Path, dtype: str
+) -> None:
+    # type_vocab_size was null, which no reader accepts; only the check of the logits noticed, after the write
+    no_pair = {"token_types": None, "pooler": False, "binary_head": False}
+    spec = _small_bert(activation="gelu_erf", **no_pair)
+    run = run_folder(spec)
+    target = WriteOptions(dtype=dtype, shard=1 << 8)
+    convert(run, tmp_path / "hf", "mega", "hf", target=target)
+    config = json.loads((tmp_path / "hf/config.json").read_bytes())
+    assert (config["architectures"], config["type_vocab_size"]) == (["MegatronBertForMaskedLM"], 1)
+    convert(tmp_path / "hf", tmp_path / "back", "hf", "mega")
+    before, after = Checkpoint.open(run), Checkpoint.open(tmp_path / "back")
+    assert after.spec == dataclasses.replace(spec, token_types=1)
+    types = after.read_raw(MODEL, "token_type.weight", whole_slab((1, 8)))
+    assert not types.any()
+    assert after.tensors[MODEL].keys() - before.tensors[MODEL].keys() == {"token_type.weight"}
+    if dtype == "keep":
+        for name, tensor in before.tensors[MODEL].items():
+            slab = whole_slab(tensor.shape)
+            assert np.array_equal(before.read_raw(MODEL, name, slab), after.read_raw(MODEL, name, slab)), name
+
+
+def test_megatrons_default_bert_is_refused_with_the_flags_that_train_another(
+    run_folder: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        convert(run_folder(_small_bert()), tmp_path / "hf", "mega", "hf")
+    assert str(caught.value).endswith(
+        "model.head_transform: is not supported by any class of Hugging Face: found gelu_erf, wanted "
+        "none | gelu_tanh; hint: train with --no-bias-gelu-fusion, or with --activation gelu_tanh"
+    )
+    assert not (tmp_path / "hf").exists()
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,11 @@ _DEFAULTS: Mapping[str, object] = MappingProxyType({f.name: f.default for f in d
 # config.json has no initialization, and the family changes no result
 _FREE = frozenset({"family", "vocab_multiple", "init"})
 
+# how to train a model with another value of a field that no class supports
+_HINTS: Mapping[str, str] = MappingProxyType(
+    {"head_transform": "train with --no-bias-gelu-fusion, or with --activation gelu_tanh"}
+)
+
 
 def to_spec(config: Mapping[str, Any], where: object) -> ModelSpec:
     """Build the model spec that a config.json describes.
@@ -101,6 +106,7 @@ def class_of(spec: ModelSpec, where: object) -> HfModelClass:
                 "is not supported by any class of Hugging Face",
                 found=getattr(spec, name),
                 wanted=" | ".join(dict.fromkeys(str(fields[name]) for _, fields in lacking)),
+                hint=_HINTS.get(name, ""),
             )
     nearest, fields = min(lacking, key=lambda pair: ("positions" in pair[1], len(pair[1])))
     name = next(iter(fields))

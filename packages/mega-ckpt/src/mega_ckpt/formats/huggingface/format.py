@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+
+import numpy as np
 
 from mega_ckpt.checkpoint import output_dir
 from mega_ckpt.checkpoint.checkpoint_source import CheckpointSource, check_width, gather_boxes, match_tensors
@@ -20,10 +23,12 @@ from mega_ckpt.formats.interface import KEEP, Format, ReadOptions, WriteOptions,
 from mega_ckpt.tensors import dtypes
 from mega_ckpt.tensors.row_stream import RowChunk
 from mega_schema.arch import table
-from mega_schema.checkpoint.reader import MODEL
+from mega_schema.checkpoint.reader import DTYPES, MODEL
 from mega_schema.params import count_params
 from mega_schema.spec import ModelSpec
 from mega_schema.tokenizer.tokenizer import Tokenizer
+
+_EMBEDDING, _TOKEN_TYPES = "embed.weight", "token_type.weight"
 
 
 def read(load: Path, reading: ReadOptions) -> CheckpointSource:
@@ -58,30 +63,43 @@ def _tokenizer(load: Path, reading: ReadOptions, spec: ModelSpec) -> Tokenizer |
 
 def check_target(source: CheckpointSource, folder: Path, target: WriteOptions) -> None:
     """Refuse a model that no class supports, and an output folder that exists."""
-    config_json.from_spec(source.spec, source.path)
+    config_json.from_spec(_with_token_types(source.spec), source.path)
     output_dir.check_output_dir(
         folder, mark=hf_folder.CONFIG, what="a model", force=target.force, inputs=[source.path]
     )
 
 
+def _with_token_types(spec: ModelSpec) -> ModelSpec:
+    """Return the model with one token type if it is an encoder without token types.
+
+    Hugging Face's classes of BERT have at least one. Its embedding is zero, so the model computes the same.
+    """
+    if spec.causal or spec.token_types is not None:
+        return spec
+    return replace(spec, token_types=1)
+
+
 def write(source: CheckpointSource, folder: Path, target: WriteOptions) -> WriteResult:
     """Write a folder that `transformers` loads."""
-    config = config_json.from_spec(source.spec, source.path)
-    rows = {row.name: row for row in table(source.spec)}
+    spec = _with_token_types(source.spec)
+    config = config_json.from_spec(spec, source.path)
+    rows = {row.name: row for row in table(spec)}
     stored = source.spaces[MODEL]
+    stored = {_TOKEN_TYPES: stored[_EMBEDDING], **stored} if spec != source.spec else stored
     kinds = stored if target.dtype == KEEP else dict.fromkeys(stored, dtypes.NAMES[target.dtype])
     weights = [
-        WeightToWrite(alias.unsharded_tensor(rows[alias.ours]), kinds[alias.ours])
-        for alias in aliases(source.spec)
+        WeightToWrite(alias.unsharded_tensor(rows[alias.ours]), kinds[alias.ours]) for alias in aliases(spec)
     ]
     written_dtypes = {weight.dtype for weight in weights}
 
     def read_rows(name: str, dtype: str) -> Iterator[RowChunk]:
+        if name not in source.spaces[MODEL]:
+            return iter([RowChunk(0, np.zeros(rows[name].shape, DTYPES[dtype]))])
         return source.row_chunks(MODEL, name, rows[name].shape, dtype)
 
     hf_folder.write_folder(
         folder,
-        source.spec,
+        spec,
         config,
         lambda new: hf_shards.write_weights(new, weights, read_rows, target.shard, target.progress),
         dtype=written_dtypes.pop() if len(written_dtypes) == 1 else "F32",

@@ -13,7 +13,7 @@ import pyarrow.parquet
 import pytest
 
 from mega_data.cli import commands
-from mega_data.jsonl_shards import output_name, read_lines
+from mega_data.jsonl_shards import Quarantine, output_name, read_lines
 from mega_data.readers.blocks import RowError
 from mega_data.readers.csv_table import CsvBlock, read_csv_blocks
 from mega_data.readers.inputs import expand_inputs
@@ -102,8 +102,43 @@ def test_a_wrong_header_ends_the_run(data: bytes, message: str) -> None:
 
 
 def test_a_column_that_is_missing_is_named_with_those_that_exist() -> None:
-    with pytest.raises(ConfigError, match=r"a\.csv: no column 'text': found a, b; hint: see --json-keys"):
+    hint = "name a column with --json-key"
+    with pytest.raises(ConfigError, match=rf"a\.csv: no column 'text': found a, b; hint: {hint}$"):
         blocks_of(b"\xef\xbb\xbfa,b\nx,y\n", 100)[0].rows(["text"])
+
+
+@pytest.mark.parametrize("skip", ["", "--on-error skip"])
+@pytest.mark.parametrize(
+    "command",
+    ["clean --step whitespace --output out", "clean --step duplicates --output out", "dedup --output out"],
+)
+def test_every_command_names_the_columns_if_the_one_of_the_text_is_missing(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    command: str,
+    skip: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.csv").write_text("id,body\n1,one\n2,a,b\n")
+    assert run(f"{command} {skip} --input a.csv") == 2
+    message = "error: a.csv: no column 'text': found id, body; hint: name a column with --json-key\n"
+    assert message in capfd.readouterr().err
+    assert run(f"{command}2 {skip} --input a.csv --json-key body --id-key url") == 2
+    message = "error: a.csv: no column 'url': found id, body; hint: name a column with --id-key\n"
+    assert message in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "header", "separators"),
+    [("a.csv", "id;text", "commas, or by tabs in a .tsv file"), ("a.tsv", "id,text", "tabs")],
+)
+def test_a_header_of_one_column_hints_at_the_separator(name: str, header: str, separators: str) -> None:
+    (block,) = blocks_of(f"{header}\n1;x\n".encode(), 100, name=name)
+    with pytest.raises(ConfigError) as missing:
+        block.rows(["text"])
+    hint = f"name a column with --json-key, or separate the columns by {separators}"
+    assert str(missing.value) == f"{name}: no column 'text': found {header}; hint: {hint}"
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.csv.gz", "b.tsv"])
@@ -126,15 +161,31 @@ def test_every_command_reads_csv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert len(expand_inputs(["c.txt"], "csv")) == 1
 
 
-def test_a_wrong_row_of_csv_goes_to_the_quarantine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("command", ["clean --step whitespace", "clean --step duplicates"])
+def test_a_wrong_row_of_csv_goes_to_the_quarantine_with_its_line_and_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], command: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("a.csv").write_text("text,n\none,1\ntwo\nthree,3\n")
-    assert run("clean --input a.csv --output out --step whitespace") == 2
-    assert "a.csv:2: a wrong row: found a row of another number of fields: found 1" in capfd.readouterr().err
-    assert run("clean --input a.csv --output new --step whitespace --on-error skip") == 0
-    assert json.loads(Path("new/quarantine/00-pass/a.jsonl").read_bytes())["line"] == 2
+    Path("a.csv").write_bytes(b'\xef\xbb\xbfid,text\n1,"two\nlines"\n2,a,b,c\n3\n4,last\n')
+    error = "a row of another number of fields: found 4, wanted 2, as the header"
+    assert run(f"{command} --input a.csv --output out") == 2
+    assert f"error: a.csv:4: {error}; hint: correct or delete the line" in capfd.readouterr().err
+    assert run(f"{command} --input a.csv --output new --on-error skip") == 0
+    (quarantine,) = Path("new/quarantine").rglob("a.jsonl")
+    assert [json.loads(line) for line in quarantine.read_bytes().splitlines()] == [
+        {"file": "a.csv", "line": 4, "reason": error, "row": "2,a,b,c"},
+        {"file": "a.csv", "line": 5, "reason": error.replace("found 4", "found 1"), "row": "3"},
+    ]
+    kept = Path("new/a.jsonl").read_bytes().splitlines()
+    assert [json.loads(line)["id"] for line in kept] == ["1", "4"]
+
+
+def test_the_quarantine_holds_no_value_that_an_error_lacks(tmp_path: Path) -> None:
+    with Quarantine(tmp_path / "a.jsonl", Path("a.csv")) as quarantine:
+        quarantine(2, FormatError("a.csv:2", "damaged"), b"x\n")
+        quarantine(3, FormatError("a.csv:3", "damaged", wanted="text"), b"y\n")
+    rows = [json.loads(line) for line in (tmp_path / "a.jsonl").read_bytes().splitlines()]
+    assert [row["reason"] for row in rows] == ["damaged", "damaged: wanted text"]
 
 
 def test_a_nested_key_is_a_path_and_a_key_with_a_dot_has_priority() -> None:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, Any, Self
+from types import MappingProxyType
+from typing import IO, Any, Final, Self
 
 import orjson
 
 from mega_data.error_limit import error_counts
 from mega_data.output_formats import formatted_name, open_output
 from mega_data.readers.arrow import read_rows
-from mega_data.readers.blocks import RowError, parse_json
+from mega_data.readers.blocks import parse_json, quarantine_row
 from mega_data.readers.compression import open_decompressed, strip_extension
 from mega_data.readers.csv_table import read_csv_lines
 from mega_data.readers.inputs import HUB_FORMAT, expand_inputs, format_of_name
@@ -58,6 +59,9 @@ def output_name(path: Path, suffix: str = "") -> str:
     return formatted_name(name, suffix)
 
 
+_NO_COLUMNS: Final = MappingProxyType[str, str]({})
+
+
 def read_lines(path: Path) -> Iterator[bytes]:
     """Yield the lines of a shard with their line breaks; a row of a table or of CSV as JSON.
 
@@ -65,15 +69,24 @@ def read_lines(path: Path) -> Iterator[bytes]:
         ConfigError: a library that the format needs is not installed.
         FormatError: the file is damaged.
     """
+    return (line for _, line in _read_numbered_lines(path))
+
+
+def _read_numbered_lines(path: Path, columns: Mapping[str, str] = _NO_COLUMNS) -> Iterator[tuple[int, bytes]]:
+    """Yield the number of each line in the file, from 1, and the line, see `read_lines`.
+
+    Args:
+        columns: columns that a CSV file must have, each with the option that names it.
+    """
     if format_of_name(path) == "table":
         with check_unchanged(path):
-            for row in read_rows(path):
-                yield orjson.dumps(row, default=_json_default, option=orjson.OPT_APPEND_NEWLINE)
+            for number, row in enumerate(read_rows(path), 1):
+                yield number, orjson.dumps(row, default=_json_default, option=orjson.OPT_APPEND_NEWLINE)
     elif format_of_name(path) == "csv":
-        yield from read_csv_lines(path)
+        yield from read_csv_lines(path, columns)
     else:
         with open_decompressed(path) as file:
-            yield from file
+            yield from enumerate(file, 1)
 
 
 def _json_default(value: Any) -> str:
@@ -82,7 +95,7 @@ def _json_default(value: Any) -> str:
 
 
 RowErrorHandler = Callable[[int, FormatError, bytes], object]
-"""Called with a line that is not a document: its number from 1, its error and the line."""
+"""Called with a line that is not a document: its number in the file, from 1, its error and the line."""
 
 
 def fail_on_row(number: int, error: FormatError, line: bytes) -> None:
@@ -122,17 +135,16 @@ class Quarantine:
     def __call__(self, number: int, error: FormatError, line: bytes) -> None:
         self._out = self._out or self._stack.enter_context(open_output(self.path))
         row = line.decode("utf-8", "replace").rstrip("\r\n")
-        row_error = RowError(0, error.what, str(error.found), str(error.wanted), row)
-        self._out.write(dump_line(row_error.to_json(self.shard, number)))
+        self._out.write(dump_line(quarantine_row(self.shard, number, error.what, error.values, row)))
         self.first = self.first or f"{self.shard}:{number}, {error.what}"
         self.count += 1
 
-    def line_indices(self) -> set[int]:
-        """Return the indices of those lines, from 0, as an earlier task wrote them."""
+    def line_numbers(self) -> set[int]:
+        """Return the numbers of those lines, from 1, as an earlier task wrote them."""
         if not self.path.exists():
             return set()
         with self.path.open("rb") as file:
-            return {orjson.loads(line)["line"] - 1 for line in file}
+            return {orjson.loads(line)["line"] for line in file}
 
 
 def quarantine_counts(quarantine: Quarantine | None, rows: int) -> dict[str, Any]:
@@ -158,7 +170,8 @@ def parse_document(line: bytes, path: Path, number: int, key: str, id_key: str =
     if not isinstance(values, dict):
         found, wanted = type(values).__name__, f"an object with {key!r}"
         if isinstance(values, list) and format_of_name(path) == "csv":
-            raise FormatError(where, "a wrong row", found=values[0], hint=hint)
+            what, found, wanted, _ = values
+            raise FormatError(where, what, found=found, wanted=wanted, hint=hint)
         raise FormatError(where, "not a JSON object", found=found, wanted=wanted, hint=hint)
     keys = ", ".join(list(values)[:8]) or "no keys"
     if not _is_text(value_or_none(values, key)):
@@ -170,13 +183,20 @@ def parse_document(line: bytes, path: Path, number: int, key: str, id_key: str =
     return values
 
 
-def read_whole_lines(path: Path, on_error: RowErrorHandler) -> Iterator[bytes]:
-    """Yield the lines of a shard up to the first damage, which is reported as an error of the next line."""
+def read_whole_lines(
+    path: Path, on_error: RowErrorHandler, key: str = "", id_key: str = ""
+) -> Iterator[tuple[int, bytes]]:
+    """Yield line numbers and lines up to the first damage, which is reported as an error of the next line.
+
+    Args:
+        key: column that a CSV file must have; "" for none.
+        id_key: as `key`.
+    """
     number = 0
+    options = {id_key: "--id-key", key: "--json-key"}
     try:
-        for line in read_lines(path):
-            number += 1
-            yield line
+        for number, line in _read_numbered_lines(path, {k: option for k, option in options.items() if k}):
+            yield number, line
     except CorruptFileError as error:
         on_error(number + 1, error, b"")
 
@@ -189,7 +209,7 @@ def read_documents(
     path: Path, key: str, on_error: RowErrorHandler, id_key: str = ""
 ) -> Iterator[tuple[int, bytes, dict[str, Any]]]:
     """Yield the documents of a shard: the line number from 1, the line, its object."""
-    for number, line in enumerate(read_whole_lines(path, on_error), 1):
+    for number, line in read_whole_lines(path, on_error, key, id_key):
         if (values := _parse_or_report(line, path, number, key, id_key, on_error)) is not None:
             yield number, line, exact_numbers(line, values)
 
@@ -204,7 +224,7 @@ def read_batches(
     texts = list[str]()
     ids = list[str]()
     size = 0
-    for number, line in enumerate(read_whole_lines(path, on_error), 1):
+    for number, line in read_whole_lines(path, on_error, key, id_key):
         values = _parse_or_report(line, path, number, key, id_key, on_error) or {key: "", id_key: ""}
         texts.append(text_of(values, key))
         if id_key:
@@ -227,8 +247,15 @@ def _parse_or_report(
         return parse_document(line, path, number, key, id_key)
     except FormatError as error:
         if line.strip():
-            on_error(number, error, line)
+            on_error(number, error, _row_of(line, path))
         return None
+
+
+def _row_of(line: bytes, path: Path) -> bytes:
+    """Return a wrong line as it is in the file."""
+    if format_of_name(path) == "csv" and isinstance(values := parse_json(line), list):
+        return str(values[-1]).encode()
+    return line
 
 
 def file_states(files: Sequence[Path]) -> list[list[str | int]]:

@@ -194,15 +194,16 @@ class DocumentFilter:
             else np.empty(0, np.uint64)
         )
         skips = self.corpus.quarantine is not None
-        quarantined = self.corpus.open_quarantine(shard).line_indices() if skips else set()
+        quarantined = self.corpus.open_quarantine(shard).line_numbers() if skips else set()
         counts = dict.fromkeys(("documents", "bytes", "kept", "kept_bytes"), 0)
         counts |= {"skipped": len(quarantined), "read": self.corpus.bytes_of(shard)}
         paths = [self.output / output_name(source, self.suffix)]
         if self.dropped is not None:
             paths.append(self.dropped / output_name(source))
         with _open_all(paths) as outs:
-            for row, line in enumerate(read_whole_lines(source, skip_row if skips else fail_on_row)):
-                if row in quarantined or not line.strip():
+            lines = read_whole_lines(source, skip_row if skips else fail_on_row)
+            for row, (number, line) in enumerate(lines):
+                if number in quarantined or not line.strip():
                     continue
                 counts["documents"] += 1
                 counts["bytes"] += len(line)

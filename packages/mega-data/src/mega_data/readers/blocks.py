@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -47,8 +47,22 @@ class RowError:
 
     def to_json(self, path: Path, first: int) -> dict[str, object]:
         """Convert to the values of a line of a quarantine file."""
-        reason = f"{self.what}: found {self.found}, wanted {self.wanted}"
-        return dict(zip(QUARANTINE_KEYS, (str(path), first + self.row, reason, self.raw), strict=True))
+        values = {"found": self.found, "wanted": self.wanted}
+        return quarantine_row(path, first + self.row, self.what, values, self.raw)
+
+
+def quarantine_row(
+    path: Path, number: int, what: str, values: Mapping[str, object], row: str
+) -> dict[str, object]:
+    """Build the values of a line of a quarantine file.
+
+    Args:
+        number: number of the row in the file, from 1.
+        values: the values found and wanted, if known.
+    """
+    found = ", ".join(f"{word} {value}" for word, value in values.items())
+    reason = f"{what}: {found}" if found else what
+    return dict(zip(QUARANTINE_KEYS, (str(path), number, reason, row), strict=True))
 
 
 @dataclass(slots=True)

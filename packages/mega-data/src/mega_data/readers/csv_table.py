@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -45,7 +45,8 @@ class CsvBlock:
     path: Path
 
     def rows(self, keys: Sequence[str]) -> Rows:
-        columns = [self._column(key) for key in keys]
+        self.check_columns(dict.fromkeys(keys, "--json-key"))
+        columns = [self.header.index(key) for key in keys]
         rows = Rows(0, len(self.data))
         for number, fields in self.read():
             if isinstance(fields, RowError):
@@ -53,8 +54,12 @@ class CsvBlock:
             else:
                 rows.numbers.append(number)
                 rows.texts.append(tuple(fields[column] for column in columns))
-        rows.count = self.header_lines + self.data.count(b"\n") + (not self.data.endswith(b"\n"))
+        rows.count = self.count_lines()
         return rows
+
+    def count_lines(self) -> int:
+        """Return the number of lines, including those of a header in front of the block."""
+        return self.header_lines + self.data.count(b"\n") + (not self.data.endswith(b"\n"))
 
     def read(self) -> Iterator[tuple[int, list[str] | RowError]]:
         """Yield the number of each row's first line in the block, from 0, and its fields; no blank rows."""
@@ -91,11 +96,24 @@ class CsvBlock:
             return RowError(number, what, fields[0], 'quotes in quoted fields as ""', raw)
         return RowError(number, what, f"{len(fields)}", f"{len(self.header)}, as the header", raw)
 
-    def _column(self, key: str) -> int:
-        if key not in self.header:
-            found = ", ".join(self.header)
-            raise ConfigError(self.path, f"no column {key!r}", found=found, hint="see --json-keys")
-        return self.header.index(key)
+    def check_columns(self, options: Mapping[str, str]) -> None:
+        """Check that the header names each of the columns.
+
+        Args:
+            options: the command-line option that names each column, for the hint.
+
+        Raises:
+            ConfigError: a column is missing.
+        """
+        for name, option in options.items():
+            if name in self.header:
+                continue
+            hint = f"name a column with {option}"
+            if len(self.header) == 1:  # of a file with semicolons, for example
+                separators = "tabs" if self.delimiter == "\t" else "commas, or by tabs in a .tsv file"
+                hint = f"{hint}, or separate the columns by {separators}"
+            found = ", ".join(self.header) or "no columns"
+            raise ConfigError(self.path, f"no column {name!r}", found=found, hint=hint)
 
 
 def read_csv_blocks(
@@ -138,21 +156,30 @@ def read_csv_blocks(
             buffer = buffer[row_end:]
 
 
-def read_csv_lines(path: Path) -> Iterator[bytes]:
-    """Yield each row as a line of JSON: an object; a wrong row is a list with its error and its text.
+def read_csv_lines(path: Path, columns: Mapping[str, str]) -> Iterator[tuple[int, bytes]]:
+    """Yield the number of each row's first line in the file, from 1, and the row as a line of JSON.
+
+    A row is an object. A wrong row is a list: what is wrong, what was found and wanted, and its text.
+
+    Args:
+        columns: columns that the file must have, see `CsvBlock.check_columns`.
 
     Raises:
+        ConfigError: a column is missing.
         FormatError: as `read_csv_blocks`.
     """
+    first_line = 1
     with open_decompressed(path) as file:
         for block in read_csv_blocks(file, lambda: 0, 0, _BLOCK_BYTES, path):
             assert isinstance(block, CsvBlock)
-            for _, fields in block.read():
+            block.check_columns(columns)
+            for number, fields in block.read():
                 if isinstance(fields, RowError):
-                    row: object = [f"{fields.what}: found {fields.found}, wanted {fields.wanted}", fields.raw]
+                    row: object = [fields.what, fields.found, fields.wanted, fields.raw]
                 else:
                     row = dict(zip(block.header, fields, strict=True))
-                yield orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE)
+                yield first_line + number, orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE)
+            first_line += block.count_lines()
 
 
 def _append(buffer: bytes, chunk: bytes, path: Path) -> bytes:

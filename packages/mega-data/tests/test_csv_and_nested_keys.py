@@ -176,8 +176,8 @@ def test_a_wrong_row_of_csv_goes_to_the_quarantine_with_its_line_and_text(
         {"file": "a.csv", "line": 4, "reason": error, "row": "2,a,b,c"},
         {"file": "a.csv", "line": 5, "reason": error.replace("found 4", "found 1"), "row": "3"},
     ]
-    kept = Path("new/a.jsonl").read_bytes().splitlines()
-    assert [json.loads(line)["id"] for line in kept] == ["1", "4"]
+    documents = Path("new/a.jsonl").read_bytes().splitlines()
+    assert [json.loads(line)["id"] for line in documents] == ["1", "4"]
 
 
 def test_the_quarantine_holds_no_value_that_an_error_lacks(tmp_path: Path) -> None:

@@ -24,9 +24,9 @@ from mega_data.encoders import (
     SentencePieceEncoder,
 )
 from mega_data.fastest_encoder import HARD_TEXTS, find_fastest_encoder
-from mega_data.preprocess import preprocess
+from mega_data.preprocess import Options, preprocess
 from mega_schema.dataset.indexed_dataset import IndexedDataset
-from mega_schema.errors import RequestError
+from mega_schema.errors import FormatError, RequestError
 from mega_schema.tokenizer.tokenizer import FastTokenizer, Tokenizer, open_tokenizer
 from tests.shared_data import SHARED, needs_shared
 
@@ -252,6 +252,17 @@ def test_a_text_that_holds_the_mark_between_texts_has_its_own_ids(tmp_path):
 def test_a_text_that_utf8_cannot_encode_is_a_user_error(tmp_path):
     with pytest.raises(RequestError, match="half of a surrogate pair"):
         find_fastest_encoder(bpe(tmp_path), [])(["hello", "\ud800"])
+
+
+def test_a_text_that_utf8_cannot_encode_goes_to_the_quarantine_with_what_is_known(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "hello"}\n{"text": "\\ud800", "n": NaN}\n')
+    reason = "half of a surrogate pair: wanted text that UTF-8 can hold"
+    with pytest.raises(FormatError, match=f"a.jsonl:2: {reason}; hint"):
+        preprocess([path], tmp_path / "p", bpe(tmp_path))
+    preprocess([path], tmp_path / "p", bpe(tmp_path), Options(skip=True))
+    (row,) = map(json.loads, (tmp_path / "p_quarantine.jsonl").read_text().splitlines())
+    assert (row["line"], row["reason"]) == (2, reason)
 
 
 # A process of its own: in one that has freed much, as a worker of pytest has, a library grows into that

@@ -126,7 +126,8 @@ class BlockEncoder:
                     self.encode([text] if isinstance(text, str) else text)
             except RequestError as error:
                 raw = repr(texts)
-                rows.errors.append(RowError(number, error.what, str(error.found), str(error.wanted), raw))
+                found, wanted = (str(error.values.get(word, "")) for word in ("found", "wanted"))
+                rows.errors.append(RowError(number, error.what, found, wanted, raw))
             else:
                 good_numbers.append(number)
                 good_texts.append(texts)

@@ -100,7 +100,7 @@ class InputStream:
             except CorruptFileError as error:
                 if not self._skip:
                     raise
-                yield index, DamagedBlock(error.what, str(error.found))
+                yield index, DamagedBlock(error.what, str(error.values.get("found", "")))
 
 
 def _first_texts(texts: list[str], characters: int) -> list[str]:

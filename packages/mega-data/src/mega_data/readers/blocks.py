@@ -29,6 +29,8 @@ class RowError:
 
     Attributes:
         row: number of the row in its block, from 0.
+        found: the value found; "" if unknown.
+        wanted: as `found`.
         raw: the row itself.
         is_fatal: the file could not be read: there is no row to skip, and the run ends.
     """
@@ -43,12 +45,15 @@ class RowError:
     def error(self, path: Path, first: int, hint: str = "correct or delete the line") -> FormatError:
         """Convert to an exception; `first` is the number in the file of the block's first row."""
         where = f"{path}:{first + self.row}"
-        return FormatError(where, self.what, found=self.found, wanted=self.wanted, hint=hint)
+        return FormatError(where, self.what, **self._values(), hint=hint)
 
     def to_json(self, path: Path, first: int) -> dict[str, object]:
         """Convert to the values of a line of a quarantine file."""
+        return quarantine_row(path, first + self.row, self.what, self._values(), self.raw)
+
+    def _values(self) -> dict[str, str]:
         values = {"found": self.found, "wanted": self.wanted}
-        return quarantine_row(path, first + self.row, self.what, values, self.raw)
+        return {word: value for word, value in values.items() if value}
 
 
 def quarantine_row(

@@ -30,7 +30,8 @@ def find_shards(words: Iterable[str | Path]) -> list[Path]:
     Raises:
         ConfigError: two files have the same output name, or there is no file.
     """
-    inputs = {item.path: item for item in expand_inputs([str(word) for word in words])}
+    wanted = "a file, a glob, or a folder with .jsonl, .json, .csv or .parquet files"
+    inputs = {item.path: item for item in expand_inputs([str(word) for word in words], wanted=wanted)}
     for item in inputs.values():
         if item.format == HUB_FORMAT:
             name = item.hub_dataset.name

@@ -25,10 +25,9 @@ from mega_schema.app.install_hint import install_hint
 from mega_schema.atomic_io import write_text
 from mega_schema.errors import ConfigError, MegaError
 from mega_schema.outputs import check_output
-from mega_schema.remote_files import RemotePath, check_libraries, is_remote, request
+from mega_schema.remote_files import WRITABLE_SCHEMES, RemotePath, check_libraries, is_remote, request
 from mega_schema.urls import check_local
 
-WRITABLE_SCHEMES: Final = ("s3", "gs", "az", "abfs")
 _THREADS: Final = 4  # files that are uploaded at the same time
 _RUN: Final = "run"
 _OUTPUT: Final = "output"
@@ -59,7 +58,7 @@ class RemoteOutput:
         is_prefix: bool = False,
     ) -> None:
         if url.scheme not in WRITABLE_SCHEMES:
-            check_local(option, str(url))
+            check_local(option, str(url), WRITABLE_SCHEMES)
         check_libraries(option, url, install_hint("mega-data", "remote"))
         if "/" not in url.key:
             raise ConfigError(

@@ -36,6 +36,7 @@ REMOTE_SCHEMES: Final = MappingProxyType(
         "https": "aiohttp",
     }
 )
+WRITABLE_SCHEMES: Final = ("s3", "gs", "az", "abfs")
 _NOT_IN_AN_EXTRA: Final = ("gcsfs", "adlfs")
 _PROTOCOLS: Final = MappingProxyType({"az": "abfs", "https": "http"})  # names of fsspec
 _FIRST_BYTES: Final = 1 << 16  # of the first range after a seek; ranges grow while a reader goes forward

@@ -6,6 +6,7 @@ Uses Python's standard library only.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -38,11 +39,12 @@ def format_url(path: str | Path) -> str:
     return f"{scheme}://{'/' * (scheme == 'file')}{rest.lstrip('/')}"
 
 
-def check_local(option: str, path: str | Path) -> None:
-    """Refuse a URL where a path of this machine is needed.
+def check_local(option: str, path: str | Path, schemes: Sequence[str] = ()) -> None:
+    """Refuse a URL where a path of this machine is needed, or a URL of some schemes that the caller handles.
 
     Args:
         option: the command-line option that names the path; begins the message. "" begins it with the URL.
+        schemes: the schemes that the option accepts, for the message.
 
     Raises:
         ConfigError: the path is a URL.
@@ -58,6 +60,8 @@ def check_local(option: str, path: str | Path) -> None:
     else:
         hint = "name a local path, and copy the files"
     wanted = "a path of this machine"
+    if schemes:
+        wanted += f" or a URL that begins with {', '.join(f'{name}://' for name in schemes)}"
     if not option:
         raise ConfigError(url, "is a URL", wanted=wanted, hint=hint)
     raise ConfigError(option, "is a URL", found=url, wanted=wanted, hint=hint)

@@ -27,7 +27,7 @@ from mega_data.readers.blocks import QUARANTINE_KEYS
 from mega_schema.app.install_hint import install_hint
 from mega_schema.errors import ConfigError
 from mega_schema.outputs import TOKENIZER_FILES
-from mega_schema.remote_files import check_libraries, find_remote_files, is_remote
+from mega_schema.remote_files import REMOTE_SCHEMES, check_libraries, find_remote_files, is_remote
 from mega_schema.urls import check_local
 
 log = logging.getLogger("mega.data")
@@ -131,7 +131,7 @@ def is_pipe(path: Path) -> bool:
 
 
 def _resolve_word(word: str, is_readable: Callable[[Path], bool]) -> list[Path]:
-    check_local("--input", word)
+    check_local("--input", word, tuple(REMOTE_SCHEMES))
     path = Path(word)
     if path.is_file() or is_pipe(path):
         return [path]

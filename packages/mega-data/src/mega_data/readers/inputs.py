@@ -29,6 +29,7 @@ __all__ = [
 STDIN = "-"
 INPUT_FORMATS = ("jsonl", "text", "table", "csv")
 HUB_FORMAT = "named"
+WANTED_INPUT = "a file, a glob, a folder with .jsonl, .json, .csv, .txt or .parquet files, or - for stdin"
 _FORMAT_OF = MappingProxyType(
     {
         ".arrow": "table",
@@ -100,16 +101,18 @@ class InputFile:
             check_version(self.path, before)
 
 
-def expand_inputs(words: Sequence[str], file_format: str | None = None) -> list[InputFile]:
+def expand_inputs(
+    words: Sequence[str], file_format: str | None = None, wanted: str = WANTED_INPUT
+) -> list[InputFile]:
     """Return the files that the words name, in order; those of a glob or a folder sorted by name.
 
     Args:
         file_format: format of all files; None uses the extension of each name, else JSON lines.
+        wanted: description of valid words, for the error message.
 
     Raises:
         ConfigError: a word names no file, or one of an unsupported format; see `readers.file_tree`.
     """
-    wanted = "a file, a glob, a folder with .jsonl, .json, .csv, .txt or .parquet files, or - for stdin"
     files = FileResolver(lambda path: _extension(path) in _FORMAT_OF, wanted)
     inputs = dict[str, InputFile]()
     for word in words:

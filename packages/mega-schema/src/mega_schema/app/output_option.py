@@ -12,7 +12,7 @@ import click
 
 from mega_schema.app.click_options import flag_of
 from mega_schema.errors import ConfigError
-from mega_schema.remote_files import RemotePath, is_remote
+from mega_schema.remote_files import WRITABLE_SCHEMES, RemotePath, is_remote
 from mega_schema.urls import check_local
 
 
@@ -33,7 +33,7 @@ class OutputPath(click.Path):
             raise ConfigError(option, "is empty", wanted=f"the path of a {self.kind}")
         if self.accepts_urls and is_remote(str(value)):
             return RemotePath(str(value))
-        check_local(option, value)
+        check_local(option, value, WRITABLE_SCHEMES if self.accepts_urls else ())
         if self.kind != "folder" and str(value).endswith(("/", "/.", "/..")):
             hint = f"{option} {Path(value) / 'corpus'}"
             raise ConfigError(option, "is a folder", found=value, wanted=f"a {self.kind}", hint=hint)

@@ -81,6 +81,7 @@ def test_schemathesis_finds_nothing_in_any_operation(server: ServerProgram) -> N
     pytest.importorskip("schemathesis")
     command = [sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json"]
     command += ["--checks", "all", "--max-examples", str(FUZZ_EXAMPLES), "--seed", "1", "--no-color"]
+    command += ["--request-timeout", "60"]  # seconds; other programs may use the machine
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "schemathesis.toml").write_text(FUZZ_CONFIG)
         process = subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)

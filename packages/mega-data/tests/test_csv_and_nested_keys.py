@@ -103,7 +103,7 @@ def test_a_wrong_header_ends_the_run(data: bytes, message: str) -> None:
 
 def test_a_column_that_is_missing_is_named_with_those_that_exist() -> None:
     hint = "name a column with --json-key"
-    with pytest.raises(ConfigError, match=rf"a\.csv: no column 'text': found a, b; hint: {hint}$"):
+    with pytest.raises(FormatError, match=rf"a\.csv: no column 'text': found a, b; hint: {hint}$"):
         blocks_of(b"\xef\xbb\xbfa,b\nx,y\n", 100)[0].rows(["text"])
 
 
@@ -112,7 +112,7 @@ def test_a_column_that_is_missing_is_named_with_those_that_exist() -> None:
     "command",
     ["clean --step whitespace --output out", "clean --step duplicates --output out", "dedup --output out"],
 )
-def test_every_command_names_the_columns_if_the_one_of_the_text_is_missing(
+def test_a_missing_column_is_named_with_the_others_and_the_corrected_command_runs(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
@@ -124,9 +124,10 @@ def test_every_command_names_the_columns_if_the_one_of_the_text_is_missing(
     assert run(f"{command} {skip} --input a.csv") == 2
     message = "error: a.csv: no column 'text': found id, body; hint: name a column with --json-key\n"
     assert message in capfd.readouterr().err
-    assert run(f"{command}2 {skip} --input a.csv --json-key body --id-key url") == 2
+    assert run(f"{command} {skip} --input a.csv --json-key body --id-key url") == 2
     message = "error: a.csv: no column 'url': found id, body; hint: name a column with --id-key\n"
     assert message in capfd.readouterr().err
+    assert run(f"{command} --on-error skip --input a.csv --json-key body") == 0
 
 
 @pytest.mark.parametrize(
@@ -135,7 +136,7 @@ def test_every_command_names_the_columns_if_the_one_of_the_text_is_missing(
 )
 def test_a_header_of_one_column_hints_at_the_separator(name: str, header: str, separators: str) -> None:
     (block,) = blocks_of(f"{header}\n1;x\n".encode(), 100, name=name)
-    with pytest.raises(ConfigError) as missing:
+    with pytest.raises(FormatError) as missing:
         block.rows(["text"])
     hint = f"name a column with --json-key, or separate the columns by {separators}"
     assert str(missing.value) == f"{name}: no column 'text': found {header}; hint: {hint}"

@@ -20,7 +20,7 @@ import orjson
 from mega_data.readers.blocks import Block, RowError, Rows
 from mega_data.readers.compression import open_decompressed, strip_extension
 from mega_data.readers.magic import BOM
-from mega_schema.errors import ConfigError, FormatError
+from mega_schema.errors import FormatError
 
 MAX_ROW_BYTES: Final = 1 << 28
 _BLOCK_BYTES: Final = 1 << 20
@@ -103,7 +103,7 @@ class CsvBlock:
             options: the command-line option that names each column, for the hint.
 
         Raises:
-            ConfigError: a column is missing.
+            FormatError: a column is missing.
         """
         for name, option in options.items():
             if name in self.header:
@@ -113,7 +113,7 @@ class CsvBlock:
                 separators = "tabs" if self.delimiter == "\t" else "commas, or by tabs in a .tsv file"
                 hint = f"{hint}, or separate the columns by {separators}"
             found = ", ".join(self.header) or "no columns"
-            raise ConfigError(self.path, f"no column {name!r}", found=found, hint=hint)
+            raise FormatError(self.path, f"no column {name!r}", found=found, hint=hint)
 
 
 def read_csv_blocks(
@@ -165,8 +165,7 @@ def read_csv_lines(path: Path, columns: Mapping[str, str]) -> Iterator[tuple[int
         columns: columns that the file must have, see `CsvBlock.check_columns`.
 
     Raises:
-        ConfigError: a column is missing.
-        FormatError: as `read_csv_blocks`.
+        FormatError: a column is missing, or as `read_csv_blocks`.
     """
     first_line = 1
     with open_decompressed(path) as file:

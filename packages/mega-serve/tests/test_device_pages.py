@@ -33,6 +33,7 @@ def test_a_decode_step_of_static_inputs_attends_as_a_step_of_chunks(name: str) -
 
 @pytest.mark.parametrize("cases", ["window or interpreter", pytest.param("", marks=pytest.mark.long)])
 def test_triton_attends_as_torch(cases: str) -> None:
+    pytest.importorskip("triton")
     process = subprocess.run(
         [sys.executable, "-m", "pytest", *ARGUMENTS, "-k", cases, HERE / "triton_page_cases.py"],
         env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},

@@ -74,3 +74,13 @@ def fill_weights(
             weight.zero_()
         for slab in slabs:
             weight[slab.in_local] = torch.as_tensor(read(row.tied_to or row.name, slab))
+
+
+def as_tensor(raw: np.ndarray, stored: str) -> Tensor:
+    """Return numbers as stored in a checkpoint as a tensor that shares their memory.
+
+    Args:
+        stored: the checkpoint's name of their dtype; bfloat16, "BF16", is read as 16 bits.
+    """
+    values = torch.from_numpy(raw)
+    return values.view(torch.bfloat16) if stored == "BF16" else values

@@ -10,10 +10,10 @@ from functools import partial
 
 import torch
 
-from mega_eval.batch_size import free_memory, window_size_error
+from mega_eval.batch_size import free_memory
 from mega_eval.forward_plan import plan_passes
-from mega_eval.generation_plan import halve_batches, plan_batches
-from mega_eval.models.greedy_continuation import GreedyContinuation, cut_prompt
+from mega_eval.generation_plan import plan_batches
+from mega_eval.models.greedy_continuation import GreedyContinuation, answer_batches, cut_prompt
 from mega_eval.models.interface import GenerationRequest
 from mega_eval.scorer import ModelScorer
 from mega_eval.windows import Window, as_tokens
@@ -64,52 +64,41 @@ class BatchGenerator:
         for batch in self.continue_batches(requests, answered):
             yield [(number, continuation.text) for number, continuation in batch]
 
-    @torch.inference_mode()
     def continue_batches(
         self, requests: Sequence[GenerationRequest], answered: Collection[int] = ()
     ) -> Iterator[list[tuple[int, GreedyContinuation]]]:
-        """Yield the finished continuations of a batch at a time.
-
-        A batch that does not fit in memory is cut into halves, and so are those after it.
+        """Return the finished continuations of a batch at a time, as `answer_batches` does.
 
         Raises:
             RequestError: a prompt has no tokens.
-            ConfigError: one prompt alone does not fit.
         """
-        prompts = [cut_prompt(request, self._scorer.context_length) for request in requests]
+        chosen = [cut_prompt(request, self._scorer.context_length) for request in requests]
         batches = plan_batches(
-            prompts,
-            [request.max_tokens for request in requests],
+            [request.prompt for request in chosen],
+            [request.max_tokens for request in chosen],
             max_tokens=self._scorer.choose_max_tokens(),
             max_cached=self._max_cached or choose_max_cached(self._decoder),
             max_rows=self._batch_size or MAX_ROWS,
         )
-        while batches:
-            batch = batches.pop(0)
-            if all(number in answered for number in batch):
-                continue
-            chosen = [(prompts[number], requests[number]) for number in batch]
-            tokens = sum(len(prompt) for prompt, _ in chosen)
-            finished = self._scorer.call_within_memory(partial(self._continue, chosen), tokens)
-            if finished is not None:
-                yield list(zip(batch, finished, strict=True))
-            elif len(batch) == 1:
-                raise window_size_error(tokens + requests[batch[0]].max_tokens)
-            else:
-                batches = halve_batches([batch, *batches], len(batch))
+        return answer_batches(batches, chosen, answered, self._continue_within_memory)
 
-    def _continue(
-        self, prompts: Sequence[tuple[Sequence[int], GenerationRequest]]
-    ) -> list[GreedyContinuation]:
+    @torch.inference_mode()
+    def _continue_within_memory(
+        self, requests: Sequence[GenerationRequest]
+    ) -> list[GreedyContinuation] | None:
+        tokens = sum(len(request.prompt) for request in requests)
+        return self._scorer.call_within_memory(partial(self._continue, requests), tokens)
+
+    def _continue(self, requests: Sequence[GenerationRequest]) -> list[GreedyContinuation]:
         """Return the continuations of a batch."""
         device = self._scorer.device
-        continuations = [GreedyContinuation(request, self._tokenizer) for _, request in prompts]
+        continuations = [GreedyContinuation(request, self._tokenizer) for request in requests]
         cache = RowCache(
             self._decoder.stage.layers,
-            [len(prompt) for prompt, _ in prompts],
-            new_tokens=max(request.max_tokens for _, request in prompts) - 1,
+            [len(request.prompt) for request in requests],
+            new_tokens=max(request.max_tokens for request in requests) - 1,
         )
-        tokens = self._read_prompts([prompt for prompt, _ in prompts], cache)
+        tokens = self._read_prompts([request.prompt for request in requests], cache)
         rows = continuations
         while True:
             for row, token in zip(rows, tokens, strict=True):

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
+from typing import TypeVar
 
+from mega_eval.batch_size import window_size_error
+from mega_eval.generation_plan import halve_batches
 from mega_eval.models.interface import GenerationRequest
 from mega_schema.errors import RequestError
 from mega_schema.tokenizer.tokenizer import Tokenizer
+
+Answer = TypeVar("Answer")
 
 
 class GreedyContinuation:
@@ -47,12 +53,44 @@ def cut_at_stop(text: str, stop: Sequence[str]) -> str:
     return text[: min((text.find(word) for word in stop if word in text), default=len(text))]
 
 
-def cut_prompt(request: GenerationRequest, context_length: int) -> list[int]:
-    """Return the end of the prompt that leaves room for the continuation.
+def cut_prompt(request: GenerationRequest, context_length: int) -> GenerationRequest:
+    """Return the request with the end of its prompt that leaves room for the continuation.
 
     Raises:
         RequestError: the prompt has no tokens.
     """
     if not request.prompt:
         raise RequestError("prompts", "a prompt has no tokens", wanted="at least one")
-    return list(request.prompt[-max(1, context_length - request.max_tokens) :])
+    return replace(request, prompt=request.prompt[-max(1, context_length - request.max_tokens) :])
+
+
+def answer_batches(
+    batches: Sequence[Sequence[int]],
+    requests: Sequence[GenerationRequest],
+    answered: Collection[int],
+    answer: Callable[[Sequence[GenerationRequest]], Sequence[Answer] | None],
+) -> Iterator[list[tuple[int, Answer]]]:
+    """Yield the answers to a batch at a time, each with the number of its request.
+
+    A batch that does not fit in memory is cut into halves, and so are those after it.
+
+    Args:
+        batches: numbers of requests; a batch of which all are answered is left out.
+        answer: answers the requests of a batch; None: they do not fit in memory.
+
+    Raises:
+        ConfigError: one request alone does not fit.
+    """
+    left = [list(batch) for batch in batches]
+    while left:
+        batch = left.pop(0)
+        if all(number in answered for number in batch):
+            continue
+        chosen = [requests[number] for number in batch]
+        answers = answer(chosen)
+        if answers is not None:
+            yield list(zip(batch, answers, strict=True))
+        elif len(batch) == 1:
+            raise window_size_error(len(chosen[0].prompt) + chosen[0].max_tokens)
+        else:
+            left = halve_batches([batch, *left], len(batch))

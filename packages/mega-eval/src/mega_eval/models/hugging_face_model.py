@@ -22,8 +22,7 @@ from mega_eval.batch_size import (
     free_memory,
     window_size_error,
 )
-from mega_eval.generation_plan import halve_batches
-from mega_eval.models.greedy_continuation import GreedyContinuation, cut_prompt
+from mega_eval.models.greedy_continuation import GreedyContinuation, answer_batches, cut_prompt
 from mega_eval.models.interface import GenerationRequest, ModelIdentity, WindowScores
 from mega_eval.windows import Window
 from mega_schema.errors import FormatError
@@ -152,43 +151,33 @@ class HuggingFaceModel:
         logits_BSV: Tensor = output.logits[:, -count:, : self.vocab_size]
         return logits_BSV
 
-    @torch.inference_mode()
     def generate_batches(
         self, requests: Sequence[GenerationRequest], answered: Collection[int] = ()
     ) -> Iterator[list[tuple[int, str]]]:
         """Yield continuations, as `RequestModel.generate_batches` does, those of the longest prompts first.
 
-        A batch that does not fit in memory is cut into halves, and so are those after it.
-
         Raises:
             RequestError: a prompt has no tokens.
-            ConfigError: one prompt alone does not fit.
+            ConfigError: one prompt alone does not fit in memory.
         """
-        prompts = [cut_prompt(request, self.context_length) for request in requests]
-        batches = self._plan_generation(prompts, [request.max_tokens for request in requests])
-        while batches:
-            batch = batches.pop(0)
-            if all(number in answered for number in batch):
-                continue
-            chosen = [(prompts[number], requests[number]) for number in batch]
-            texts = call_within_memory(partial(self._generate, chosen), self._device)
-            if texts is not None:
-                yield list(zip(batch, texts, strict=True))
-            elif len(batch) == 1:
-                raise window_size_error(len(chosen[0][0]) + chosen[0][1].max_tokens)
-            else:
-                batches = halve_batches([batch, *batches], len(batch))
+        chosen = [cut_prompt(request, self.context_length) for request in requests]
 
-    def _plan_generation(self, prompts: Sequence[Sequence[int]], max_new: Sequence[int]) -> list[list[int]]:
-        """Return batches of prompts, by their numbers, the longest first."""
+        def generate(batch: Sequence[GenerationRequest]) -> list[str] | None:
+            return call_within_memory(partial(self._generate, batch), self._device)
+
+        return answer_batches(self._plan_generation(chosen), chosen, answered, generate)
+
+    def _plan_generation(self, requests: Sequence[GenerationRequest]) -> list[list[int]]:
+        """Return batches of requests, by their numbers, those of the longest prompts first."""
         layers = getattr(self._module.config.get_text_config(), "num_hidden_layers", _LAYERS)
         cached_bytes = 2 * layers * self._width_bytes()
         max_cached = min(_MAX_CACHED, free_memory(self._device) // 4 // cached_bytes)
         batches: list[list[int]] = []
         longest = most_new = 0
-        for number in sorted(range(len(prompts)), key=lambda number: (-len(prompts[number]), number)):
+        for number in sorted(range(len(requests)), key=lambda n: (-len(requests[n].prompt), n)):
+            request = requests[number]
             rows = len(batches[-1]) + 1 if batches else 0
-            most_new = max(most_new, max_new[number])
+            most_new = max(most_new, request.max_tokens)
             columns = longest + most_new  # all rows are computed until the last has finished
             if (
                 not 0 < rows <= (self._batch_size or _MAX_ROWS)
@@ -196,15 +185,16 @@ class HuggingFaceModel:
                 or rows * columns > max_cached
             ):
                 batches.append([])
-                longest, most_new = len(prompts[number]), max_new[number]
+                longest, most_new = len(request.prompt), request.max_tokens
             batches[-1].append(number)
         return batches
 
-    def _generate(self, prompts: Sequence[tuple[Sequence[int], GenerationRequest]]) -> list[str]:
+    @torch.inference_mode()
+    def _generate(self, requests: Sequence[GenerationRequest]) -> list[str]:
         """Continue prompts, padded on the left, each until its document ends or has a stop string."""
         from transformers import GenerationConfig, StoppingCriteriaList
 
-        continuations = [GreedyContinuation(request, self.tokenizer) for _, request in prompts]
+        continuations = [GreedyContinuation(request, self.tokenizer) for request in requests]
 
         def find_finished(ids_BT: Tensor, scores: object, **options: object) -> Tensor:
             for continuation, token in zip(continuations, ids_BT[:, -1].tolist(), strict=True):
@@ -213,19 +203,20 @@ class HuggingFaceModel:
             finished = [continuation.is_finished for continuation in continuations]
             return torch.tensor(finished, device=ids_BT.device)
 
-        longest = max(len(prompt) for prompt, _ in prompts)
+        longest = max(len(request.prompt) for request in requests)
         eod = self.tokenizer.identity.eod
         config = GenerationConfig(
             do_sample=False,
-            max_new_tokens=max(request.max_tokens for _, request in prompts),
+            max_new_tokens=max(request.max_tokens for request in requests),
             pad_token_id=eod or 0,
             suppress_tokens=list(range(self.tokenizer.identity.vocab_size, self.vocab_size)) or None,
         )
-        ids_BT = torch.full((len(prompts), longest), eod or 0)
+        ids_BT = torch.full((len(requests), longest), eod or 0)
         mask_BT = torch.zeros_like(ids_BT)
-        for row, (prompt, _) in enumerate(prompts):
-            ids_BT[row, longest - len(prompt) :] = torch.tensor(prompt)
-            mask_BT[row, longest - len(prompt) :] = 1
+        for row, request in enumerate(requests):
+            first = longest - len(request.prompt)
+            ids_BT[row, first:] = torch.tensor(request.prompt)
+            mask_BT[row, first:] = 1
         self._module.generate(
             ids_BT.to(self._device),
             attention_mask=mask_BT.to(self._device),

@@ -71,7 +71,7 @@ class RankScorer(ModelScorer):
         """Return what a function computes.
 
         Raises:
-            ConfigError: it does not fit in memory; the other ranks have gone on with their plan.
+            ConfigError: it does not fit in memory; the other ranks continue their plan.
         """
         result = super().call_within_memory(function, tokens)
         if result is None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
-import torch
 from torch import Tensor
 
+from mega_model.build import as_tensor
 from mega_schema.checkpoint.reader import MODEL, Checkpoint
 from mega_schema.sharding import Slab
 
@@ -19,9 +18,6 @@ def weight_reader(checkpoint: Checkpoint) -> Callable[[str, Slab], Tensor]:
     """
 
     def read(name: str, slab: Slab) -> Tensor:
-        values = checkpoint.read_raw(MODEL, name, slab)
-        if checkpoint.tensors[MODEL][name].dtype == "BF16":
-            return torch.from_numpy(values.view(np.int16)).view(torch.bfloat16)
-        return torch.from_numpy(values)
+        return as_tensor(checkpoint.read_raw(MODEL, name, slab), checkpoint.tensors[MODEL][name].dtype)
 
     return read

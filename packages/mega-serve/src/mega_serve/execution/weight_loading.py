@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mega_model.build import build_model
+from mega_model.build import as_tensor, build_model
 from mega_model.decoder import Decoder
 from mega_model.kernels.batch_invariant import build_kernels
 from mega_model.kernels.numba import NumbaKernels
@@ -102,7 +101,7 @@ def load_weights(
     def read(name: str, slab: Slab) -> Tensor:
         nonlocal bytes_read, read_seconds
         begin = clock()
-        values = _as_tensor(checkpoint.read_raw(MODEL, name, slab), checkpoint.tensors[MODEL][name].dtype)
+        values = as_tensor(checkpoint.read_raw(MODEL, name, slab), checkpoint.tensors[MODEL][name].dtype)
         read_seconds += clock() - begin
         bytes_read += values.nbytes
         return values
@@ -186,9 +185,3 @@ def _join_boxes(row: Param, boxes: Sequence[Tensor], parameter: nn.Parameter, rt
 def _set_parameter(model: Decoder, name: str, value: Tensor) -> None:
     module, _, field = name.rpartition(".")
     setattr(model.get_submodule(module), field, nn.Parameter(value, requires_grad=False))
-
-
-def _as_tensor(raw: np.ndarray, stored: str) -> Tensor:
-    """Return numbers as stored in a checkpoint as a tensor that shares their memory."""
-    values = torch.from_numpy(raw)
-    return values.view(torch.bfloat16) if stored == "BF16" else values

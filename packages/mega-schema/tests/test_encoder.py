@@ -23,7 +23,8 @@ from mega_schema.errors import ConfigError
 from mega_schema.parallel_layout import Layout
 from mega_schema.params import count_params
 from mega_schema.presets import PRESETS, preset
-from mega_schema.spec import ENCODER_FIELDS, ModelSpec, bert, gpt, require_decoder
+from mega_schema.spec import ENCODER_FIELDS, ModelSpec, bert, gpt
+from mega_schema.spec_checks import require_decoder
 
 SMALL: dict[str, Any] = {
     "layers": 3,

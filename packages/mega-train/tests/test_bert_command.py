@@ -253,6 +253,11 @@ def test_a_gpt_refuses_the_options_of_bert(corpus: Path, words: str) -> None:
     )
 
 
+def test_t5_cannot_be_trained_yet(corpus: Path) -> None:
+    _, err = _run("validate", "--family", "t5", "--data-path", str(corpus), *TRAINING, code=2)
+    assert err.splitlines()[-1].startswith("error: model.family: cannot be trained yet: found t5")
+
+
 def test_data_without_sentences_is_one_line(tmp_path: Path) -> None:
     write_corpus(tmp_path / "toy")
     write_sentences(tmp_path / "whole", [[30]] * 40)

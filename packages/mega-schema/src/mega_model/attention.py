@@ -1,8 +1,9 @@
-"""Attention of a decoder, from the norm before it to its output projection."""
+"""Attention to the tokens themselves or to an encoder's, from the norm before it to its output projection."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -84,6 +85,47 @@ class Attention(nn.Module):
             return x_TNH
         rotary, unrotated = x_TNH.split([self.interleaved_dim, x_TNH.shape[-1] - self.interleaved_dim], -1)
         return torch.cat((rotary.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2), unrotated), -1)
+
+
+class Memory(NamedTuple):
+    """What a decoder attends to besides its own tokens.
+
+    A tuple, so that FSDP2 finds the tensor among the arguments of a layer.
+
+    Attributes:
+        states_ED: output of the encoder; with sequence parallelism, this rank's shard of its tokens.
+        attend: attention of the decoder's tokens to those of the encoder.
+    """
+
+    states_ED: Tensor
+    attend: AttentionBackend
+
+
+class CrossAttention(nn.Module):
+    """Attend to an encoder's output: O · attend(Q, K, V), with Q of the tokens and K, V of the encoder's."""
+
+    def __init__(self, rt: Runtime, layer: int) -> None:
+        super().__init__()
+        m = rt.spec
+        prefix = f"layers.{layer}.cross."
+        self.layer = layer
+        self.head_dim = m.head_dim
+        self.recompute_norm = rt.recompute.recomputes("layernorm")
+        self.norm = build_norm(rt, prefix + "norm")
+        self.q = ColumnLinear(rt, prefix + "q", bias=m.qkv_bias)
+        self.kv_widths = rt.block_lengths(prefix + "kv.weight")
+        self.kv = ColumnLinear(rt, prefix + "kv", bias=m.qkv_bias)
+        self.out = RowLinear(rt, prefix + "out", bias=m.bias)
+
+    def forward(self, x_TD: Tensor, y_TD: Tensor, memory: Memory) -> Tensor:
+        """Compute attention of y, where y is `norm` of x, to the encoder's output, (T, D).
+
+        x is needed only to recompute y in backward.
+        """
+        q_TW = self.q(y_TD, recompute_closure(self.recompute_norm, self.norm, x_TD))
+        k_EW, v_EW = self.kv(memory.states_ED).split(self.kv_widths, -1)
+        q, k, v = (y.unflatten(-1, (-1, self.head_dim)) for y in (q_TW, k_EW, v_EW))
+        return self.out(memory.attend(self.layer, q, k, v).flatten(1))
 
 
 def _norm_heads(norm: nn.Module, x_TNH: Tensor) -> Tensor:

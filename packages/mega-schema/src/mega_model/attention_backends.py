@@ -118,12 +118,38 @@ class PackedAttention:
         return k, v
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, visible: Visible, key_BNs: Tensor | None) -> Tensor:
-        if key_BNs is None:
-            return self.attention(q, k, v, visible)
-        assert self.dropout is not None
-        return _attention_with_dropout(
-            q, k, v, visible, partial(self.dropout.drop_scores, row_BNs=key_BNs), self.softmax
-        )
+        return _attend(self.attention, self.softmax, q, k, v, visible, self.dropout, key_BNs)
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedCrossAttention:
+    """Attention of a decoder's rows to the encoder's rows of the same samples, of another length.
+
+    Attributes:
+        rows: B.
+        is_visible_BS: which of the encoder's tokens a decoder sees: those that are no padding. None: all.
+        dropout, attention, softmax: as of `PackedAttention`.
+    """
+
+    rows: int
+    is_visible_BS: Tensor | None = None
+    dropout: Dropout | None = None
+    attention: Callable[[Tensor, Tensor, Tensor, Visible], Tensor] = attention
+    softmax: Callable[[Tensor, Tensor | None, float], Tensor] = masked_softmax
+
+    def __call__(
+        self, layer: int, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, mask: AttentionMask = PLAIN
+    ) -> Tensor:
+        """Compute attention; k and v are of the encoder's tokens."""
+        assert mask.is_plain, "windows and slopes need causal attention"
+        q, k, v = (x.unflatten(0, (self.rows, -1)).transpose(1, 2) for x in (q_TNH, k_TKH, v_TKH))
+        visible = self.is_visible_BS
+        if visible is not None:
+            visible = visible[:, None, None, :].expand(-1, 1, q.shape[2], -1)
+        drop = self.dropout
+        key_BNs = None if drop is None else drop.score_keys(layer, self.rows, q.shape[1])
+        out = _attend(self.attention, self.softmax, q, k, v, visible, drop, key_BNs)
+        return out.transpose(1, 2).flatten(0, 1)
 
 
 class KVCacheAttention:
@@ -181,6 +207,23 @@ class KVCacheAttention:
         self._keys = self._keys[:, row_B]
         self._values = self._values[:, row_B]
         self.rows = row_B.numel()
+
+
+def _attend(
+    attention: Callable[[Tensor, Tensor, Tensor, Visible], Tensor],
+    softmax: Callable[[Tensor, Tensor | None, float], Tensor],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    visible: Visible,
+    dropout: Dropout | None,
+    key_BNs: Tensor | None,
+) -> Tensor:
+    """Compute attention by the kernel, or with dropout of the probabilities if there are keys for it."""
+    if key_BNs is None:
+        return attention(q, k, v, visible)
+    assert dropout is not None
+    return _attention_with_dropout(q, k, v, visible, partial(dropout.drop_scores, row_BNs=key_BNs), softmax)
 
 
 def _split_halves(key_BNs: Tensor | None) -> Sequence[Tensor | None]:

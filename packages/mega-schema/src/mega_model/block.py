@@ -1,4 +1,4 @@
-"""One layer of a decoder: attention and the feed-forward, dense, with or without a gate."""
+"""One layer: attention, attention to an encoder if there is one, and the feed-forward."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import partial
 import torch.nn.functional as F
 from torch import Tensor
 
-from mega_model.attention import Angles, Attention
+from mega_model.attention import Angles, Attention, CrossAttention, Memory
 from mega_model.attention_backends import AttentionBackend
 from mega_model.dropout import DropoutFn
 from mega_model.layers import ColumnLinear, RowLinear, build_norm, dropout_add_norm
@@ -19,7 +19,8 @@ from mega_model.runtime import Runtime
 class DecoderBlock(Attention):
     """Attention, then the feed-forward, each applied to the normed stream and added to it.
 
-    In a model with `parallel_residual` both read the input of the layer.
+    In a model with `parallel_residual` both read the input of the layer. In the decoder of an encoder-decoder
+    model, attention to the encoder's output comes between the two.
     """
 
     def __init__(self, rt: Runtime, layer: int) -> None:
@@ -28,6 +29,7 @@ class DecoderBlock(Attention):
         prefix = f"layers.{layer}."
         self.residual_after_norm = m.post_norm_residual
         self.parallel_residual = m.parallel_residual
+        self.cross = CrossAttention(rt, layer) if m.has_cross_attention(layer) else None
         self.ffn_norm = build_norm(rt, prefix + "ffn_norm")
         self.is_gated = m.is_gated
         if m.is_gated:
@@ -45,8 +47,13 @@ class DecoderBlock(Attention):
         attend: AttentionBackend,
         drop: DropoutFn,
         row_R: Tensor | None = None,
+        memory: Memory | None = None,
     ) -> Tensor:
-        """Compute the layer, (T, D), or for some of the tokens (R, D)."""
+        """Compute the layer, (T, D), or for some of the tokens (R, D).
+
+        Args:
+            memory: the encoder's output, in a layer with cross-attention.
+        """
         y_TD = self.attn_norm(x_TD)
         add_TD = self.attention(x_TD, y_TD, angles, attend, row_R)
         if row_R is not None:
@@ -56,7 +63,14 @@ class DecoderBlock(Attention):
         if self.parallel_residual:
             sum_TD = drop(prefix + "out", add_TD, x_TD)
             return drop(prefix + "down", self._feed_forward(x_TD, self.ffn_norm(x_TD)), sum_TD)
-        x_TD, y_TD = dropout_add_norm(self.ffn_norm, drop, prefix + "out", add_TD, residual_TD)
+        site = prefix + "out"
+        if self.cross is not None:
+            assert memory is not None
+            x_TD, y_TD = dropout_add_norm(self.cross.norm, drop, site, add_TD, residual_TD)
+            residual_TD = y_TD if self.residual_after_norm else x_TD
+            add_TD = self.cross(x_TD, y_TD, memory)
+            site = prefix + "cross.out"
+        x_TD, y_TD = dropout_add_norm(self.ffn_norm, drop, site, add_TD, residual_TD)
         residual_TD = y_TD if self.residual_after_norm else x_TD
         return drop(prefix + "down", self._feed_forward(x_TD, y_TD), residual_TD)
 

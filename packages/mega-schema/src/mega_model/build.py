@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from mega_model.decoder import Decoder
 from mega_model.distributed.mesh import Mesh
 from mega_model.encoder import Encoder
+from mega_model.encoder_decoder import EncoderDecoder
 from mega_model.kernels import REFERENCE, Kernels
 from mega_model.runtime import Runtime
 from mega_schema.params import Param
@@ -22,6 +23,8 @@ from mega_schema.spec import ModelSpec
 
 def build_model(rt: Runtime) -> Decoder:
     """Build this rank's pipeline stage of the model, with uninitialised weights."""
+    if rt.spec.encoder_layers is not None:
+        return EncoderDecoder(rt)
     return Decoder(rt) if rt.spec.causal else Encoder(rt)
 
 

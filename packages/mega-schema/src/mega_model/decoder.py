@@ -16,7 +16,7 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from mega_model.attention import Angles, rotary_angles
+from mega_model.attention import Angles, Memory, rotary_angles
 from mega_model.attention_backends import AttentionBackend
 from mega_model.block import DecoderBlock
 from mega_model.dropout import DropoutFn, no_dropout
@@ -111,11 +111,25 @@ class Decoder(nn.Module):
         row_R: Tensor | None,
     ) -> Tensor:
         """Compute this stage's layers of embedded tokens; the result is that of `hidden_states`."""
-        angles = self.rotary(position_T) if self.spec.rotary_dim else None
-        for layers, is_recomputed in self.recompute_groups:
-            run_layers = partial(self._run_layers, layers, angles, attend, drop, row_R)
-            x_TD = self._recompute(run_layers, x_TD) if is_recomputed else run_layers(x_TD)
+        x_TD = self.run_groups(self.recompute_groups, x_TD, position_T, attend, drop, row_R)
         return self.final_norm(x_TD) if self.stage.is_last else x_TD
+
+    def run_groups(
+        self,
+        groups: Sequence[tuple[Sequence[int], bool]],
+        x_TD: Tensor,
+        position_T: Tensor,
+        attend: AttentionBackend,
+        drop: DropoutFn,
+        row_R: Tensor | None = None,
+        memory: Memory | None = None,
+    ) -> Tensor:
+        """Compute groups of layers, each with whether backward recomputes it."""
+        angles = self.rotary(position_T) if self.spec.rotary_dim else None
+        for layers, is_recomputed in groups:
+            run_layers = partial(self._run_layers, layers, angles, attend, drop, row_R, memory)
+            x_TD = self._recompute(run_layers, x_TD) if is_recomputed else run_layers(x_TD)
+        return x_TD
 
     def _run_layers(
         self,
@@ -124,11 +138,12 @@ class Decoder(nn.Module):
         attend: AttentionBackend,
         drop: DropoutFn,
         row_R: Tensor | None,
+        memory: Memory | None,
         x_TD: Tensor,
     ) -> Tensor:
         for layer in layers:
             rows = row_R if layer == self.spec.layers - 1 else None
-            x_TD = self.layers[str(layer)](x_TD, angles, attend, drop, rows)
+            x_TD = self.layers[str(layer)](x_TD, angles, attend, drop, rows, memory)
         return x_TD
 
     def _recompute(self, run_layers: Callable[[Tensor], Tensor], x_TD: Tensor) -> Tensor:

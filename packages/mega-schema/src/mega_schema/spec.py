@@ -7,30 +7,31 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from pathlib import Path
 from types import MappingProxyType, NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from mega_schema.errors import ConfigError
 
-Family = Literal["gpt", "llama", "bert"]
+Family = Literal["gpt", "llama", "bert", "t5"]
 Norm = Literal["layernorm", "rmsnorm"]
 Activation = Literal["gelu_tanh", "gelu_erf", "squared_relu", "swiglu", "geglu", "reglu", "liglu"]
 Positions = Literal["learned", "rope", "alibi", "sinusoidal", "none"]
 HeadTransform = Literal["none", "gelu_tanh", "gelu_erf"]
 _LARGEST = sys.float_info.max  # an integer of JSON may be larger, and is no float then
-ENCODER_FIELDS = ("token_types", "pooler", "binary_head", "head_transform", "head_bias")
+ENCODER_FIELDS = ("token_types", "pooler", "binary_head", "head_transform")
 GATED: frozenset[Activation] = frozenset({"swiglu", "geglu", "reglu", "liglu"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """A transformer that is a decoder, or an encoder that attends in both directions.
+    """A transformer: a decoder, an encoder that attends in both directions, or an encoder and a decoder.
 
     Attributes:
-        family: the set of defaults that the other fields were completed with; bert is that of encoders. It
-            changes no result.
+        family: the set of defaults that the other fields were completed with; bert is that of encoders, t5
+            that of an encoder with a decoder. It changes no result.
         layers, hidden, heads: depth, width of the residual stream, query heads.
+        encoder_layers: number of the first layers that are an encoder. The layers after them are a decoder,
+            which also attends to the encoder's output (arXiv:1910.10683). None: all layers are one stack.
         kv_heads: key and value heads; fewer than `heads` is grouped-query attention (arXiv:2305.13245).
         head_dim: components of one head.
         ffn: width inside the feed-forward; of each of its two halves if it is gated.
@@ -58,13 +59,13 @@ class ModelSpec:
         embed_norm: token embeddings are normed before positions are added (BLOOM).
         qk_norm: every query and key head is normed before rotary positions (arXiv:2302.05442).
         sliding_window: keys that a token sees, itself included; None: all before it (arXiv:2310.06825).
-        causal: a token sees no later token. Fields from here to `head_bias` are for encoders, where this is
-            false (arXiv:1810.04805).
+        causal: a token sees no later token; in a model with `encoder_layers`, of the decoder's tokens.
+            Fields from here to `head_transform` are for encoders, where this is false (arXiv:1810.04805).
         token_types: kinds of token, each with an embedding that is added; None: there are no kinds.
         pooler, binary_head: a layer with tanh over the first token of a row, and two logits of its output
             (next sentence, or the order of sentences).
         head_transform: a layer with this activation and a norm before the output matrix.
-        head_bias: the output matrix has a bias.
+        head_bias: the output matrix has a bias; only in models with an encoder.
         init, init_std: initial values of matrices: normal with this standard deviation, divided by sqrt(2
             layers) for output projections; or Xavier uniform (Glorot and Bengio 2010).
         vocab_multiple: a rank's shard of the vocabulary is padded to a multiple of this in memory (Megatron's
@@ -80,6 +81,7 @@ class ModelSpec:
     ffn: int
     vocab: int
     max_seq_len: int
+    encoder_layers: int | None = None
     norm: Norm = "layernorm"
     norm_eps: float = 1e-5
     norm_1p: bool = False
@@ -167,7 +169,7 @@ class ModelSpec:
                     found=getattr(self, name),
                     wanted=f"{fields[name]}, or model.causal = {str(not self.causal).lower()}",
                 )
-        if not self.causal and self.positions == "alibi":
+        if not self.is_decoder_only and self.positions == "alibi":
             raise ConfigError(
                 "model.positions",
                 "is not supported in an encoder",
@@ -176,9 +178,41 @@ class ModelSpec:
             )
         if self.binary_head and not self.pooler:
             raise ConfigError("model.binary_head", "needs model.pooler", found=True, wanted=False)
-        if (self.family == "bert") == self.causal:
-            wanted = "gpt | llama" if self.causal else "bert"
-            raise ConfigError("model.family", "does not fit model.causal", found=self.family, wanted=wanted)
+        if self.head_bias and self.is_decoder_only:
+            raise ConfigError(
+                "model.head_bias", "is not supported in a decoder", found=True, wanted="False, or an encoder"
+            )
+        families = ("gpt", "llama") if self.is_decoder_only else ("t5",) if self.causal else ("bert",)
+        if self.family not in families:
+            field = "model.causal" if self.encoder_layers is None else "model.encoder_layers"
+            wanted = " | ".join(families)
+            raise ConfigError("model.family", f"does not fit {field}", found=self.family, wanted=wanted)
+        if self.encoder_layers is not None:
+            self._check_encoder_decoder(self.encoder_layers)
+
+    def _check_encoder_decoder(self, encoder_layers: int) -> None:
+        """Refuse what a model with an encoder and a decoder does not have."""
+        if not self.causal or encoder_layers >= self.layers:
+            raise ConfigError(
+                "model.encoder_layers",
+                "leaves no layer for a decoder",
+                found=f"{encoder_layers} of {self.layers}, causal={str(self.causal).lower()}",
+                wanted=f"fewer than {self.layers} and model.causal = true",
+            )
+        fields = {field.name: field.default for field in dataclasses.fields(self)}
+        for name in ("sliding_window", "parallel_residual", "qk_norm"):
+            if getattr(self, name) != fields[name]:
+                raise ConfigError(
+                    f"model.{name}",
+                    "is not supported in an encoder with a decoder",
+                    found=getattr(self, name),
+                    wanted=fields[name],
+                )
+
+    @property
+    def is_decoder_only(self) -> bool:
+        """Whether all layers are a decoder that predicts the next token."""
+        return self.causal and self.encoder_layers is None
 
     @property
     def q_rows(self) -> int:
@@ -194,6 +228,15 @@ class ModelSpec:
     def is_gated(self) -> bool:
         """Whether the feed-forward has a gate beside the up projection."""
         return self.activation in GATED
+
+    @property
+    def scaled_depth(self) -> int:
+        """Layers by which initial values of output projections are scaled down; T5's are the encoder's."""
+        return self.encoder_layers or self.layers
+
+    def has_cross_attention(self, layer: int) -> bool:
+        """Return whether the layer of this number attends to the encoder's output."""
+        return self.encoder_layers is not None and layer >= self.encoder_layers
 
     @property
     def rotary_dim(self) -> int:
@@ -261,6 +304,7 @@ FAMILY_DEFAULTS: Mapping[Family, Mapping[str, Any]] = MappingProxyType(
                 "head_bias": True,
             }
         ),
+        "t5": MappingProxyType({"head_bias": True}),
     }
 )
 """The fields of each family whose defaults differ from those of `ModelSpec`."""
@@ -311,6 +355,22 @@ def bert(
     return _with_defaults("bert", {**sizes, "ffn": 4 * hidden}, fields)
 
 
+def t5(
+    *,
+    encoder_layers: int,
+    decoder_layers: int,
+    hidden: int,
+    heads: int,
+    vocab: int,
+    max_seq_len: int,
+    **fields: object,
+) -> ModelSpec:
+    """Build a spec from six sizes and the defaults of Megatron's T5 (learned positions, biases, tied)."""
+    layers = encoder_layers + decoder_layers
+    sizes = {"layers": layers, "hidden": hidden, "heads": heads, "vocab": vocab, "max_seq_len": max_seq_len}
+    return _with_defaults("t5", {**sizes, "encoder_layers": encoder_layers, "ffn": 4 * hidden}, fields)
+
+
 def _with_defaults(family: Family, sizes: Mapping[str, int], fields: Mapping[str, object]) -> ModelSpec:
     """Complete the sizes with the family's defaults; `fields` have priority over both."""
     heads = sizes["heads"]
@@ -328,25 +388,3 @@ def _head_dim(hidden: int, heads: int) -> int:
     if heads < 1 or hidden % heads:
         raise ConfigError("model.heads", "do not divide model.hidden", found=f"{heads} heads, {hidden}")
     return hidden // heads
-
-
-def require_decoder(spec: ModelSpec, where: Path) -> None:
-    """Refuse an encoder.
-
-    Args:
-        where: the checkpoint of the model.
-
-    Raises:
-        ConfigError: the model is an encoder.
-    """
-    if not spec.causal:
-        export = (
-            f"mega-ckpt convert --from mega --to hf --load {where} --save FOLDER lets transformers run it"
-        )
-        raise ConfigError(
-            f"{where}: model.causal",
-            "is of an encoder, which predicts no next token",
-            found="false",
-            wanted="true, as in models of the families gpt and llama",
-            hint=export,
-        )

@@ -33,7 +33,8 @@ class _Commands(SingleRankErrors):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0] if args else ""
         if name.lower() in _ABSENT_FAMILIES:
-            raise ConfigError(name, "is not a supported model family", wanted=" | ".join(get_args(Family)))
+            wanted = " | ".join(family for family in get_args(Family) if family not in _ABSENT_FAMILIES)
+            raise ConfigError(name, "is not a supported model family", wanted=wanted)
         return super().resolve_command(ctx, args)
 
 

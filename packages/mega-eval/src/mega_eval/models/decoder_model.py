@@ -24,7 +24,7 @@ from mega_schema.checkpoint.checkpoint_tokenizer import open_checkpoint_tokenize
 from mega_schema.checkpoint.checksums import verify_namespace
 from mega_schema.checkpoint.reader import MODEL, Checkpoint
 from mega_schema.parallel_layout import WHOLE, Layout
-from mega_schema.spec import require_decoder
+from mega_schema.spec_checks import require_decoder
 from mega_schema.tokenizer.tokenizer import Tokenizer
 
 

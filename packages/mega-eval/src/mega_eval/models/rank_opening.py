@@ -10,7 +10,7 @@ from mega_eval.models.rank_processes import RankProcesses, TorchrunProcesses
 from mega_eval.models.rank_setup import RankSettings, check_layout, open_engine
 from mega_model.distributed.mesh import World
 from mega_schema.checkpoint.reader import Checkpoint
-from mega_schema.spec import require_decoder
+from mega_schema.spec_checks import require_decoder
 
 
 def open_ranks(settings: RankSettings, world: World | None, init_method: str = "env://") -> RankModel:

@@ -50,7 +50,7 @@ def matrix(
     if m.init == "xavier_uniform":
         init = Init("uniform", math.sqrt(2 / sum(shape)))
     else:
-        init = Init("normal", m.init_std / math.sqrt(2 * m.layers) if residual else m.init_std)
+        init = Init("normal", m.init_std / math.sqrt(2 * m.scaled_depth) if residual else m.init_std)
     return Param(name, shape, stage, init, split)
 
 
@@ -74,6 +74,11 @@ def head(m: ModelSpec) -> Param:
     row = embedding(m)
     tied_to = row.name if m.tied else None
     return Param("head.weight", row.shape, "last", row.init, row.split, tied_to=tied_to)
+
+
+def head_bias(m: ModelSpec) -> Param:
+    """Return the row of the output matrix's bias."""
+    return bias("head.bias", (m.vocab,), "last", Split("tp", 0, pad=m.vocab_multiple))
 
 
 def attention(m: ModelSpec, layer: int) -> Iterator[Param]:

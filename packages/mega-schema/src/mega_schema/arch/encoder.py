@@ -10,7 +10,6 @@ from collections.abc import Iterator
 
 from mega_schema.arch import decoder
 from mega_schema.params import Param
-from mega_schema.sharding import Split
 from mega_schema.spec import ModelSpec
 
 
@@ -25,7 +24,7 @@ def rows(m: ModelSpec) -> Iterator[Param]:
         yield from decoder.norm(m, "head.norm", "last")
     yield decoder.head(m)
     if m.head_bias:
-        yield decoder.bias("head.bias", (m.vocab,), "last", Split("tp", 0, pad=m.vocab_multiple))
+        yield decoder.head_bias(m)
     if m.pooler:
         yield from _linear(m, "pooler", m.hidden)
     if m.binary_head:

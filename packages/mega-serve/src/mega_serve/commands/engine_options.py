@@ -133,7 +133,7 @@ def open_checkpoint(values: Mapping[str, Any]) -> Checkpoint:
         FormatError: there is no checkpoint, or it is of another program.
     """
     from mega_schema.checkpoint.reader import Checkpoint
-    from mega_schema.spec import require_decoder
+    from mega_schema.spec_checks import require_decoder
     from mega_serve.engine.option_checks import (
         check_context_length,
         check_device,

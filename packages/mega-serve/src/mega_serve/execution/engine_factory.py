@@ -28,7 +28,8 @@ from mega_schema.checkpoint.checkpoint_tokenizer import open_checkpoint_tokenize
 from mega_schema.checkpoint.reader import Checkpoint
 from mega_schema.errors import RequestError
 from mega_schema.parallel_layout import Layout
-from mega_schema.spec import ModelSpec, require_decoder
+from mega_schema.spec import ModelSpec
+from mega_schema.spec_checks import require_decoder
 from mega_schema.tokenizer.tokenizer import Tokenizer
 from mega_serve.engine.detokenizer import Detokenizer
 from mega_serve.engine.engine_core import EngineCore, GrammarFactory

@@ -29,6 +29,8 @@ def model_spec(
     run: RunConfig, family: Family, *, vocab: int | None, loaded_spec: ModelSpec | None
 ) -> ModelSpec:
     """Return the model of the flags, or the checkpoint's without flags; if both exist they must be equal."""
+    if family == "t5":
+        raise ConfigError("model.family", "cannot be trained yet", found="t5", wanted="gpt | llama | bert")
     if run.model.family not in (None, family):
         raise ConfigError(
             "model.family",

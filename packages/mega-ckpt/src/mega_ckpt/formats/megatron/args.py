@@ -220,6 +220,7 @@ def _unsupported_options(spec: ModelSpec, core: bool) -> Iterator[tuple[str, obj
         if getattr(spec, name) % 1:
             yield name, "an integer"
     required: dict[str, object] = {
+        "encoder_layers": None,
         "scale_embedding": False,
         "embed_norm": False,
         "parallel_residual": False,

@@ -186,7 +186,7 @@ def foreign_name(names: Names, ours: str, first: int = 0) -> str:
 
 def _split_name(name: str) -> tuple[str, int, str]:
     module, _, kind = name.rpartition(".")
-    _, layer, part = module.split(".") if module.startswith("layers.") else ("", "0", module)
+    _, layer, part = module.split(".", 2) if module.startswith("layers.") else ("", "0", module)
     return part, int(layer), kind
 
 

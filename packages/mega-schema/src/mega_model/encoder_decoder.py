@@ -1,0 +1,99 @@
+"""An encoder and a decoder that attends to its output; both share the embeddings (arXiv:1910.10683).
+
+memory = norm(layers of E[token] + P[position])       the encoder's tokens, in both directions
+x = E[token] + P[position]                            the decoder's tokens
+for every layer of the decoder: as in `decoder`, and between attention and feed-forward
+                  x = x + O · attend(Q of norm(x), K and V of memory)
+logits = norm(x) · Hᵀ + b                             H is E if they are tied
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from mega_model.attention import Memory
+from mega_model.attention_backends import AttentionBackend
+from mega_model.decoder import Decoder
+from mega_model.dropout import DropoutFn, no_dropout
+from mega_model.layers import build_norm
+from mega_model.runtime import Runtime
+
+
+class EncoderInput(NamedTuple):
+    """The input of the encoder, for the samples of a decoder's input.
+
+    Attributes:
+        token_E, position_E: tokens and their positions, whole on every rank of tp.
+        attend: attention among these tokens, in both directions.
+        cross_attend: attention of the decoder's tokens to these.
+        drop: dropout of the encoder's residual branches.
+    """
+
+    token_E: Tensor
+    position_E: Tensor
+    attend: AttentionBackend
+    cross_attend: AttentionBackend
+    drop: DropoutFn = no_dropout
+
+
+class EncoderDecoder(Decoder):
+    """A model with an encoder and a decoder, on one stage."""
+
+    def __init__(self, rt: Runtime) -> None:
+        super().__init__(rt)
+        encoder_layers = rt.spec.encoder_layers
+        assert encoder_layers is not None
+        assert rt.stage.is_first, "one stage holds all layers"
+        assert rt.stage.is_last, "one stage holds all layers"
+        self.encoder_groups = rt.recompute.groups(rt.stage.layers[:encoder_layers])
+        self.recompute_groups = rt.recompute.groups(rt.stage.layers[encoder_layers:])
+        self.encoder_norm = build_norm(rt, "encoder_norm")
+        rt.weight_gradients.share_weight(self.embed.weight)  # the encoder's tokens and the decoder's
+
+    def forward(
+        self,
+        x: Tensor,
+        position_T: Tensor,
+        attend: AttentionBackend,
+        drop: DropoutFn = no_dropout,
+        target_T: Tensor | None = None,
+        gradient: float | None = None,
+        source: EncoderInput | None = None,
+    ) -> Tensor:
+        """Run the forward pass.
+
+        Args:
+            x: (T,) token ids of the decoder; `position_T`, `attend`, `drop` and `target_T` are of these.
+            source: the input of the encoder; required.
+
+        Returns:
+            as `Decoder.forward`.
+        """
+        x_TD = self.hidden_states(x, position_T, attend, drop, None, source)
+        loss: Tensor = self.head(x_TD, target_T, gradient)
+        return loss
+
+    def hidden_states(
+        self,
+        x: Tensor,
+        position_T: Tensor,
+        attend: AttentionBackend,
+        drop: DropoutFn = no_dropout,
+        row_R: Tensor | None = None,
+        source: EncoderInput | None = None,
+    ) -> Tensor:
+        """Compute everything but the head, of the decoder's tokens, (T, D) or (R, D) as in a decoder."""
+        assert source is not None
+        memory = Memory(self.encode(source), source.cross_attend)
+        x_TD = drop("embed", self.embed_tokens(x, position_T))
+        x_TD = self.run_groups(self.recompute_groups, x_TD, position_T, attend, drop, row_R, memory)
+        return self.final_norm(x_TD)
+
+    def encode(self, source: EncoderInput) -> Tensor:
+        """Compute the output of the encoder, (E, D)."""
+        x_ED = source.drop("embed", self.embed_tokens(source.token_E, source.position_E))
+        x_ED = self.run_groups(self.encoder_groups, x_ED, source.position_E, source.attend, source.drop)
+        states_ED: Tensor = self.encoder_norm(x_ED)
+        return states_ED

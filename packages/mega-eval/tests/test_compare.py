@@ -21,6 +21,7 @@ from mega_eval.paired_statistics import (
     mcnemar_exact,
     percentile_interval,
 )
+from mega_eval.result_reader import read_result
 from mega_eval.sweep import MetricPoint, MetricSpread, SweepPoint
 from mega_schema.errors import ConfigError, FormatError
 from tests.result_files import make_examples, write_made_up
@@ -233,6 +234,52 @@ def test_a_reader_is_told_of_other_differences_and_of_metrics_that_were_left_out
         f"{tmp_path / 'b.json'} is not publishable: examples were left out",
         "lambada average: left out, because its examples cannot be paired",
     ]
+
+
+def test_a_result_that_is_given_twice_is_refused_and_equal_models_are_noted(pair, tmp_path):
+    with pytest.raises(ConfigError, match=r"a\.json: is given twice: wanted results of different models"):
+        compare_results([pair[0], pair[1], read_result(tmp_path / "." / "a.json")])
+    copy = write_made_up(tmp_path / "again.json", pair[0].examples, model="a")
+    assert compare_results([pair[0], copy], resamples=100)[1] == [
+        f"one model: {tmp_path / 'a.json'} and {tmp_path / 'again.json'} have the same weights"
+    ]
+
+
+def test_metrics_of_some_of_the_examples_are_compared_on_these(tmp_path):
+    results = []
+    for name, right in (("a", RIGHT), ("b", BETTER)):
+        examples = make_examples(right)
+        for example in examples[20:]:
+            example.scores["late"] = example.scores["correct"]
+        late = metrics.proportion(right[20:], "late examples", example_score="late")
+        extra = {"late": late, **{f"subject_{n}": replace(late, example_score=None) for n in range(5)}}
+        results.append(write_made_up(tmp_path / f"{name}.json", examples, model=name, extra=extra))
+    comparisons, notes = compare_results(results, resamples=2000)
+    late = comparisons[-1]
+    assert (late.metric, late.test, late.count) == ("late", "mcnemar", 20)
+    assert (late.discordant, late.values) == ((0, 6), (0.5, 0.8))
+    assert late.interval[0] == pytest.approx(0.1, abs=0.051)
+    lines = list(format_comparisons(comparisons, 0.05))
+    assert lines[0].endswith(", 40 examples")
+    assert lines[-2].endswith("20 examples, right only in first 0, in second 6")
+    assert lines[2].endswith("   right only in first 0, in second 6")
+    assert notes == [
+        "lambada: 5 metrics left out, because no scores of examples pair them: "
+        "subject_0, subject_1, subject_2, ..."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("option", "name", "suffix"), [("--output", "c", ".json"), ("--plot", "c.jpg", ".png")]
+)
+def test_outputs_of_other_names_are_refused_before_the_work(pair, tmp_path, option, name, suffix):
+    words = ["compare", *(str(result.path) for result in pair), option, str(tmp_path / name)]
+    error = CliRunner().invoke(cli, words).exception
+    assert str(error) == (
+        f"{option}: its name does not end in {suffix}: found {tmp_path / name}; "
+        f"hint: {option} {tmp_path / name}{suffix}"
+    )
+    assert not (tmp_path / name).exists()
 
 
 def test_the_command_prints_a_table_and_writes_json_and_a_chart(pair, tmp_path):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from mega_eval import metrics
 from mega_eval.cli import cli
 from mega_eval.contamination import NgramIndex, TaskText, TrainingSet
 from mega_eval.contamination_subsets import split_metrics
@@ -174,6 +175,21 @@ def test_metrics_are_computed_on_clean_and_dirty_examples(tmp_path):
         FormatError, match=r"r\.json: its examples are not those of the file: found 0, wanted"
     ):
         split_metrics(result, {"data.jsonl:1": True})
+
+
+def test_metrics_of_some_of_the_examples_are_split_where_both_subsets_have_some(tmp_path):
+    examples = make_examples([True] * 5 + [False] * 15)
+    extra = {}
+    for name, rows in (("early", range(8)), ("late", range(15, 20))):
+        for row in rows:
+            examples[row].scores[name] = examples[row].scores["correct"]
+        hits = [examples[row].scores["correct"] == 1 for row in rows]
+        extra[name] = metrics.proportion(hits, "some examples", example_score=name)
+    result = write_made_up(tmp_path / "r.json", examples, extra=extra)
+    subsets = split_metrics(result, {str(n): n < 4 for n in range(20)})
+    assert (subsets["early"].clean.value, subsets["early"].dirty.value) == (0.25, 1)
+    assert subsets["accuracy"].clean.count == 16
+    assert "late" not in subsets
 
 
 @pytest.fixture

@@ -7,8 +7,10 @@ import sys
 import numpy as np
 import pytest
 
+from mega_eval.comparison import find_column
 from mega_eval.presets.core_bundle import CoreTask, read_core_tasks
 from mega_eval.records import list_record_files, read_records
+from mega_eval.report_page.examples_data import find_judges
 from mega_eval.tasks.core import evaluate
 from mega_schema.errors import ConfigError, FormatError
 from tests.evaluation.hash_model import HashModel
@@ -131,6 +133,55 @@ def test_choices_are_those_of_the_published_definition(tmp_path, context_length)
         expected = Reference(model, task, rows).accuracy()
         assert 0 < expected < 1
         assert result.values[f"accuracy_{task.label}"] == pytest.approx(expected)
+
+
+def test_the_files_of_nanochat_s_bundle_are_read_with_all_their_keys_and_columns(tmp_path):
+    folder = tmp_path / "eval_bundle"
+    config = """icl_tasks:
+-
+  label: jeopardy
+  dataset_uri: world_knowledge/jeopardy_all.jsonl
+  num_fewshot: [10]
+  icl_task_type: language_modeling
+  continuation_delimiter: "\\nAnswer: "
+  has_categories: true
+-
+  label: winograd
+  dataset_uri: language_understanding/winograd_wsc.jsonl
+  num_fewshot: [0]
+  icl_task_type: schema
+"""
+    baselines = (
+        "Eval Task,Task Category,Task Type,#shots,#datapoints,Random baseline,Centered Metric?,"
+        "Description\r\n"
+        'jeopardy,world knowledge,language modeling,10,2117,0,,"Questions, of ""Jeopardy""\r\n'
+        'on two lines"\r\n'
+        "winograd,language understanding,schema,0,273,50.0,,Pronouns\r\n"
+        "mmlu_zeroshot,world knowledge,multiple choice,0,14042,25,,not in core.yaml\r\n"
+    )
+    write_bundle(folder, config, baselines)
+    jeopardy, winograd = read_core_tasks(folder)
+    assert jeopardy == CoreTask(
+        "jeopardy",
+        "language_modeling",
+        folder / "eval_data/world_knowledge/jeopardy_all.jsonl",
+        10,
+        "\nAnswer: ",
+        0.0,
+    )
+    assert (winograd.num_fewshot, winograd.delimiter, winograd.baseline) == (0, " ", 0.5)
+
+
+def test_core_and_each_task_are_made_from_scores_of_examples_so_that_results_are_compared(tmp_path):
+    result = evaluate(HashModel(), read(write_bundle(tmp_path / "bundle")))
+    columns = {name: find_column(result, metric) for name, metric in result.metrics.items()}
+    assert {name: len(column.rows) for name, column in columns.items() if column} == {
+        "core": 37,
+        "accuracy_mc": 14,
+        "accuracy_schema": 12,
+        "accuracy_lm": 11,
+    }
+    assert find_judges(result) == ["correct"]
 
 
 def test_the_interval_of_the_mean_comes_from_the_variances_of_the_tasks(tmp_path):

@@ -55,6 +55,14 @@ def test_a_line_without_text_is_an_error_that_names_file_and_line(tmp_path, line
         read_json_lines(path, "text")
 
 
+def test_a_byte_order_mark_at_the_start_of_a_file_is_not_part_of_its_text(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "one"}\r\n{"text": "\xef\xbb\xbftwo"}\r\n')
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone two\n")
+    assert read_json_lines(tmp_path / "a.jsonl", "text") == [(1, "one"), (2, "\ufefftwo")]
+    assert read_text(tmp_path / "a.txt") == "one two\n"
+    assert [text for _, text in read_passages(tmp_path / "a.txt", "text")] == ["one two"]
+
+
 def test_a_passage_is_a_stripped_line_of_a_text_file_or_the_text_of_a_json_line(tmp_path):
     (tmp_path / "p.txt").write_text("\n one two \n\nthree\n")
     (tmp_path / "p.jsonl").write_text('{"body": " one two "}\n')

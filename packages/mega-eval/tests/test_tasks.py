@@ -234,6 +234,19 @@ def test_documents_of_one_word_have_no_last_word_to_predict_and_are_counted(unif
     assert (result.counts["last_words"], result.counts["last_words_skipped"]) == (2, 1)
 
 
+def test_each_last_word_is_an_example_so_that_two_models_can_be_compared_by_it(uniform, words):
+    words.encode("one two")
+    held_out = make_documents(words, "two one", "alone", "one two")
+    result = perplexity.evaluate(uniform(50, 8), words, held_out)
+    last_words = [example for example in result.examples if example.id.startswith("document")]
+    assert [(e.id, e.prompt, e.expected, dict(e.scores)) for e in last_words] == [
+        ("document 0", "two", "one", {"last_word_correct": 1.0}),
+        ("document 2", "one", "two", {"last_word_correct": 0.0}),
+    ]
+    assert result.metrics["last_word_accuracy"].example_score == "last_word_correct"
+    assert all("nats" in example.scores for example in result.examples[: -len(last_words)])
+
+
 def test_without_any_last_word_there_is_no_accuracy(uniform, words):
     result = perplexity.evaluate(uniform(50, 6), words, make_documents(words, "alone", "again"))
     assert "last_word_accuracy" not in result.values

@@ -51,7 +51,7 @@ def check_plot(option: str, path: Path, inputs: Sequence[Path], *, overwrite: bo
     Raises:
         ConfigError: matplotlib is not installed, or the path is not free for an image.
     """
-    check_output_file(option, path, inputs, is_image, overwrite=overwrite)
+    check_output_file(option, path, inputs, is_image, suffix=".png", overwrite=overwrite)
     require_matplotlib(option)
 
 

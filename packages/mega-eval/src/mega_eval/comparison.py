@@ -16,11 +16,12 @@ from mega_eval.metrics import Metric
 from mega_eval.paired_statistics import Floats
 from mega_eval.result_reader import EvaluationResult
 from mega_eval.task_result import Example
-from mega_schema.errors import FormatError
+from mega_schema.errors import ConfigError, FormatError
 
 Pairs = Literal["first", "all"]
 _RELATIVE_TOLERANCE = 1e-6  # between a metric and its value computed again from the examples
 _MAX_TEXT = 40  # characters of a text in a message
+_MAX_NAMES = 3  # metrics that a note names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,12 +69,15 @@ class ScoreColumn:
     """The scores of one metric over the examples of one result, in the order of the ids.
 
     Attributes:
-        numerators, weights: (examples,); the metric is made from Σ numerators / Σ weights.
+        numerators, weights: (rows,); the metric is made from Σ numerators / Σ weights.
+        rows: numbers of the examples that have the score, in the order of the ids; the last words of
+            `perplexity` and the tasks of `core` are some of the examples.
     """
 
     metric: Metric
     numerators: Floats
     weights: Floats
+    rows: tuple[int, ...]
 
     def to_values(self, ratios: Floats) -> Floats:
         """Return the metric's values from ratios of sums."""
@@ -111,7 +115,9 @@ def compare_results(
 
     Raises:
         FormatError: two results are not of the same task, convention, data and examples.
+        ConfigError: a result is given twice.
     """
+    _check_paths(results)
     comparisons, notes = [], []
     for group in group_results(results):
         for result in group[1:]:
@@ -127,6 +133,23 @@ def compare_results(
     q_values = paired_statistics.benjamini_hochberg([comparison.p_value for comparison in comparisons])
     adjusted = [replace(c, q_value=q) for c, q in zip(comparisons, q_values, strict=True)]
     return adjusted, list(dict.fromkeys(notes))
+
+
+def _check_paths(results: Sequence[EvaluationResult]) -> None:
+    """Check that no result is given twice.
+
+    Raises:
+        ConfigError: one is.
+    """
+    paths = [result.path.resolve() for result in results]
+    for index, (path, result) in enumerate(zip(paths, results, strict=True)):
+        if path in paths[:index]:
+            raise ConfigError(
+                result.path,
+                "is given twice",
+                wanted="results of different models",
+                hint="name the result of the other model",
+            )
 
 
 def group_results(results: Sequence[EvaluationResult]) -> list[list[EvaluationResult]]:
@@ -215,6 +238,9 @@ def _list_differences(first: EvaluationResult, second: EvaluationResult) -> Iter
     dtypes = [result.record["model"]["dtype"] for result in (first, second)]
     if dtypes[0] != dtypes[1]:
         yield f"dtype differs: {dtypes[0]} in {first.path}, {dtypes[1]} in {second.path}"
+    models = [result.record["model"]["sha256"] for result in (first, second)]
+    if models[0] == models[1]:
+        yield f"one model: {first.path} and {second.path} have the same weights"
     for result in (first, second):
         if not result.record["publishable"]:
             yield f"{result.path} is not publishable: examples were left out"
@@ -232,18 +258,30 @@ def _compare_pair(
     pair: tuple[EvaluationResult, EvaluationResult], names: tuple[str, str], *, resamples: int, seed: int
 ) -> tuple[list[MetricComparison], list[str]]:
     columns: dict[str, tuple[ScoreColumn, ScoreColumn]] = {}
-    notes = []
+    omissions = []
     for name, metric in pair[0].metrics.items():
         if name not in pair[1].metrics:
             continue
         first, second = (find_column(result, result.metrics[name]) for result in pair)
-        if first is None or second is None:
-            if metric.interval is not None:
-                notes.append(f"{pair[0].task} {name}: left out, because its examples cannot be paired")
-        else:
+        if first is not None and second is not None and first.rows == second.rows:
             columns[name] = first, second
+        elif metric.interval is not None:
+            omissions.append(name)
     if not columns:
         raise FormatError(pair[1].path, "has no metric whose examples can be paired")
+    draws: dict[str, Floats] = {}
+    for rows in dict.fromkeys(first.rows for first, _ in columns.values()):
+        draws |= _draw_differences(
+            {name: both for name, both in columns.items() if both[0].rows == rows}, resamples, seed
+        )
+    metrics = [_compare_metric(pair, names, name, both, draws[name]) for name, both in columns.items()]
+    return metrics, [_describe_omissions(pair[0].task, omissions)] if omissions else []
+
+
+def _draw_differences(
+    columns: Mapping[str, tuple[ScoreColumn, ScoreColumn]], resamples: int, seed: int
+) -> dict[str, Floats]:
+    """Return bootstrap draws of the difference of each metric; all metrics are of the same examples."""
     flat = [column for both in columns.values() for column in both]
     ratios = paired_statistics.bootstrap_ratios(
         np.stack([column.numerators for column in flat], axis=1),
@@ -251,11 +289,15 @@ def _compare_pair(
         resamples=resamples,
         seed=seed,
     )
-    metrics = []
-    for index, (name, both) in enumerate(columns.items()):
-        draws = [column.to_values(ratios[:, 2 * index + side]) for side, column in enumerate(both)]
-        metrics.append(_compare_metric(pair, names, name, both, draws[1] - draws[0]))
-    return metrics, notes
+    values = [column.to_values(ratios[:, index]) for index, column in enumerate(flat)]
+    return {name: values[2 * index + 1] - values[2 * index] for index, name in enumerate(columns)}
+
+
+def _describe_omissions(task: str, metrics: Sequence[str]) -> str:
+    shown = ", ".join(metrics[:_MAX_NAMES]) + (", ..." if len(metrics) > _MAX_NAMES else "")
+    if len(metrics) == 1:
+        return f"{task} {shown}: left out, because its examples cannot be paired"
+    return f"{task}: {len(metrics)} metrics left out, because no scores of examples pair them: {shown}"
 
 
 def _compare_metric(
@@ -291,12 +333,15 @@ def _compare_metric(
 
 
 def find_column(result: EvaluationResult, metric: Metric) -> ScoreColumn | None:
-    """Return the scores of a metric; None if it is not made from the scores of all examples."""
+    """Return the scores of a metric; None if it is not made from scores of examples."""
     name = metric.example_score
-    examples = sorted(result.examples, key=lambda example: example.id)
-    if name is None or not examples or not all(name in example.scores for example in examples):
+    if name is None:
         return None
-    column = ScoreColumn(metric, *_read_scores(examples, name))
+    examples = sorted(result.examples, key=lambda example: example.id)
+    rows = tuple(row for row, example in enumerate(examples) if name in example.scores)
+    if not rows:
+        return None
+    column = ScoreColumn(metric, *_read_scores([examples[row] for row in rows], name), rows)
     if not math.isclose(column.value, metric.value, rel_tol=_RELATIVE_TOLERANCE, abs_tol=1e-9):
         return None
     return column

@@ -39,7 +39,7 @@ def split_metrics(result: EvaluationResult, is_dirty: Mapping[str, bool]) -> dic
         is_dirty: whether an example is contaminated, by its id.
 
     Returns:
-        the metrics by name; none if one of the subsets is empty.
+        the metrics by name, without those that have no examples in one of the subsets.
 
     Raises:
         FormatError: an example of the result is not in `is_dirty`.
@@ -60,7 +60,10 @@ def split_metrics(result: EvaluationResult, is_dirty: Mapping[str, bool]) -> dic
         column = find_column(result, metric)
         if column is None:
             continue
-        clean, dirty = _compute_metric(column, ~mask), _compute_metric(column, mask)
+        is_dirty_row = mask[list(column.rows)]
+        if is_dirty_row.all() or not is_dirty_row.any():
+            continue
+        clean, dirty = _compute_metric(column, ~is_dirty_row), _compute_metric(column, is_dirty_row)
         subsets[name] = SubsetMetric(clean, dirty, dirty.value - clean.value, _interval(clean, dirty))
     return subsets
 

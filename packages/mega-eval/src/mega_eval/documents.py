@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -50,7 +51,7 @@ def read_text(path: Path) -> str:
     Raises:
         FormatError: the file is missing, damaged, empty or not UTF-8.
     """
-    text = read_utf8(path)
+    text = read_utf8(path, "utf-8-sig")
     if not text.strip():
         raise FormatError(path, "no text in the file")
     return text
@@ -65,6 +66,8 @@ def read_json_lines(path: Path, key: str) -> list[tuple[int, str]]:
     texts = []
     with open_file(path) as lines:
         for number, line in enumerate(lines, 1):
+            if number == 1:
+                line = line.removeprefix(codecs.BOM_UTF8)  # Windows programs write it
             if line.strip():
                 texts.append((number, _parse_line(line, key, path, number)))
     if not texts:

@@ -38,22 +38,27 @@ def check_output_file(
     inputs: Iterable[Path],
     is_ours: Callable[[Path], bool],
     *,
+    suffix: str,
     overwrite: bool = False,
 ) -> None:
     """Check that a file can be written; None is no output.
 
     Args:
+        suffix: of the file's name, such as ".json".
         is_ours: whether a file was written by this command, so that `overwrite` may replace it.
         overwrite: replace an existing file.
 
     Raises:
         ConfigError: its folder does not exist or cannot be written to, it is an input or a file that is not
-            ours, or it exists and may not be replaced.
+            ours, its name ends otherwise, or it exists and may not be replaced.
     """
     if path is None:
         return
     check_folder(option, path.parent)
     check_output(option, path, "file", inputs=inputs, is_ours=is_ours)
+    if path.suffix != suffix:
+        hint = f"{option} {path.with_name(path.name + suffix)}"
+        raise ConfigError(option, f"its name does not end in {suffix}", found=path, hint=hint)
     if path.exists() and not overwrite:
         hint = "name another, or add --overwrite"
         raise ConfigError(option, "a file of this name exists", found=path, hint=hint)

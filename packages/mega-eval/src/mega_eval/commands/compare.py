@@ -43,8 +43,8 @@ KEYS = ("format", "results", "comparisons", "notes", "resamples", "seed", "fdr")
     show_default=True,
     help="False discovery rate: a difference whose q is below it is called better or worse.",
 )
-@click.option("--output", type=OUTPUT_FILE, help="Also write the comparisons as JSON.")
-@click.option("--plot", type=OUTPUT_FILE, help="Also draw the differences as a PNG; needs matplotlib.")
+@click.option("--output", type=OUTPUT_FILE, help="Also write the comparisons as JSON, to NAME.json.")
+@click.option("--plot", type=OUTPUT_FILE, help="Also draw the differences, to NAME.png; needs matplotlib.")
 @click.option("--overwrite", is_flag=True, help="Replace existing files of --output and --plot.")
 def compare(
     results: tuple[Path, ...],
@@ -72,7 +72,7 @@ def compare(
     from mega_schema.outputs import has_keys
 
     inputs = [*results, *map(samples_path, results)]
-    check_output_file("--output", output, inputs, has_keys(KEYS), overwrite=overwrite)
+    check_output_file("--output", output, inputs, has_keys(KEYS), suffix=".json", overwrite=overwrite)
     if plot is not None:
         check_plot("--plot", plot, inputs, overwrite=overwrite)
     read = [read_result(path) for path in results]
@@ -104,9 +104,10 @@ def format_comparisons(comparisons: Sequence[MetricComparison], level: float) ->
         tables.setdefault(key, []).append(comparison)
     for (task, convention, first, second), rows in tables.items():
         title = " ".join(filter(None, (task, convention)))
-        yield f"{title}: {second} against {first}, {rows[0].count:,} examples"
+        count = max(row.count for row in rows)
+        yield f"{title}: {second} against {first}, {count:,} examples"
         head = ("", "first", "second", "difference", "95 %", "p", "q", "", "")
-        cells = [head, *(_format_row(row, level) for row in rows)]
+        cells = [head, *(_format_row(row, level, count) for row in rows)]
         widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
         for row in cells:
             name = row[0].ljust(widths[0])
@@ -115,11 +116,12 @@ def format_comparisons(comparisons: Sequence[MetricComparison], level: float) ->
         yield ""
 
 
-def _format_row(row: MetricComparison, level: float) -> tuple[str, ...]:
+def _format_row(row: MetricComparison, level: float, count: int) -> tuple[str, ...]:
+    """Return the cells of a metric; `count` is the number of examples that the title names."""
     low, high = row.interval
-    discordant = ""
+    remarks = [] if row.count == count else [f"{row.count:,} examples"]
     if row.discordant is not None:
-        discordant = f"right only in first {row.discordant[0]:,}, in second {row.discordant[1]:,}"
+        remarks.append(f"right only in first {row.discordant[0]:,}, in second {row.discordant[1]:,}")
     return (
         row.metric.replace("_", " "),
         *map(format_number, row.values),
@@ -128,5 +130,5 @@ def _format_row(row: MetricComparison, level: float) -> tuple[str, ...]:
         f"{row.p_value:.2g}",
         f"{row.q_value:.2g}",
         row.verdict(level),
-        discordant,
+        ", ".join(remarks),
     )

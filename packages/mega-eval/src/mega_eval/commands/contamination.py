@@ -57,7 +57,7 @@ _PATH = LocalPath()
     help="Tokenizer folder, or checkpoint with one.  [default: the PREFIX.tokenizer of the dataset]",
 )
 @click.option("--result", type=_PATH, help="Result of the task; gives its metrics on both subsets.")
-@click.option("--output", type=OUTPUT_FILE, help="Also write the overlap of every example as JSON.")
+@click.option("--output", type=OUTPUT_FILE, help="Also write the overlap of every example, to NAME.json.")
 @click.option("--overwrite", is_flag=True, help="Replace an existing file of --output.")
 def contamination(
     trains: tuple[Path, ...],
@@ -99,7 +99,7 @@ def contamination(
     path = choose_path(paths, data)
     inputs = [path, *(file for train in trains for file in dataset_files(train))]
     inputs += [] if result is None else [result, samples_path(result)]
-    check_output_file("--output", output, inputs, has_keys(KEYS), overwrite=overwrite)
+    check_output_file("--output", output, inputs, has_keys(KEYS), suffix=".json", overwrite=overwrite)
     check_file(path)
     evaluated = None if result is None else read_result(result)
     if evaluated is not None:

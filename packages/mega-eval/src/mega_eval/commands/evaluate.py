@@ -105,7 +105,8 @@ def _check_outputs(output: Path, inputs: list[Path], options: TaskOptions) -> No
     """Check that the result, its examples and its page can be written."""
     result.check_writable(output, inputs, overwrite=options.overwrite)
     if options.report:
-        check_output_file("--report", report_path(output), inputs, is_page, overwrite=options.overwrite)
+        page = report_path(output)
+        check_output_file("--report", page, inputs, is_page, suffix=page.suffix, overwrite=options.overwrite)
 
 
 def open_session(options: TaskOptions, cache_folder: Path | None = None) -> EvaluationSession:

@@ -13,7 +13,7 @@ from mega_schema.app.output_option import OUTPUT_FILE
 @click.command()
 @click.argument("results", nargs=-1, required=True, type=LocalPath(), metavar="RESULT.json...")
 @click.option(
-    "--output", type=OUTPUT_FILE, default="report.html", show_default=True, help="HTML file to write."
+    "--output", type=OUTPUT_FILE, default="report.html", show_default=True, help="Page to write, NAME.html."
 )
 @click.option("--overwrite", is_flag=True, help="Replace an existing page.")
 def report(results: tuple[Path, ...], output: Path, overwrite: bool) -> None:
@@ -28,7 +28,7 @@ def report(results: tuple[Path, ...], output: Path, overwrite: bool) -> None:
     from mega_schema.outputs import is_page
 
     inputs = [*results, *map(samples_path, results)]
-    check_output_file("--output", output, inputs, is_page, overwrite=overwrite)
+    check_output_file("--output", output, inputs, is_page, suffix=".html", overwrite=overwrite)
     read = [read_result(path) for path in results]
     write_page(read, output)
     examples = sum(len(result.examples) for result in read)

@@ -22,8 +22,11 @@ def render_examples_data(results: Sequence[EvaluationResult]) -> str:
 
 
 def find_judges(result: EvaluationResult) -> list[str]:
-    """Return the scores that are 0 or 1 in every example and belong to a metric, most important first."""
-    names = dict.fromkeys(metric.example_score for metric in result.metrics.values())
+    """Return the scores that are 0 or 1 in every example and belong to a metric, most important first.
+
+    `correct` is one of them even without a metric of all examples, as in `core`.
+    """
+    names = dict.fromkeys([*(metric.example_score for metric in result.metrics.values()), "correct"])
     return [
         name
         for name in names

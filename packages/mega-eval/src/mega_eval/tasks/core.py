@@ -72,6 +72,7 @@ def evaluate(
         accuracies[task.label] = metrics.proportion(
             [example.scores["correct"] == 1 for example in task_examples],
             f"accuracy of {task.label}, {task.num_fewshot} examples",
+            example_score=f"correct_{task.label}",
         )
         examples += task_examples
         cut += task_cut
@@ -122,6 +123,7 @@ def average(centered: Sequence[Metric]) -> Metric:
         stderr=stderr,
         interval=(value - Z95 * stderr, value + Z95 * stderr),
         higher_is_better=True,
+        example_score="core",
     )
 
 
@@ -143,7 +145,7 @@ def _evaluate_task(
     groups = [build_core_windows(task, question, model) for question in questions]
     scores = iter(model.score([window for windows, _ in groups for window in windows]))
     examples = [
-        _build_example(task, record, question, [next(scores) for _ in windows])
+        _build_example(task, record, question, [next(scores) for _ in windows], len(order))
         for record, question, (windows, _) in zip(order, questions, groups, strict=True)
     ]
     tokens = sum(window.input_length for windows, _ in groups for window in windows)
@@ -235,8 +237,13 @@ def _common_prefix(rows: Sequence[Sequence[int]]) -> int:
 
 
 def _build_example(
-    task: CoreTask, record: TaskRecord, question: CoreQuestion, scores: Sequence[WindowScores]
+    task: CoreTask,
+    record: TaskRecord,
+    question: CoreQuestion,
+    scores: Sequence[WindowScores],
+    task_questions: int,
 ) -> Example:
+    """Build an example; its share of CORE weighs all tasks equally, whatever their number of questions."""
     rates = [float(score.logprobs.mean()) for score in scores]
     best = int(np.argmax(rates))
     if task.task_type == LANGUAGE_MODELING:
@@ -249,7 +256,13 @@ def _build_example(
         prompt=question.prompts[question.gold][-PROMPT_CHARACTERS:],
         expected=question.choices[question.gold],
         prediction=prediction,
-        scores={"correct": float(is_correct), "nats_per_token": -rates[question.gold]},
+        scores={
+            "correct": float(is_correct),
+            f"correct_{task.label}": float(is_correct),
+            "core": (is_correct - task.baseline) / (1 - task.baseline) / task_questions,
+            "core_weight": 1 / task_questions,
+            "nats_per_token": -rates[question.gold],
+        },
         choices=list(zip(question.choices, (float(score.logprobs.sum()) for score in scores), strict=True)),
         tags={"core_task": task.label},
     )

@@ -13,6 +13,7 @@ are the first three scores of the n-gram models on the same tokens.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -22,12 +23,15 @@ from mega_eval.documents import Documents, concatenate
 from mega_eval.metrics import Metric
 from mega_eval.models.interface import Scorer
 from mega_eval.ngram import KneserNey, Unigram
-from mega_eval.task_result import TaskResult
+from mega_eval.task_result import Example, TaskResult
 from mega_eval.tasks.lambada import build_windows, split_last_word
 from mega_eval.tasks.stream import score_stream
+from mega_eval.tasks.token_scores import score_tokens
 from mega_eval.windows import Tokens, Window, sliding_windows
 from mega_schema.errors import FormatError
 from mega_schema.tokenizer.tokenizer import Tokenizer
+
+LAST_WORD = "last_word_correct"  # score of a document
 
 
 def evaluate(
@@ -66,13 +70,17 @@ def evaluate(
     if baseline is not None:
         computed |= _baseline_metrics(baseline, stream, scorer.vocab_size, size)
         counts["baseline_tokens"] = len(baseline)
-    last_words, skipped, truncated = _last_word_windows(tokenizer, documents, context_length)
-    if last_words:
-        correct = [bool(score.is_greedy.all()) for score in scorer.score(last_words)]
+    ids, last_words, truncated = _last_word_windows(tokenizer, documents, context_length)
+    examples = _build_last_word_examples(scorer, tokenizer, ids, last_words)
+    if examples:
+        correct = [example.scores[LAST_WORD] == 1 for example in examples]
         computed["last_word_accuracy"] = metrics.proportion(
-            correct, "documents whose last word is the greedy choice at each of its tokens"
+            correct,
+            "documents whose last word is the greedy choice at each of its tokens",
+            example_score=LAST_WORD,
         )
         counts["last_words_correct"] = sum(correct)
+    skipped = len(documents.texts) - len(last_words)
     counts |= {
         "last_words": len(last_words),
         "last_words_skipped": skipped,
@@ -83,19 +91,41 @@ def evaluate(
         convention="half-overlap",
         metrics=computed,
         counts=counts,
-        examples=scored.examples,
+        examples=[*scored.examples, *examples],
         tokens_read=scored.tokens_read + sum(window.input_length for window in last_words),
     )
 
 
 def _last_word_windows(
     tokenizer: Tokenizer, documents: Documents, max_length: int
-) -> tuple[list[Window], int, int]:
-    """Return windows on the last words, the number of documents of one word, and of truncated documents."""
-    texts = [text for text in documents.texts if split_last_word(text)[0]]
-    lines = [("document", text) for text in texts]
-    windows, truncated = build_windows(lines, tokenizer, convention=STRICT, max_length=max_length)
-    return windows, len(documents.texts) - len(texts), truncated
+) -> tuple[list[str], list[Window], int]:
+    """Return ids of the documents of two words or more, windows on their last words, and the number cut."""
+    texts = {
+        f"document {number}": text for number, text in enumerate(documents.texts) if split_last_word(text)[0]
+    }
+    windows, truncated = build_windows(
+        list(texts.items()), tokenizer, convention=STRICT, max_length=max_length
+    )
+    return list(texts), windows, truncated
+
+
+def _build_last_word_examples(
+    scorer: Scorer, tokenizer: Tokenizer, ids: Sequence[str], windows: Sequence[Window]
+) -> list[Example]:
+    examples = []
+    for name, window, score in zip(ids, windows, scorer.score(windows) if windows else [], strict=True):
+        context, target = window.tokens[: -window.target_length], window.targets
+        examples.append(
+            Example(
+                id=name,
+                prompt=tokenizer.decode(context.tolist()),
+                expected=tokenizer.decode(target.tolist()),
+                prediction=tokenizer.decode(score.greedy_ids.tolist()),
+                scores={LAST_WORD: float(score.is_greedy.all())},
+                tokens=score_tokens(tokenizer, target, score),
+            )
+        )
+    return examples
 
 
 def _baseline_metrics(train: Tokens, stream: Tokens, vocab_size: int, size: int) -> dict[str, Metric]:

@@ -36,18 +36,19 @@ def write_sentences(prefix: Path, documents: Sequence[Sequence[int]], seed: int 
     return IndexedDataset(prefix)
 
 
-def write_corpus(prefix: Path, documents: int = 60, *, described: bool = True) -> Path:
+def write_corpus(prefix: Path, documents: int = 60, *, described: bool = True, sentinels: int = 0) -> Path:
     """Write documents of three to eight sentences that count up; a number tells the next.
 
     Args:
         described: with the tokenizer beside the dataset.
+        sentinels: of the tokenizer, which with any has a begin and an end too.
 
     Returns:
         the prefix.
     """
     vocab = prefix.with_name("vocab.txt")
     vocab.write_text("\n".join(toy_pieces(sentinels=0)[:-2]) + "\n", "utf-8")
-    tokenizer = open_tokenizer("BertWordPieceCase", vocab_file=vocab)
+    tokenizer = open_tokenizer("BertWordPieceCase", vocab_file=vocab, vocab_extra_ids=sentinels)
     info = DatasetInfo(tokenizer=tokenizer.identity) if described else None
     rng = np.random.default_rng(3)
     with IndexedWriter(prefix, np.uint16, info=info) as out:

@@ -14,11 +14,17 @@ from torch import Tensor
 from mega_model.attention_backends import PackedAttention, PaddedCrossAttention
 from mega_model.attention_mask import PLAIN, AttentionMask
 from mega_model.build import build_model, fill_weights
+from mega_model.distributed.mesh import Mesh
 from mega_model.encoder_decoder import EncoderDecoder, EncoderInput
 from mega_model.runtime import Runtime
+from mega_schema.app.config import load_config
 from mega_schema.arch import table
 from mega_schema.sharding import Slab
 from mega_schema.spec import t5
+from mega_train.config import RunConfig
+from mega_train.data.encoder.t5_reader import LABEL, REAL, SOURCE, SOURCE_REAL, TOKEN
+from mega_train.engine.t5_forward_step import T5ForwardStep
+from mega_train.resolve import resolve
 
 # float32 over sums of at most 128 terms: a few units in the last place of the largest logit
 RELATIVE = 1e-5
@@ -152,6 +158,26 @@ def test_our_masks_are_megatrons_as_its_code_means_them(golden: Path, row: int) 
     theirs = EncoderInput(*inputs, *map(MegatronAttention, masks))
     found, wanted = (_logits(model, io, source, 2)[row] for source in (ours, theirs))
     assert (found - wanted).abs().max() <= RELATIVE * wanted.abs().max()
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_the_loss_of_a_step_is_the_formula_of_megatrons_script(golden: Path, train: bool) -> None:
+    """A mean over the tokens of a micro-batch with a label, and over micro-batches (pretrain_t5.py)."""
+    model, io = _megatrons_model(golden)
+    label_S = torch.tensor([21, 42, 16, 50, -100, -100])
+    batch = np.zeros((1, 5, 8), np.int64)
+    batch[:, SOURCE], batch[:, SOURCE_REAL], batch[:, LABEL] = io["enc_tokens"][0], 1, -100
+    batch[:, TOKEN, :6], batch[:, LABEL, :6], batch[:, REAL, :4] = io["dec_tokens"][0], label_S, 1
+    words = ["model.family=t5", "model.num_layers=2", "model.hidden_size=16", "model.num_attention_heads=4"]
+    words += ["model.vocab_size=128", "model.activation=gelu_erf", "model.ffn_hidden_size=32"]
+    words += ["batch.seq_length=8", "encoder_data.decoder_seq_length=6", "train.train_iters=1"]
+    run = load_config(RunConfig, None, {}, [*words, "optimizer.lr=1.0"])
+    config = resolve(run, "t5", 1, corpus=None, loaded_spec=None, cuda=False)
+    work = T5ForwardStep([model], config, Mesh(), [batch, batch], 1.0, [[0]] * 2 if train else None)
+    loss = 2 * work.forward(0, 0, None).detach()
+    token_loss = F.cross_entropy(io["logits"][0], label_S, reduction="none")
+    mask_S = (label_S != -100).float()
+    torch.testing.assert_close(loss, (token_loss * mask_S).sum() / mask_S.sum(), atol=1e-5, rtol=1e-5)
 
 
 def test_the_loss_is_that_of_megatrons_logits(golden: Path) -> None:

@@ -1,4 +1,4 @@
-"""BERT from raw text to transformers by the commands: split sentences, train, resume, convert."""
+"""BERT and T5 from raw text by the commands: split sentences, train, resume; BERT to transformers."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def _run(program: click.Command, *argv: object) -> str:
     return result.output
 
 
-def _train(ranks: int, *argv: object) -> str:
-    words = ["bert", *map(str, argv), *SCRIPT.split()]
+def _train(ranks: int, family: str, *argv: object) -> str:
+    words = [family, *map(str, argv), *SCRIPT.split()]
     if ranks == 1:
         return _run(mega_train, *words)
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
@@ -74,8 +74,10 @@ def test_raw_text_becomes_a_bert_that_transformers_runs(tmp_path: Path, ranks: i
     run = tmp_path / "run"
     data = ["--data-path", tmp_path / "c_text_sentence", "--vocab-file", vocab, "--save", run, "--load", run]
     tensor = ["--tensor-model-parallel-size", 2, "--sequence-parallel"] if ranks > 1 else []
-    _train(ranks, *data, *MODEL, "--train-iters", 10, *tensor)
-    out = _train(ranks, *data, *MODEL, "--train-iters", 40)  # on two ranks: data parallel from here on
+    _train(ranks, "bert", *data, *MODEL, "--train-iters", 10, *tensor)
+    out = _train(
+        ranks, "bert", *data, *MODEL, "--train-iters", 40
+    )  # on two ranks: data parallel from here on
     assert re.search(r"^validation at iteration 40 \| loss .* \| lm loss .* \| sop loss ", out, re.MULTILINE)
     starts = [event["iteration"] for event in read_events(run) if event["event"] == "train_start"]
     assert starts == [0, 10]
@@ -89,3 +91,28 @@ def test_raw_text_becomes_a_bert_that_transformers_runs(tmp_path: Path, ranks: i
     words = ["--from", "mega", "--to", "megatron", "--load", run, "--save", tmp_path / "megatron"]
     _run(mega_ckpt, "convert", *words)
     assert list((tmp_path / "megatron").rglob("model_optim_rng.pt"))
+
+
+@long
+def test_raw_text_trains_a_t5_on_two_ranks_that_resumes_on_another_layout(tmp_path: Path) -> None:
+    _write_text(tmp_path)
+    vocab = tmp_path / "vocab.txt"
+    tokenizer = ["--tokenizer-type", "BertWordPieceLowerCase", "--vocab-file", vocab, "--vocab-extra-ids", 20]
+    words = ["--input", tmp_path / "text.jsonl", "--output-prefix", tmp_path / "c", "--workers", 1]
+    _run(mega_data, "preprocess", *words, *tokenizer, "--split-sentences")
+    run = tmp_path / "run"
+    data = ["--data-path", tmp_path / "c_text_sentence", "--save", run, "--load", run]
+    # Megatron's flags of pretrain_t5.sh
+    model = ["--encoder-num-layers", 2, "--decoder-num-layers", 1, "--hidden-size", 32]
+    model += ["--num-attention-heads", 4, "--kv-channels", 8, "--ffn-hidden-size", 64]
+    model += ["--encoder-seq-length", 48, "--decoder-seq-length", 32, "--max-position-embeddings", 48]
+    tensor = ["--tensor-model-parallel-size", 2, "--sequence-parallel", "--hidden-dropout", 0.1]
+    _train(
+        2, "t5", *data, *model, "--vocab-file", vocab, "--vocab-extra-ids", 20, "--train-iters", 10, *tensor
+    )
+    out = _train(2, "t5", *data, *model, "--use-distributed-optimizer", "--train-iters", 60)
+    assert re.search(r"^validation at iteration 60 \| loss ", out, re.MULTILINE)
+    starts = [event["iteration"] for event in read_events(run) if event["event"] == "train_start"]
+    assert starts == [0, 10]
+    losses = [event["loss"] for event in read_events(run) if event["event"] == "train_log"]
+    assert losses[-1] < 0.7 * losses[0]

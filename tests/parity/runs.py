@@ -33,7 +33,7 @@ from mega_schema.tokenizer.tokenizer import open_tokenizer
 from mega_train.config import RunConfig
 from mega_train.data.dataloaders import RunDatasets
 from mega_train.data.datasets import Datasets
-from mega_train.data.encoder.bert_reader import SentenceDatasets
+from mega_train.data.encoder.sentence_datasets import SentenceDatasets
 from mega_train.data.sft import PromptResponsePairs
 from mega_train.engine.trainer import Trainer
 from mega_train.resolve import resolve
@@ -83,6 +83,17 @@ MODELS: dict[str, tuple[Family, dict[str, Any]]] = {
             "make_vocab_size_divisible_by": 8,
         },
     ),
+    "t5": (
+        "t5",
+        {
+            "num_layers": 2,
+            "decoder_num_layers": 3,
+            "hidden_size": 32,
+            "num_attention_heads": 4,
+            "vocab_size": 234,
+            "make_vocab_size_divisible_by": 8,
+        },
+    ),
     "llama": (
         "llama",
         {
@@ -124,11 +135,11 @@ def pairs(folder: Path) -> Path:
     return prefix
 
 
-def sentences(folder: Path) -> Path:
-    """Documents of sentences over 204 ids; their prefix. Safe to call on every rank."""
+def sentences(folder: Path, sentinels: int = 0) -> Path:
+    """Documents of sentences over 204 ids and sentinels; their prefix. Safe to call on every rank."""
     own = folder / f"sentences-{torch.randint(1 << 60, ()).item()}"
     own.mkdir()
-    return write_corpus(own / "corpus")
+    return write_corpus(own / "corpus", sentinels=sentinels)
 
 
 def _open(
@@ -140,10 +151,11 @@ def _open(
     dataset = IndexedDataset(prefix)
     assert dataset.info is not None
     identity = dataset.info.tokenizer
-    if family != "bert":
+    if family not in ("bert", "t5"):
         return dataset, identity
     datasets = Datasets.from_dataset(dataset, run.data)
-    return SentenceDatasets.from_tokenizer(datasets, datasets.tokenizer, run.encoder_data), identity
+    sentences = SentenceDatasets.from_tokenizer(family, datasets, datasets.tokenizer, run.encoder_data)
+    return sentences, identity
 
 
 def trainer(
@@ -152,7 +164,10 @@ def trainer(
     """A trainer of a tiny model on these ranks; `values` are section__key=value."""
     family, shape = MODELS[model]
     tunes = bool(values.get("data__sft"))
-    data = pairs(folder) if tunes else sentences(folder) if family == "bert" else corpus(folder)
+    if family in ("bert", "t5"):
+        data = sentences(folder, sentinels=30 if family == "t5" else 0)
+    else:
+        data = pairs(folder) if tunes else corpus(folder)
     values = {"model__" + name: value for name, value in shape.items()} | values
     values["data__data_path"] = str(data)
     if load_from is not None:

@@ -48,7 +48,7 @@ def test_every_command_line_in_a_document_is_one_its_program_takes() -> None:
     "line",
     [
         "mega-train gpt --tensor-parallel 2",
-        "mega-train t5 --lr 1",
+        "mega-train mamba --lr 1",
         "mega-ckpt reshard --load A",
         "mega-ckpt convert --from hf --to keras --load A --save B",
         "python -m mega_data sample --output x --megabyte 3",

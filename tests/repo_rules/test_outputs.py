@@ -165,7 +165,7 @@ OUTPUTS = {
     "mega-train report --output": Output("--output", "file", "runs/small"),
 } | {
     f"mega-train {family} {option}": Output(option, "folder", TRAINING, shared=True)
-    for family in ("gpt", "llama", "bert")
+    for family in ("gpt", "llama", "bert", "t5")
     for option in ("--save", "--data-cache-path", "--tensorboard-dir", "--wandb-save-dir", "--codecarbon-dir")
 }
 OUTPUTS |= {

@@ -21,7 +21,7 @@ from mega_schema.tokenizer.tokenizer import Tokenizer, open_tokenizer
 from mega_train.cli import main
 from mega_train.config import RunConfig
 from mega_train.data.datasets import Datasets
-from mega_train.data.encoder.bert_reader import SentenceDatasets
+from mega_train.data.encoder.sentence_datasets import SentenceDatasets
 from mega_train.engine.trainer import Trainer
 from mega_train.resolve import resolve
 from mega_train.telemetry.event_log import read_events
@@ -145,7 +145,9 @@ def _trainer(corpus: Path, *words: str, tokenizer: Tokenizer | None = None) -> T
     run = load_config(RunConfig, None, {"data_path": (str(corpus),)}, sets)
     datasets = Datasets.open(run.data)
     config = resolve(run, "bert", 1, corpus=datasets.identity, loaded_spec=None, cuda=False)
-    sentences = SentenceDatasets.from_tokenizer(datasets, tokenizer or datasets.tokenizer, run.encoder_data)
+    sentences = SentenceDatasets.from_tokenizer(
+        "bert", datasets, tokenizer or datasets.tokenizer, run.encoder_data
+    )
     return Trainer(config, Mesh(), sentences)
 
 
@@ -216,8 +218,8 @@ def test_a_token_outside_the_tokenizer_is_one_line(tmp_path: Path) -> None:
 
 REFUSED = {
     "--context-parallel-size 2": "--context-parallel-size: is not supported for BERT: ",
-    "--decoder-seq-length 64": "--decoder-seq-length: encoder-decoder models (T5) are not supported",
-    "--decoder-num-layers 2": "--decoder-num-layers: encoder-decoder models (T5) are not supported",
+    "--decoder-seq-length 64": "--decoder-seq-length: applies to T5 only: found 64; hint: mega-train t5",
+    "--decoder-num-layers 2": "--decoder-num-layers: applies to T5 only: found 2; hint: mega-train t5",
     "--mask-prob 0": "--mask-prob: out of range: found 0.0, wanted between 0 and 1",
     "--short-seq-prob 2": "--short-seq-prob: out of range: found 2.0, wanted 0 to 1",
     "--reset-attention-mask": "--reset-attention-mask: does not apply to BERT: a sample of",
@@ -248,14 +250,11 @@ def test_a_gpt_refuses_the_options_of_bert(corpus: Path, words: str) -> None:
     _, err = _run("gpt", "--data-path", str(corpus), *MODEL, *TRAINING, *words.split(), code=2)
     flag, *value = words.split()
     value_text = value[0] if value else "given"
+    families = "BERT and T5" if flag == "--mask-prob" else "BERT"
     assert err.splitlines()[-1] == (
-        f"error: {flag}: applies to BERT only: found {value_text}; hint: mega-train bert, or leave it out"
+        f"error: {flag}: applies to {families} only: found {value_text}; "
+        "hint: mega-train bert, or leave it out"
     )
-
-
-def test_t5_cannot_be_trained_yet(corpus: Path) -> None:
-    _, err = _run("validate", "--family", "t5", "--data-path", str(corpus), *TRAINING, code=2)
-    assert err.splitlines()[-1].startswith("error: model.family: cannot be trained yet: found t5")
 
 
 def test_data_without_sentences_is_one_line(tmp_path: Path) -> None:

@@ -125,6 +125,17 @@ ACCEPTED = {
         8,
         {"tp": 2, "pp": 2, "dp": 2, "global batch size": 16, "model.vocab_size": 204, "model.family": "bert"},
     ),
+    "megatron_t5_mp_23.06": (
+        8,
+        {
+            "tp": 2,
+            "dp": 4,
+            "global batch size": 128,
+            "model.vocab_size": 304,
+            "model.family": "t5",
+            "sequence length": 512,
+        },
+    ),
     "megatron_gpt3_175b": (
         1024,
         {"tp": 8, "pp": 16, "training iterations": 111_354, "batch size of the first step": 16},
@@ -166,6 +177,7 @@ WITHOUT_DROPOUT = {
     "megatron_mp_v2.5",
     "megatron_mp_23.06",
     "megatron_bert_mp_23.06",
+    "megatron_t5_mp_23.06",
     "megatron_gpt3_175b",
     "bigscience_tr8_104b",
     "bigscience_tr11_176b",
@@ -175,7 +187,11 @@ WITHOUT_DROPOUT = {
 
 
 def _validate(script: str, world: int, variables: Mapping[str, str]) -> tuple[int, str, str]:
-    families = {"megatron_llama2_finetune": "llama", "megatron_bert_mp_23.06": "bert"}
+    families = {
+        "megatron_llama2_finetune": "llama",
+        "megatron_bert_mp_23.06": "bert",
+        "megatron_t5_mp_23.06": "t5",
+    }
     family = ["--family", families.get(script, "gpt")]
     if script == "fairseq_megatron_11b":  # the folder of data is its first word, and it says the processes
         return mega_train("validate", *words_of(script, variables), *family, "--json")

@@ -22,7 +22,7 @@ from mega_train.config import RunConfig
 from mega_train.config.training import DeviceName, KernelsName
 from mega_train.fault_tolerance.error_reporting import SingleRankErrors
 
-_ABSENT_FAMILIES = frozenset({"t5", "mamba", "hybrid", "moe", "mixtral", "deepseek", "retro", "vit"})
+_ABSENT_FAMILIES = frozenset({"mamba", "hybrid", "moe", "mixtral", "deepseek", "retro", "vit"})
 
 
 class _Commands(SingleRankErrors):
@@ -33,8 +33,7 @@ class _Commands(SingleRankErrors):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0] if args else ""
         if name.lower() in _ABSENT_FAMILIES:
-            wanted = " | ".join(family for family in get_args(Family) if family not in _ABSENT_FAMILIES)
-            raise ConfigError(name, "is not a supported model family", wanted=wanted)
+            raise ConfigError(name, "is not a supported model family", wanted=" | ".join(get_args(Family)))
         return super().resolve_command(ctx, args)
 
 
@@ -67,6 +66,7 @@ def _add_training_command(name: Family, help: str) -> Callable[..., int]:
 _add_training_command("gpt", "Train a GPT-2 style model.")
 _add_training_command("llama", "Train a Llama style model.")
 _add_training_command("bert", "Train BERT on masked tokens and the order of sentences.")
+_add_training_command("t5", "Train T5 to restore masked spans, with an encoder and a decoder.")
 
 
 @app.command(cls=GroupedHelp)

@@ -42,7 +42,7 @@ TITLES: Mapping[str, str] = MappingProxyType(
         "train": "duration, seed, precision, dropout, kernels, device",
         "optimizer": "optimizer, learning rate and weight decay schedules",
         "data": "datasets, blends, splits, masks",
-        "encoder_data": "masked tokens and pairs of segments of BERT",
+        "encoder_data": "samples of BERT and T5",
         "tokenizer": "the tokenizer of datasets that do not record theirs",
         "evaluation": "validation during training",
         "checkpoint": "saving, loading, fine-tuning",

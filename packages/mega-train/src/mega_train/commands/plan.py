@@ -92,6 +92,14 @@ def build_workload(run: RunConfig, family: Family | None, world: int | None) -> 
     config = resolve(
         minimal, family, world or model_ranks(run), corpus=None, loaded_spec=loaded_spec, cuda=True
     )
+    if config.spec.encoder_layers is not None:
+        raise ConfigError(
+            "model.family",
+            "cannot be estimated yet",
+            found=config.spec.family,
+            wanted="gpt | llama | bert",
+            hint="mega-train validate checks the flags of a T5",
+        )
     return Workload(
         model=ShardedModel.from_layout(config.spec, config.layout),
         seq_length=config.seq_length,

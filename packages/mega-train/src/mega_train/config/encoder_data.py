@@ -33,6 +33,8 @@ class EncoderDataConfig:
         "--sample-rule", "mcore", "padding masks of Megatron core 0.16, or those of Megatron and core 0.9"
     )
 
+    decoder_length: int = option("--decoder-seq-length", 128, "tokens of a sample of T5's decoder")
+
     @property
     def has_pairs(self) -> bool:
         """Whether a sample of BERT has two segments."""

@@ -14,10 +14,13 @@ class ModelConfig:
     """Options of the model. With --load and none of them given, the model is the checkpoint's."""
 
     family: Family | None = option(
-        "--family", None, "family of the model; the commands gpt, llama and bert set it"
+        "--family", None, "family of the model; the commands gpt, llama, bert and t5 set it"
     )
     preset: str | None = option("--preset", None, "a named model, such as gpt2-124m or llama3-8b")
-    layers: int | None = option("--num-layers", None, "number of transformer layers")
+    layers: int | None = option("--num-layers", None, "number of transformer layers; of T5, the encoder's")
+    decoder_layers: int | None = option(
+        "--decoder-num-layers", None, "number of layers of T5's decoder; --num-layers if not given"
+    )
     hidden: int | None = option("--hidden-size", None, "width of the residual stream")
     heads: int | None = option("--num-attention-heads", None, "number of query heads")
     kv_heads: int | None = option(

@@ -20,8 +20,10 @@ from mega_train.data.blend_spec import DEFAULT_SPLIT, USES, SplitSource
 from mega_train.data.blended_dataset import BlendedDataset
 from mega_train.data.cache_folders import cache_folders
 from mega_train.data.datasets import Datasets
-from mega_train.data.encoder.bert_reader import BertReader, SentenceDatasets
+from mega_train.data.encoder.bert_reader import BertReader
 from mega_train.data.encoder.encoder_splits import EncoderSplits, build_encoder_splits
+from mega_train.data.encoder.sentence_datasets import SentenceDatasets
+from mega_train.data.encoder.t5_reader import T5Reader
 from mega_train.data.sample_index import SampleIndexSpec
 from mega_train.data.sampler import CyclicSampler, Sampler, SequentialSampler
 from mega_train.data.sft import PackedSftDataset, PromptResponsePairs
@@ -39,7 +41,7 @@ class SampleReader(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, i: int) -> np.ndarray:
-        """Return sample `i`: (length + 1,) tokens, (4, length + 1) of `data.sft`, or (5, length) of BERT."""
+        """Return sample `i`: (length + 1,) tokens, (4, length + 1) of `data.sft`; of encoders (5, length)."""
 
     def dataset_prefix(self, i: int) -> Path:
         """Return the prefix of the dataset of sample `i`."""
@@ -75,13 +77,13 @@ def build_data_splits(
 
     Raises:
         ConfigError: a part contains too few tokens for one sample, or no document with enough sentences.
-        FormatError: a dataset for BERT is not split into sentences.
+        FormatError: a dataset for BERT or T5 is not split into sentences.
         MegaError: the sample order cannot be cached in any folder.
     """
     if isinstance(datasets, PromptResponsePairs):
         return _build_sft_splits(config, datasets, tell=mesh.rank == 0)
     if isinstance(datasets, SentenceDatasets):
-        return _build_bert_splits(config, datasets, mesh)
+        return _build_encoder_splits(config, datasets, mesh)
     if isinstance(datasets, IndexedDataset):
         datasets = Datasets.from_dataset(datasets, config.options)
     spec = datasets.spec
@@ -112,14 +114,15 @@ def build_data_splits(
     return splits
 
 
-def _build_bert_splits(config: DataSplitsConfig, sentences: SentenceDatasets, mesh: Mesh) -> DataSplits:
+def _build_encoder_splits(config: DataSplitsConfig, sentences: SentenceDatasets, mesh: Mesh) -> DataSplits:
     splits: EncoderSplits = build_encoder_splits(
-        "bert", sentences.options, config, sentences.datasets, sentences.vocabulary, mesh
+        sentences.family, sentences.options, config, sentences.datasets, sentences.vocabulary, mesh
     )
+    reader = T5Reader if sentences.family == "t5" else BertReader
     return DataSplits(
-        BertReader(splits.training),
-        {name: BertReader(samples) for name, samples in splits.validation.items()},
-        {name: BertReader(samples) for name, samples in splits.test.items()},
+        reader(splits.training),
+        {name: reader(samples) for name, samples in splits.validation.items()},
+        {name: reader(samples) for name, samples in splits.test.items()},
     )
 
 

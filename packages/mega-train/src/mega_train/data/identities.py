@@ -12,7 +12,7 @@ from mega_schema.dataset.indexed_dataset import IndexedDataset
 from mega_train.config import DataConfig
 from mega_train.data.dataloaders import RunDatasets
 from mega_train.data.datasets import Datasets
-from mega_train.data.encoder.bert_reader import SentenceDatasets
+from mega_train.data.encoder.sentence_datasets import SentenceDatasets
 from mega_train.data.sft import PromptResponsePairs
 
 _SEQUENCES, _TOKENS = 16, 1024  # read of each dataset: reading all of it would take hours

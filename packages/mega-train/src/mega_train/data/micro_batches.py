@@ -39,19 +39,20 @@ class MicroBatchLoader:
     vocab: int
 
     def load(
-        self, reader: SampleReader, first_sample: int, num_micro_batches: int, seq_length: int
+        self, reader: SampleReader, first_sample: int, num_micro_batches: int, seq_length: int | None
     ) -> MicroBatches:
         """Load the micro-batches from sample `first_sample` on.
 
         Args:
             first_sample: number of samples read before, by all ranks.
-            seq_length: tokens to keep of each sample.
+            seq_length: tokens to keep of each sample; None keeps whole samples.
 
         Raises:
             FormatError: a token is outside the vocabulary.
         """
         numbers = list(self.samplers[reader].micro_batches(first_sample, num_micro_batches))
-        return MicroBatches(numbers, [self._load_batch(reader, n)[..., : seq_length + 1] for n in numbers])
+        stop = None if seq_length is None else seq_length + 1
+        return MicroBatches(numbers, [self._load_batch(reader, n)[..., :stop] for n in numbers])
 
     def _load_batch(self, reader: SampleReader, numbers: list[int]) -> np.ndarray:
         batch = np.stack([reader[number] for number in numbers])

@@ -20,9 +20,9 @@ def open_tokenizer_from_flags(run: RunConfig, family: Family = "gpt") -> tuple[R
     """Open the tokenizer of the flags, if any, and set the run's vocabulary size from it.
 
     --vocab-file and --merge-file without a type select GPT2BPETokenizer, the default type of Megatron's
-    pretrain_gpt.py, which its scripts leave out; --vocab-file alone selects BertWordPieceLowerCase for BERT,
-    that of pretrain_bert.py. A NullTokenizer is built from Megatron's --vocab-size, which
-    does not count its end-of-document token.
+    pretrain_gpt.py, which its scripts leave out; --vocab-file alone selects BertWordPieceLowerCase for BERT
+    and T5, that of pretrain_bert.py and pretrain_t5.py. A NullTokenizer is built from Megatron's
+    --vocab-size, which does not count its end-of-document token.
 
     Raises:
         ConfigError: the type is unknown, or a file that it requires is not given.
@@ -58,8 +58,8 @@ def _default_type(config: TokenizerConfig, family: Family) -> str:
     Raises:
         ConfigError: the files are not those of the family's tokenizer.
     """
-    is_bert = family == "bert" and config.merge_file is None
-    if is_bert and config.vocab_file is not None and config.model is None:
+    is_word_piece = family in ("bert", "t5") and config.merge_file is None
+    if is_word_piece and config.vocab_file is not None and config.model is None:
         return "BertWordPieceLowerCase"
     if config.vocab_file is not None and config.merge_file is not None and config.model is None:
         return "GPT2BPETokenizer"

@@ -6,12 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mega_model.attention_backends import AttentionBackend, PackedAttention
-from mega_model.dropout import Dropout, no_dropout
-from mega_model.kernels import Kernels
+from mega_model.dropout import no_dropout
 from mega_model.loss import IGNORED
-from mega_model.recompute import RecomputedAttention
 from mega_train.data.encoder.bert_reader import LABEL, ORDER, REAL, TOKEN, TYPE
+from mega_train.engine.encoder_attention import encoder_attention
 from mega_train.engine.forward_step import ForwardStep
 from mega_train.optim.loss_scaler import scale_loss
 
@@ -23,8 +21,7 @@ class BertForwardStep(ForwardStep):
     samples. The step's loss is the mean over its micro-batches, as in Megatron.
     """
 
-    @staticmethod
-    def length_of(batch: np.ndarray) -> int:
+    def length_of(self, batch: np.ndarray) -> int:
         return int(batch.shape[-1])
 
     def forward(self, chunk: int, micro: int, received: Tensor | None) -> Tensor:
@@ -35,7 +32,9 @@ class BertForwardStep(ForwardStep):
         inputs = (
             values[:, TOKEN].flatten() if received is None else received,
             self.position_s.repeat(len(batch)),
-            self._encoder_attention(model.kernels, batch, values, dropout),
+            encoder_attention(
+                model.kernels, self.config.recompute, batch[:, REAL], dropout, self.mesh.device
+            ),
             dropout or no_dropout,
         )
         types_T = values[:, TYPE].flatten() if self.config.spec.token_types is not None else None
@@ -73,19 +72,3 @@ class BertForwardStep(ForwardStep):
             return None, count
         index = masked if len(masked) else np.zeros(1, np.int64)
         return torch.from_numpy(index).to(self.mesh.device), count
-
-    def _encoder_attention(
-        self, kernels: Kernels, batch: np.ndarray, values: Tensor, dropout: Dropout | None
-    ) -> AttentionBackend:
-        """Return attention in both directions among the real tokens of each row."""
-        has_padding = bool((batch[:, REAL] == 0).any())
-        attend = PackedAttention(
-            len(batch),
-            self.seq_length,
-            values[:, REAL] if has_padding else None,
-            causal=False,
-            dropout=dropout,
-            attention=kernels.attention,
-            softmax=kernels.masked_softmax,
-        )
-        return RecomputedAttention(attend) if self.config.recompute.recomputes("core_attn") else attend

@@ -11,10 +11,12 @@ from torch import Tensor
 from mega_model.decoder import Decoder
 from mega_model.distributed.mesh import Mesh
 from mega_model.runtime import Runtime
+from mega_schema.spec import ModelSpec
 from mega_train.data.dataloaders import SampleReader
 from mega_train.data.micro_batches import MicroBatchLoader
 from mega_train.engine.bert_forward_step import BertForwardStep
 from mega_train.engine.forward_step import ForwardStep
+from mega_train.engine.t5_forward_step import T5ForwardStep
 from mega_train.optim.loss_scaler import DynamicLossScaler
 from mega_train.pipeline.executor import execute
 from mega_train.pipeline.schedules import SCHEDULES, PipelineShape, Table, forward_only
@@ -80,9 +82,11 @@ class ForwardBackward:
         mesh = self._mesh
         num_micro_batches = config.num_micro_batches(count)
         with timer("batch-generator"):
-            loaded = self._loader.load(reader, first_sample, num_micro_batches, seq_length)
+            # samples of an encoder are never shortened
+            kept_length = seq_length if config.spec.is_decoder_only else None
+            loaded = self._loader.load(reader, first_sample, num_micro_batches, kept_length)
         dropout_seeds = loaded.sample_numbers if train else None
-        step = ForwardStep if config.spec.causal else BertForwardStep
+        step = forward_step_class(config.spec)
         work = step(self._models, config, mesh, loaded.batches, self._loss_scaler.value, dropout_seeds)
         losses = execute(
             self._pipeline_schedule(num_micro_batches, train=train),
@@ -115,3 +119,10 @@ class ForwardBackward:
 
     def _beat(self) -> None:
         self.heartbeat += 1
+
+
+def forward_step_class(spec: ModelSpec) -> type[ForwardStep]:
+    """Return the forward step of the kind of model."""
+    if spec.encoder_layers is not None:
+        return T5ForwardStep
+    return ForwardStep if spec.causal else BertForwardStep

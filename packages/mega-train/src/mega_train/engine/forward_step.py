@@ -52,7 +52,7 @@ class ForwardStep:
         Args:
             models: this rank's stages, by chunk.
             batches: per micro-batch (samples, length + 1) token ids, or (samples, 4, length + 1) of
-                `data.sft`; the same on every rank of cp. `BertForwardStep` has its own.
+                `data.sft`; the same on every rank of cp. BERT and T5 have their own.
             loss_scale: factor of the loss, and so of the gradients.
             sample_numbers: per micro-batch, the seeds of its dropout; None disables dropout, as in a
                 validation.
@@ -79,9 +79,8 @@ class ForwardStep:
             sample_numbers is not None and accumulates_in_order and mesh.device.type == "cpu"
         )
 
-    @staticmethod
-    def length_of(batch: np.ndarray) -> int:
-        """Return the tokens of a sample of which the model computes the states."""
+    def length_of(self, batch: np.ndarray) -> int:
+        """Return the tokens of a sample of which the model predicts the targets."""
         return int(batch.shape[-1]) - 1
 
     @property
@@ -140,11 +139,17 @@ class ForwardStep:
         """Select the values of this rank's tokens, flattened to (T,)."""
         return x_BS[:, self.position_s].flatten()
 
-    def _dropout(self, micro: int) -> Dropout | None:
+    def _dropout(self, micro: int, position_s: Tensor | None = None) -> Dropout | None:
+        """Return the dropout of a micro-batch, None in a validation.
+
+        Args:
+            position_s: numbers of the tokens of a sample, by which their dropout differs; None: positions.
+        """
         train = self.config.run.train
         if self.sample_numbers is None or not (train.hidden_dropout or train.attention_dropout):
             return None
-        key_T = token_keys(train.seed, self.sample_numbers[micro], self.position_s)
+        numbers_s = self.position_s if position_s is None else position_s
+        key_T = token_keys(train.seed, self.sample_numbers[micro], numbers_s)
         kernel = self.models[0].kernels.dropout_add
         return Dropout(train.hidden_dropout, train.attention_dropout, key_T, self.mesh.tp, kernel)
 

@@ -34,7 +34,7 @@ from mega_train.config import RunConfig
 from mega_train.config.refusals import Refusals
 from mega_train.data.dataloaders import RunDatasets
 from mega_train.data.datasets import Datasets
-from mega_train.data.encoder.bert_reader import SentenceDatasets
+from mega_train.data.encoder.sentence_datasets import SentenceDatasets
 from mega_train.data.identities import compute_identities
 from mega_train.data.sft import PromptResponsePairs
 from mega_train.data.tokenizer_from_flags import (
@@ -160,15 +160,15 @@ def prepare(
 def _add_vocabulary(
     datasets: Datasets | PromptResponsePairs, tokenizer: Path | Tokenizer | None, config: ResolvedConfig
 ) -> RunDatasets:
-    """Return the datasets, for BERT with the vocabulary by which their tokens are masked.
+    """Return the datasets, for BERT and T5 with the vocabulary by which their tokens are masked.
 
     Raises:
-        MegaError: the tokenizer is not known, or has no mask token.
+        MegaError: the tokenizer is not known, or has no mask token or no sentinels.
     """
-    if config.spec.causal:
+    if config.spec.is_decoder_only:
         return datasets
     assert isinstance(datasets, Datasets), "resolve refuses --sft"
-    return SentenceDatasets.from_tokenizer(datasets, tokenizer, config.run.encoder_data)
+    return SentenceDatasets.from_tokenizer(config.spec.family, datasets, tokenizer, config.run.encoder_data)
 
 
 def _check_machine(config: ResolvedConfig, world: World) -> None:

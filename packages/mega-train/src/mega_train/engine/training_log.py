@@ -41,7 +41,10 @@ class TrainingLog:
         updates = [step for step in self.steps if step.grad_norm is not None]
         losses = [step.loss for step in updates if step.loss is not None]
         terms = [step.loss_terms for step in updates if step.loss is not None]
-        flops = sum(step.tokens * flops_per_token(config.spec, step.seq_length) for step in self.steps)
+        decoder_length = config.run.encoder_data.decoder_length
+        flops = sum(
+            step.tokens * flops_per_token(config.spec, step.seq_length, decoder_length) for step in self.steps
+        )
         flops_per_rank = flops / seconds / config.layout.world
         timers = {name: phase_seconds / steps for name, phase_seconds in trainer.timers.pop().items()}
         log_line = LogLine(

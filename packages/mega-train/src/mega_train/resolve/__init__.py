@@ -103,8 +103,9 @@ def resolve(
     if device is not None:
         refusals.extend(check_overlap(parallel, device))
     skipped = refusals.attempt(skipped_iterations, run)
-    # an encoder has none of the options that need it
-    eod = None if spec is not None and not spec.causal else refusals.attempt(_end_of_document, run, corpus)
+    eod = None
+    if spec is None or spec.is_decoder_only:  # an encoder has none of the options that need it
+        eod = refusals.attempt(_end_of_document, run, corpus)
     refusals.raise_any()
     assert spec is not None
     assert steps is not None

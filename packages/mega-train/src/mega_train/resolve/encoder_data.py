@@ -1,15 +1,21 @@
-"""Check the options of BERT's samples, and those that samples of BERT exclude."""
+"""Check the options of the samples of BERT and T5, and those that these samples exclude."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
+from types import MappingProxyType
 
 from mega_schema.app.config import config_keys
-from mega_schema.errors import ConfigError, MegaError
+from mega_schema.errors import ConfigError, LayoutError, MegaError
 from mega_schema.parallel_layout import Layout
 from mega_schema.spec import ModelSpec
 from mega_train.config import CurriculumConfig, EncoderDataConfig, RunConfig
 from mega_train.data.encoder.probabilities import check_probabilities
+
+# options of the section that one family has; both have the others
+_BERT_ONLY = frozenset({"mask_type", "no_binary_head"})
+_T5_ONLY = frozenset({"decoder_length"})
+_OTHER_OPTIONS: Mapping[str, Collection[str]] = MappingProxyType({"bert": _T5_ONLY, "t5": _BERT_ONLY})
 
 
 def check_encoder_data(run: RunConfig, spec: ModelSpec, layout: Layout) -> Iterator[MegaError]:
@@ -18,34 +24,50 @@ def check_encoder_data(run: RunConfig, spec: ModelSpec, layout: Layout) -> Itera
     Yields:
         an error for every option that the family does not have, and for a value out of range.
     """
-    if spec.causal:
-        yield from _check_decoder(run)
+    yield from _check_other_families(run, spec)
+    if spec.is_decoder_only:
         return
+    name = spec.family.upper()
     yield from check_probabilities(run.encoder_data)
-    yield from _check_binary_head(run, spec)
-    yield from _check_decoder_options(run)
+    yield from _check_decoder_options(run, name)
     if layout.cp > 1:
         yield ConfigError(
             "--context-parallel-size",
-            "is not supported for BERT: padding would give the ranks unequal work",
+            f"is not supported for {name}: padding would give the ranks unequal work",
             found=layout.cp,
             wanted="1",
             hint="--tensor-model-parallel-size with --sequence-parallel",
         )
+    if spec.encoder_layers is None:
+        yield from _check_binary_head(run, spec)
+    else:
+        yield from _check_decoder_length(run, spec, layout)
+        if layout.pp > 1:
+            yield ConfigError(
+                "--pipeline-model-parallel-size",
+                "is not supported for T5: the encoder's output would have to pass through every stage",
+                found=layout.pp,
+                wanted="1",
+                hint="--tensor-model-parallel-size, or --use-distributed-optimizer",
+            )
 
 
-def _check_decoder(run: RunConfig) -> Iterator[MegaError]:
-    """Refuse options of BERT in a run of a decoder; with their default values they change nothing."""
+def _check_other_families(run: RunConfig, spec: ModelSpec) -> Iterator[MegaError]:
+    """Refuse options of samples of other families; with their default values they change nothing."""
     default = EncoderDataConfig()
     for key in config_keys(RunConfig):
-        if key.section == "encoder_data":
+        option = key.field.name
+        is_other = spec.is_decoder_only or option in _OTHER_OPTIONS[spec.family]
+        if key.section == "encoder_data" and is_other:
             value = key.value_in(run)
-            if value != getattr(default, key.field.name):
+            owner = "t5" if option in _T5_ONLY else "bert"
+            names = owner.upper() if option in _T5_ONLY | _BERT_ONLY else "BERT and T5"
+            if value != getattr(default, option):
                 yield ConfigError(
                     key.flag,
-                    "applies to BERT only",
+                    f"applies to {names} only",
                     found="given" if value is True else value,
-                    hint="mega-train bert, or leave it out",
+                    hint=f"mega-train {owner}, or leave it out",
                 )
 
 
@@ -68,25 +90,49 @@ def _check_binary_head(run: RunConfig, spec: ModelSpec) -> Iterator[MegaError]:
         )
 
 
-def _check_decoder_options(run: RunConfig) -> Iterator[MegaError]:
-    """Refuse options that apply to the samples and the loss of decoders only."""
+def _check_decoder_length(run: RunConfig, spec: ModelSpec, layout: Layout) -> Iterator[MegaError]:
+    """Check that the text of T5's decoder fits the model and divides over the ranks."""
+    flag = "--decoder-seq-length"
+    length = run.encoder_data.decoder_length
+    if not 1 <= length <= spec.max_seq_len:
+        wanted = f"1 to {spec.max_seq_len} (--max-position-embeddings)"
+        yield ConfigError(flag, "does not fit the model", found=f"{length} tokens", wanted=wanted)
+        return
+    tokens = run.batch.micro * length
+    if (run.parallel.sequence or run.recompute.distribute_saved) and tokens % layout.tp:
+        yield LayoutError(
+            flag,
+            "the tokens of a micro-batch cannot be split evenly",
+            found=f"{tokens} tokens over tp={layout.tp}",
+            wanted=f"micro-batch size x decoder length a multiple of {layout.tp}",
+        )
+
+
+def _check_decoder_options(run: RunConfig, name: str) -> Iterator[MegaError]:
+    """Refuse options that apply to the samples and the loss of decoders only.
+
+    Args:
+        name: of the family, as people write it.
+    """
     data, train = run.data, run.train
     reasons = {
         "--mock-data": (data.mock, "its documents have no sentences"),
-        "--sft": (data.sft, "BERT generates no answers"),
-        "--reset-position-ids": (data.reset_positions, "a sample of BERT has one document"),
-        "--reset-attention-mask": (data.reset_attention, "a sample of BERT has one document"),
-        "--eod-mask-loss": (data.eod_mask_loss, "BERT's data has no end-of-document tokens"),
+        "--sft": (data.sft, f"samples of {name} are masked text, not prompts and answers"),
+        "--reset-position-ids": (data.reset_positions, f"a sample of {name} has one document"),
+        "--reset-attention-mask": (data.reset_attention, f"a sample of {name} has one document"),
+        "--eod-mask-loss": (data.eod_mask_loss, f"{name}'s data has no end-of-document tokens"),
         "--calculate-per-token-loss": (
             train.per_token_loss,
-            "BERT's loss is a mean over masked tokens and one over samples",
+            "BERT's loss is a mean over masked tokens and one over samples"
+            if name == "BERT"
+            else "T5's loss is a mean over the tokens of a micro-batch",
         ),
         "--batch-invariant": (train.batch_invariant, "its attention kernel is causal"),
         "--curriculum-start-length": (
             run.curriculum != CurriculumConfig(),
-            "a sample of BERT cannot be cut; --short-seq-prob makes some shorter",
+            f"a sample of {name} cannot be cut; --short-seq-prob makes some shorter",
         ),
     }
     for flag, (is_given, reason) in reasons.items():
         if is_given:
-            yield ConfigError(flag, f"does not apply to BERT: {reason}", hint="leave it out")
+            yield ConfigError(flag, f"does not apply to {name}: {reason}", hint="leave it out")

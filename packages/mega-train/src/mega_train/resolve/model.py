@@ -19,6 +19,7 @@ from mega_schema.spec import (
     bert,
     gpt,
     llama,
+    t5,
 )
 from mega_train.config import ModelConfig, RunConfig
 from mega_train.config.refusals import Refusals
@@ -29,8 +30,6 @@ def model_spec(
     run: RunConfig, family: Family, *, vocab: int | None, loaded_spec: ModelSpec | None
 ) -> ModelSpec:
     """Return the model of the flags, or the checkpoint's without flags; if both exist they must be equal."""
-    if family == "t5":
-        raise ConfigError("model.family", "cannot be trained yet", found="t5", wanted="gpt | llama | bert")
     if run.model.family not in (None, family):
         raise ConfigError(
             "model.family",
@@ -39,7 +38,14 @@ def model_spec(
             wanted=family,
             hint=f"mega-train {run.model.family}",
         )
-    if loaded_spec is not None and loaded_spec.causal == (family == "bert"):
+    if run.model.decoder_layers is not None and family != "t5":
+        layers = run.model.decoder_layers
+        hint = "mega-train t5, or leave it out"
+        raise ConfigError("--decoder-num-layers", "applies to T5 only", found=layers, hint=hint)
+    if run.model.decoder_layers is not None and run.model.decoder_layers < 1:
+        layers = run.model.decoder_layers
+        raise ConfigError("--decoder-num-layers", "not a count", found=layers, wanted="1 or more")
+    if loaded_spec is not None and not {family, loaded_spec.family} <= {"gpt", "llama"}:
         _check_family(family, loaded_spec)
     if replace(run.model, family=None) == ModelConfig() and loaded_spec is not None:
         _check_family(family, loaded_spec)
@@ -103,10 +109,10 @@ def _spec_from_flags(
         _check_family(family, base)
         if base.kv_heads == base.heads and "heads" in given_values:
             given_values.setdefault("kv_heads", given_values["heads"])
-        return ModelSpec.from_dict({**base.to_dict(), **given_values})
+        return ModelSpec.from_dict({**base.to_dict(), **_number_layers(given_values, base)})
     if loaded_spec is not None and not given_values.keys() & {"layers", "hidden", "heads"}:
         _check_family(family, loaded_spec)
-        return ModelSpec.from_dict({**loaded_spec.to_dict(), **given_values})
+        return ModelSpec.from_dict({**loaded_spec.to_dict(), **_number_layers(given_values, loaded_spec)})
     given_values.setdefault("max_seq_len", run.batch.length)
     given_values.setdefault("vocab", vocab)
     missing = Refusals()
@@ -131,11 +137,31 @@ def _spec_from_flags(
     return _BUILDERS[family](**given_values)
 
 
+def _number_layers(values: Mapping[str, Any], base: ModelSpec) -> dict[str, Any]:
+    """Replace the layers of T5's encoder and of its decoder by the fields of `ModelSpec`.
+
+    Args:
+        base: the model whose layers are replaced.
+    """
+    if base.encoder_layers is None:
+        return dict(values)
+    encoder = values.get("layers", base.encoder_layers)
+    decoder = values.get("decoder_layers", values.get("layers", base.layers - base.encoder_layers))
+    others = {name: value for name, value in values.items() if name != "decoder_layers"}
+    return others | {"layers": encoder + decoder, "encoder_layers": encoder}
+
+
+def _build_t5(*, layers: int, decoder_layers: int | None = None, **fields: Any) -> ModelSpec:
+    """Build a T5 from the layers of its encoder, which are also those of its decoder if not given."""
+    return t5(encoder_layers=layers, decoder_layers=decoder_layers or layers, **fields)
+
+
 def _given_values(run: RunConfig, family: Family) -> dict[str, Any]:
     """Return the fields of the spec that the flags give."""
     m = run.model
     values = {
         "layers": m.layers,
+        "decoder_layers": m.decoder_layers,
         "hidden": m.hidden,
         "heads": m.heads,
         "kv_heads": m.kv_heads,
@@ -173,7 +199,7 @@ def _given_values(run: RunConfig, family: Family) -> dict[str, Any]:
 
 
 _BUILDERS: Mapping[Family, Callable[..., ModelSpec]] = MappingProxyType(
-    {"gpt": gpt, "llama": llama, "bert": bert}
+    {"gpt": gpt, "llama": llama, "bert": bert, "t5": _build_t5}
 )
 # Megatron's --bert-no-binary-head leaves out the token types too, as all tokens are of one segment
 _NO_BINARY_HEAD: Mapping[str, Any] = MappingProxyType(

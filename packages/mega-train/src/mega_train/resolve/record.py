@@ -53,7 +53,8 @@ def all_model_keys(spec: ModelSpec) -> ModelConfig:
     """
     return ModelConfig(
         family=spec.family,
-        layers=spec.layers,
+        layers=spec.encoder_layers or spec.layers,
+        decoder_layers=None if spec.encoder_layers is None else spec.layers - spec.encoder_layers,
         hidden=spec.hidden,
         heads=spec.heads,
         kv_heads=spec.kv_heads,

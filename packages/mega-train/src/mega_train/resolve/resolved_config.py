@@ -24,7 +24,7 @@ class ResolvedConfig:
     """The resolved configuration of a run.
 
     Attributes:
-        seq_length: tokens of a sample.
+        seq_length: tokens of a sample; of T5, of its encoder.
         seq_length_schedule: tokens of a sample that a step reads.
         micro_batch_size: samples in one forward pass of one rank.
         batch_size_schedule: samples of a step.

@@ -46,7 +46,6 @@ from mega_train.data.splits_config import DataSplitsConfig
 Sample = Mapping[str, np.ndarray]
 
 _FORMAT = 1
-DECODER_LENGTH = 128  # Megatron's default
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,14 +122,12 @@ class EncoderBuilder:
 
     Attributes:
         config: length and seed of the samples, and their number in each split.
-        decoder_length: T5: tokens of the decoder's text.
     """
 
     family: EncoderFamily
     options: EncoderDataConfig
     config: DataSplitsConfig
     vocabulary: MaskingVocabulary
-    decoder_length: int = DECODER_LENGTH
 
     def __post_init__(self) -> None:
         """Check the options.
@@ -145,15 +142,8 @@ class EncoderBuilder:
             found = self.config.seq_length
             what = f"too short for {self._special_tokens} special tokens and text"
             raise ConfigError("--seq-length", what, found=found, wanted=f"{least} or more")
-        is_t5 = self.family == "t5"
-        if is_t5 and (None in (self.vocabulary.bos, self.vocabulary.eos) or not self.vocabulary.sentinels):
-            raise ConfigError(
-                "--vocab-extra-ids",
-                "the tokenizer has no sentinels for T5",
-                found=len(self.vocabulary.sentinels),
-                wanted="[BOS], [EOS], <extra_id_0> and so on",
-                hint="mega-data preprocess --vocab-extra-ids 100",
-            )
+        if self.family == "t5":
+            self.vocabulary.check_sentinels()
 
     @property
     def _special_tokens(self) -> int:
@@ -170,7 +160,7 @@ class EncoderBuilder:
         options, config = self.options, self.config
         if self.family == "t5":
             masker = NgramMasker(self.vocabulary, T5_NGRAMS, options.mask_prob, replaces=False)
-            t5_rule = T5Rule(config.seq_length, self.decoder_length, config.seed, options.sample_rule)
+            t5_rule = T5Rule(config.seq_length, options.decoder_length, config.seed, options.sample_rule)
             return T5Dataset(dataset, mapping, t5_rule, masker)
         ngrams = BERT_NGRAMS[options.mask_type]
         masker = NgramMasker(self.vocabulary, ngrams, options.mask_prob, replaces=True)
@@ -239,19 +229,15 @@ def build_encoder_splits(
     datasets: Datasets,
     vocabulary: MaskingVocabulary,
     mesh: Mesh,
-    decoder_length: int = DECODER_LENGTH,
 ) -> EncoderSplits:
     """Build the samples of a run. Rank 0 builds the mappings once and caches them on disk.
-
-    Args:
-        decoder_length: T5: tokens of the decoder's text.
 
     Raises:
         FormatError: a dataset is not split into sentences.
         ConfigError: an option is out of range, the tokenizer lacks a token, or a part has no sample.
         MegaError: the mappings cannot be cached in any folder.
     """
-    builder = EncoderBuilder(family, options, config, vocabulary, decoder_length)
+    builder = EncoderBuilder(family, options, config, vocabulary)
     folders = cache_folders(config.options, config.save, datasets)
     spec = datasets.spec
     training = EncoderSplitPlan.from_source(spec.training, datasets, builder, config.train_samples)

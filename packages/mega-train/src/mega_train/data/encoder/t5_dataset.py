@@ -69,10 +69,12 @@ class T5Dataset:
 
         Raises:
             ConfigError: the sample has more spans than sentinels, or does not fit the decoder.
+            FormatError: a token is outside the tokenizer's vocabulary.
         """
         first, stop, target = self.mapping[i].tolist()
         seed = (self.rule.seed + i) % (1 << 32)
         tokens = np.concatenate([self.dataset[sentence] for sentence in range(first, stop)]).astype(np.int64)
+        self.masker.vocabulary.check_tokens(tokens, self.dataset.prefix)
         masked = self.masker.mask(tokens[:target], target, np.random.RandomState(seed), seed)
         encoder, decoder, labels = self._replace_spans(masked, tokens, i)
         return {**self._pad(encoder, decoder, labels), "truncated": np.array(len(tokens) > target, np.int64)}

@@ -59,6 +59,21 @@ class MaskingVocabulary:
                 hint="the tokenizer that the dataset was made with",
             )
 
+    def check_sentinels(self) -> None:
+        """Check that the vocabulary has the special tokens of T5.
+
+        Raises:
+            ConfigError: it has no begin, no end or no sentinel.
+        """
+        if self.bos is None or self.eos is None or not self.sentinels:
+            raise ConfigError(
+                "--vocab-extra-ids",
+                "the tokenizer has no sentinels for T5",
+                found=len(self.sentinels),
+                wanted="[BOS], [EOS], <extra_id_0> and so on",
+                hint="mega-data preprocess --vocab-extra-ids 100",
+            )
+
     @classmethod
     def from_tokenizer(cls, tokenizer: Tokenizer) -> MaskingVocabulary:
         """Look up the special tokens of BERT's tokenizers, or of a SentencePieceTokenizer.

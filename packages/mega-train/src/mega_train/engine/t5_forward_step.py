@@ -1,0 +1,85 @@
+"""Forward step of a micro-batch of T5: the decoder predicts the spans that the encoder's text lacks."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mega_model.attention_backends import AttentionBackend, PaddedCrossAttention
+from mega_model.decoder import Decoder
+from mega_model.dropout import no_dropout
+from mega_model.encoder_decoder import EncoderInput
+from mega_model.kernels import Kernels
+from mega_model.loss import IGNORED
+from mega_train.data.encoder.t5_reader import LABEL, REAL, SOURCE, SOURCE_REAL, TOKEN
+from mega_train.engine.encoder_attention import encoder_attention, recomputed_core_attention
+from mega_train.engine.forward_step import ForwardStep
+from mega_train.optim.loss_scaler import scale_loss
+
+
+class T5ForwardStep(ForwardStep):
+    """The micro-batches of one optimizer step of T5; batches are (samples, 5, length) of `t5_reader`.
+
+    A micro-batch's loss is the mean over the tokens of its decoder, without padding. The step's loss is the
+    mean over its micro-batches, as in Megatron.
+    """
+
+    def length_of(self, batch: np.ndarray) -> int:
+        return self.config.run.encoder_data.decoder_length
+
+    def forward(self, chunk: int, micro: int, received: Tensor | None) -> Tensor:
+        model = self.models[chunk]
+        batch = self.batches[micro]
+        values = torch.from_numpy(batch).to(self.mesh.device, non_blocking=True)
+        # every token of a sample has a number of its own, by which its dropout differs
+        dropout = self._dropout(micro, self.config.seq_length + self.position_s)
+        count = max(1, int((batch[:, LABEL] != IGNORED).sum()))
+        scale = 1 / (count * len(self.batches))
+        loss_sum: Tensor = model(
+            values[:, TOKEN, : self.seq_length].flatten(),
+            self.position_s.repeat(len(batch)),
+            self._decoder_attention(model.kernels, batch, micro),
+            dropout or no_dropout,
+            values[:, LABEL, : self.seq_length].flatten(),
+            self.loss_scale * scale if self.knows_loss_grad else None,
+            source=self._encoder_input(model, batch, values, micro),
+        )
+        return scale_loss(loss_sum * scale, self.loss_scale)
+
+    def _decoder_attention(self, kernels: Kernels, batch: np.ndarray, micro: int) -> AttentionBackend:
+        """Return causal attention; it hides padding ids within the text, as Megatron's mask does.
+
+        No token of the text sees the padding after it, so that is not masked.
+        """
+        visible_BS = (batch[:, REAL] == 1) | (batch[:, LABEL] == IGNORED)
+        dropout = self._dropout(micro, self.config.seq_length + self.position_s)
+        return encoder_attention(
+            kernels,
+            self.config.recompute,
+            visible_BS[:, : self.seq_length],
+            dropout,
+            self.mesh.device,
+            causal=True,
+        )
+
+    def _encoder_input(self, model: Decoder, batch: np.ndarray, values: Tensor, micro: int) -> EncoderInput:
+        kernels, recompute, device = model.kernels, self.config.recompute, self.mesh.device
+        length = self.config.seq_length
+        position_S = torch.arange(length, device=device)
+        dropout = self._dropout(micro, position_S)
+        real_BS = batch[:, SOURCE_REAL, :length]
+        cross_attend = PaddedCrossAttention(
+            len(batch),
+            values[:, SOURCE_REAL, :length] == 1 if (real_BS == 0).any() else None,
+            self._dropout(micro, length + self.seq_length + self.position_s),
+            attention=kernels.attention,
+            softmax=kernels.masked_softmax,
+        )
+        return EncoderInput(
+            values[:, SOURCE, :length].flatten(),
+            position_S.repeat(len(batch)),
+            encoder_attention(kernels, recompute, real_BS, dropout, device),
+            recomputed_core_attention(cross_attend, recompute),
+            dropout or no_dropout,
+        )

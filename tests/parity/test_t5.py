@@ -1,0 +1,93 @@
+"""T5 trains on several ranks as in one process: losses, gradients and weights to 1e-5."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mega_model.distributed.mesh import World
+from mega_train.engine.validation import evaluate
+from tests.parity.ranks import Body, Outcomes
+from tests.parity.runs import resumes, same_as_one_process, trainer
+from tests.selection import long, requested_values
+
+# the two sides of a sample have different lengths
+T5 = {"batch__seq_length": 32, "encoder_data__decoder_seq_length": 24, "model__max_position_embeddings": 32}
+TP = T5 | {"parallel__tensor_model_parallel_size": 2}
+SP = TP | {"parallel__sequence_parallel": True}
+FULL = {"recompute__recompute_granularity": "full"}
+SHARDED = FULL | {"recompute__distribute_saved_activations": True}
+SELECTIVE = {"recompute__recompute_granularity": "selective"}
+MODULES = SELECTIVE | {"recompute__recompute_modules": ["core_attn", "layernorm", "mlp_act"]}
+DROPOUT = {"train__hidden_dropout": 0.1, "train__attention_dropout": 0.1}
+UNTIED = {"model__untie_embeddings_and_output_weights": True}
+GROUPED = {"model__num_query_groups": 2}
+
+
+def _trains_alike(values: dict[str, Any], world: World, meet: str, folder: Path) -> None:
+    same_as_one_process("t5", world, meet, folder, **values)
+
+
+def _validates_alike(world: World, meet: str, folder: Path) -> None:
+    """A validation gives the loss of one process."""
+    values = T5 | {"evaluation__eval_iters": 2, "data__split": "80,20,0", "batch__micro_batch_size": 2}
+    losses = []
+    for size in (World(), world):
+        layout = SP if size.size > 1 else {}
+        run = trainer("t5", size, meet if size.size > 1 else "", folder, **values | layout)
+        losses.append(evaluate(run, run.valid["validation"]).total)
+    run.mesh.destroy()
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+
+
+def _resumes(before: dict[str, Any], after: dict[str, Any], world: World, meet: str, folder: Path) -> None:
+    resumes("t5", before, after, False, world, meet, folder)
+
+
+CASES: dict[int, dict[str, Body]] = {
+    2: {
+        "tensor": partial(_trains_alike, TP),
+        "tensor_with_sharded_full_recomputation": partial(_trains_alike, TP | SHARDED),
+        "sequence_with_recomputation_and_dropout": partial(_trains_alike, SP | MODULES | DROPOUT),
+        "sequence_untied": partial(_trains_alike, SP | UNTIED),
+        "data": partial(_trains_alike, T5),
+        "zero_1_with_dropout": partial(_trains_alike, T5 | DROPOUT | {"parallel__zero_stage": 1}),
+        "zero_3_with_full_recomputation": partial(_trains_alike, T5 | FULL | {"parallel__zero_stage": 3}),
+        "validation": _validates_alike,
+        "resumes_from_sequence_on_zero_2": partial(_resumes, SP, T5 | {"parallel__zero_stage": 2}),
+        "resumes_from_zero_1_on_tensor": partial(_resumes, T5 | {"parallel__zero_stage": 1}, TP),
+    },
+    4: {
+        "sequence_data": partial(_trains_alike, SP | SELECTIVE),
+        "tensor_over_replicated_key_heads": partial(
+            _trains_alike, SP | GROUPED | {"parallel__tensor_model_parallel_size": 4}
+        ),
+        "sequence_zero_2": partial(_trains_alike, SP | FULL | DROPOUT | {"parallel__zero_stage": 2}),
+        "resumes_from_sequence_zero_1_on_zero_3": partial(
+            _resumes, SP | {"parallel__zero_stage": 1}, TP | {"parallel__zero_stage": 3}
+        ),
+    },
+}
+
+
+SHORT = {"sequence_with_recomputation_and_dropout", "zero_1_with_dropout", "resumes_from_sequence_on_zero_2"}
+
+
+@pytest.fixture(scope="module")
+def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+    return Outcomes(CASES, tmp_path_factory, requested_values(request, "case"))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "case"),
+    [
+        pytest.param(ranks, case, marks=() if case in SHORT else long)
+        for ranks in CASES
+        for case in CASES[ranks]
+    ],
+)
+def test_t5_over_several_ranks_trains_as_in_one_process(outcomes: Outcomes, ranks: int, case: str) -> None:
+    assert outcomes.outcome(ranks, case) == ""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from mega_schema.dataset.idx_content import CHUNK, IndexStreams
 from mega_schema.dataset.indexed_dataset import DatasetInfo, sibling
@@ -94,37 +95,58 @@ class DatasetFiles:
         """
         for file in self.files.values():
             file.flush()
-        counts = (self.sequences, self.documents + 1)
-        lengths, documents = (self._chunk_reader(name) for name in ("lengths", "documents"))
-        with (self.folder / f"{self.number}.idx").open("wb") as index:
-            write_index(index, index_format, IndexStreams(self.dtype, *counts, lengths, documents))
-            sync(index)
-        info = dataclasses.replace(
-            info, documents=self.documents, sequences=self.sequences, tokens=self.tokens
+        lengths, documents = (
+            partial(read_chunks, self.folder / f"{self.number}.{name}", dtype)
+            for name, dtype in (("lengths", np.int32), ("documents", np.int64))
         )
-        with (self.folder / f"{self.number}.json").open("wb") as info_file:
-            info_file.write((json.dumps(info.to_dict(), indent=1) + "\n").encode())
-            sync(info_file)
+        contents = IndexStreams(self.dtype, self.sequences, self.documents + 1, lengths, documents)
+        write_index_files(self.folder, self.number, index_format, contents, info, self.tokens)
         sync(self.files["ids"])
 
     def publish(self, prefix: Path) -> None:
         """Rename the files to the dataset `prefix`, in place of an earlier one."""
-        # Readers open the index first: without one there is no dataset. So the old index is removed before
-        # the payload is replaced, and the new index comes last.
+        publish_dataset(self.folder, self.number, prefix)
+
+
+def read_chunks(path: Path, dtype: DTypeLike) -> Iterator[NDArray[Any]]:
+    """Yield the numbers in a file."""
+    number_bytes = np.dtype(dtype).itemsize
+    with path.open("rb") as file:
+        while part := file.read(CHUNK * number_bytes):
+            yield np.frombuffer(part, dtype)
+
+
+def write_index_files(
+    folder: Path, number: int, index_format: str, contents: IndexStreams, info: DatasetInfo, tokens: int
+) -> None:
+    """Write `NUMBER.idx` and `NUMBER.json`, and flush them to the disk.
+
+    Args:
+        info: the content of the second, without counts.
+    """
+    with (folder / f"{number}.idx").open("wb") as index:
+        write_index(index, index_format, contents)
+        sync(index)
+    documents = contents.boundaries - 1
+    info = dataclasses.replace(info, documents=documents, sequences=contents.sequences, tokens=tokens)
+    with (folder / f"{number}.json").open("wb") as info_file:
+        info_file.write((json.dumps(info.to_dict(), indent=1) + "\n").encode())
+        sync(info_file)
+
+
+def publish_dataset(folder: Path, number: int, prefix: Path) -> None:
+    """Rename the files to the dataset `prefix`, in place of an earlier one.
+
+    After a kill, call it again: it renames the files that are left.
+    """
+    # Readers open the index first: without one there is no dataset. So the old index is removed before the
+    # payload is replaced, and the new index comes last.
+    if (folder / f"{number}.ids").exists():
         for suffix in (".idx", ".json"):
             sibling(prefix, suffix).unlink(missing_ok=True)
-        for name, suffix in (("ids", ".bin"), ("json", ".json"), ("idx", ".idx")):
-            (self.folder / f"{self.number}.{name}").replace(sibling(prefix, suffix))
-
-    def _chunk_reader(self, name: str) -> Callable[[], Iterator[NDArray[Any]]]:
-        dtype = np.dtype(np.int32 if name == "lengths" else np.int64)
-
-        def chunks() -> Iterator[NDArray[Any]]:
-            with (self.folder / f"{self.number}.{name}").open("rb") as file:
-                while part := file.read(CHUNK * dtype.itemsize):
-                    yield np.frombuffer(part, dtype)
-
-        return chunks
+    for name, suffix in (("ids", ".bin"), ("json", ".json"), ("idx", ".idx")):
+        if (path := folder / f"{number}.{name}").exists():
+            path.replace(sibling(prefix, suffix))
 
 
 def open_truncated(path: Path, size: int) -> IO[bytes]:

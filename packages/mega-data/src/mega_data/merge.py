@@ -288,12 +288,12 @@ def _write_payload(
 def _copy_range(path: Path, start: int, target: int, target_offset: int, size: int) -> int:
     """Copy `size` bytes between two files; opens the source only for the copy, to limit open files."""
     with path.open("rb") as file:
-        if _copy_bytes(file.fileno(), start, target, target_offset, size) < size:
+        if copy_bytes(file.fileno(), start, target, target_offset, size) < size:
             raise truncated_error(path, start + size)
     return size
 
 
-def _copy_bytes(source: int, start: int, target: int, target_offset: int, size: int) -> int:
+def copy_bytes(source: int, start: int, target: int, target_offset: int, size: int) -> int:
     """Copy up to `size` bytes, in the kernel if possible; return how many were copied."""
     copied = 0
     in_kernel = True

@@ -9,83 +9,28 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from mega_data.encode_worker import BlockEncoder, EncodedBlock, encode_texts
-from mega_data.encoders import FlatIds, TextEncoder
-from mega_data.error_limit import ErrorLimit
-from mega_data.fastest_encoder import EncoderSearch, EncoderTrial
+from mega_data.encode_worker import EncodedBlock
+from mega_data.encoding_plan import INDEX_FORMATS, EncodingPlan, Options, check_options, dataset_prefixes
 from mega_data.input_stream import InputStream
 from mega_data.process_pool import ProcessPool
 from mega_data.readers.blocks import QUARANTINE_KEYS
 from mega_data.readers.inputs import HUB_FORMAT, InputFile, format_of_name
-from mega_data.readers.streams import BLOCK_BYTES, TEXT_UNITS
+from mega_data.readers.streams import BLOCK_BYTES
 from mega_data.resumable_output import ResumableOutput, is_unfinished
 from mega_data.run_journal import InputPosition
-from mega_data.sentences import SentenceSplitter, make_splitter
-from mega_schema.dataset.indexed_dataset import DatasetInfo, sibling, smallest_dtype
+from mega_schema.dataset.indexed_dataset import sibling, smallest_dtype
 from mega_schema.errors import ConfigError, FormatError, MegaError
 from mega_schema.outputs import check_dataset_output, check_output, has_keys
-from mega_schema.tokenizer.special_tokens import (
-    SpecialTokens,
-    added_tokens,
-    post_processor_tokens,
-    with_special_text,
-)
-from mega_schema.tokenizer.tokenizer import FastTokenizer, Tokenizer
+from mega_schema.tokenizer.tokenizer import Tokenizer
 
 log = logging.getLogger("mega.data")
 
-_QUARANTINE, _UNFINISHED = "_quarantine.jsonl", ".unfinished"
 JOURNAL_BYTES = 1 << 28  # of input between two writes of the journal
-# lazy reads the cached format
-INDEX_FORMATS = MappingProxyType({"mmap": "mmap", "cached": "cached", "lazy": "cached"})
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """The options that decide the content of the datasets, besides inputs and tokenizer.
-
-    Attributes:
-        keys: keys of the texts, a dataset each.
-        append_eod: append the tokenizer's eod to each document that has tokens.
-        language: split texts of this language into sentences, each a sequence; "" keeps a text whole.
-        keep_newlines: a sentence keeps the white space after it.
-        skip: move wrong rows, and the rest of a damaged file, to a quarantine file; else stop at the first.
-        max_errors: maximum of skipped rows; a resumed run may have another limit.
-        unit: unit of a document of plain text, see readers.streams.
-        index_format: one of INDEX_FORMATS.
-        special_tokens: add to each sequence the tokens of a HuggingFaceTokenizer's post-processor, such as
-            BOS.
-        parse_special_tokens: encode special tokens in a text as their ids.
-    """
-
-    keys: tuple[str, ...] = ("text",)
-    append_eod: bool = False
-    language: str = ""
-    keep_newlines: bool = False
-    skip: bool = False
-    unit: str = "file"
-    index_format: str = "mmap"
-    special_tokens: bool = True
-    parse_special_tokens: bool = False
-    max_errors: ErrorLimit = ErrorLimit()
-
-    def to_json(self, key: str) -> dict[str, object]:
-        """Return the options for PREFIX.json: those that change the content of a dataset."""
-        values: dict[str, object] = {"key": key, "append_eod": self.append_eod}
-        if self.language:
-            values |= {"split_sentences": self.language, "keep_newlines": self.keep_newlines}
-        if self.unit != "file":
-            values["text_unit"] = self.unit
-        if self.parse_special_tokens:
-            values["parse_special_tokens"] = True
-        return values
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,18 +76,21 @@ def check_outputs(inputs: Sequence[InputFile], output_prefix: Path, options: Opt
     files = [item.path for item in inputs if not item.is_stdin and item.format != HUB_FORMAT]
     replaced = [
         prefix
-        for prefix in _prefixes(output_prefix, options)
+        for prefix in dataset_prefixes(output_prefix, options)
         if check_dataset_output(option, prefix, inputs=files)
     ]
-    quarantine, unfinished = (sibling(output_prefix, suffix) for suffix in (_QUARANTINE, _UNFINISHED))
+    quarantine, unfinished = quarantine_path(output_prefix), unfinished_folder(output_prefix)
     check_output(option, quarantine, "file", inputs=files, is_ours=has_keys(QUARANTINE_KEYS))
     check_output(option, unfinished, "folder", inputs=files, is_ours=is_unfinished)
     return replaced
 
 
-def _prefixes(output_prefix: Path, options: Options) -> tuple[Path, ...]:
-    level = "sentence" if options.language else "document"
-    return tuple(sibling(output_prefix, f"_{key}_{level}") for key in options.keys)
+def quarantine_path(output_prefix: Path) -> Path:
+    return sibling(output_prefix, "_quarantine.jsonl")
+
+
+def unfinished_folder(output_prefix: Path) -> Path:
+    return sibling(output_prefix, ".unfinished")
 
 
 def preprocess(
@@ -179,13 +127,13 @@ def preprocess(
     files = [
         item if isinstance(item, InputFile) else InputFile(item, format_of_name(item)) for item in inputs
     ]
-    _check_options(options, tokenizer)
-    prefixes = _prefixes(output_prefix, options)
-    quarantine = sibling(output_prefix, _QUARANTINE)
+    check_options(options, tokenizer)
+    prefixes = dataset_prefixes(output_prefix, options)
+    quarantine = quarantine_path(output_prefix)
     dtype = smallest_dtype(tokenizer.identity.vocab_size)
     versions = [item.version() for item in files]
     stream = InputStream(files, options.keys, options.unit, block, skip=options.skip)
-    encoding = _EncodingPlan.for_run(tokenizer, options, stream)
+    encoding = EncodingPlan.for_run(tokenizer, options, stream)
     with nullcontext(workers) if isinstance(workers, ProcessPool) else ProcessPool(workers) as processes:
         search = encoding.start_search(processes)
         with _resumable_output(output_prefix, files, versions, encoding, dtype) as output:
@@ -200,11 +148,7 @@ def preprocess(
             )
             for prefix in prefixes:
                 tokenizer.save(sibling(prefix, ".tokenizer"))
-            sources = tuple(str(item.path) for item in files)
-            infos = [
-                DatasetInfo(tokenizer.identity, sources=sources, options=encoding.to_json(key))
-                for key in options.keys
-            ]
+            infos = encoding.dataset_infos([str(item.path) for item in files])
             output.publish(prefixes, infos, INDEX_FORMATS[options.index_format], quarantine)
     point = output.resume_point
     seconds = time.monotonic() - started_at
@@ -219,7 +163,7 @@ def _resumable_output(
     output_prefix: Path,
     inputs: Sequence[InputFile],
     versions: Sequence[tuple[int, ...]],
-    encoding: _EncodingPlan,
+    encoding: EncodingPlan,
     dtype: np.dtype[Any],
 ) -> Iterator[ResumableOutput]:
     """Open the output of a run, resumed if possible; after an input error keep the reusable part."""
@@ -238,77 +182,6 @@ def _resumable_output(
         raise MegaError(output.folder, "not written", found=error.strerror, hint=hint) from None
     finally:
         output.close()
-
-
-@dataclass(frozen=True, slots=True)
-class _EncodingPlan:
-    """The settings that decide the ids of a text.
-
-    Attributes:
-        special_tokens: around the ids of each sequence.
-        split: splits a text into sentences; None keeps it whole.
-    """
-
-    tokenizer: Tokenizer
-    options: Options
-    special_tokens: SpecialTokens
-    split: SentenceSplitter | None
-
-    @classmethod
-    def for_run(cls, tokenizer: Tokenizer, options: Options, stream: InputStream) -> _EncodingPlan:
-        split = None
-        newlines = options.keep_newlines
-        if options.language:
-            split = make_splitter(options.language, stream.first_texts(), keep_newlines=newlines)
-        return cls(tokenizer, options, added_tokens(tokenizer, include=options.special_tokens), split)
-
-    def start_search(self, processes: ProcessPool) -> EncoderSearch:
-        """Start the search for an encoder in the processes that will encode.
-
-        Raises:
-            FormatError: the tokenizer is damaged.
-        """
-        tokenizer = self.tokenizer
-        if self.options.parse_special_tokens and isinstance(tokenizer, FastTokenizer):
-            tokenizer = with_special_text(tokenizer)
-        search = EncoderSearch(tokenizer, _PoolTrial(processes, self))
-        if isinstance(self.tokenizer, FastTokenizer):
-            self.tokenizer.open()  # here, while the processes open the encoder
-        return search
-
-    def make_work(self, encode: TextEncoder) -> BlockEncoder:
-        options = self.options
-        identity = self.tokenizer.identity
-        eod = identity.eod if options.append_eod else None
-        return BlockEncoder(
-            encode, options.keys, smallest_dtype(identity.vocab_size), eod, self.special_tokens, self.split
-        )
-
-    def to_json(self, key: str) -> dict[str, object]:
-        """Return the settings for PREFIX.json."""
-        values = self.options.to_json(key)
-        if post_processor_tokens(self.tokenizer):
-            values |= {
-                "prefix_ids": [*self.special_tokens.prefix],
-                "suffix_ids": [*self.special_tokens.suffix],
-            }
-        if self.split is not None:
-            values["sentence_model"] = self.split.name
-        return values
-
-
-@dataclass(frozen=True, slots=True)
-class _PoolTrial(EncoderTrial):
-    """Try encoders in the process that the workers are forked from, where they are opened anyway."""
-
-    processes: ProcessPool
-    plan: _EncodingPlan
-
-    def prepare(self, encoder: TextEncoder) -> None:
-        self.processes.prepare(self.plan.make_work(encoder))
-
-    def encode(self, encoder: TextEncoder, texts: Sequence[str]) -> FlatIds:
-        return self.processes.ask(self.plan.make_work(encoder), partial(encode_texts, texts))
 
 
 def _write_blocks(
@@ -360,21 +233,8 @@ def _write_blocks(
     options.max_errors.check(output.resume_point.skipped, output.first_error, rows)
 
 
-def _check_options(options: Options, tokenizer: Tokenizer) -> None:
-    if options.append_eod and tokenizer.identity.eod is None:
-        wanted = "a tokenizer with <|endoftext|>, </s> or the like"
-        raise ConfigError("--append-eod", "the tokenizer has no end of document", found="none", wanted=wanted)
-    if options.parse_special_tokens and not isinstance(tokenizer, FastTokenizer):
-        found, wanted = tokenizer.identity.type, "a tokenizer with a tokenizer.json"
-        raise ConfigError("--parse-special-tokens", "not of this tokenizer", found=found, wanted=wanted)
-    if len(set(options.keys)) != len(options.keys):
-        raise ConfigError("--json-keys", "a key is named twice", found=" ".join(options.keys))
-    assert options.unit in TEXT_UNITS, options.unit
-    assert options.index_format in INDEX_FORMATS, options.index_format
-
-
 def _open_output(
-    output_prefix: Path, inputs: Sequence[InputFile], encoding: _EncodingPlan, dtype: np.dtype[Any]
+    output_prefix: Path, inputs: Sequence[InputFile], encoding: EncodingPlan, dtype: np.dtype[Any]
 ) -> ResumableOutput:
     """Open the files of an unfinished run, truncated to the part that this run would write."""
     options = encoding.options
@@ -386,5 +246,5 @@ def _open_output(
     run = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
     # streams have no state by which to recognize them
     states = [None if item.is_stream else item.state() for item in inputs]
-    folder = sibling(output_prefix, _UNFINISHED)
+    folder = unfinished_folder(output_prefix)
     return ResumableOutput(folder, run, dtype, len(options.keys), states, skip=options.skip)

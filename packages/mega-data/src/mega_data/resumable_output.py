@@ -67,7 +67,7 @@ class ResumableOutput:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.inputs = inputs
-        self._lock = _lock(folder)
+        self._lock = lock_unfinished(folder)
         self._journal = RunJournal(folder, run, skip)
         snapshot, self._inputs_started = self._journal.last_usable(inputs)
         self.resume_point = InputPosition(**snapshot["place"]) if snapshot else InputPosition()
@@ -186,15 +186,18 @@ def is_unfinished(folder: Path) -> bool:
     return (folder / LOCK).is_file()
 
 
-def _lock(folder: Path) -> IO[bytes]:
-    """Lock the folder for this process, until the file is closed.
+def lock_unfinished(folder: Path, *, shared: bool = False) -> IO[bytes]:
+    """Lock the folder of an unfinished run for this process, until the file is closed.
+
+    Args:
+        shared: other processes may run other tasks of the same run.
 
     Raises:
         ConfigError: another process writes there.
     """
     file = (folder / LOCK).open("ab")
     try:
-        lock_file(file.fileno(), folder)
+        lock_file(file.fileno(), folder, shared=shared)
     except BlockingIOError:
         file.close()
         hint = "wait for it to end, or choose another prefix"

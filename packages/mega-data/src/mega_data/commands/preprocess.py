@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from mega_data.commands.common import (
     ANY_PATH,
+    EXECUTOR,
+    LAST_CALL_HELP,
     WORKERS,
     RepeatableOptionCommand,
     error_limit,
@@ -22,7 +24,13 @@ from mega_schema.app.output_option import OUTPUT_FOLDER, OUTPUT_PREFIX_OR_URL
 from mega_schema.app.progress import progress_bar
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from mega_data.encoding_plan import Options
     from mega_data.preprocess import PreprocessResult
+    from mega_data.process_pool import ProcessPool
+    from mega_data.readers.inputs import InputFile
+    from mega_schema.tokenizer.tokenizer import Tokenizer
 
 INPUT_HELP = (
     "JSON lines, .csv, .tsv, .parquet or .txt, also .gz .zst .xz .bz2 .lz4: files, globs, folders, URLs, "
@@ -130,6 +138,18 @@ def _modules_to_import(tokenizer_type: str) -> tuple[str, ...]:
     "--dataset-impl", type=click.Choice(["mmap", "cached", "lazy"]), default="mmap", help="Index format."
 )
 @click.option("--workers", type=WORKERS, default=1, help="Encoder processes.")
+@click.option(
+    "--executor",
+    type=EXECUTOR,
+    help="Run as tasks, and where; a task reads a file or a range of one.  [default: one stream, in order]",
+)
+@click.option(
+    "--split-mb",
+    type=click.IntRange(min=1),
+    default=64,
+    help="Megabytes of plain JSON lines or Parquet per task.",
+)
+@click.option("--stage", "only", help=f"Run only plan, STAGE or STAGE:TASK; {LAST_CALL_HELP}")
 @click.option("--partitions", type=WORKERS, default=1, help="Accepted and ignored.")
 @click.option(
     "--keep-sequential-samples", is_flag=True, help="Accepted and ignored; samples are always sequential."
@@ -151,14 +171,6 @@ def preprocess(
     text_unit: str,
     output_prefix: Path,
     tokenizer_type: str,
-    tokenizer_model: Path | None,
-    vocab_file: Path | None,
-    merge_file: Path | None,
-    vocab_size: int | None,
-    vocab_extra_ids: int,
-    tiktoken_pattern: str | None,
-    tiktoken_num_special_tokens: int,
-    tiktoken_special_tokens: tuple[str, ...],
     special_tokens: bool,
     parse_special_tokens: bool,
     keys: tuple[str, ...],
@@ -170,31 +182,24 @@ def preprocess(
     max_errors: str | None,
     dataset_impl: str,
     workers: int,
-    **accepted: object,  # Megatron's flags without effect here
+    executor: str | None,
+    split_mb: int,
+    only: str | None,
+    **values: Any,  # files and sizes of the tokenizer, and Megatron's flags without effect here
 ) -> None:
     """Encode text to indexed datasets in Megatron's format."""
     from mega_data.process_pool import ProcessPool
 
-    with ProcessPool(workers, _modules_to_import(tokenizer_type)) as processes:
+    executor = executor or _executor_of_run(output_prefix, only)
+    with ProcessPool(1 if executor else workers, _modules_to_import(tokenizer_type)) as processes:
         from mega_data.readers.inputs import expand_inputs
-        from mega_schema.tokenizer.tokenizer import open_tokenizer
 
         inputs = expand_inputs(words, input_format)
-        tokenizer = open_tokenizer(
-            tokenizer_type,
-            vocab_file=vocab_file,
-            merge_file=merge_file,
-            model=tokenizer_model,
-            vocab_size=vocab_size,
-            vocab_extra_ids=vocab_extra_ids,
-            tiktoken_pattern=tiktoken_pattern,
-            tiktoken_num_special_tokens=tiktoken_num_special_tokens,
-            tiktoken_special_tokens=tiktoken_special_tokens,
-            lazy=True,
-        )
-        from mega_data import preprocess as run
+        tokenizer = _open_tokenizer(tokenizer_type, values)
+        from mega_data.encoding_plan import Options
+        from mega_data.preprocess import check_outputs
 
-        options = run.Options(
+        options = Options(
             keys,
             append_eod,
             language=lang if split_sentences else "",
@@ -206,14 +211,57 @@ def preprocess(
             parse_special_tokens=parse_special_tokens,
             max_errors=error_limit(on_error, max_errors),
         )
-        for prefix in run.check_outputs(inputs, output_prefix, options):
+        for prefix in check_outputs(inputs, output_prefix, options):
             warn_replaced(prefix)
-        size = sum(item.size for item in inputs) or None  # unknown if it comes through a pipe
-        with progress_bar("encoding", size) as progress:
-            result = run.preprocess(
-                inputs, output_prefix, tokenizer, options, workers=processes, progress=progress
-            )
-    _report(result)
+        if executor is None:
+            _report(_encode_stream(inputs, output_prefix, tokenizer, options, processes))
+            return
+    from mega_data.commands.preprocess_tasks import Placement, preprocess_tasks
+
+    placement = Placement(executor, workers, only, split_mb * 1_000_000)
+    result = preprocess_tasks(inputs, output_prefix, tokenizer, options, placement)
+    if result is not None:
+        _report(result)
+
+
+def _executor_of_run(output_prefix: Path, only: str | None) -> str | None:
+    """Return the executor where none is named: that of an unfinished run of tasks, such as an array's.
+
+    Returns:
+        None: one stream of blocks.
+    """
+    plan = output_prefix.with_name(f"{output_prefix.name}.unfinished") / "tasks/plan.json"
+    return "local" if only is not None or plan.exists() else None
+
+
+def _open_tokenizer(kind: str, values: Mapping[str, Any]) -> Tokenizer:
+    from mega_schema.tokenizer.tokenizer import open_tokenizer
+
+    names = [
+        "vocab_file",
+        "merge_file",
+        "vocab_size",
+        "vocab_extra_ids",
+        "tiktoken_pattern",
+        "tiktoken_num_special_tokens",
+        "tiktoken_special_tokens",
+    ]
+    options = {name: values[name] for name in names}
+    return open_tokenizer(kind, model=values["tokenizer_model"], lazy=True, **options)
+
+
+def _encode_stream(
+    inputs: Sequence[InputFile],
+    output_prefix: Path,
+    tokenizer: Tokenizer,
+    options: Options,
+    processes: ProcessPool,
+) -> PreprocessResult:
+    from mega_data.preprocess import preprocess as run
+
+    size = sum(item.size for item in inputs) or None  # unknown if it comes through a pipe
+    with progress_bar("encoding", size) as progress:
+        return run(inputs, output_prefix, tokenizer, options, workers=processes, progress=progress)
 
 
 def _report(result: PreprocessResult) -> None:

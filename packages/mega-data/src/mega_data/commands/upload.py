@@ -46,7 +46,7 @@ def uploads_dataset(command: Command) -> Command:
         from mega_data.remote_output import RemoteOutput, upload_after
 
         place = RemoteOutput("--output-prefix", output_prefix, work, words, is_prefix=True)
-        with upload_after(place, _reporter(output_prefix), is_last_call=True):
+        with upload_after(place, _reporter(output_prefix), is_last_call=values["only"] is None):
             place.local.parent.mkdir(parents=True, exist_ok=True)
             command(output_prefix=place.local, words=words, **values)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,13 @@ _BATCH_BYTES = 1 << 22  # read at a time, or one row
 _BUFFER_BYTES = 1 << 20  # of a column's file bytes
 
 
-def read_table_blocks(path: Path, start: int, keys: Sequence[str], size: int) -> Iterator[Block]:
+def read_table_blocks(
+    path: Path, start: int, keys: Sequence[str], size: int, end: int | None = None
+) -> Iterator[Block]:
     """Yield the columns `keys` of the rows from number `start`, about `size` bytes a block.
+
+    Args:
+        end: the first row of a row group of a Parquet file, at which to stop; None is the end of the file.
 
     Raises:
         ConfigError: pyarrow is not installed, or there is no such column.
@@ -28,10 +35,10 @@ def read_table_blocks(path: Path, start: int, keys: Sequence[str], size: int) ->
     """
     consumed = 0
     total = path.stat().st_size
-    with _open_table(path, keys) as (count, batches):
-        for end, part in _split_batches(batches, 0, start, size):
-            position = total * end // max(1, count or end)
-            yield TableBlock(end, position - consumed, _to_ipc(part))
+    with _open_table(path, keys, start, end) as (count, row, batches):
+        for block_end, part in _split_batches(batches, row, start, size):
+            position = total * block_end // max(1, count or block_end)
+            yield TableBlock(block_end, position - consumed, _to_ipc(part))
             consumed = position
 
 
@@ -64,14 +71,36 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     Raises:
         ConfigError, CorruptFileError: as `read_table_blocks`.
     """
-    with _open_table(path) as (_, batches):
+    with _open_table(path) as (_, _, batches):
         for _, part in _split_batches(batches, 0, 0, _BATCH_BYTES):
             yield from part.to_pylist()
 
 
+def row_group_sizes(path: Path) -> list[tuple[int, int]]:
+    """Return the rows and the bytes on disk of each row group of a Parquet file.
+
+    Raises:
+        ConfigError, CorruptFileError: as `read_table_blocks`.
+    """
+    with _table_errors(path), _open_parquet(path) as file:
+        groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
+        return [
+            (group.num_rows, sum(group.column(n).total_compressed_size for n in range(group.num_columns)))
+            for group in groups
+        ]
+
+
 @contextmanager
-def _open_table(path: Path, keys: Sequence[str] | None = None) -> Iterator[tuple[int, Iterator[Any]]]:
-    """Open a table; report damage in one line."""
+def _open_table(
+    path: Path, keys: Sequence[str] | None = None, start: int = 0, end: int | None = None
+) -> Iterator[tuple[int, int, Iterator[Any]]]:
+    """Open a table, see `_open_batches`; report damage in one line."""
+    with _table_errors(path):
+        yield _open_batches(path, keys, start, end)
+
+
+@contextmanager
+def _table_errors(path: Path) -> Iterator[None]:
     try:
         pyarrow = import_module("pyarrow")
     except ImportError:
@@ -80,33 +109,48 @@ def _open_table(path: Path, keys: Sequence[str] | None = None) -> Iterator[tuple
             path, "needs a library that is not installed", wanted="pyarrow", hint=hint
         ) from None
     try:
-        yield _open_batches(path, keys)
+        yield
     except (pyarrow.ArrowInvalid, OSError) as error:
         if getattr(error, "errno", None) is not None:
             raise
         raise CorruptFileError(path, "damaged", found=str(error), hint="copy the file again") from None
 
 
-def _open_batches(path: Path, keys: Sequence[str] | None) -> tuple[int, Iterator[Any]]:
-    """Return the number of rows, 0 if unknown, and the batches of the columns, None for all."""
+def _open_parquet(path: Path) -> Any:
+    source = path.open("rb") if is_remote(path) else path
+    return import_module("pyarrow.parquet").ParquetFile(source, buffer_size=_BUFFER_BYTES)
+
+
+def _open_batches(
+    path: Path, keys: Sequence[str] | None, start: int, end: int | None
+) -> tuple[int, int, Iterator[Any]]:
+    """Return the number of rows, 0 if unknown, the number of the first row read, and the batches.
+
+    Args:
+        keys: columns to read, None for all.
+        start, end: rows of a Parquet file to read, and those before in the same row group; None is its end.
+    """
     pyarrow = import_module("pyarrow")
     if path.suffix == ".parquet":
-        file = import_module("pyarrow.parquet").ParquetFile(
-            path.open("rb") if is_remote(path) else path, buffer_size=_BUFFER_BYTES
-        )
+        file = _open_parquet(path)
         if not file.metadata.num_rows:  # a file that we wrote without rows has no columns either
-            return 0, iter(())
+            return 0, 0, iter(())
         columns = _check_columns(path, file.schema_arrow, keys)
-        return file.metadata.num_rows, _row_groups(file, columns)
+        groups = range(file.metadata.num_row_groups)
+        ends = [*accumulate(file.metadata.row_group(number).num_rows for number in groups)]
+        first = bisect_right(ends, start)
+        last = len(ends) if end is None else bisect_right(ends, end)
+        row = ends[first - 1] if first else 0
+        return file.metadata.num_rows, row, _row_groups(file, columns, range(first, last))
     source = path.open("rb") if is_remote(path) else pyarrow.memory_map(str(path))
     stream = pyarrow.ipc.open_stream(source)
     columns = _top_columns(stream.schema.names, _check_columns(path, stream.schema, keys))
-    return 0, (batch.select(columns) for batch in stream)
+    return 0, 0, (batch.select(columns) for batch in stream)
 
 
-def _row_groups(file: Any, columns: list[str]) -> Iterator[Any]:
-    """Yield the batches of a Parquet file, about _BATCH_BYTES each by the sizes in its metadata."""
-    for number in range(file.metadata.num_row_groups):
+def _row_groups(file: Any, columns: list[str], numbers: range) -> Iterator[Any]:
+    """Yield the batches of row groups, about _BATCH_BYTES each by the sizes in the file's metadata."""
+    for number in numbers:
         group = file.metadata.row_group(number)
         chunks = [group.column(column) for column in range(group.num_columns)]
         heads = {column.partition(".")[0] for column in columns}

@@ -45,13 +45,14 @@ class RowError:
     def error(self, path: Path, first: int, hint: str = "correct or delete the line") -> FormatError:
         """Convert to an exception; `first` is the number in the file of the block's first row."""
         where = f"{path}:{first + self.row}"
-        return FormatError(where, self.what, **self._values(), hint=hint)
+        return FormatError(where, self.what, **self.values(), hint=hint)
 
     def to_json(self, path: Path, first: int) -> dict[str, object]:
         """Convert to the values of a line of a quarantine file."""
-        return quarantine_row(path, first + self.row, self.what, self._values(), self.raw)
+        return quarantine_row(path, first + self.row, self.what, self.values(), self.raw)
 
-    def _values(self) -> dict[str, str]:
+    def values(self) -> dict[str, str]:
+        """Return the values found and wanted, if known."""
         values = {"found": self.found, "wanted": self.wanted}
         return {word: value for word, value in values.items() if value}
 

@@ -81,7 +81,7 @@ def _line_blocks(path: Path, start: int, size: int) -> Iterator[Block]:
             file.seek(min(start + size, end))
             line = file.readline(MAX_TEXT_BYTES)
             if len(line) >= MAX_TEXT_BYTES:
-                raise _too_long(path)
+                raise line_too_long(path)
             block_end = file.tell()
             yield JsonLines(path, start, block_end, block_end - start)
             start = block_end
@@ -96,7 +96,7 @@ def _split_bytes(
         buffer += chunk
         if whole:
             if len(buffer) >= MAX_TEXT_BYTES:
-                raise _too_long(path)
+                raise line_too_long(path)
             continue
         if block_end := max(
             buffer.rfind(ending) + len(ending) if ending in buffer else 0 for ending in endings
@@ -105,7 +105,7 @@ def _split_bytes(
             yield position, buffer[:block_end]
             buffer = buffer[block_end:]
         elif len(buffer) >= MAX_TEXT_BYTES:
-            raise _too_long(path)
+            raise line_too_long(path)
     if buffer:
         yield position + len(buffer), buffer
 
@@ -126,6 +126,6 @@ def _open_input(item: InputFile) -> Iterator[tuple[IO[bytes], Callable[[], int]]
         yield file_and_position
 
 
-def _too_long(path: Path) -> FormatError:
+def line_too_long(path: Path) -> FormatError:
     what = f"a line or text of more than {MAX_TEXT_BYTES >> 20} MiB"
     return FormatError(path, what, hint="split it; plain text also with --text-unit paragraph or line")

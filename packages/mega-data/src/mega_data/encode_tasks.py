@@ -1,0 +1,326 @@
+"""Encode inputs to indexed datasets as tasks: a file, or a range of a large one, is a task.
+
+    PREFIX.unfinished/tasks/
+        plan.json, done/    the run and its finished tasks, see `task_stages`
+        parts/NUMBER/       a task's ids, lengths and documents, see `dataset_files`, and skipped rows
+        offsets.npy         int64, byte of each part in the .bin of each key
+        0.ids, 0.idx, ...   the dataset of the first key
+
+Stage `encode` writes the parts. Stage `index` adds up their lengths and writes the indexes. Stage `join`
+copies each part to its offset in the .bin, then frees its blocks on the disk: the ids are not on it twice.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mega_data.dataset_files import (
+    DatasetFiles,
+    publish_dataset,
+    read_chunks,
+    sync,
+    write_index_files,
+)
+from mega_data.encode_worker import BlockEncoder, EncodedBlock
+from mega_data.error_limit import error_counts
+from mega_data.jsonl_shards import file_states
+from mega_data.merge import copy_bytes
+from mega_data.readers.blocks import Block, DamagedBlock, RowError
+from mega_data.readers.inputs import HUB_FORMAT, InputFile
+from mega_data.readers.ranges import InputRange, read_range
+from mega_data.readers.streams import BLOCK_BYTES
+from mega_data.resumable_output import QUARANTINE
+from mega_data.task_stages import (
+    FAILED,
+    ReusableTasks,
+    TaskResult,
+    TaskStage,
+    open_run_folder,
+    read_results,
+)
+from mega_schema.atomic_io import full_disk_errors, own_partial_file
+from mega_schema.dataset.idx_content import IndexStreams
+from mega_schema.dataset.indexed_dataset import DatasetInfo, truncated_error
+from mega_schema.errors import ConfigError, CorruptFileError, FormatError
+from mega_schema.remote_files import is_remote
+
+TASKS: Final = "tasks"  # folder, in that of the unfinished run
+STAGES: Final = ("encode", "index", "join")
+_OFFSETS: Final = "offsets.npy"
+_ROW_HINT: Final = "correct or delete the line, or skip such lines: --on-error skip"
+
+
+def check_task_inputs(inputs: Sequence[InputFile]) -> None:
+    """Refuse inputs that a task cannot read.
+
+    Raises:
+        ConfigError: an input is not a file.
+    """
+    for item in inputs:
+        if item.is_stream or item.format == HUB_FORMAT:
+            name = (
+                "stdin" if item.is_stdin else "a dataset by name" if item.format == HUB_FORMAT else "a pipe"
+            )
+            hint = "leave --executor out"
+            raise ConfigError("--input", f"{name} cannot be divided into tasks", found=item.path, hint=hint)
+
+
+@dataclass(frozen=True, slots=True)
+class EncodingTasks:
+    """A run of `preprocess` in tasks.
+
+    Attributes:
+        encoder: pickled BlockEncoder.
+        infos: content of PREFIX.json for each key, without counts.
+        skip: move wrong rows, and the rest of a damaged file, to the quarantine; else stop at the first.
+        unit: unit of a document of plain text, see readers.streams.
+        index_format: mmap or cached.
+    """
+
+    ranges: tuple[InputRange, ...]
+    folder: Path
+    encoder: bytes
+    infos: tuple[DatasetInfo, ...]
+    dtype: np.dtype[Any]
+    skip: bool
+    unit: str
+    index_format: str
+
+    @property
+    def inputs(self) -> list[InputFile]:
+        return list({part.input: part.item for part in self.ranges}.values())
+
+    def begin(self) -> None:
+        """Create the work folder, or resume the same run in an existing one.
+
+        Raises:
+            ConfigError: the folder holds another run.
+        """
+        owners = [part.input for part in self.ranges]
+        wanted = {
+            "inputs": file_states([item.path for item in self.inputs]),
+            "formats": [item.format for item in self.inputs],
+            "datasets": [info.to_dict() for info in self.infos],
+            "index-format": self.index_format,
+            "split-mb": [owners.count(number) for number in dict.fromkeys(owners)],
+            "skip": self.skip,
+        }
+        open_run_folder(
+            self.folder, wanted, ReusableTasks("done/encode", owners, "skip", self.folder / "parts")
+        )
+        (self.folder / FAILED).unlink(missing_ok=True)
+
+    def stages(self) -> list[TaskStage]:
+        """Return the stages; each is finished before the next begins."""
+        tasks = len(self.ranges)
+        encode = TaskStage("encode", tasks, self.encode, sizes=tuple(part.size for part in self.ranges))
+        index = TaskStage("index", 1, self.index, after=encode)
+        return [encode, index, TaskStage("join", tasks, self.join, after=index)]
+
+    def encode(self, task: int) -> TaskResult:
+        """Write the part of a range and return its counts.
+
+        Raises:
+            FormatError: a row is wrong, and wrong rows are not skipped.
+        """
+        part = self.ranges[task]
+        work = _open_encoder(self.encoder)
+        rows = size = skipped = 0
+        first = ""
+        folder = self._part_folder(task)
+        with full_disk_errors(folder), _new_folder(folder) as partial, ExitStack() as stack:
+            datasets = [
+                DatasetFiles.open(partial, key, self.dtype, {}, None) for key in range(len(self.infos))
+            ]
+            files = [file for dataset in datasets for file in dataset.files.values()]
+            files.append((partial / QUARANTINE).open("wb"))
+            for file in files:
+                stack.enter_context(file)
+            for block in self._encoded_blocks(part, work):
+                for error in block.errors:
+                    if not self.skip or error.is_fatal:
+                        raise _row_error(part, error, rows)
+                    first = first or f"{_row_place(part, rows + error.row + 1)}, {error.what}"
+                    row = error.to_json(part.item.path, (part.first_row or 0) + rows + 1)
+                    files[-1].write(json.dumps(row, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
+                for dataset, documents in zip(datasets, block.keys, strict=True):
+                    dataset.add(documents)
+                rows += block.rows
+                size += block.size
+                skipped += len(block.errors)
+            for file in files:
+                sync(file)
+        counts = [dataset.counts() for dataset in datasets]
+        total = counts[0]["documents"]
+        result = {"documents": total, "rows": rows, "bytes": size, "read": part.size, "skipped": skipped}
+        return {**result, "counts": counts, **error_counts(skipped, first, total + skipped)}
+
+    def _encoded_blocks(self, part: InputRange, work: BlockEncoder) -> Iterator[EncodedBlock]:
+        def blocks() -> Iterator[Block]:
+            try:
+                yield from read_range(part, work.keys, BLOCK_BYTES, self.unit)
+            except CorruptFileError as error:
+                if not self.skip:
+                    raise
+                yield DamagedBlock(error.what, str(error.values.get("found", "")))
+
+        return (work((part.input, block)) for block in blocks())
+
+    def index(self, _: int) -> TaskResult:
+        """Write the index of each key, the offsets of the parts, and the skipped rows."""
+        results = read_results(self.stages()[0], self.folder)
+        offsets = np.zeros((len(self.infos), len(results) + 1), np.int64)
+        with full_disk_errors(self.folder):
+            for key, info in enumerate(self.infos):
+                counts = [result["counts"][key] for result in results]
+                tokens = [part_counts["tokens"] for part_counts in counts]
+                offsets[key, 1:] = np.cumsum(tokens, dtype=np.int64) * self.dtype.itemsize
+                contents = self._index_contents(
+                    key,
+                    [part_counts["sequences"] for part_counts in counts],
+                    sum(part_counts["documents"] for part_counts in counts),
+                )
+                write_index_files(self.folder, key, self.index_format, contents, info, sum(tokens))
+            self._write_quarantine(results)
+            np.save(self.folder / _OFFSETS, offsets)
+        return {}
+
+    def _index_contents(self, key: int, sequences: Sequence[int], documents: int) -> IndexStreams:
+        def lengths() -> Iterator[NDArray[Any]]:
+            for task in range(len(self.ranges)):
+                yield from read_chunks(self._part_folder(task) / f"{key}.lengths", np.int32)
+
+        def boundaries() -> Iterator[NDArray[Any]]:
+            sequences_before = 0
+            yield np.zeros(1, np.int64)
+            for task, count in enumerate(sequences):
+                skipped = 1  # the first boundary of a part is the last one of the part before it
+                for chunk in read_chunks(self._part_folder(task) / f"{key}.documents", np.int64):
+                    yield chunk[skipped:] + sequences_before
+                    skipped = 0
+                sequences_before += count
+
+        return IndexStreams(self.dtype, sum(sequences), documents + 1, lengths, boundaries)
+
+    def _write_quarantine(self, results: Sequence[TaskResult]) -> None:
+        """Write the skipped rows of all parts, with the number of each in its file."""
+        with (self.folder / QUARANTINE).open("wb") as out:
+            rows_before = 0
+            for task, (part, result) in enumerate(zip(self.ranges, results, strict=True)):
+                rows_before = rows_before if part.first_row is None else 0
+                if result["skipped"]:
+                    for line in (self._part_folder(task) / QUARANTINE).read_bytes().splitlines():
+                        row = json.loads(line)
+                        row["line"] += rows_before
+                        out.write(json.dumps(row, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
+                rows_before += result["rows"]
+            sync(out)
+
+    def join(self, task: int) -> TaskResult:
+        """Copy a part to its place in the .bin of each key, then free its blocks on the disk."""
+        offsets = np.load(self.folder / _OFFSETS, mmap_mode="r")
+        for key in range(len(self.infos)):
+            path = self._part_folder(task) / f"{key}.ids"
+            joined = path.with_suffix(".joined")
+            target_path = self.folder / f"{key}.ids"
+            start, end = (int(offset) for offset in offsets[key, task : task + 2])
+            if not joined.exists():
+                target = os.open(target_path, os.O_RDWR | os.O_CREAT, 0o666)
+                try:
+                    with full_disk_errors(target_path), path.open("rb") as source:
+                        if copy_bytes(source.fileno(), 0, target, start, end - start) < end - start:
+                            raise truncated_error(path, end - start)
+                        os.fsync(target)
+                finally:
+                    os.close(target)
+                # a process that is killed from here on leaves the name by which the next one skips the copy
+                path.replace(joined)
+            os.truncate(joined, 0)
+        return {}
+
+    def publish(self, prefixes: Sequence[Path], quarantine: Path) -> None:
+        """Rename the files of a finished run to datasets, in place of earlier ones.
+
+        Args:
+            quarantine: path of the skipped rows, if there are any.
+        """
+        for key, prefix in enumerate(prefixes):
+            publish_dataset(self.folder, key, prefix)
+        rows = self.folder / QUARANTINE
+        if not rows.exists():
+            return  # an earlier process was killed after this step
+        if rows.stat().st_size:
+            rows.replace(quarantine)
+        else:
+            quarantine.unlink(missing_ok=True)  # of an earlier run
+
+    def _part_folder(self, task: int) -> Path:
+        return self.folder / "parts" / f"{task:05d}"
+
+
+@lru_cache(maxsize=1)
+def _open_encoder(pickled: bytes) -> BlockEncoder:
+    """Open the encoder in this process; its libraries use one thread."""
+    os.environ.update(TOKENIZERS_PARALLELISM="false", RAYON_NUM_THREADS="1", OMP_NUM_THREADS="1")
+    encoder: BlockEncoder = pickle.loads(pickled)
+    return encoder
+
+
+@contextmanager
+def _new_folder(folder: Path) -> Iterator[Path]:
+    """Yield a temporary folder; rename it to `folder` if the block succeeds, else remove it."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = own_partial_file(folder)
+    partial.mkdir()
+    try:
+        yield partial
+        if folder.exists():  # of a task that was killed before it wrote its marker, or whose input changed
+            shutil.rmtree(folder)
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _row_error(part: InputRange, error: RowError, rows: int) -> FormatError:
+    """Return the error of a row of a range with the number of the row in its file.
+
+    Args:
+        rows: rows of the range before the block of the row.
+    """
+    before = part.first_row
+    if before is None and not is_remote(part.item.path):
+        before = _count_lines(part.item.path, part.start)
+    if before is not None:
+        return error.error(part.item.path, before + rows + 1, _ROW_HINT)
+    where = _row_place(part, rows + error.row + 1)
+    return FormatError(where, error.what, **error.values(), hint=_ROW_HINT)
+
+
+def _row_place(part: InputRange, number: int) -> str:
+    """Describe the place of the row of this number, from 1, in a range."""
+    if part.first_row is None:
+        return f"{part.item.path}: line {number:,} after byte {part.start:,}"
+    return f"{part.item.path}:{part.first_row + number}"
+
+
+def _count_lines(path: Path, size: int) -> int:
+    """Count the lines that begin in the first `size` bytes of a file."""
+    count = 0
+    with path.open("rb") as file:
+        while size > 0 and (chunk := file.read(min(size, BLOCK_BYTES))):
+            count += chunk.count(b"\n")
+            size -= len(chunk)
+            last = chunk[-1:]
+    return count + (last != b"\n")

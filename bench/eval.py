@@ -1,7 +1,7 @@
 """Benchmark the scoring of mega-eval against lm-evaluation-harness on a CPU, on the same weights and ids.
 
     python bench/eval.py [--dtypes float32 bfloat16] [--threads 1] [--rounds 2] [--scale 1] [--workloads ...]
-                         [--no-compile] [--json RESULT]
+                         [--no-compile] [--start-python PYTHON] [--json RESULT]
 
 The model has the shape of GPT-2 124M and random weights; both sides load them from bfloat16 files. Workloads:
 
@@ -11,9 +11,10 @@ sliding  windows of 1024 tokens of which the last 32 are scored, Megatron's --ov
 rolling  windows of 1024 tokens, all scored, as lm-eval's loglikelihood_rolling cuts them
 
 The peer is HFLM of lm-eval, called with token ids, so that neither side tokenizes. Before the rounds it runs
-a part of each workload with several batch sizes, and with torch.compile, and keeps the fastest. Batch size
-64 is what its `auto` settles on for short windows; the passes with which `auto` finds it are not counted.
-Ours is `ModelScorer` as `mega-eval` builds it. Both sides are in one process and take turns, `rounds` times;
+a part of each workload with several batch sizes and keeps the fastest. Batch size 64 is what its `auto`
+settles on for short windows; the passes with which `auto` finds it are not counted. `hflm` is the model as
+lm-eval loads it; `hflm_compiled` is compiled by torch.compile, which lm-eval does not do by itself.
+Ours is `ModelScorer` as `mega-eval` builds it. All sides are in one process and take turns, `rounds` times;
 the least CPU and wall-clock time of each counts.
 
 `part_of_products` is the time of the products that a workload needs, at the best rate that torch reaches for
@@ -24,8 +25,9 @@ A CPU without instructions for bfloat16 multiplies it in float32 in ours, and el
 which takes a hundred times as long: there only two requests of `lambada` are compared in bfloat16, and the
 ratio says nothing about other CPUs (`native_bfloat16` is false).
 
-`start` is the wall-clock time of `mega-eval lambada --limit 8`, whole, and without the time in which the same
-weights load in this process.
+`start` is the wall-clock time of `mega-eval lambada --limit 1`, whole, and without the time in which the same
+weights load in this process. `--start-python` names the Python of an environment with mega-eval alone: numba
+imports every package that extends it, and the peers of other benchmarks bring such packages.
 """
 
 from __future__ import annotations
@@ -94,7 +96,7 @@ class MegaProgram:
     def __init__(self, folder: Path, dtype: torch.dtype) -> None:
         checkpoint = Checkpoint.open(folder)
         start = time.perf_counter()
-        kernels = choose_decoder_kernels(torch.device("cpu"), dtype, batch_invariant=False)
+        kernels = choose_decoder_kernels(torch.device("cpu"), batch_invariant=False)
         self.decoder = load_model(checkpoint.spec, checkpoint.model_slab, dtype=dtype, kernels=kernels)
         self.load_seconds = time.perf_counter() - start
         self.scorer = ModelScorer(self.decoder)
@@ -159,33 +161,30 @@ def least(runs: Sequence[dict[str, float]]) -> dict[str, float]:
     return {key: round(min(run[key] for run in runs), 4) for key in runs[0]}
 
 
-def choose_configuration(peer: HarnessProgram, requests: Sequence[Request], compiled: Any) -> dict[str, Any]:
-    """Find the peer's fastest batch size on a part of a workload, and whether torch.compile is faster."""
+def choose_batch_size(peer: HarnessProgram, requests: Sequence[Request]) -> dict[str, Any]:
+    """Find the peer's fastest batch size on a part of a workload."""
     longest = max(len(context) + len(target) for context, target in requests)
-    sizes = [size for size in (1, 4, 16, 64) if size == 1 or size * longest <= 8500]
     if len(requests) <= 2:
-        peer.configure(len(requests), None)
-        return {"batch_size": len(requests), "compiled": False}
+        return {"batch_size": len(requests)}
     part = sorted(requests, key=lambda request: len(request[0]))[: max(2, len(requests) // 4)]
-    seconds: dict[str, float] = {}
-    for size in sizes:
-        if size > 1 and size >= 2 * len(part):
+    seconds: dict[int, float] = {}
+    for size in (1, 4, 16, 64):
+        if size > 1 and (size * longest > 8500 or size >= 2 * len(part)):
             continue
         peer.configure(size, None)
-        seconds[str(size)] = measure(lambda: peer.run(part))["cpu_seconds"]
-    best = int(min(seconds, key=lambda name: seconds[name]))
-    is_compiled = False
-    if compiled is not None:
-        peer.configure(best, compiled)
-        try:
-            peer.run(part)  # compiles
-            seconds[f"{best}, compiled"] = measure(lambda: peer.run(part))["cpu_seconds"]
-        except Exception as error:  # without a C++ compiler torch.compile cannot run
-            print(f"torch.compile of the peer: {type(error).__name__}", file=sys.stderr)
-        else:
-            is_compiled = seconds[f"{best}, compiled"] < seconds[str(best)]
-    peer.configure(best, compiled if is_compiled else None)
-    return {"batch_size": best, "compiled": is_compiled, "cpu_seconds_of_a_part": seconds}
+        seconds[size] = measure(lambda: peer.run(part))["cpu_seconds"]
+    return {"batch_size": min(seconds, key=lambda size: seconds[size]), "cpu_seconds_of_a_part": seconds}
+
+
+def warm_up(peer: HarnessProgram, requests: Sequence[Request], compiled: Any, batch_size: int) -> bool:
+    """Compile the peer for a workload; False where torch.compile cannot run, as without a C++ compiler."""
+    peer.configure(batch_size, compiled)
+    try:
+        peer.run(requests[: 2 * batch_size])
+    except Exception as error:
+        print(f"torch.compile of the peer: {type(error).__name__}", file=sys.stderr)
+        return False
+    return True
 
 
 def measure_product_rate(dtype: torch.dtype) -> dict[str, float]:
@@ -236,21 +235,34 @@ def run_workload(
     options: argparse.Namespace,
 ) -> dict[str, Any]:
     """Run both sides by turns and return the row of a workload."""
-    configuration = choose_configuration(peer, requests, compiled)
+    configuration = choose_batch_size(peer, requests)
+    size = configuration["batch_size"]
     ours.run(requests[:2])
-    runs: dict[str, list[dict[str, float]]] = {"ours": [], "hflm": []}
+    sides: dict[str, Callable[[], list[Result]]] = {"ours": lambda: ours.run(requests)}
+    models: dict[str, Any] = {"hflm": None}
+    if compiled is not None and warm_up(peer, requests, compiled, size):
+        models["hflm_compiled"] = compiled
+    for side, model in models.items():
+
+        def run_peer(model: Any = model) -> list[Result]:
+            peer.configure(size, model)
+            return peer.run(requests)
+
+        sides[side] = run_peer
+    runs: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
     results: dict[str, list[Result]] = {}
     for _ in range(options.rounds):
-        for side, program in (("ours", ours), ("hflm", peer)):
+        for side, run in sides.items():
 
-            def work(side: str = side, program: MegaProgram | HarnessProgram = program) -> None:
-                results[side] = program.run(requests)
+            def work(side: str = side, run: Callable[[], list[Result]] = run) -> None:
+                results[side] = run()
 
             runs[side].append(measure(work))
     row: dict[str, Any] = {side: least(times) for side, times in runs.items()}
     row["hflm"] |= configuration
-    for key in ("cpu_seconds", "seconds"):
-        row[f"ours_faster_{key}"] = round(row["hflm"][key] / row["ours"][key], 2)
+    for side in models:
+        for key in ("cpu_seconds", "seconds"):
+            row[f"ours_faster_{key}_than_{side}"] = round(row[side][key] / row["ours"][key], 2)
     flops = count_flops(requests, choose_max_tokens(ours.decoder))
     row["requests_per_cpu_second"] = round(len(requests) / row["ours"]["cpu_seconds"], 2)
     row["needed_gflops"] = round(flops / 1e9, 1)
@@ -258,18 +270,18 @@ def run_workload(
     return row
 
 
-def measure_start(folder: Path, load_seconds: float, dtype: str) -> dict[str, float]:
-    """Return the seconds of `mega-eval lambada --limit 8`, the faster of two starts."""
+def measure_start(folder: Path, load_seconds: float, dtype: str, python: str) -> dict[str, float]:
+    """Return the seconds of `mega-eval lambada --limit 1`, the fastest of four starts."""
     rng = np.random.default_rng(9)
     with tempfile.TemporaryDirectory() as temporary:
         data = Path(temporary, "data.jsonl")
         texts = [" ".join(map(str, rng.integers(0, SPEC.vocab - 1, 80))) for _ in range(8)]
         data.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-        words = ["lambada", "--load", str(folder), "--data", str(data), "--limit", "8", "--dtype", dtype]
+        words = ["lambada", "--load", str(folder), "--data", str(data), "--limit", "1", "--dtype", dtype]
         words += ["--output", str(Path(temporary, "result.json")), "--overwrite", "--no-cache"]
-        command = [sys.executable, "-m", "mega_eval", *words]
+        command = [python, "-m", "mega_eval", *words]
         seconds = []
-        for _ in range(2):
+        for _ in range(4):
             start = time.perf_counter()
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             seconds.append(time.perf_counter() - start)
@@ -329,7 +341,9 @@ def run_dtype(
         workloads = [name for name in workloads if name == "lambada"]
         requests = {name: requests[name][:2] for name in workloads}
         compiled = None
-    section: dict[str, Any] = {"start": measure_start(folder / "mega", ours.load_seconds, dtype)}
+    section: dict[str, Any] = {
+        "start": measure_start(folder / "mega", ours.load_seconds, dtype, options.start_python)
+    }
     print(f"{dtype}, start: {json.dumps(section['start'])}", flush=True)
     for name in workloads:
         rate = measure_product_rate(torch_dtype)  # before and after, as other work slows both
@@ -355,6 +369,7 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=1.0, help="multiplies the number of requests")
     parser.add_argument("--workloads", nargs="+", default=list(WORKLOADS), choices=WORKLOADS)
     parser.add_argument("--no-compile", dest="compile", action="store_false")
+    parser.add_argument("--start-python", default=sys.executable)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     report = compare(options)

@@ -13,7 +13,6 @@ from mega_model.batch_invariant_attention import BatchInvariantAttention
 from mega_model.distributed.mesh import World
 from mega_model.kernels.dispatch import choose_kernels
 from mega_model.kernels.numba import load_kernels
-from mega_model.matmul_precision import has_native
 from tests.parity.linear import fp8_products
 from tests.parity.ranks import Body, Outcomes
 from tests.parity.runs import resumes, same_as_one_process, steps, trainer
@@ -177,21 +176,11 @@ CASES: dict[int, dict[str, Body]] = {
     },
 }
 
-CANNOT_RUN = {
-    case
-    for case in (
-        "the_bits_of_one_process_over_tensor_2_bf16",
-        "the_bits_of_one_process_over_tensor_4_sequence_bf16",
-    )
-    if not has_native(torch.bfloat16)
-}
-
-
 @pytest.fixture(scope="module")
 def outcome(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[int, str], str]:
-    return Outcomes(CASES, tmp_path_factory, requested_values(request, "case") - CANNOT_RUN).outcome
+    return Outcomes(CASES, tmp_path_factory, requested_values(request, "case")).outcome
 
 
 ALL = [(ranks, case) for ranks in CASES for case in CASES[ranks]]
@@ -201,6 +190,4 @@ ALL = [(ranks, case) for ranks in CASES for case in CASES[ranks]]
 def test_the_options_train_as_in_one_process(
     outcome: Callable[[int, str], str], ranks: int, case: str
 ) -> None:
-    if case in CANNOT_RUN:
-        pytest.skip("this CPU has no products of bfloat16")
     assert outcome(ranks, case) == ""

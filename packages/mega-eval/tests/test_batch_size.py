@@ -50,16 +50,12 @@ def test_what_torch_and_numpy_raise_without_memory_is_recognized():
 
 
 def test_batch_invariant_kernels_are_refused_where_they_do_not_run(monkeypatch):
-    def choose(device=CPU, dtype=torch.float32):
-        return choose_decoder_kernels(device, dtype, batch_invariant=True)
+    def choose(device=CPU):
+        return choose_decoder_kernels(device, batch_invariant=True)
 
     assert isinstance(choose().linear, OrderedLinear)
     with pytest.raises(ConfigError, match=r"--batch-invariant: has kernels for CPUs only: found cuda"):
         choose(device=SimpleNamespace(type="cuda"))
-    with monkeypatch.context() as patch:
-        patch.setattr("mega_model.kernels.batch_invariant.has_native", lambda half: False)
-        with pytest.raises(ConfigError, match=r"has no products of bfloat16; hint: --dtype float32$"):
-            choose(dtype=torch.bfloat16)
     monkeypatch.setattr(dispatch, "has_numba", lambda: False)
     with pytest.raises(ConfigError, match=r"needs numba, which is not installed; hint: .*mega-eval\[cpu\]"):
         choose()

@@ -20,7 +20,6 @@ from mega_model.init import initial_values
 from mega_model.kernels import REFERENCE
 from mega_model.kernels.batch_invariant import build_kernels
 from mega_model.kernels.numba import load_kernels
-from mega_model.matmul_precision import has_native
 from mega_schema.arch import table
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.spec import gpt, llama
@@ -107,7 +106,6 @@ def test_scores_are_a_log_softmax_over_the_whole_sequence_whatever_the_batches(f
 @pytest.mark.parametrize("family", SPECS)
 def test_batch_invariant_scores_have_the_bits_of_a_training_forward_pass(family, dtype):
     """In any order, in batches of any size, and whether or not prefixes are shared."""
-    check_native(dtype)
     kernels = build_kernels(REFERENCE, load_kernels())
     decoder = build_decoder(SPECS[family], dtype=dtype, kernels=kernels)
     windows = branching_windows(seed=11)
@@ -127,11 +125,6 @@ def score_by_training(decoder, window):
     attend = BatchInvariantAttention(load_kernels(), 1, n)
     losses = decoder.token_losses(token, torch.arange(n), attend, target)
     return -losses[n - window.target_length :].double().numpy()
-
-
-def check_native(dtype):
-    if dtype == torch.bfloat16 and not has_native(dtype):
-        pytest.skip("this CPU has no products of bfloat16")
 
 
 @pytest.mark.parametrize("kind", [MemoryError, torch.OutOfMemoryError])

@@ -25,7 +25,6 @@ from mega_serve.engine.requests import TokenLogprob
 from mega_serve.execution.model_runner import AttentionName, RunnerOptions, TorchModelRunner
 from mega_serve.execution.packed_weights import WeightDtype
 from mega_serve.execution.weight_loading import compute_dtype, fill_model
-from tests.serving.cpu_products import INVARIANT_DTYPES
 
 SIZES = {"layers": 2, "hidden": 64, "heads": 4, "vocab": 131, "max_seq_len": 96, "init_std": 0.15}
 SPECS = {
@@ -177,7 +176,7 @@ def test_logits_equal_the_naive_loop(
 
 
 @pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 12), marks=pytest.mark.long)], ids=len)
-@pytest.mark.parametrize("dtype", INVARIANT_DTYPES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", SPECS)
 def test_logits_are_bitwise_independent_of_batch_chunks_and_pages(
     name: str, dtype: WeightDtype, seeds: range

@@ -103,15 +103,6 @@ def test_batch_invariance_with_int8_is_refused(kernels: NumbaKernels) -> None:
     )
 
 
-def test_batch_invariance_on_a_cpu_without_bfloat16_is_refused(
-    kernels: NumbaKernels, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("mega_model.kernels.batch_invariant.has_native", lambda dtype: False)
-    choose_packing("float32", kernels, batch_invariant=True)
-    with pytest.raises(ConfigError, match="this CPU has no products of bfloat16; hint: --dtype float32"):
-        choose_packing("bfloat16", kernels, batch_invariant=True)
-
-
 def test_int8_on_a_cpu_without_its_products_is_refused(
     kernels: NumbaKernels, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,6 @@ import torch
 
 from mega_model.distributed.mesh import Mesh
 from mega_model.kernels import dispatch
-from mega_model.matmul_precision import has_native
 from mega_schema.dataset.indexed_dataset import IndexedDataset
 from mega_schema.errors import MegaError
 from mega_train.engine.trainer import Trainer, choose_run_kernels
@@ -44,8 +43,6 @@ def _losses(
 def test_it_trains_as_the_other_kernels_do(
     resolve_config: ResolveConfig, open_corpus: IndexedDataset, more: dict[str, Any]
 ) -> None:
-    if more.get("train__bf16") and not has_native(torch.bfloat16):
-        pytest.skip("this CPU has no products of bfloat16")
     wanted = _losses(resolve_config, open_corpus, **SIZES, **more)
     losses = _losses(resolve_config, open_corpus, **INVARIANT, **more)
     assert losses == pytest.approx(wanted, rel=2e-2 if more.get("train__bf16") else 1e-4)

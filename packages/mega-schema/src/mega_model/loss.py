@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from mega_model.distributed.mesh import Axis
-from mega_model.kernels.interface import CrossEntropy, Linear
+from mega_model.kernels.interface import CrossEntropy, Linear, OrderedLinear
 from mega_model.kernels.products import linear
 from mega_model.kernels.reference import IGNORED as IGNORED
 from mega_model.kernels.reference import cross_entropy
@@ -83,13 +83,18 @@ def token_losses(
     """
     _check_targets(target_T, vocab)
     local_T, columns_in_vocab = _local_targets(target_T, weight_VD.shape[0], vocab, tp)
-    dtype = matmul_dtype(x_TD)
+    dtype = _logits_dtype(x_TD, linear)
     whole_TD = tp.enter(x_TD).wait().to(dtype)
     used_VD = weight_VD[:columns_in_vocab].to(dtype)
     used_V = None if bias_V is None else bias_V[:columns_in_vocab].to(dtype)
     step = chunk_tokens(len(whole_TD), max_chunk_tokens(whole_TD.shape[1], dtype.itemsize))
     chunks = zip(whole_TD.split(step), local_T.split(step), strict=True)
     return torch.cat([kernel(linear(x_CD, used_VD, used_V), local_C, tp, None) for x_CD, local_C in chunks])
+
+
+def _logits_dtype(x_TD: Tensor, linear: Linear) -> torch.dtype:
+    """Return the dtype of the logits: that of x for ordered sums, whose bits do not depend on the CPU."""
+    return x_TD.dtype if isinstance(linear, OrderedLinear) else matmul_dtype(x_TD)
 
 
 def _check_targets(target_T: Tensor, vocab: int) -> None:
@@ -128,7 +133,8 @@ class _HeadLoss(torch.autograd.Function):
     ) -> Tensor:
         needs_x, needs_weight, needs_bias = (grad_enabled and needs for needs in ctx.needs_input_grad[:3])
         local_T, columns_in_vocab = _local_targets(target_T, weight_VD.shape[0], vocab, tp)
-        dtype = matmul_dtype(x_TD)
+        cross_entropy, linear = kernels
+        dtype = _logits_dtype(x_TD, linear)
         whole_TD = tp.enter(x_TD).wait().to(dtype)
         used_VD = weight_VD[:columns_in_vocab].to(dtype)
         used_V = None if bias_V is None else bias_V[:columns_in_vocab].to(dtype)
@@ -148,7 +154,6 @@ class _HeadLoss(torch.autograd.Function):
             scale = gradient
         elif needs_weight:
             grad_VD = torch.empty_like(weight_VD, dtype=torch.float32)
-        cross_entropy, linear = kernels
 
         def compute_chunk(begin: int, end: int) -> None:
             x_CD = whole_TD[begin:end]

@@ -11,7 +11,7 @@ from mega_model.kernels.numba import has_numba, load_kernels
 from mega_model.kernels.row_functions import with_row_functions
 
 
-def choose_decoder_kernels(device: torch.device, dtype: torch.dtype, *, batch_invariant: bool) -> Kernels:
+def choose_decoder_kernels(device: torch.device, *, batch_invariant: bool) -> Kernels:
     """Return the kernels to build a decoder with that computes no gradients.
 
     Args:
@@ -21,8 +21,7 @@ def choose_decoder_kernels(device: torch.device, dtype: torch.dtype, *, batch_in
         ConfigError: batch-invariant kernels do not run here.
     """
     if batch_invariant:
-        hint = "--dtype float32"
-        return choose_batch_invariant_kernels(device, dtype, package="mega-eval", dtype_hint=hint).kernels
+        return choose_batch_invariant_kernels(device, package="mega-eval").kernels
     if device.type == "cpu" and has_numba():
         return with_row_functions(REFERENCE, load_kernels(package="mega-eval"))
     return REFERENCE

@@ -80,7 +80,7 @@ def open_checkpoint(
     tokenizer = open_checkpoint_tokenizer(checkpoint)
     on = resolve_device(device, where="--device")
     model_dtype = choose_dtype(checkpoint, dtype)
-    kernels = choose_decoder_kernels(on, model_dtype, batch_invariant=batch_invariant)
+    kernels = choose_decoder_kernels(on, batch_invariant=batch_invariant)
     with ThreadPoolExecutor(2, "open checkpoint") as threads:  # beside the weights, which are read here
         compiler = threads.submit(load_compiler, kernels)
         identity = threads.submit(

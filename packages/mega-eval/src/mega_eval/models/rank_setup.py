@@ -97,7 +97,7 @@ def open_engine(world: World, settings: RankSettings, init_method: str) -> RankE
     device = resolve_device(settings.device, where="--device").type
     mesh = Mesh.join(settings.layout, world, device=device, init_method=init_method, timeout_minutes=_MINUTES)
     dtype = choose_dtype(checkpoint, settings.dtype)
-    kernels = choose_decoder_kernels(mesh.device, dtype, batch_invariant=settings.batch_invariant)
+    kernels = choose_decoder_kernels(mesh.device, batch_invariant=settings.batch_invariant)
     rt = Runtime.from_mesh(mesh, checkpoint.spec, dtype=dtype, kernels=kernels)
     decoder = build_model(rt)
     fill_weights(decoder, weight_reader(checkpoint), rt)

@@ -24,8 +24,6 @@ from mega_model.kernels.numba import NumbaKernels, as_array
 from mega_model.kernels.ordered_linear import TrainedOrderedLinear
 from mega_model.kernels.recomputed_gradient import with_gradient
 from mega_model.kernels.row_functions import RowFunctions
-from mega_model.matmul_precision import has_native
-from mega_schema.errors import ConfigError
 
 
 def build_kernels(base: Kernels, kernels: NumbaKernels) -> Kernels:
@@ -95,13 +93,3 @@ class _Functions:
         if scale is not None:
             self._base.cross_entropy(logits_CV, target_C, tp, scale)  # overwrites the logits
         return loss_C
-
-
-def check_dtype(dtype: torch.dtype, *, hint: str) -> None:
-    """Check that the products of `ordered_linear` compute in a dtype on this CPU.
-
-    Raises:
-        ConfigError: they do not.
-    """
-    if dtype == torch.bfloat16 and not has_native(dtype):
-        raise ConfigError("--batch-invariant", "this CPU has no products of bfloat16", hint=hint)

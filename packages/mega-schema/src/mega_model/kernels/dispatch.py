@@ -113,17 +113,14 @@ def choose_kernels(
     return choice
 
 
-def choose_batch_invariant_kernels(
-    device: torch.device, dtype: torch.dtype, *, package: str, dtype_hint: str = "leave --bf16 out"
-) -> KernelChoice:
+def choose_batch_invariant_kernels(device: torch.device, *, package: str) -> KernelChoice:
     """Choose the kernels of --batch-invariant; those of `auto` compute gradients.
 
     Args:
         package: whose extra `cpu` an error tells to install.
-        dtype_hint: how to choose another dtype.
 
     Raises:
-        ConfigError: the device is no CPU, it has no products of this dtype, or numba is not installed.
+        ConfigError: the device is no CPU, or numba is not installed.
     """
     if device.type != "cpu":
         raise ConfigError(
@@ -132,7 +129,6 @@ def choose_batch_invariant_kernels(
     if not has_numba():
         hint = install_hint(package, "cpu")
         raise ConfigError("--batch-invariant", "needs numba, which is not installed", hint=hint)
-    batch_invariant.check_dtype(dtype, hint=dtype_hint)
     choice = choose_kernels("auto", device)
     kernels = batch_invariant.build_kernels(choice.kernels, load_kernels(package=package))
     names = [field.name for field in fields(Kernels)]

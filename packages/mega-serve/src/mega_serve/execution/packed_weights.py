@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 
 from mega_model.decoder import Decoder
-from mega_model.kernels.batch_invariant import check_dtype
 from mega_model.kernels.numba import NumbaKernels, as_array, run_kernel
 from mega_model.kernels.ordered_linear import PackedOrderedLinear
 from mega_model.layers import ColumnLinear, LMHead, RowLinear
@@ -245,7 +244,6 @@ def choose_packing(
                 found="--dtype int8",
                 wanted="float32 | bfloat16",
             )
-        check_dtype(torch.float32 if dtype == "float32" else torch.bfloat16, hint="--dtype float32")
         return lambda weight_OI: PackedOrderedLinear(weight_OI, kernels)
     if dtype == "int8":
         if not has_native(torch.bfloat16):  # without VNNI oneDNN adds products in 16 bits, which overflow

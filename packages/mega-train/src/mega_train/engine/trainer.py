@@ -175,7 +175,7 @@ def choose_run_kernels(train: TrainConfig, device: torch.device) -> KernelChoice
         ConfigError: they are not available on this machine.
     """
     if train.batch_invariant:
-        return choose_batch_invariant_kernels(device, param_dtype(train), package="mega-train")
+        return choose_batch_invariant_kernels(device, package="mega-train")
     return choose_kernels(train.kernels, device, where="--kernels")
 
 

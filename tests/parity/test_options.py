@@ -176,6 +176,7 @@ CASES: dict[int, dict[str, Body]] = {
     },
 }
 
+
 @pytest.fixture(scope="module")
 def outcome(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory

@@ -22,7 +22,6 @@ from mega_serve.execution.fused_decoder import FusedDecoder
 from mega_serve.execution.model_runner import RunnerOptions, TorchModelRunner
 from mega_serve.execution.packed_weights import WeightDtype
 from mega_serve.execution.weight_loading import compute_dtype, fill_model
-from tests.serving.cpu_products import needs_int8
 
 SIZES = {"layers": 2, "hidden": 64, "heads": 4, "vocab": 131, "max_seq_len": 96, "init_std": 0.15}
 SPECS = {
@@ -89,7 +88,7 @@ def test_single_tokens_have_the_logits_of_the_naive_loop(name: str, rows: int) -
         torch.testing.assert_close(logits, expected[5:, : SPECS[name].vocab], rtol=0.0, atol=1e-4)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("int8", marks=needs_int8)])
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 @pytest.mark.parametrize("rows", [2, 7])
 @pytest.mark.parametrize("name", SPECS)
 def test_numbers_are_rounded_where_torch_rounds_them(name: str, dtype: WeightDtype, rows: int) -> None:
@@ -116,13 +115,15 @@ def test_threads_change_no_bits_of_a_fused_step() -> None:
         torch.set_num_threads(threads)
 
 
-def test_large_layers_of_more_than_three_rows_are_computed_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_layers_of_more_rows_than_numba_multiplies_are_computed_by_torch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     small = _runner(SPECS["gpt"]).fused
     monkeypatch.setattr("mega_serve.execution.fused_decoder._SMALL_LAYER_BYTES", 1000)
     large = _runner(SPECS["gpt"]).fused
     assert small is not None
     assert large is not None
-    assert (small.max_rows, large.max_rows) == (8, 3)
+    assert (small.max_rows, large.max_rows) == (8, load_kernels().linear.MAX_ROWS)
 
 
 @pytest.mark.parametrize("name", UNUSUAL)

@@ -75,6 +75,33 @@ def test_int8_products_have_an_error_below_two_percent(inputs: int, outputs: int
         assert torch.equal(error[0], torch.zeros(outputs))
 
 
+@pytest.mark.parametrize("has_products", [pytest.param(True, marks=needs_int8), False])
+@pytest.mark.parametrize(("inputs", "outputs"), [*SHAPES, (1201, 64)])
+def test_int8_products_are_exact_sums_of_integers(
+    kernels: NumbaKernels,
+    inputs: int,
+    outputs: int,
+    has_products: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("mega_serve.execution.packed_weights.has_int8_products", lambda: has_products)
+    for rows in (1, 3, 8, 9, 40):
+        x, weight, bias = _case(inputs, outputs, rows, torch.bfloat16)
+        weight[0] = weight[0].abs()
+        x[-1] = x[-1].abs()  # sums near the largest that these integers have
+        scale_x, scale_w = (t.float().abs().amax(1) / 127 for t in (x, weight))
+        integers_x, integers_w = (
+            (t.float() / scale[:, None]).round().long() for t, scale in ((x, scale_x), (weight, scale_w))
+        )
+        sums = (integers_x @ integers_w.T).float()
+        expected = (sums * scale_w * scale_x[:, None]).bfloat16()
+        actual = Int8Linear(weight, kernels)(x, weight)
+        torch.testing.assert_close(actual, expected, rtol=1e-2, atol=0.0)  # a rounding of bfloat16
+        assert float((actual == expected).float().mean()) > 0.99
+        with_bias = Int8Linear(weight, kernels)(x, weight, bias)
+        torch.testing.assert_close(with_bias.float(), expected.float() + bias, rtol=1e-2, atol=1e-2)
+
+
 @needs_int8
 @pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
 def test_int8_products_by_numba_equal_those_by_torch(
@@ -103,15 +130,13 @@ def test_batch_invariance_with_int8_is_refused(kernels: NumbaKernels) -> None:
     )
 
 
-def test_int8_on_a_cpu_without_its_products_is_refused(
+def test_int8_without_numba_on_a_cpu_whose_products_overflow_is_refused(
     kernels: NumbaKernels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mega_serve.execution.packed_weights.has_native", lambda dtype: False)
-    with pytest.raises(ConfigError) as caught:
-        choose_packing("int8", kernels)
-    assert str(caught.value) == (
-        "--dtype: this CPU has no products of 8-bit integers: found int8; hint: --dtype bfloat16"
-    )
+    monkeypatch.setattr("mega_serve.execution.packed_weights.has_int8_products", lambda: False)
+    assert choose_packing("int8", kernels) is not None
+    with pytest.raises(ConfigError, match=r"needs the numba kernels: found int8; hint: .*mega-serve\[cpu\]"):
+        choose_packing("int8")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

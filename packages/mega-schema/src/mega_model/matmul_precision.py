@@ -27,6 +27,11 @@ def has_native(half: torch.dtype) -> bool:
     return (ops._is_mkldnn_bf16_supported if half == torch.bfloat16 else ops._is_mkldnn_fp16_supported)()
 
 
+def has_int8_products() -> bool:
+    """Whether oneDNN's products of 8-bit integers are exact on this CPU: without VNNI their sums overflow."""
+    return torch.backends.mkldnn.is_available() and torch.cpu._is_vnni_supported()
+
+
 @contextmanager
 def allow_bf16_matmul(half: torch.dtype) -> Iterator[None]:
     """Within the context, promise that the factors of float32 products are exact in `half` precision.

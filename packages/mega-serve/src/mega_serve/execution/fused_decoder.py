@@ -18,7 +18,6 @@ from mega_serve.execution.packed_weights import Array, Int8Linear, LinearLayer, 
 from mega_serve.execution.paged_attention import NumbaPages
 from mega_serve.execution.step_layout import StepLayout
 
-_MAX_ROWS = 3  # up to which numba's products are faster than oneDNN's
 # of a layer up to which starting torch's operations takes longer than numba's products of more rows
 _SMALL_LAYER_BYTES = 2 << 20
 _ACTIVATIONS = ("gelu_tanh", "gelu_erf", "swiglu")  # in the order of the kernel's numbers
@@ -39,7 +38,8 @@ class FusedDecoder:
         blocks = _blocks(model)
         weights = [_panels(layer) for layer in _linear_layers(blocks[0])]
         is_small = sum(panels.nbytes for panels in weights) <= _SMALL_LAYER_BYTES
-        self.max_rows: int = kernels.decoder_layers.MAX_ROWS if is_small else _MAX_ROWS
+        most = kernels.decoder_layers.MAX_ROWS
+        self.max_rows: int = most if is_small else min(most, *map(_max_rows, _linear_layers(blocks[0])))
         self._arrays = [_layer_arrays(block) for block in blocks]  # they own the memory of the table
         self._table = np.array([list(map(_address, arrays)) for arrays in self._arrays], np.intp)
         self._weights = _panels(blocks[0].qkv)[:0]
@@ -112,6 +112,11 @@ def _linear_layers(block: DecoderBlock) -> tuple[LinearLayer, ...]:
 
 def _has_panels(layer: LinearLayer) -> bool:
     return isinstance(layer.linear, PackedLinear | Int8Linear) and layer.linear.panels is not None
+
+
+def _max_rows(layer: LinearLayer) -> int:
+    assert isinstance(layer.linear, PackedLinear | Int8Linear)
+    return layer.linear.max_rows
 
 
 def _layer_arrays(block: DecoderBlock) -> list[Array | None]:

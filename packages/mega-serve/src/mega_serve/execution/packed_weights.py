@@ -22,7 +22,7 @@ from mega_model.decoder import Decoder
 from mega_model.kernels.numba import NumbaKernels, as_array, run_kernel
 from mega_model.kernels.ordered_linear import PackedOrderedLinear
 from mega_model.layers import ColumnLinear, LMHead, RowLinear
-from mega_model.matmul_precision import has_native
+from mega_model.matmul_precision import has_int8_products, has_native
 from mega_schema.app.install_hint import install_hint
 from mega_schema.errors import ConfigError
 
@@ -33,7 +33,6 @@ LinearLayer = ColumnLinear | RowLinear | LMHead
 _PANEL = 64  # outputs of a panel of oneDNN's layout
 # inputs that lie side by side in a panel
 _GROUPS = MappingProxyType({torch.float32: 1, torch.bfloat16: 2, torch.int8: 4})
-_MAX_ROWS = 3  # up to which numba's products are faster than oneDNN's
 _QUANTIZED_ELEMENTS = 1 << 16  # at a time: they stay in a core's cache
 _ZERO_POINT = 128  # of 8-bit inputs, which oneDNN takes as unsigned integers
 
@@ -45,11 +44,12 @@ class PackedLinear:
     weight and compute all products; they widen it as they read it.
 
     Args:
-        kernels: if given, and if the layout is the one they read, they compute products of up to three rows
-            from the same memory. oneDNN's order of additions depends on the number of rows for some shapes.
+        kernels: if given, and if the layout is the one they read, they compute products of a few rows from
+            the same memory. oneDNN's order of additions depends on the number of rows for some shapes.
 
     Attributes:
         panels: the packed memory, if the kernels read it; bfloat16 as uint16.
+        max_rows: rows up to which the kernels compute a product.
     """
 
     def __init__(self, weight_OI: Tensor, kernels: NumbaKernels | None = None) -> None:
@@ -58,17 +58,17 @@ class PackedLinear:
         self._kernels = kernels
         if weight_OI.dtype == torch.bfloat16 and not has_native(torch.bfloat16):
             assert kernels is not None
-            self._panels: Array | None = _pack_panels(weight_OI, kernels)
-            self._max_rows = sys.maxsize
+            self._panels: Array | None = _pack_panels(weight_OI, kernels).view(np.uint16)
+            self.max_rows: int = sys.maxsize
         else:
             self._weight: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight_OI, None)
             self._panels = None if kernels is None else self._view_panels(weight_OI)
-            self._max_rows = 0 if self._panels is None else _MAX_ROWS
+            self.max_rows = 0 if kernels is None or self._panels is None else kernels.linear.MAX_ROWS
         self.panels = None if self._has_half_pair else self._panels
 
     def __call__(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
         """Compute x Wᵀ + b, (T, O); `weight_OI`, the released weight, is not read."""
-        if len(x_TI) > self._max_rows:
+        if len(x_TI) > self.max_rows:
             y_TO: Tensor = torch.ops.mkldnn._linear_pointwise(x_TI, self._weight, bias_O, "none", [], "")
             return y_TO
         return self._multiply(x_TI.contiguous(), bias_O)
@@ -109,12 +109,14 @@ class PackedLinear:
 
 
 def _pack_panels(weight_OI: Tensor, kernels: NumbaKernels) -> Array:
-    """Return a bfloat16 weight in the layout of `kernels.numba.linear`, as uint16."""
+    """Return a bfloat16 or int8 weight in the layout of `kernels.numba.linear`; each group is a uint32."""
+    group = _GROUPS[weight_OI.dtype]
     rows, width = map(_round_up, weight_OI.shape)
-    panels = np.zeros((rows // _PANEL, width // 2, _PANEL), np.uint32)
-    pairs_OI = torch.nn.functional.pad(weight_OI, (0, weight_OI.shape[1] % 2)).contiguous()
-    run_kernel(kernels.ordered, "pack", as_array(pairs_OI).view(np.uint32), panels)
-    return panels.reshape(-1).view(np.uint16)
+    panels = np.zeros((rows // _PANEL, width // group, _PANEL), np.uint32)
+    padding = (0, -weight_OI.shape[1] % group)
+    groups_OI = torch.nn.functional.pad(weight_OI, padding).contiguous()
+    run_kernel(kernels.ordered, "pack", as_array(groups_OI).view(np.uint32), panels)
+    return panels.reshape(-1)
 
 
 def _view_memory(packed: Tensor | None, count: int, element: np.dtype[Any]) -> Array:
@@ -142,11 +144,13 @@ class Int8Linear:
     The sums are exact integers, so that a row of the result does not depend on the other rows.
 
     Args:
-        kernels: if given, they round bfloat16 inputs and outputs in one pass each, and compute products of up
-            to three rows from oneDNN's memory, if it has the layout they read. The results have equal bits.
+        kernels: if given, they round bfloat16 inputs and outputs in one pass each, and compute products of a
+            few rows from oneDNN's memory, if it has the layout they read. The results have equal bits.
+            On a CPU whose products overflow in oneDNN the kernels pack the weight and compute all products.
 
     Attributes:
         panels: the packed memory as int8, if the kernels read it.
+        max_rows: rows up to which the kernels compute a product.
         scale_O: of each output, float32.
         zero_O: 128 times the sum of each output's integers, int32: the product of the zero point of the
             inputs.
@@ -155,16 +159,22 @@ class Int8Linear:
     def __init__(self, weight_OI: Tensor, kernels: NumbaKernels | None = None) -> None:
         self._inputs = weight_OI.shape[1]
         integers_OI, self.scale_O, sum_O = _quantize(weight_OI)
-        self._weight = torch.ops.onednn.qlinear_prepack(integers_OI, None)
         self.zero_O = sum_O * _ZERO_POINT
         self._no_zeros_O = torch.zeros(len(sum_O), dtype=torch.int64)
         self._kernels = kernels
-        self.panels = None if kernels is None else self._view_panels(integers_OI.numpy())
+        if has_int8_products():
+            self._weight = torch.ops.onednn.qlinear_prepack(integers_OI, None)
+            self.panels = None if kernels is None else self._view_panels(integers_OI.numpy())
+            self.max_rows: int = 0 if kernels is None else kernels.linear.MAX_ROWS
+        else:
+            assert kernels is not None
+            self.panels = _pack_panels(integers_OI, kernels).view(np.int8)
+            self.max_rows = sys.maxsize
 
     def __call__(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
         """Compute x Wᵀ + b, (T, O) in the dtype of x; `weight_OI`, the released weight, is not read."""
         if self._kernels is not None and x_TI.dtype == torch.bfloat16:
-            if self.panels is not None and len(x_TI) <= _MAX_ROWS:
+            if self.panels is not None and len(x_TI) <= self.max_rows:
                 return self._multiply_rows(self._kernels, self.panels, x_TI.contiguous(), bias_O)
             return self._multiply_bf16(self._kernels, x_TI.contiguous(), bias_O)
         values_TI = x_TI.float()
@@ -179,7 +189,7 @@ class Int8Linear:
     def _multiply_rows(
         self, kernels: NumbaKernels, panels: Array, x_TI: Tensor, bias_O: Tensor | None
     ) -> Tensor:
-        """Compute up to three rows from the panels."""
+        """Compute a product from the panels."""
         outputs = len(self.scale_O)
         assert x_TI.shape[1] == self._inputs, f"inputs of width {x_TI.shape[1]} for {self._inputs}"
         assert bias_O is None or bias_O.shape == (outputs,), "a bias per output"
@@ -246,9 +256,9 @@ def choose_packing(
             )
         return lambda weight_OI: PackedOrderedLinear(weight_OI, kernels)
     if dtype == "int8":
-        if not has_native(torch.bfloat16):  # without VNNI oneDNN adds products in 16 bits, which overflow
-            what = "this CPU has no products of 8-bit integers"
-            raise ConfigError("--dtype", what, found="int8", hint="--dtype bfloat16")
+        if kernels is None and not has_int8_products():
+            what = "int8 on this CPU needs the numba kernels"
+            raise ConfigError("--dtype", what, found="int8", hint=install_hint("mega-serve", "cpu"))
         return lambda weight_OI: Int8Linear(weight_OI, kernels)
     is_native = has_mkldnn() and (dtype == "float32" or has_native(torch.bfloat16))
     if is_native or (dtype == "bfloat16" and kernels is not None):

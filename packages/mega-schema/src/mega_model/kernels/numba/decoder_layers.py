@@ -20,10 +20,11 @@ from numba import njit, prange
 
 from mega_model.kernels.numba.forms import build_forms
 from mega_model.kernels.numba.page_attention import TILE_ROWS, attend_tile
-from mega_model.kernels.numba.projection import BIASES, MAX_ROWS, array_at, project
+from mega_model.kernels.numba.projection import BIASES, array_at, project
 from mega_model.kernels.numba.row_kernels import SWIGLU, activate_row, norm_row, padded_width, round_as
 from mega_model.kernels.numba.simd import LANES, bf16_to_float, convert_like, round_like
 
+MAX_ROWS = 8
 ATTN_NORM, QKV, OUT, FFN_NORM, UP, DOWN = range(6)  # columns of the table of addresses, see `projection`
 
 

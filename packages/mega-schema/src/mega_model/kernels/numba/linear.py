@@ -23,8 +23,9 @@ from mega_model.kernels.numba.forms import build_forms
 from mega_model.kernels.numba.output_tiles import store_tile
 from mega_model.kernels.numba.panel_products import build_bf16_panel
 from mega_model.kernels.numba.simd import bf16_to_float, build_tile_product, round_like
-from mega_model.kernels.numba.vector_ir import HAS_BF16_PRODUCTS
+from mega_model.kernels.numba.vector_ir import HAS_AVX512, HAS_BF16_PRODUCTS
 
+MAX_ROWS = 3 if HAS_AVX512 else 8  # up to which these products are faster than oneDNN's
 PANEL = 64
 _ROWS = 4  # of a tile
 _WIDE_ROWS = 6  # of a tile of a widened panel

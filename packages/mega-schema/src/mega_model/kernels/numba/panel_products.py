@@ -19,6 +19,7 @@ from numba.extending import intrinsic
 
 from mega_model.kernels.numba.vector_ir import (
     HAS_BF16_PRODUCTS,
+    HAS_INT8_PRODUCTS,
     INT,
     INTS,
     LANES,
@@ -34,6 +35,8 @@ from mega_model.kernels.numba.vector_ir import (
     store_vector,
 )
 
+_SHORTS = ir.VectorType(ir.IntType(16), 2 * LANES)
+_PAIRS = ir.VectorType(ir.IntType(32), 2 * LANES)
 _LLVM_OF_BYTES = 22  # from which VPDPBUSD takes vectors of bytes
 
 
@@ -82,11 +85,37 @@ def _widen_high(builder: Any, pairs: Any) -> Any:
 def build_int8_panel(rows: int, vectors: int) -> Callable[..., None]:
     """Build an intrinsic that multiplies fours of integers: c[r] = Σ_p x[r, p] · w[p], exactly.
 
-    It uses AVX-512's VPDPBUSD and is called as that of `build_bf16_panel`: x holds fours of uint8 as uint32;
-    w is int8, of which four p is 16 · `vectors` fours of numbers; c is int32.
+    It uses AVX-512's VPDPBUSD; a CPU without it multiplies 16-bit integers, and adds in 32 bits. It is called
+    as that of `build_bf16_panel`: x holds fours of uint8 as uint32; w is int8, of which four p is
+    16 · `vectors` fours of numbers; c is int32.
     """
+    if not HAS_INT8_PRODUCTS:
+        return _build_panel(rows, vectors, _add_widened_four, INTS, INTS, 4)
     operand = ir.VectorType(ir.IntType(8), 4 * LANES) if llvm_version_info[0] >= _LLVM_OF_BYTES else INTS
     return _build_panel(rows, vectors, "llvm.x86.avx512.vpdpbusd.512", INTS, operand, 4)
+
+
+def _add_widened_four(builder: Any, total: Any, x: Any, w: Any) -> Any:
+    """Return total + x · w of vectors of fours, unsigned in x and signed in w.
+
+    LLVM makes x86's VPMADDWD of the product and sum of a pair. VPMADDUBSW, which takes bytes, would round
+    sums that 16 bits do not hold.
+    """
+    for number in range(2):  # bytes 0 and 2, then 1 and 3
+        shift = ir.Constant(INTS, [8 * number] * LANES)
+        low_bytes = ir.Constant(INTS, [0x00FF00FF] * LANES)
+        x_pairs = builder.bitcast(builder.and_(builder.lshr(x, shift), low_bytes), _SHORTS)
+        w_pairs = builder.bitcast(w, _SHORTS)
+        byte = ir.Constant(_SHORTS, [8] * 2 * LANES)
+        if number == 0:
+            w_pairs = builder.shl(w_pairs, byte)
+        w_pairs = builder.ashr(w_pairs, byte)
+        product = builder.mul(builder.sext(x_pairs, _PAIRS), builder.sext(w_pairs, _PAIRS))
+        for half in range(2):
+            lanes = ir.Constant(INTS, [2 * lane + half for lane in range(LANES)])
+            part = builder.shuffle_vector(product, ir.Constant(_PAIRS, ir.Undefined), lanes)
+            total = builder.add(total, part)
+    return total
 
 
 def _build_panel(

@@ -1,7 +1,6 @@
-"""Products of up to eight rows with a packed weight, for kernels that compute a whole layer.
+"""Products with a packed weight that is known by its address, for kernels that compute a whole layer.
 
-A weight has the layout of `linear`; a kernel knows it by its address, so that one call can take the weights
-of all layers.
+A weight has the layout of `linear`. One call of a kernel can so take the weights of all layers.
 """
 
 # mypy: ignore-errors
@@ -23,7 +22,6 @@ from mega_model.kernels.numba.panel_products import build_int8_panel
 from mega_model.kernels.numba.row_kernels import round_as
 from mega_model.kernels.numba.simd import bf16_to_float, round_like
 
-MAX_ROWS = 8
 _TILE_ROWS = 4
 # columns of a table of addresses: of weights, then of their biases, scales and sums
 BIASES, SCALES, SUMS, COLUMNS = 6, 12, 18, 24
@@ -105,7 +103,7 @@ def project(x, weights, layer, column, has_bias, out, is_residual, worker, worke
     """Compute a worker's panels of out = x Wᵀ + bias, or add that product to `out`.
 
     Args:
-        x: (R, I), R at most 8.
+        x: (R, I).
         weights: an array with the dtype of the packed weight; bfloat16 as uint16.
         layer: addresses: layer[column] of the packed weight; layer[BIASES + column] of its bias, (O,) with
             the dtype of x, or 0; of int8 weights, layer[SCALES + column] of the scale of each output,
@@ -157,7 +155,6 @@ def _store_panel(sums, row, rows, first, count, bias, out, is_residual):
 
 def _project_rows(x, weights, layer, out, threads):
     """Compute out = x Wᵀ + bias of a weight in column 0 of a layer, see `project`."""
-    assert len(x) <= MAX_ROWS
     for worker in prange(threads):
         project(x, weights, layer, 0, True, out, False, worker, threads)
 

@@ -20,8 +20,10 @@ HALVES = ir.VectorType(ir.IntType(16), LANES)
 
 _FEATURES = binding.get_host_cpu_features()  # for which numba compiles
 HAS_BF16_PRODUCTS = bool(_FEATURES.get("avx512bf16"))
+HAS_INT8_PRODUCTS = bool(_FEATURES.get("avx512vnni"))
+HAS_AVX512 = bool(_FEATURES.get("avx512f"))
 # vectors of sums that stay in registers, beside a row of weights and an input
-SUM_VECTORS = 24 if _FEATURES.get("avx512f") else 6
+SUM_VECTORS = 24 if HAS_AVX512 else 6
 
 PREFETCH_BYTES = 12 * 1024  # of a packed weight, ahead of its product: past the panel's last lines
 

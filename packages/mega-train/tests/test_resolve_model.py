@@ -110,6 +110,53 @@ def test_key_heads_of_a_preset_follow_the_heads(
 
 
 @pytest.mark.parametrize(
+    ("family", "name", "flags", "sizes"),
+    [
+        # heads of 64 and a feed-forward layer of 3072 stayed beside a hidden size of 256
+        ("gpt", "gpt2-124m", {"hidden_size": 256, "num_attention_heads": 8}, (256, 8, 8, 32, 1024)),
+        ("gpt", "gpt2-124m", {"num_attention_heads": 6}, (768, 6, 6, 128, 3072)),
+        ("bert", "bert-base-uncased", {"hidden_size": 384}, (384, 12, 12, 32, 1536)),
+        ("llama", "llama3-8b", {"hidden_size": 512, "num_attention_heads": 8}, (512, 8, 8, 64, 1792)),
+        ("gpt", "gpt2-124m", {"hidden_size": 96, "kv_channels": 5, "ffn_hidden_size": 7}, (96, 12, 12, 5, 7)),
+    ],
+)
+def test_sizes_of_heads_and_feed_forward_of_a_preset_follow_the_hidden_size(
+    resolve_config: ResolveConfig, family: Family, name: str, flags: dict[str, int], sizes: tuple[int, ...]
+) -> None:
+    values = {f"model__{key}": value for key, value in flags.items()}
+    spec = resolve_config(family=family, **(NO_MODEL | {"model__preset": name} | values)).spec
+    assert (spec.hidden, spec.heads, spec.kv_heads, spec.head_dim, spec.ffn) == sizes
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (
+            {"hidden_size": 100, "num_attention_heads": 10},
+            "--ffn-hidden-size: missing: found --hidden-size 100, and 11008 for 4096 in the preset; "
+            "hint: --ffn-hidden-size 256",
+        ),
+        (
+            {"hidden_size": 512, "num_attention_heads": 7},
+            "--num-attention-heads: does not divide --hidden-size: found 7 heads, hidden 512, "
+            "wanted a divisor of 512, or --kv-channels",
+        ),
+        (
+            {"num_attention_heads": 0},
+            "--num-attention-heads: not a count: found 0, wanted an integer above 0",
+        ),
+    ],
+)
+def test_sizes_that_do_not_follow_from_a_preset_are_asked_for(
+    resolve_config: ResolveConfig, flags: dict[str, int], line: str
+) -> None:
+    values = {f"model__{key}": value for key, value in flags.items()}
+    with pytest.raises(ConfigError) as caught:
+        resolve_config(family="llama", **(NO_MODEL | {"model__preset": "llama2-7b"} | values))
+    assert str(caught.value) == line
+
+
+@pytest.mark.parametrize(
     ("flags", "line"),
     [
         (

@@ -107,9 +107,8 @@ def _spec_from_flags(
     if m.preset is not None:
         base = preset(m.preset)
         _check_family(family, base)
-        if base.kv_heads == base.heads and "heads" in given_values:
-            given_values.setdefault("kv_heads", given_values["heads"])
-        return ModelSpec.from_dict({**base.to_dict(), **_number_layers(given_values, base)})
+        sizes = {**_scale_preset(base, given_values), **given_values}
+        return ModelSpec.from_dict({**base.to_dict(), **_number_layers(sizes, base)})
     if loaded_spec is not None and not given_values.keys() & {"layers", "hidden", "heads"}:
         _check_family(family, loaded_spec)
         return ModelSpec.from_dict({**loaded_spec.to_dict(), **_number_layers(given_values, loaded_spec)})
@@ -125,13 +124,8 @@ def _spec_from_flags(
             f"--preset gpt2-124m or {flag} N",
         )
     missing.raise_any()
-    if given_values["hidden"] % given_values["heads"] and "head_dim" not in given_values:
-        raise ConfigError(
-            "--num-attention-heads",
-            "does not divide --hidden-size",
-            found=f"{given_values['heads']} heads, hidden {given_values['hidden']}",
-            wanted=f"a divisor of {given_values['hidden']}, or --kv-channels",
-        )
+    if "head_dim" not in given_values:
+        _check_head_dim(given_values["hidden"], given_values["heads"])
     activation = given_values.get("activation", _default_activation(m, family))
     given_values.setdefault("ffn", _default_ffn(m, family, given_values["hidden"], activation))
     return _BUILDERS[family](**given_values)
@@ -154,6 +148,51 @@ def _number_layers(values: Mapping[str, Any], base: ModelSpec) -> dict[str, Any]
 def _build_t5(*, layers: int, decoder_layers: int | None = None, **fields: Any) -> ModelSpec:
     """Build a T5 from the layers of its encoder, which are also those of its decoder if not given."""
     return t5(encoder_layers=layers, decoder_layers=decoder_layers or layers, **fields)
+
+
+def _scale_preset(base: ModelSpec, given_values: Mapping[str, Any]) -> dict[str, int]:
+    """Return the sizes of a preset that follow the sizes of the flags, as without a preset.
+
+    Key heads follow the heads in a preset without grouped-query attention. The size of a head follows where
+    the preset's heads share its hidden size. The feed-forward size keeps its ratio to the hidden size.
+
+    Raises:
+        ConfigError: the heads do not divide the hidden size, or the ratio gives no whole number.
+    """
+    sizes: dict[str, int] = {}
+    heads, hidden = given_values.get("heads", base.heads), given_values.get("hidden", base.hidden)
+    if heads < 1 or hidden < 1:
+        return sizes  # the spec refuses them
+    if base.kv_heads == base.heads:
+        sizes["kv_heads"] = heads
+    if "head_dim" not in given_values and base.head_dim * base.heads == base.hidden:
+        _check_head_dim(hidden, heads)
+        sizes["head_dim"] = hidden // heads
+    if "ffn" not in given_values:
+        sizes["ffn"], remainder = divmod(base.ffn * hidden, base.hidden)
+        if remainder:
+            raise ConfigError(
+                "--ffn-hidden-size",
+                "missing",
+                found=f"--hidden-size {hidden}, and {base.ffn} for {base.hidden} in the preset",
+                hint=f"--ffn-hidden-size {max(1, sizes['ffn'] // _FFN_MULTIPLE) * _FFN_MULTIPLE}",
+            )
+    return sizes
+
+
+def _check_head_dim(hidden: int, heads: int) -> None:
+    """Check that the heads share the hidden size.
+
+    Raises:
+        ConfigError: they do not.
+    """
+    if hidden % heads:
+        raise ConfigError(
+            "--num-attention-heads",
+            "does not divide --hidden-size",
+            found=f"{heads} heads, hidden {hidden}",
+            wanted=f"a divisor of {hidden}, or --kv-channels",
+        )
 
 
 def _given_values(run: RunConfig, family: Family) -> dict[str, Any]:
@@ -205,6 +244,7 @@ _BUILDERS: Mapping[Family, Callable[..., ModelSpec]] = MappingProxyType(
 _NO_BINARY_HEAD: Mapping[str, Any] = MappingProxyType(
     {"token_types": None, "pooler": False, "binary_head": False}
 )
+_FFN_MULTIPLE = 64  # of a proposed feed-forward size
 _REQUIRED_FLAGS: Mapping[str, str] = MappingProxyType(
     {
         "layers": "--num-layers",

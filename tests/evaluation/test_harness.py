@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ import pytest
 from click.testing import CliRunner
 
 from mega_eval.cli import cli
+from mega_eval.commands.harness import BAR_SWITCHES
 from mega_eval.models.endpoint_client import NoAnswerError
 from mega_eval.tasks.wikitext_pages import split_pages
 from mega_schema.app import cli_runner
@@ -253,7 +255,8 @@ def test_the_command_runs_the_harness_offline_on_local_task_files(
     task_files: TaskFiles,
     original_results: dict[str, Any],
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     words = [
         "run",
@@ -265,12 +268,14 @@ def test_the_command_runs_the_harness_offline_on_local_task_files(
         tmp_path / "out",
     ]
     argv = ["harness", "--load", pair.run, "--device", "cpu", "--", *words]
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as exit_info:
         cli_runner.run_command(cli, [str(word) for word in argv])
     assert not exit_info.value.code
-    out, err = capsys.readouterr()
+    out, err = capfd.readouterr()
     assert "choice_local" in out
     assert "INFO" not in err
+    assert "git repository" not in err  # pytest's folder is none
     (file,) = (tmp_path / "out").rglob("results_*.json")
     results = json.loads(file.read_bytes())
     assert (
@@ -278,7 +283,26 @@ def test_the_command_runs_the_harness_offline_on_local_task_files(
         == original_results["results"]["choice_local"]["acc,none"]
     )
     assert results["config"]["model"] == "mega"
-    assert results["config"]["model_args"]["load"] == str(pair.run)
+    # the harness names the folder after this argument; without it, the name was random letters
+    assert results["config"]["model_args"]["pretrained"] == str(pair.run)
+    assert file.parent.name == re.sub(r"/+", "__", str(pair.run))
+
+
+@pytest.mark.parametrize(("words", "expected"), [([], "1"), (["--verbosity=INFO"], None)])
+def test_bars_of_lm_eval_are_shown_on_a_terminal_only_unless_a_level_is_named(
+    pair: ModelPair, monkeypatch: pytest.MonkeyPatch, words: list[str], expected: str | None
+) -> None:
+    monkeypatch.delenv("LMEVAL_LOG_LEVEL", raising=False)
+    for name in BAR_SWITCHES:
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    seen: list[str | None] = []
+    monkeypatch.setattr(
+        "lm_eval.__main__.cli_evaluate", lambda: seen.extend(map(os.environ.get, BAR_SWITCHES))
+    )
+    argv = ["harness", "--load", str(pair.run), "--", "run", "--tasks", "a", *words]
+    assert CliRunner().invoke(cli, argv).exit_code == 0
+    assert seen == [expected] * 2
 
 
 def test_the_entry_point_is_the_adapter() -> None:

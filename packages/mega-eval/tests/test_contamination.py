@@ -233,6 +233,14 @@ def test_the_command_reports_dirty_examples_and_where_they_are(call, tmp_path):
     assert json.loads((tmp_path / "c.json").read_bytes())["ngram"] == 13
 
 
+def test_the_file_of_a_task_can_be_the_value_of_task(call, tmp_path):
+    output = call("--train", "train", "--task", "data.jsonl", "--ngram", "3", "--output", "c.json")
+    assert output.startswith("2 of 4 examples are dirty (50.0%) by 3 words\n")
+    assert json.loads((tmp_path / "c.json").read_bytes())["task"] is None
+    with pytest.raises(ConfigError, match="--data: more than one file: found other.jsonl data.jsonl"):
+        call("--train", "train", "--task", "data.jsonl", "other.jsonl")
+
+
 def test_several_training_sets_and_keys_are_searched(call, tmp_path):
     lines = [{"text": "2 3 4 5", "note": "7 8 9"}, {"text": "20 21", "note": "1"}]
     (tmp_path / "two.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -279,11 +287,6 @@ def test_the_command_gives_metrics_of_both_subsets(call, tmp_path):
             ("--train", "train", "--task", "lambda", "data.jsonl"),
             ConfigError,
             r"--task: not the name of a task: found lambda, wanted arc \|.*did you mean lambada\?",
-        ),
-        (
-            ("--train", "train", "--task", "data.jsonl"),
-            ConfigError,
-            r"--task: not the name of a task: found data\.jsonl.*mega-eval contamination data\.jsonl --train",
         ),
         (("--train", "train", "dat.jsonl"), FormatError, r"no such file; hint: did you mean data\.jsonl\?"),
         (("--train", "tran", "data.jsonl"), FormatError, r"tran.*hint: did you mean train\?"),

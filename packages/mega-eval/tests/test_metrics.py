@@ -33,6 +33,14 @@ def test_a_mean_of_one_example_has_no_interval():
     assert (metric.value, metric.stderr, metric.interval, metric.detectable) == (2.5, None, None, None)
 
 
+def test_equal_scores_of_all_examples_give_no_interval():
+    # an F1 of 0 was published as "95 % 0.0000 to 0.0000"
+    metric = metrics.mean([0.0] * 9, "f1")
+    assert (metric.value, metric.stderr, metric.interval, metric.detectable) == (0, 0, None, None)
+    perplexity = metrics.exponential(metric, "exp")
+    assert (perplexity.value, perplexity.interval) == (1, None)
+
+
 def test_the_interval_of_a_ratio_covers_the_truth_in_95_of_100_draws():
     rng = np.random.default_rng(0)
     covered = 0

@@ -19,6 +19,7 @@ from mega_eval.models.server_model import ServerModel
 from mega_eval.windows import Window, as_tokens
 from mega_schema.app import cli_runner
 from mega_schema.errors import ConfigError
+from mega_schema.tokenizer.tokenizer import open_tokenizer
 
 VOCAB = 41
 EOD = 40
@@ -65,7 +66,7 @@ class FakeEndpoint:
             return 200, {}, {"version": "1.2"}
         if path == "/tokenizer_info" and self.has_tokenizer:
             return 200, {}, {"tokenizer_class": "NullTokenizer", "vocab_size": VOCAB, "eos_token_id": EOD}
-        if path == "/tokenize":
+        if path == "/tokenize" and self.has_tokenizer:
             return 200, {}, {"tokens": [int(word) for word in body["prompt"].split()]}
         if path == "/detokenize":
             return 200, {}, {"prompt": " ".join(map(str, body["tokens"]))}
@@ -360,6 +361,17 @@ def test_a_server_without_tokenizer_needs_the_option(connect, endpoint, words):
     ):
         connect()
     connect(tokenizer=type(words)(VOCAB)).close()
+
+
+def test_a_tokenizer_that_encodes_otherwise_than_the_server_is_refused(connect, words):
+    # its ids are tokens of the server too, and the numbers were wrong without a word
+    with pytest.raises(ConfigError) as error:
+        connect(tokenizer=type(words)(VOCAB))
+    assert str(error.value) == (
+        "--tokenizer: does not encode as the server does: found 1 2 3 4 5 for '12 7 30 5 19'..., "
+        "wanted 12 7 30 5 19; hint: leave --tokenizer out, or name the tokenizer of the server's model"
+    )
+    connect(tokenizer=open_tokenizer("NullTokenizer", vocab_size=EOD)).close()
 
 
 def test_a_model_that_the_server_does_not_have_is_one_line(connect):

@@ -1,4 +1,4 @@
-"""Our models as a model of lm-evaluation-harness: `--model mega --model_args load=RUN`.
+"""Our models as a model of lm-evaluation-harness: `--model mega --model_args pretrained=RUN`.
 
 The harness finds `MegaLM` by the entry point group `lm_eval.models` (releases after 0.4.13), or after
 `register_model` has run. Log-likelihoods equal those of its own class for `transformers`, `HFLM`, on the
@@ -36,6 +36,7 @@ class MegaLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
 
     Args:
         load: checkpoint directory, or run directory (its latest); None with the option `url`.
+        pretrained: the harness's name of `load`, after which it names the folder of its results.
         device: as the option of the tasks; the harness's default, cuda:0, means the first GPU or the CPU.
         batch_size: windows in one forward pass; the harness's default, 1, means ours. Without effect on a
             server.
@@ -54,6 +55,7 @@ class MegaLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
         self,
         load: str | Path | None = None,
         *,
+        pretrained: str | Path | None = None,
         device: str | None = None,
         batch_size: int | str | None = None,
         max_batch_size: int | None = None,
@@ -64,6 +66,9 @@ class MegaLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
         **model_options: object,
     ) -> None:
         super().__init__()
+        if load is not None and pretrained is not None:
+            raise ConfigError("pretrained", "contradicts load", hint="leave one of them out")
+        load = pretrained if load is None else load
         values: dict[str, object] = {"load": load, "device": None if device == DEFAULT_DEVICE else device}
         is_remote = model_options.get("url") is not None
         if str(batch_size).isdecimal() and int(str(batch_size)) > 1 and not is_remote:

@@ -28,7 +28,7 @@ class Metric:
         definition: what it is, in one sentence: the convention that was followed.
         count: examples it was computed from; tokens or words, where the definition says so.
         stderr: its standard error; None where none is defined.
-        interval: its 95 % interval; None without a standard error.
+        interval: its 95 % interval; None without a standard error, or where it is 0 (not of a proportion).
         higher_is_better: False for losses and perplexities; None where neither is better.
         example_score: the key of `Example.scores` whose mean it is, or whose sums it is made from. Two
             results are compared by it, example by example. None: the metric cannot be paired.
@@ -109,7 +109,8 @@ def ratio(
     if count > 1:
         residual = top - value * bottom
         stderr = math.sqrt(count / (count - 1) * float(residual @ residual)) / total
-        interval = (value - Z95 * stderr, value + Z95 * stderr)
+        # equal scores of all examples, as an F1 of 0, do not say how much they vary
+        interval = (value - Z95 * stderr, value + Z95 * stderr) if stderr else None
     return Metric(
         value=value,
         definition=definition,

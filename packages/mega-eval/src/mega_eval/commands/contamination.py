@@ -32,8 +32,9 @@ _PATH = LocalPath()
 @data_files("File of the task: JSON lines, CSV, TSV, or lines of text; also .gz and .zst.")
 @click.option(
     "--task",
-    metavar="NAME",
-    help="Name of the task in the file of --output, one of `mega-eval tasks`.  [default: that of --result]",
+    metavar="NAME|FILE",
+    help="Name of the task in the file of --output, one of `mega-eval tasks`.  [default: that of --result]. "
+    "Or the file of the task.",
 )
 @click.option(
     "--key",
@@ -95,8 +96,8 @@ def contamination(
     from mega_schema.app.progress import progress_bar
     from mega_schema.outputs import dataset_files, has_keys
 
-    check_task(task)
-    path = choose_path(paths, data)
+    task, task_files = split_task(task)
+    path = choose_path(paths, [*data, *task_files])
     inputs = [path, *(file for train in trains for file in dataset_files(train))]
     inputs += [] if result is None else [result, samples_path(result)]
     check_output_file("--output", output, inputs, has_keys(KEYS), suffix=".json", overwrite=overwrite)
@@ -131,18 +132,17 @@ def contamination(
         click.echo(f"written to {output}")
 
 
-def check_task(name: str | None) -> None:
-    """Check that a name is that of a task; None is no name.
+def split_task(value: str | None) -> tuple[str | None, list[Path]]:
+    """Return the value of --task as the name of a task, or else as its file.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: it is neither.
     """
     names = [description.name for description in list_tasks()]
-    if name is None or name in names:
-        return
-    hint = "mega-eval tasks"
-    if Path(name).exists():
-        hint = f"a file is an argument: mega-eval contamination {name} --train PREFIX"
-    elif close := get_close_matches(name, names, 1):
-        hint = f"did you mean {close[0]}?"
-    raise ConfigError("--task", "not the name of a task", found=name, wanted=" | ".join(names), hint=hint)
+    if value is None or value in names:
+        return value, []
+    if Path(value).exists():
+        return None, [Path(value)]
+    close = get_close_matches(value, names, 1)
+    hint = f"did you mean {close[0]}?" if close else "mega-eval tasks"
+    raise ConfigError("--task", "not the name of a task", found=value, wanted=" | ".join(names), hint=hint)

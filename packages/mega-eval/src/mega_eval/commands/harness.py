@@ -21,6 +21,8 @@ OTHER_COMMANDS = ("ls", "validate")
 MODEL_FLAGS = ("--model", "-M", "--config", "-C")
 VERBOSITY_FLAGS = ("--verbosity", "-v")
 LOG_LEVEL = "LMEVAL_LOG_LEVEL"
+# read once, when tqdm and datasets are imported
+BAR_SWITCHES = ("TQDM_DISABLE", "HF_DATASETS_DISABLE_PROGRESS_BARS")
 
 
 @click.command(
@@ -34,7 +36,8 @@ def harness(words: tuple[str, ...], **values: object) -> None:
 
     Its command line follows --, for example: mega-eval harness --load RUN -- run --tasks lambada_openai.
     Nothing is downloaded unless HF_HUB_OFFLINE=0 is in the environment. Of lm-eval's log, warnings and errors
-    are printed; LMEVAL_LOG_LEVEL=INFO in the environment prints all of it.
+    are printed; LMEVAL_LOG_LEVEL=INFO in the environment prints all of it. Bars of lm-eval are shown on a
+    terminal only.
     """
     if not words:
         raise ConfigError(
@@ -56,6 +59,9 @@ def harness(words: tuple[str, ...], **values: object) -> None:
     is_run = words[0] not in OTHER_COMMANDS
     if is_run:
         check_source(build_options(values))
+    if not sys.stderr.isatty() and not _names_level(words):
+        for name in BAR_SWITCHES:
+            os.environ.setdefault(name, "1")
     # set before lm_eval is imported, whose libraries read them once
     for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
         os.environ.setdefault(name, os.environ.get("HF_HUB_OFFLINE", "1"))
@@ -67,14 +73,20 @@ def harness(words: tuple[str, ...], **values: object) -> None:
     from mega_eval.harness import register_model
 
     register_model()
-    with _arguments(_add_model(words, values) if is_run else words), _log_level(words), _explain_errors():
+    with (
+        _arguments(_add_model(words, values) if is_run else words),
+        _log_level(words),
+        _silent_git(),
+        _explain_errors(),
+    ):
         cli_evaluate()
 
 
 def _add_model(words: Sequence[str], values: dict[str, object]) -> list[str]:
     """Return the words of `lm-eval run` with the model; the values are part of its result file."""
     arguments = {
-        name: str(value) if isinstance(value, Path) else value
+        # the harness names the folder of its results after this argument, and else by chance
+        "pretrained" if name == "load" else name: str(value) if isinstance(value, Path) else value
         for name, value in values.items()
         if name != "device" and value is not None and value is not False
     }
@@ -102,11 +114,33 @@ def _arguments(words: Sequence[str]) -> Iterator[None]:
         sys.argv = own
 
 
+def _names_level(words: Sequence[str]) -> bool:
+    """Return whether the environment or the words name a level of the harness's log."""
+    return LOG_LEVEL in os.environ or any(word.partition("=")[0] in VERBOSITY_FLAGS for word in words)
+
+
+@contextmanager
+def _silent_git() -> Iterator[None]:
+    """Outside a repository, do not let the harness ask git for a commit: git prints that it failed."""
+    from lm_eval import evaluator
+
+    folder = Path.cwd()
+    is_repository = any((parent / ".git").exists() for parent in (folder, *folder.parents))
+    original = getattr(evaluator, "get_git_commit_hash", None)
+    if is_repository or original is None:
+        yield
+        return
+    evaluator.get_git_commit_hash = lambda: None
+    try:
+        yield
+    finally:
+        evaluator.get_git_commit_hash = original
+
+
 @contextmanager
 def _log_level(words: Sequence[str]) -> Iterator[None]:
     """Print the harness's warnings and errors only, unless its words or the environment name a level."""
-    is_named = LOG_LEVEL in os.environ or any(word.partition("=")[0] in VERBOSITY_FLAGS for word in words)
-    if is_named:
+    if _names_level(words):
         yield
         return
     os.environ[LOG_LEVEL] = "WARNING"

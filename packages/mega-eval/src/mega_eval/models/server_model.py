@@ -28,6 +28,9 @@ NOISE_LIMIT = 1e-3  # of ln P; the same request, alone and among others
 _PROBES = 8
 _PROBE_TOKENS = 32
 _MAX_STOPS = 4  # OpenAI's limit
+# digits, so that a tokenizer of numbers can encode it too
+_TOKENIZER_PROBE = "12 7 30 5 19"
+_SHOWN_IDS = 8
 COMPLETIONS = "/v1/completions"
 Request = TypeVar("Request")
 Answer = TypeVar("Answer")
@@ -65,6 +68,8 @@ class ServerModel:
         self._name = str(description["id"])
         self.tokenizer = tokenizer or EndpointTokenizer(client, self._name, self._threads.map)
         self._max_model_len = max_model_len or self._ask_context(description)
+        if tokenizer is not None:
+            _check_tokenizer(client, self._name, tokenizer)
         self.vocab_size = self.tokenizer.identity.vocab_size
         # what the server may not know: a continuation of no tokens, and vLLM's scores by id
         self._options: dict[str, int] = {"max_tokens": 0, "prompt_logprobs": 1}
@@ -272,6 +277,35 @@ def _find_model(client: EndpointClient, name: str | None) -> dict[str, Any]:
         found = {} if name is None else {"found": name}
         raise ConfigError("--model", "does not name a model of the server", **found, wanted=names)
     return models[name]
+
+
+def _check_tokenizer(client: EndpointClient, model: str, tokenizer: Tokenizer) -> None:
+    """Check that a tokenizer encodes as the server does; a server without /tokenize is not asked.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    body = {"model": model, "prompt": _TOKENIZER_PROBE, "add_special_tokens": False}
+    try:
+        answer = client.post_json("/tokenize", body)
+    except EndpointError as error:
+        if error.status is None:
+            raise
+        return
+    wanted = answer.get("tokens") if isinstance(answer, dict) else None
+    found = tokenizer.encode(_TOKENIZER_PROBE)
+    if isinstance(wanted, list) and wanted != found:
+        raise ConfigError(
+            "--tokenizer",
+            "does not encode as the server does",
+            found=f"{_shorten(found)} for {_TOKENIZER_PROBE[:12]!r}...",
+            wanted=_shorten(wanted),
+            hint="leave --tokenizer out, or name the tokenizer of the server's model",
+        )
+
+
+def _shorten(ids: Sequence[object]) -> str:
+    return " ".join(map(str, ids[:_SHOWN_IDS])) + (" ..." if len(ids) > _SHOWN_IDS else "")
 
 
 def _ask_version(client: EndpointClient) -> str:

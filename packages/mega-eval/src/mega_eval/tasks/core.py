@@ -121,7 +121,7 @@ def average(centered: Sequence[Metric]) -> Metric:
         definition=f"mean of the centered accuracies of {len(centered)} tasks, each of equal weight",
         count=sum(metric.count for metric in centered),
         stderr=stderr,
-        interval=(value - Z95 * stderr, value + Z95 * stderr),
+        interval=(value - Z95 * stderr, value + Z95 * stderr) if stderr else None,
         higher_is_better=True,
         example_score="core",
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import pty
 import re
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 import pytest
 
 from mega_schema.app.progress import ProgressBar, format_duration, progress_bar
+from mega_schema.errors import ConfigError
 
 # what a file's name could tell a terminal: fill the clipboard, clear the screen, reverse the text
 HOSTILE = "x\x1b]52;c;ZXZpbA==\x07\x9b2J\u202e\r"
@@ -28,6 +30,33 @@ def bar_in_log(label: str, total: int | None, times: list[float], unit: str | No
     """A bar without a terminal; `times` are those of its creation and of every call."""
     clock = iter(times)
     return ProgressBar(label, total, unit=unit, now=lambda: next(clock))
+
+
+def test_progress_for_a_program_is_an_object_per_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MEGA_PROGRESS", "json")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with progress_bar("encode 1/2", 3_000_000) as bar:
+        bar._now = lambda: 100.0
+        bar(0, show=True)
+        bar._now = lambda: 104.0
+        bar(2_000_000, 7, label="encode 2/2", show=True)
+    with progress_bar("pairs", None, unit=None) as bar:
+        bar(1, show=True)
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert lines == [
+        {"label": "encode 1/2", "completed": 0, "total": 3_000_000, "unit": "bytes"}
+        | {"documents": 0, "per_second": None, "seconds_left": None},
+        {"label": "encode 2/2", "completed": 2_000_000, "total": 3_000_000, "unit": "bytes"}
+        | {"documents": 7, "per_second": 500_000.0, "seconds_left": 2.0},
+        {"label": "pairs", "completed": 1, "total": None, "unit": None}
+        | {"documents": 0, "per_second": None, "seconds_left": None},
+    ]
+    monkeypatch.setenv("MEGA_PROGRESS", "xml")
+    message = r"MEGA_PROGRESS: no format: found xml, wanted text \| json"
+    with pytest.raises(ConfigError, match=message), progress_bar("pairs", None):
+        pass
 
 
 @dataclass(frozen=True)

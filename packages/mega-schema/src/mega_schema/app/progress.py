@@ -1,11 +1,14 @@
 """Show the progress of a command on stderr: a bar on a terminal, a line every ten seconds in a log.
 
+With MEGA_PROGRESS=json each line, also on a terminal, is a JSON object for another program.
+
 rich draws the bar. It is imported when a bar is opened on a terminal, so `--help`, worker processes and jobs
 without a terminal do not load it. A package whose commands show progress depends on it.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -15,11 +18,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mega_schema.errors import escape_controls
+from mega_schema.errors import ConfigError, escape_controls
 
 if TYPE_CHECKING:
     from rich.live import Live
 
+PROGRESS_VARIABLE = "MEGA_PROGRESS"
 SECONDS_PER_LINE = 10.0  # between two lines in a log
 _SECONDS_PER_FRAME = 0.1  # between two updates of a bar
 _GB_FROM = 10_000_000_000  # bytes; smaller totals are in MB
@@ -90,11 +94,30 @@ class ProgressBar:
         if self._rate is not None and self._unit is not None:
             is_bytes = self._unit == "bytes"
             parts.append(f"{self._rate / 1e6:.1f} MB/s" if is_bytes else f"{self._rate:,.1f} {self._unit}/s")
-        if self.total is not None and self._first_call is not None:
-            remaining = max(self.total - self.completed, 0)
-            if self._rate or not remaining:
-                parts.append(_format_time_left(remaining / self._rate if self._rate else 0.0))
+        if (seconds := self._seconds_left()) is not None:
+            parts.append(_format_time_left(seconds))
         return ", ".join(parts)
+
+    def to_json(self) -> dict[str, object]:
+        """Return the label and the numbers; those that are unknown are None."""
+        seconds = self._seconds_left()
+        return {
+            "label": self.label,
+            "completed": self.completed,
+            "total": self.total,
+            "unit": self._unit,
+            "documents": self.documents,
+            "per_second": None if self._rate is None else round(self._rate, 3),
+            "seconds_left": None if seconds is None else round(seconds, 1),
+        }
+
+    def _seconds_left(self) -> float | None:
+        if self.total is None or self._first_call is None:
+            return None
+        remaining = max(self.total - self.completed, 0)
+        if not self._rate:
+            return None if remaining else 0.0
+        return remaining / self._rate
 
     def _format_amount(self) -> str:
         if self._unit != "bytes":
@@ -116,7 +139,16 @@ def progress_bar(
         total: the amount to do; None if it is unknown.
         unit: what is counted, in the plural. None: only the time left is shown.
         transient: erase the bar from the terminal at the end.
+
+    Raises:
+        ConfigError: MEGA_PROGRESS is neither `json` nor `text`.
     """
+    output_format = os.environ.get(PROGRESS_VARIABLE) or "text"
+    if output_format not in ("text", "json"):
+        raise ConfigError(PROGRESS_VARIABLE, "no format", found=output_format, wanted="text | json")
+    if output_format == "json":
+        yield ProgressBar(label, total, unit=unit, show=_print_json)
+        return
     if not sys.stderr.isatty() or os.environ.get("TERM") in _NO_BAR_TERMINALS:
         yield ProgressBar(label, total, unit=unit)
         return
@@ -163,6 +195,10 @@ def format_duration(seconds: float) -> str:
 
 def _format_time_left(seconds: float) -> str:
     return f"{seconds:.0f} s left" if seconds < 99.5 else f"{format_duration(seconds)} left"
+
+
+def _print_json(bar: ProgressBar) -> None:
+    click.echo(json.dumps(bar.to_json()), err=True)
 
 
 def _print_line(bar: ProgressBar) -> None:

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import random
+import re
 import signal
 import stat
 import subprocess
@@ -226,6 +227,26 @@ def test_an_element_of_an_array_without_a_stage_is_refused_and_two_runs_at_once_
     assert "encode" not in run(*line)  # goes on with the tasks, without a flag
     preprocess(expand_inputs([str(tmp_path / "in")]), tmp_path / "stream/p", TOKENIZER, KEYS)
     assert files(tmp_path / "out") == files(tmp_path / "stream")
+
+
+def test_a_dry_run_tells_tasks_and_an_estimate_and_writes_nothing(tmp_path: Path) -> None:
+    inputs = corpus(tmp_path / "in")
+    size = sum(item.size for item in inputs) / 1e6
+    lines = run(*words(tmp_path / "in", tmp_path / "out/p"), "--dry-run", "--workers", "2").splitlines()
+    assert lines[0] == f"6 tasks, 6 files, {size:.2f} MB on disk"
+    estimate = re.fullmatch(
+        r"estimate from 0\.01 MB: (\d+) documents, 0\.01 million tokens, "
+        r"0\.0\d MB written, 0:0\d with 2 workers",
+        lines[1],
+    )
+    assert estimate is not None, lines
+    assert abs(int(estimate[1]) - 500) < 25  # of a compressed file only a part is known to be read
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "e.jsonl").write_bytes(b"")
+    line = words(tmp_path / "e.jsonl", tmp_path / "out/p")
+    assert run(*line, "--dry-run").splitlines()[1:] == ["the sample has no bytes: no estimate"]
+    with pytest.raises(ConfigError, match="--input: stdin cannot be divided"):
+        run(*words(Path("-"), tmp_path / "out/p"), "--dry-run")
 
 
 def programs(folder: Path) -> dict[str, str]:

@@ -150,6 +150,9 @@ def _modules_to_import(tokenizer_type: str) -> tuple[str, ...]:
     help="Megabytes of plain JSON lines or Parquet per task.",
 )
 @click.option("--stage", "only", help=f"Run only plan, STAGE or STAGE:TASK; {LAST_CALL_HELP}")
+@click.option(
+    "--dry-run", is_flag=True, help="Print tasks, bytes and an estimate from a sample; write nothing."
+)
 @click.option("--partitions", type=WORKERS, default=1, help="Accepted and ignored.")
 @click.option(
     "--keep-sequential-samples", is_flag=True, help="Accepted and ignored; samples are always sequential."
@@ -185,6 +188,7 @@ def preprocess(
     executor: str | None,
     split_mb: int,
     only: str | None,
+    dry_run: bool,
     **values: Any,  # files and sizes of the tokenizer, and Megatron's flags without effect here
 ) -> None:
     """Encode text to indexed datasets in Megatron's format."""
@@ -213,6 +217,11 @@ def preprocess(
         )
         for prefix in check_outputs(inputs, output_prefix, options):
             warn_replaced(prefix)
+        if dry_run:
+            from mega_data.commands.preprocess_dry_run import print_estimate
+
+            print_estimate(inputs, tokenizer, options, workers=workers, split_bytes=split_mb * 1_000_000)
+            return
         if executor is None:
             _report(_encode_stream(inputs, output_prefix, tokenizer, options, processes))
             return

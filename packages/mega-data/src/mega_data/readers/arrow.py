@@ -33,9 +33,9 @@ def read_table_blocks(
         ConfigError: pyarrow is not installed, or there is no such column.
         CorruptFileError: the file is damaged.
     """
-    consumed = 0
     total = path.stat().st_size
     with _open_table(path, keys, start, end) as (count, row, batches):
+        consumed = total * start // count if count else 0
         for block_end, part in _split_batches(batches, row, start, size):
             position = total * block_end // max(1, count or block_end)
             yield TableBlock(block_end, position - consumed, _to_ipc(part))

@@ -1,0 +1,65 @@
+"""Estimate the work of `mega-data preprocess` from a sample, without writing anything."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from itertools import islice
+
+import click
+
+from mega_data.encode_tasks import check_task_inputs
+from mega_data.encoding_plan import EncodingPlan, Options, check_options
+from mega_data.input_stream import InputStream
+from mega_data.process_pool import ProcessPool
+from mega_data.readers.inputs import InputFile
+from mega_data.readers.ranges import read_range, split_inputs
+from mega_data.readers.streams import BLOCK_BYTES
+from mega_schema.app.progress import format_duration
+from mega_schema.tokenizer.tokenizer import Tokenizer
+
+_SAMPLE_TASKS = 8  # the first block of each is encoded
+
+
+def print_estimate(
+    inputs: Sequence[InputFile], tokenizer: Tokenizer, options: Options, *, workers: int, split_bytes: int
+) -> None:
+    """Print the tasks and bytes of a run, and an estimate of documents, tokens, output bytes and time.
+
+    Raises:
+        ConfigError: options do not fit each other, or an input cannot be divided into tasks.
+        FormatError: an input is damaged.
+    """
+    check_task_inputs(inputs)
+    check_options(options, tokenizer)
+    ranges = split_inputs(inputs, split_bytes)
+    disk_bytes = sum(part.size for part in ranges)
+    click.echo(f"{len(ranges):,} tasks, {len(inputs):,} files, {disk_bytes / 1e6:.2f} MB on disk")
+    stream = InputStream(inputs, options.keys, options.unit, BLOCK_BYTES, skip=options.skip)
+    plan = EncodingPlan.for_run(tokenizer, options, stream)
+    with ProcessPool(1) as processes:
+        work = plan.make_work(plan.start_search(processes).find(stream.sample_texts()))
+    started_at = time.monotonic()
+    read = documents = tokens = sequences = wrong = 0
+    for part in ranges[:: max(1, len(ranges) // _SAMPLE_TASKS)][:_SAMPLE_TASKS]:
+        for block in islice(read_range(part, options.keys, BLOCK_BYTES, options.unit), 1):
+            encoded = work((part.input, block))
+            read += encoded.consumed_bytes
+            documents += len(encoded.keys[0].sequences)
+            tokens += sum(len(key.ids) for key in encoded.keys)
+            sequences += sum(len(key.lengths) for key in encoded.keys)
+            wrong += len(encoded.errors)
+    if not read:
+        click.echo("the sample has no bytes: no estimate")
+        return
+    seconds = (time.monotonic() - started_at) * disk_bytes / read / min(workers, len(ranges))
+    scale = disk_bytes / read
+    # of an index: a length and a pointer for each sequence, a boundary for each document
+    size = tokens * work.dtype.itemsize + 12 * sequences + 8 * documents * len(options.keys)
+    click.echo(
+        f"estimate from {read / 1e6:.2f} MB: {documents * scale:,.0f} documents, "
+        f"{tokens * scale / 1e6:,.2f} million tokens, {size * scale / 1e6:,.2f} MB written, "
+        f"{format_duration(seconds)} with {workers} workers"
+    )
+    if wrong:
+        click.echo(f"{wrong:,} of {documents + wrong:,} rows of the sample are wrong")

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+import orjson
 import pytest
 
 from mega_schema.errors import ConfigError, RequestError
@@ -14,6 +15,7 @@ from mega_serve.engine.interfaces import Chunk, RunnerOutput, SampledToken, Samp
 from mega_serve.engine.requests import (
     BeamSearchParams,
     EngineRequest,
+    EngineStats,
     GrammarSpec,
     RequestTimes,
     SequenceOutput,
@@ -488,6 +490,18 @@ def test_stats_count_the_load() -> None:
     assert (stats.running, stats.waiting, stats.waiting_tokens, stats.kv_usage) == (0, 0, 0, 0.0)
     assert (stats.prompt_tokens, stats.generation_tokens) == (12, 8)
     assert (stats.tokens_per_second, stats.last_step) == (0.0, 30.0)
+
+
+def test_stats_count_the_tokens_of_every_step() -> None:
+    engine = open_engine(EngineConfig(max_num_seqs=1, max_num_batched_tokens=16))
+    assert (sum(engine.core.stats().step_counts), engine.core.stats().step_tokens) == (0, 0)
+    engine.core.add(new_request("a", PROMPT, max_tokens=4, ignore_eos=True))
+    engine.finish_all()
+    engine.core.step()  # without work: no step of the model
+    stats = engine.core.stats()
+    # the prompt of 6, then three tokens one by one
+    assert (stats.step_counts[:3], sum(stats.step_counts), stats.step_tokens) == ((3, 1, 0), 4, 9)
+    assert EngineStats.from_json(orjson.loads(orjson.dumps(stats))) == stats
 
 
 def test_an_error_of_the_runner_passes_through() -> None:

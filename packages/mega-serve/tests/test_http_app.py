@@ -25,7 +25,7 @@ from mega_serve.engine.interfaces import (
     EngineUnavailableError,
     ModelInfo,
 )
-from mega_serve.engine.requests import EngineRequest, EngineStats, SequenceOutput
+from mega_serve.engine.requests import EngineRequest, EngineStats, RequestTimes, SequenceOutput
 from mega_serve.http.app import Application, create_app
 from mega_serve.http.auth import ENVIRONMENT, load_keys
 from mega_serve.http.config import ServerConfig
@@ -55,6 +55,7 @@ class FakeClient:
     hold: asyncio.Event | None = None
     requests: list[EngineRequest] = field(default_factory=list)
     closed: int = 0
+    times: RequestTimes | None = None
     stats: EngineStats = EngineStats(running=2, waiting=3, kv_usage=0.25, generation_tokens=11)
 
     @property
@@ -73,7 +74,11 @@ class FakeClient:
             if self.hold:
                 await self.hold.wait()
             yield SequenceOutput(
-                request_id=request.request_id, token_ids=(token,), text="!", finish_reason=self.finish_reason
+                request_id=request.request_id,
+                token_ids=(token,),
+                text="!",
+                finish_reason=self.finish_reason,
+                times=self.times,
             )
         finally:
             self.closed += 1
@@ -610,6 +615,42 @@ def test_metrics_have_vllms_suffixes_and_the_gateways_gauges() -> None:
     ):
         assert line in text
     assert "vllm:" not in text
+
+
+def test_latencies_are_of_requests_that_the_engine_answered_only() -> None:
+    """Listings of models and refused requests would bury the latency of the model."""
+    app = create_echo_app(FakeClient(error=EngineOverloadedError("the queue is full", 3.0)), ServerConfig())
+    assert [send(app, "GET", path).status_code for path in ("/load", "/version")] == [200, 200]
+    assert post_echo(app).status_code == 429
+    text = send(app, "GET", "/metrics").text
+    assert 'mega_serve_e2e_request_latency_seconds_count{model_name="echo"} 0.0' in text
+    assert 'mega_serve_request_generation_tokens_count{model_name="echo"} 0.0' in text
+
+
+def test_metrics_have_the_time_per_output_token_of_a_sequence_that_ended() -> None:
+    app = create_echo_app(
+        FakeClient(times=RequestTimes(queue=0.5, prefill=0.25, decode=0.125)), ServerConfig()
+    )
+    assert post_echo(app).status_code == 200
+    text = send(app, "GET", "/metrics").text
+    # two tokens: the time of decoding is that of the second
+    assert 'mega_serve_request_time_per_output_token_seconds_sum{model_name="echo"} 0.125' in text
+    assert 'mega_serve_request_time_per_output_token_seconds_count{model_name="echo"} 1.0' in text
+
+
+def test_metrics_have_the_tokens_of_the_steps() -> None:
+    stats = EngineStats(step_counts=(3, 1, *[0] * 11, 2), step_tokens=33_000)
+    text = send(create_echo_app(FakeClient(stats=stats), ServerConfig()), "GET", "/metrics").text
+    for line in (
+        "# TYPE mega_serve_iteration_tokens_total histogram",
+        'mega_serve_iteration_tokens_total_bucket{le="1.0",model_name="echo"} 3.0',
+        'mega_serve_iteration_tokens_total_bucket{le="16384.0",model_name="echo"} 4.0',
+        'mega_serve_iteration_tokens_total_bucket{le="+Inf",model_name="echo"} 6.0',
+        'mega_serve_iteration_tokens_total_count{model_name="echo"} 6.0',
+        'mega_serve_iteration_tokens_total_sum{model_name="echo"} 33000.0',
+    ):
+        assert line in text
+    assert "step_counts" not in send(create_echo_app(FakeClient(), ServerConfig()), "GET", "/load").json()
 
 
 def test_metrics_have_vllms_names_if_asked() -> None:

@@ -207,11 +207,13 @@ def test_metrics_count_the_tokens_and_requests_that_clients_were_told(server: Se
     assert change["generation_tokens_total"] == sum(usage["completion_tokens"] for usage in usages) == 40
     assert change["prompt_tokens_total"] == sum(usage["prompt_tokens"] for usage in usages)
     assert change["request_success_total"] == 5
-    assert change["e2e_request_latency_seconds_count"] == 6
+    assert change["e2e_request_latency_seconds_count"] == 5  # not the refused one
     assert change["time_to_first_token_seconds_count"] == 5
     for name in ("queue", "prefill", "decode"):
         assert change[f"request_{name}_time_seconds_count"] == 5
     assert change["request_prefill_time_seconds_sum"] > 0
+    assert change["request_time_per_output_token_seconds_count"] == 5
+    assert change["iteration_tokens_total_count"] >= 8
     # tokens that come together have no time between them
     assert 0 < change["inter_token_latency_seconds_count"] <= 5 * 7
 

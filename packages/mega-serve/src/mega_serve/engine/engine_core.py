@@ -37,6 +37,7 @@ from mega_serve.engine.requests import (
 from mega_serve.engine.scheduler import EngineConfig, ScheduledChunk, Scheduler, Unit
 from mega_serve.engine.sequence import Lane, RequestState, Sequence
 from mega_serve.engine.speculation import PromptLookup
+from mega_serve.engine.step_sizes import StepSizes
 from mega_serve.engine.throughput import Throughput
 from mega_serve.engine.waiting_queue import WaitingQueue
 
@@ -88,6 +89,7 @@ class EngineCore:
         self._generation_tokens = 0
         self._last_step = clock()
         self._throughput = Throughput(self._last_step)
+        self._step_sizes = StepSizes()
         self._early_outputs: list[SequenceOutput] = []  # of requests that ended when they were added
         self.pool = PagePool(runner.num_pages, runner.page_size, prefix_caching=config.prefix_caching)
         self._scheduler = Scheduler(config, self.pool)
@@ -163,6 +165,7 @@ class EngineCore:
         if scheduled:
             result = self._runner.run([chunk.chunk for chunk in scheduled])
             outputs += self._update(scheduled, result)
+            self._step_sizes.add(sum(len(chunk.chunk.token_ids) for chunk in scheduled))
         self._last_step = self._clock()
         self._throughput.add(self._last_step, self._generation_tokens - generated)
         return outputs
@@ -196,6 +199,8 @@ class EngineCore:
             preemptions=self._scheduler.preemptions,
             prompt_tokens=self._prompt_tokens,
             generation_tokens=self._generation_tokens,
+            step_counts=self._step_sizes.counts,
+            step_tokens=self._step_sizes.tokens,
             iteration=self._iteration,
             last_step=self._last_step,
         )

@@ -248,6 +248,8 @@ class EngineStats:
         waiting_tokens: `max_total_tokens` of the requests in the queue.
         kv_usage: fraction of the pages that running sequences hold, 0 to 1.
         tokens_per_second: generated tokens of the last seconds, for the estimate in Retry-After.
+        step_counts: steps of the model by their tokens, in the buckets of `mega_serve.engine.step_sizes`.
+        step_tokens: tokens of all steps.
         last_step: time.monotonic() of the end of the last step, or of the last idle check.
     """
 
@@ -261,8 +263,15 @@ class EngineStats:
     preemptions: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0
+    step_counts: tuple[int, ...] = ()
+    step_tokens: int = 0
     iteration: int = 0
     last_step: float = 0.0
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> EngineStats:
+        """Return the load that orjson wrote."""
+        return cls(**_tuples(values))
 
 
 _LOGPROBS = ("logprobs", "prompt_logprobs")

@@ -44,6 +44,7 @@ class RequestAccount:
         rejection: why it was refused, for the metric of rejections.
         is_cut: whether the server stopped before it was answered.
         outcome: how the response ended; "" until that is known.
+        has_output: whether the engine answered; latencies are of such requests only.
     """
 
     request_id: str
@@ -59,9 +60,11 @@ class RequestAccount:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     generated_tokens: int = 0
+    has_output: bool = False
     finish_reasons: Counter[str] = field(default_factory=Counter)
     task: asyncio.Task[None] | None = None
     _last_output: dict[tuple[str, int], float] = field(default_factory=dict)
+    _sequence_tokens: Counter[tuple[str, int]] = field(default_factory=Counter)
     _generators: list[AsyncIterator[SequenceOutput]] = field(default_factory=list)
 
     def charge(self, request: EngineRequest) -> None:
@@ -78,6 +81,7 @@ class RequestAccount:
     def record(self, request: EngineRequest, output: SequenceOutput) -> None:
         """Count an output: tokens, latencies, the reason of its end."""
         now = self.clock()
+        self.has_output = True
         tokens = len(output.token_ids)
         self.generated_tokens += tokens
         self.cached_tokens += output.cached_tokens
@@ -92,9 +96,10 @@ class RequestAccount:
                 self.metrics.inter_token_latency.observe((now - last) / tokens)
         if tokens:
             self._last_output[sequence] = now
+            self._sequence_tokens[sequence] += tokens
         if output.finish_reason is not None:
             self.finish_reasons[output.finish_reason] += 1
-            self.metrics.observe_finish(output.finish_reason, output.times)
+            self.metrics.observe_finish(output.finish_reason, output.times, self._sequence_tokens[sequence])
 
     def record_failure(self, error: Exception) -> None:
         """Note the error that ended the answer, whose status may be sent already. The first one counts."""

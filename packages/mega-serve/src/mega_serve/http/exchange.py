@@ -93,7 +93,7 @@ class ExchangeMiddleware:
             status=status,
             rejection=rejection if account.is_admitted or account.rejection else "",
         )
-        if account.is_admitted:
+        if account.has_output:
             self._metrics.e2e_latency.observe(self._clock() - account.arrival)
             self._metrics.generation_tokens.observe(account.generated_tokens)
         client = scope.get("client")

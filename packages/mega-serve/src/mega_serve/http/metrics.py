@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from mega_serve.engine.interfaces import EngineClient, EngineUnavailableError
-from mega_serve.engine.requests import EngineRequest, RequestTimes
+from mega_serve.engine.requests import EngineRequest, EngineStats, RequestTimes
+from mega_serve.engine.step_sizes import STEP_TOKENS
 
 PREFIX = "mega_serve_"
 VLLM_PREFIX = "vllm:"
@@ -65,6 +67,11 @@ class ServerMetrics:
         self.inter_token_latency = self._histogram(
             "inter_token_latency_seconds", "Seconds between two tokens of a sequence.", _ITL_SECONDS
         )
+        self.time_per_output_token = self._histogram(
+            "request_time_per_output_token_seconds",
+            "Seconds per token after the first one, mean of a sequence.",
+            _ITL_SECONDS,
+        )
         self.e2e_latency = self._histogram(
             "e2e_request_latency_seconds", "Seconds from arrival to the end of the response.", _SECONDS
         )
@@ -95,17 +102,20 @@ class ServerMetrics:
         self.params_n.observe(request.rows)
         self.params_max_tokens.observe(request.params.max_tokens)
 
-    def observe_finish(self, reason: str, times: RequestTimes | None) -> None:
+    def observe_finish(self, reason: str, times: RequestTimes | None, tokens: int) -> None:
         """Count a sequence that has ended.
 
         Args:
             times: as the engine measured them.
+            tokens: generated in all.
         """
         self._success.labels(reason).inc()
         if times is not None:
             self.queue_time.observe(times.queue)
             self.prefill_time.observe(times.prefill)
             self.decode_time.observe(times.decode)
+            if tokens > 1:
+                self.time_per_output_token.observe(times.decode / (tokens - 1))
 
     def observe_response(self, *, route: str, status: int, rejection: str) -> None:
         """Count an HTTP response. `route` is the route's template: paths are of clients, and unbounded."""
@@ -162,6 +172,16 @@ class _EngineCollector(Collector):
         )
         for name, text, value in counters:
             yield CounterMetricFamily(PREFIX + name, text, value=value)
+        yield _step_histogram(stats)
+
+
+def _step_histogram(stats: EngineStats) -> HistogramMetricFamily:
+    # no counts: the engine has not reported yet
+    cumulative = list(accumulate(stats.step_counts)) or [0] * (len(STEP_TOKENS) + 1)
+    bounds = [*(str(float(bound)) for bound in STEP_TOKENS), "+Inf"]
+    buckets = list(zip(bounds, cumulative, strict=True))
+    name, text = PREFIX + "iteration_tokens_total", "Tokens of a step of the model."
+    return HistogramMetricFamily(name, text, buckets=buckets, sum_value=stats.step_tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,7 @@ def build_load_router(client: EngineClient, lifecycle: Lifecycle) -> APIRouter:
     async def get_load() -> Response:
         load = {"server_load": lifecycle.active_requests, **asdict(client.stats)}
         del load["last_step"]  # by the clock of the engine process: it tells clients nothing
+        del load["step_counts"], load["step_tokens"]  # /metrics has the histogram
         return JSONResponse(load)
 
     @router.get("/version", summary="The version of mega-serve")

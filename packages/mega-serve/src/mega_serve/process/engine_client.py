@@ -342,7 +342,7 @@ class EngineProcessClient:
                     self._pending_tokens -= used
                     request.buffer.put(output)
         elif "stats" in message:
-            self._stats = EngineStats(**message["stats"])
+            self._stats = EngineStats.from_json(message["stats"])
         else:
             (values,) = message.values()  # "ready", or "model" after a swap
             self._model = ModelInfo(**values)

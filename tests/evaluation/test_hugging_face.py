@@ -332,21 +332,21 @@ def test_a_context_that_the_config_does_not_tell_must_be_given(folder: Path) -> 
 
 
 def test_an_encoder_is_refused_whatever_its_class(folder: Path) -> None:
-    from transformers import BertConfig
+    from transformers import RobertaConfig
 
     vocab = json.loads((folder / "config.json").read_bytes())["vocab_size"]
-    config = BertConfig(
+    config = RobertaConfig(
         vocab_size=vocab,
         hidden_size=32,
         num_hidden_layers=2,
         num_attention_heads=2,
         intermediate_size=32,
-        max_position_embeddings=32,
+        max_position_embeddings=34,
     )
-    save_causal(folder, config, "BertForMaskedLM")
-    with pytest.raises(MegaError, match=r"architectures: .* found \[.BertForMaskedLM.\]"):
+    save_causal(folder, config, "RobertaForMaskedLM")
+    with pytest.raises(MegaError, match=r"architectures: .* found \[.RobertaForMaskedLM.\]"):
         open_folder(folder)
-    change_config(folder, architectures=["BertLMHeadModel"])
+    change_config(folder, architectures=["RobertaForCausalLM"])
     with pytest.raises(MegaError, match="its prediction of a token changes with later ones"):
         open_folder(folder)
 
@@ -402,7 +402,9 @@ KERNEL = "attn_implementation: names program code, which is never run: found own
         (change(sub_config={"attn_implementation": "owner/kernel"}), KERNEL),
         (change(quantization_config={"bits": 4}), "quantization_config: the weights are quantized"),
         (change(transformers_weights="x.safetensors"), "transformers_weights: names other weights"),
-        (change(model_type="t5"), "model_type: is not of a causal model .* found t5"),
+        (change(model_type="mt5"), "model_type: is not of a causal model .* found mt5"),
+        (change(model_type="t5"), "model_type: is of an encoder with a decoder, .* found t5"),
+        (change(model_type="bert"), "model_type: is of an encoder, .* found bert"),
         (change(architectures={"a": []}), "architectures: is not a causal model"),
         (change(model_type=["t5"]), "model_type: is not of a causal model"),
         (

@@ -36,7 +36,9 @@ def make(folder: Path) -> None:
     (folder / "cut.jinja").write_text("{% for message in")
     (folder / "empty.jinja").write_text("")
     (folder / "hf").mkdir()
-    (folder / "hf/config.json").write_text(json.dumps({"model_type": "t5", "hidden_size": 8}))
+    (folder / "hf/config.json").write_text(json.dumps({"model_type": "mamba", "hidden_size": 8}))
+    (folder / "hf-encoder").mkdir()
+    (folder / "hf-encoder/config.json").write_text(json.dumps({"model_type": "bert", "hidden_size": 8}))
 
 
 def _corpus(folder: Path) -> None:

@@ -178,6 +178,18 @@ def test_a_file_of_weights_as_a_checkpoint_is_one_line_with_the_command_that_con
     check_error(call("lambada", "--load", weights, held_out_file), f"; hint: name {weights.parent}\n")
 
 
+@pytest.mark.parametrize("flags", [(), ("--tp", "2")])
+def test_a_bert_of_hugging_face_is_refused_without_a_conversion_that_leads_back(
+    call, tmp_path, held_out_file, flags
+):
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    outcome = call("lambada", "--load", tmp_path, "--data", held_out_file, *flags)
+    check_error(
+        outcome, "config.json: model_type: is of an encoder, which predicts no next token: found bert"
+    )
+    assert "mega-ckpt" not in outcome[2]
+
+
 def test_results_of_two_dtypes_have_two_names(run, held_out_file, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for dtype in ("float32", "bfloat16"):

@@ -24,7 +24,7 @@ from mega_schema.parallel_layout import Layout
 from mega_schema.params import count_params
 from mega_schema.presets import PRESETS, preset
 from mega_schema.spec import ENCODER_FIELDS, ModelSpec, bert, gpt
-from mega_schema.spec_checks import require_decoder
+from mega_schema.spec_checks import refuse_foreign_encoder, require_decoder
 
 SMALL: dict[str, Any] = {
     "layers": 3,
@@ -281,3 +281,45 @@ def test_an_encoder_is_refused_where_a_decoder_is_needed() -> None:
     require_decoder(gpt(**SMALL), Path("run"))
     with pytest.raises(ConfigError, match="run: model.causal: is of an encoder, .*found false, wanted true"):
         require_decoder(bert(**SMALL), Path("run"))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "message"),
+    [
+        ("bert", "model_type: is of an encoder, which predicts no next token: found bert, wanted "),
+        ("megatron-bert", "model_type: is of an encoder, which predicts no next token: found megatron-bert"),
+        ("t5", "model_type: is of an encoder with a decoder, which cannot be run yet: found t5, wanted "),
+    ],
+)
+def test_a_foreign_encoder_is_refused_without_a_conversion(
+    tmp_path: Path, model_type: str, message: str
+) -> None:
+    """The converted model would be refused as well, with the conversion back as its hint."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    weights = tmp_path / "model.safetensors"
+    weights.touch()
+    for load in (tmp_path, weights):
+        with pytest.raises(ConfigError) as caught:
+            refuse_foreign_encoder(load)
+        assert str(caught.value).startswith(f"{tmp_path / 'config.json'}: {message}")
+        assert str(caught.value).endswith("; hint: use the folder in transformers as it is")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        None,
+        b"",
+        b"[1]",
+        b'{"model_type": ["bert"]}',
+        b'{"model_type": "bert", "is_decoder": true}',
+        b'{"model_type": "gpt2"}',
+        b"\xff",
+    ],
+)
+def test_other_foreign_folders_are_left_to_the_reader_of_their_format(
+    tmp_path: Path, content: bytes | None
+) -> None:
+    if content is not None:
+        (tmp_path / "config.json").write_bytes(content)
+    refuse_foreign_encoder(tmp_path)

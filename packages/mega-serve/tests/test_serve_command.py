@@ -98,6 +98,15 @@ def test_a_model_of_hugging_face_gets_the_line_that_converts_it(tmp_path: Path) 
         run_command("--load", str(tmp_path), "--port", "0")
 
 
+def test_a_bert_of_hugging_face_is_refused_without_a_conversion_that_leads_back(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(
+        ConfigError, match="is of an encoder, which predicts no next token: found bert"
+    ) as error:
+        run_command("--load", str(tmp_path), "--port", "0")
+    assert "mega-ckpt" not in str(error.value)
+
+
 def test_a_broken_template_of_a_checkpoint_is_logged_at_the_start(
     spec: ModelSpec, tokenizer: Tokenizer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

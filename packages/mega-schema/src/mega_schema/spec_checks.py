@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
-from mega_schema.errors import ConfigError
+from mega_schema.checkpoint.foreign_files import MAX_JSON_BYTES, read_foreign
+from mega_schema.errors import ConfigError, FormatError
 from mega_schema.spec import ModelSpec
+
+_NO_NEXT_TOKEN = "is of an encoder, which predicts no next token"
+_NOT_RUN_YET = "is of an encoder with a decoder, which cannot be run yet"
+# model_type of a config.json
+_FOREIGN_ENCODERS: Mapping[str, str] = MappingProxyType(
+    {"bert": _NO_NEXT_TOKEN, "megatron-bert": _NO_NEXT_TOKEN, "t5": _NOT_RUN_YET}
+)
 
 
 def require_decoder(spec: ModelSpec, where: Path) -> None:
@@ -20,7 +31,7 @@ def require_decoder(spec: ModelSpec, where: Path) -> None:
     if spec.encoder_layers is not None:
         raise ConfigError(
             f"{where}: model.encoder_layers",
-            "is of an encoder with a decoder, which cannot be run yet",
+            _NOT_RUN_YET,
             found=spec.encoder_layers,
             wanted="a decoder, as in models of the families gpt and llama",
             hint="mega-train t5 trains and validates it",
@@ -31,8 +42,38 @@ def require_decoder(spec: ModelSpec, where: Path) -> None:
         )
         raise ConfigError(
             f"{where}: model.causal",
-            "is of an encoder, which predicts no next token",
+            _NO_NEXT_TOKEN,
             found="false",
             wanted="true, as in models of the families gpt and llama",
             hint=export,
+        )
+
+
+def refuse_foreign_encoder(load: Path) -> None:
+    """Refuse a Hugging Face folder of an encoder, with or without a decoder.
+
+    Call it before the error that proposes a conversion: the converted model would be refused too. Folders of
+    other formats, and a config.json that cannot be read, are left to the reader of their format.
+
+    Args:
+        load: the folder, or a file in it.
+
+    Raises:
+        ConfigError: the model has an encoder.
+    """
+    path = (load.parent if load.is_file() else load) / "config.json"
+    try:
+        config = json.loads(read_foreign(path, MAX_JSON_BYTES))
+    except (OSError, ValueError, RecursionError, FormatError):
+        return
+    if not isinstance(config, dict) or config.get("is_decoder"):  # a BERT may be causal
+        return
+    model_type = config.get("model_type")
+    if isinstance(model_type, str) and model_type in _FOREIGN_ENCODERS:
+        raise ConfigError(
+            f"{path}: model_type",
+            _FOREIGN_ENCODERS[model_type],
+            found=model_type,
+            wanted="a decoder, such as gpt2 or llama",
+            hint="use the folder in transformers as it is",
         )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from mega_schema.checkpoint.formats import conversion_command, detect_format
 from mega_schema.errors import ConfigError
+from mega_schema.spec_checks import refuse_foreign_encoder
 
 if TYPE_CHECKING:
     from mega_eval.commands.task_options import TaskOptions
@@ -27,7 +28,7 @@ def check_source(options: TaskOptions) -> None:
     """Check that a model is named, once, and that every option applies to its source.
 
     Raises:
-        ConfigError: it is not, or an option does not.
+        ConfigError: it is not, an option does not, or a folder of Hugging Face is of an encoder.
     """
     if (options.load is None) == (options.url is None):
         what = "missing" if options.load is None else "contradicts --url"
@@ -40,6 +41,7 @@ def check_source(options: TaskOptions) -> None:
             found = f"{processes} of torchrun"
             raise ConfigError("--url", "is evaluated by one process", found=found, hint="leave torchrun out")
         return
+    refuse_foreign_encoder(options.load)
     is_foreign = is_hugging_face(options.load)
     for flag in _list_given(_server_options(options, is_foreign=is_foreign)):
         raise ConfigError(flag, "needs --url", hint=f"leave {flag} out, or name a server")

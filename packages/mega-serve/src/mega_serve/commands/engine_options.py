@@ -128,12 +128,12 @@ def open_checkpoint(values: Mapping[str, Any]) -> Checkpoint:
     """Open the checkpoint of --load and check the other options against it, before a process starts.
 
     Raises:
-        ConfigError: an option is wrong, or does not fit the model.
+        ConfigError: an option is wrong, or does not fit the model, or the model is no decoder.
         LayoutError: --tp or --pp does not divide the model.
         FormatError: there is no checkpoint, or it is of another program.
     """
     from mega_schema.checkpoint.reader import Checkpoint
-    from mega_schema.spec_checks import require_decoder
+    from mega_schema.spec_checks import refuse_foreign_encoder, require_decoder
     from mega_serve.engine.option_checks import (
         check_context_length,
         check_device,
@@ -142,6 +142,7 @@ def open_checkpoint(values: Mapping[str, Any]) -> Checkpoint:
     )
 
     check_device(values["device"], values["dtype"])
+    refuse_foreign_encoder(Path(values["load"]))
     checkpoint = Checkpoint.open(Path(values["load"]))
     require_decoder(checkpoint.spec, checkpoint.folder)
     check_layout(checkpoint.spec, values["tp"], values["pp"])

@@ -218,6 +218,69 @@ def test_metrics_count_the_tokens_and_requests_that_clients_were_told(server: Se
     assert 0 < change["inter_token_latency_seconds_count"] <= 5 * 7
 
 
+REFUSED_BODIES: dict[str, tuple[str, bytes]] = {
+    "a million sequences": ("/v1/completions", b'{"prompt": "a", "n": 1000000}'),
+    "all log-probabilities": ("/v1/completions", b'{"prompt": "a", "logprobs": 1000000000}'),
+    "more tokens than memory": ("/v1/completions", b'{"prompt": "a", "max_tokens": 9223372036854775807}'),
+    "a million beams": ("/api", b'{"prompts": ["a"], "tokens_to_generate": 2, "beam_width": 1000000}'),
+    "more dimensions than memory": ("/v1/embeddings", b'{"input": "a", "dimensions": 2000000000}'),
+    "half a million prompts": ("/v1/completions", b'{"prompt": [%s""]}' % (b'"",' * 500_000)),
+    "half a million embeddings": ("/v1/embeddings", b'{"input": [%s""]}' % (b'"",' * 500_000)),
+    "prompts of a token each": ("/v1/completions", b'{"prompt": [%s[1]]}' % (b"[1]," * 400_000)),
+    "a million ids": ("/v1/completions", b'{"prompt": [%s1]}' % (b"1," * 1_000_000)),
+    "a long prompt": ("/v1/completions", b'{"prompt": "%s"}' % (b"a b " * 450_000)),
+    "a long prompt of Megatron": (
+        "/api",
+        b'{"prompts": ["%s"], "tokens_to_generate": 1}' % (b"a" * 1_900_000),
+    ),
+    "half a million stop strings": (
+        "/v1/completions",
+        b'{"prompt": "a", "stop": [%s"a"]}' % (b'"b",' * 450_000),
+    ),
+    "biases of half a million ids": (
+        "/v1/completions",
+        b'{"prompt": "a", "logit_bias": {%s}}' % b",".join(b'"%d":1' % i for i in range(180_000)),
+    ),
+    "a long grammar": (
+        "/v1/completions",
+        b'{"prompt": "a", "structured_outputs": {"regex": "%s"}}' % (b"(a|b)*" * 300_000),
+    ),
+    "many messages": (
+        "/v1/chat/completions",
+        b'{"messages": [%s{"role": "user", "content": "a"}]}' % (b'{"role":"user","content":"a"},' * 60_000),
+    ),
+    "many unknown fields": (
+        "/v1/completions",
+        b'{"prompt": "a", %s}' % b",".join(b'"x%d":1' % i for i in range(180_000)),
+    ),
+    "deep arrays": ("/v1/completions", b'{"prompt": %s%s}' % (b"[" * 900_000, b"]" * 900_000)),
+    "a long body": ("/v1/completions", b'{"prompt": "%s"}' % (b"a" * 8_000_000)),
+}
+
+
+def read_memory(pid: int, key: str) -> int:
+    """Return a line of /proc/PID/status in MiB: VmRSS, or VmHWM, its peak."""
+    text = Path(f"/proc/{pid}/status").read_text()
+    return int(text.split(f"{key}:")[1].split()[0]) // 1024
+
+
+@pytest.mark.parametrize("name", REFUSED_BODIES)
+def test_a_refused_request_takes_bounded_memory(server: ServerProgram, name: str) -> None:
+    path, body = REFUSED_BODIES[name]
+    server.wait_idle()
+    family = [server.process.pid, *(child.pid for child in psutil.Process(server.process.pid).children())]
+    before = {}
+    for pid in family:
+        Path(f"/proc/{pid}/clear_refs").write_text("5")  # forgets the peak
+        before[pid] = read_memory(pid, "VmRSS")
+    response = server.http.post(path, content=body, headers={"Content-Type": "application/json"})
+    assert response.status_code in (400, 413), response.text[:500]
+    grown = {pid: read_memory(pid, "VmHWM") - size for pid, size in before.items()}
+    # MiB, for a body of 2 MiB at most; the tokenizer takes up to 320 bytes for one of text
+    assert max(grown.values()) <= (640 if name.startswith("a long prompt") else 192), grown
+    assert server.read_metrics()["kv_cache_usage_perc"] == 0
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_frees_its_rows(server: ServerProgram, stream: bool) -> None:
     body = json.dumps({"prompt": "Hi", "max_tokens": 480, "n": 4, "ignore_eos": True, "stream": stream})

@@ -28,6 +28,7 @@ from mega_schema.errors import FormatError, RequestError
 from mega_schema.tokenizer.tokenizer import HF_CONFIG, FastTokenizer, Tokenizer
 from mega_serve.api import template_worker
 from mega_serve.api.bodies import name_field
+from mega_serve.api.encoding_threads import EncodingThreads
 
 TEMPLATE_FILE = "chat_template.jinja"
 RENDER_SECONDS = 2.0
@@ -87,6 +88,7 @@ class ChatTemplate:
     Args:
         render_seconds: limit of one rendering; the process is killed after it.
         start_seconds: limit of the start of the process, which compiles the template.
+        encoding_threads: those of the other APIs, with which long texts share one thread.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class ChatTemplate:
         *,
         render_seconds: float = RENDER_SECONDS,
         start_seconds: float = START_SECONDS,
+        encoding_threads: EncodingThreads | None = None,
     ) -> None:
         self.source = source
         self.tokenizer = tokenizer
@@ -106,6 +109,7 @@ class ChatTemplate:
         self.start_seconds = start_seconds
         # conversations wait for the process here, not in the threads that encode texts
         self._executor = ThreadPoolExecutor(1, "chat-template")
+        self._encoding_threads = encoding_threads or EncodingThreads()
         self._lock = threading.Lock()
         self._start_error: RequestError | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -143,7 +147,7 @@ class ChatTemplate:
         text = await loop.run_in_executor(self._executor, self.render, values, time.time())
         if continue_final_message:
             text = _cut_after_final_message(text, values["messages"][-1])
-        return await asyncio.to_thread(self._encode, text, marker)
+        return await self._encoding_threads.run(len(text), self._encode, text, marker)
 
     def render(self, values: Mapping[str, Any], now: float) -> str:
         """Render the template.

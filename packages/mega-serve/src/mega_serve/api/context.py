@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from starlette.requests import Request
 
 from mega_schema.tokenizer.tokenizer import Tokenizer
+from mega_serve.api.encoding_threads import EncodingThreads
 from mega_serve.engine.interfaces import EngineClient
 from mega_serve.engine.requests import NO_TOKEN_ALLOWED, EngineRequest, Pooling, SequenceOutput
 from mega_serve.http.errors import SERVER_ERROR, HttpError
@@ -50,7 +51,7 @@ class ApiContext:
     Routers raise `HttpError` (mega_serve.http.errors) or a `RequestError`; the application writes the
     response. Exceptions of `generate` may pass through as they are; in a stream that has begun,
     `as_http_error(error).body` is the object of the error event. A router does not read bodies itself:
-    `await request.body()` has the limit of size and time already. Tokenizing runs in a thread by
+    `await request.body()` has the limit of size and time already. Tokenizing runs in `encoding_threads` by
     `tokenizer.encode_batch`, which gives up the GIL.
 
     Attributes:
@@ -71,6 +72,7 @@ class ApiContext:
     served_model_name: str | None = None
     lenient: bool = False
     pooling: Pooling = "last"
+    encoding_threads: EncodingThreads = field(default_factory=EncodingThreads)
 
     async def generate(self, request: EngineRequest, http_request: Request) -> AsyncIterator[SequenceOutput]:
         """Run a request of the engine for a client: the only way by which a router reaches the engine.

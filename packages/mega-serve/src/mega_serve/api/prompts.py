@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -87,7 +86,8 @@ async def encode_texts(
     """
     around = special_tokens or SpecialTokens()
     with name_field(param):
-        rows = await asyncio.to_thread(context.tokenizer.encode_batch, list(texts))
+        characters = sum(map(len, texts))
+        rows = await context.encoding_threads.run(characters, context.tokenizer.encode_batch, list(texts))
     return [[*around.prefix, *row, *around.suffix] for row in rows]
 
 

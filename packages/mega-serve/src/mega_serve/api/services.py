@@ -74,7 +74,10 @@ class ApiServices:
     def from_context(cls, context: ApiContext) -> ApiServices:
         """Return the services; processes and libraries start with the first request that needs them."""
         source = context.chat_template
-        template = None if source is None else ChatTemplate(source, context.tokenizer)
+        threads = context.encoding_threads
+        template = (
+            None if source is None else ChatTemplate(source, context.tokenizer, encoding_threads=threads)
+        )
         return cls(template, GrammarValidator(context.tokenizer))
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ import zstandard
 from mega_eval.documents import (
     list_data_files,
     list_dataset_files,
+    read_corpus,
     read_documents,
     read_json_lines,
     read_passages,
@@ -61,6 +62,17 @@ def test_a_byte_order_mark_at_the_start_of_a_file_is_not_part_of_its_text(tmp_pa
     assert read_json_lines(tmp_path / "a.jsonl", "text") == [(1, "one"), (2, "\ufefftwo")]
     assert read_text(tmp_path / "a.txt") == "one two\n"
     assert [text for _, text in read_passages(tmp_path / "a.txt", "text")] == ["one two"]
+
+
+@pytest.mark.parametrize("name", ["wiki.jsonl", "wiki.json.gz"])
+def test_json_lines_are_no_word_level_corpus(tmp_path, name):
+    # their keys and quotes were words of the perplexity
+    with pytest.raises(
+        FormatError, match=r"wiki\.json.*: JSON lines, not a text .*hint: mega-eval perplexity"
+    ):
+        read_corpus(tmp_path / name)
+    (tmp_path / "wiki.tokens").write_text(" = A = \n")
+    assert read_corpus(tmp_path / "wiki.tokens") == " = A = \n"
 
 
 def test_a_passage_is_a_stripped_line_of_a_text_file_or_the_text_of_a_json_line(tmp_path):

@@ -57,6 +57,20 @@ def read_text(path: Path) -> str:
     return text
 
 
+def read_corpus(path: Path) -> str:
+    """Read a word-level corpus, such as wiki.test.tokens; arguments and errors are those of `read_text`.
+
+    Raises:
+        FormatError: the file is JSON lines too: their keys and quotes would be words.
+    """
+    if base_suffix(path) in JSON_LINES:
+        hint = f"mega-eval perplexity {path}"
+        raise FormatError(
+            path, "JSON lines, not a text of words", wanted="such as wiki.test.tokens", hint=hint
+        )
+    return read_text(path)
+
+
 def read_json_lines(path: Path, key: str) -> list[tuple[int, str]]:
     """Read the line number and the string under `key` of every line; blank lines are skipped.
 

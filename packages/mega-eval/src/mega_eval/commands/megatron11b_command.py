@@ -47,12 +47,12 @@ def megatron11b(
 ) -> None:
     """Compute WikiText-103 perplexity as fairseq's README for megatron_11b does."""
     from mega_eval.commands.evaluate import run_task
-    from mega_eval.documents import read_text
+    from mega_eval.documents import read_corpus
     from mega_eval.tasks.megatron11b import CONVENTION, evaluate, load_detokenizer
 
     options = TaskOptions(**keywords)
     path = choose_path(paths, data)
-    text = read_text(path)
+    text = read_corpus(path)
     detokenize = load_detokenizer()
     run_task(
         lambda model: evaluate(

@@ -119,10 +119,10 @@ def _run_command(
 def run_corpus(task: str, path: Path, corpus: CorpusOptions, options: TaskOptions) -> TaskResult:
     """Evaluate a word-level file."""
     from mega_eval.commands.evaluate import run_task
-    from mega_eval.documents import read_text
+    from mega_eval.documents import read_corpus
     from mega_eval.tasks import wikitext, wikitext_pages
 
-    text = read_text(path)
+    text = read_corpus(path)
 
     def evaluate(model: LanguageModel) -> TaskResult:
         seq_length = wikitext.check_seq_length(corpus.seq_length, model.context_length)

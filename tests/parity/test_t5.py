@@ -18,6 +18,9 @@ from tests.selection import long, requested_values
 T5 = {"batch__seq_length": 32, "encoder_data__decoder_seq_length": 24, "model__max_position_embeddings": 32}
 TP = T5 | {"parallel__tensor_model_parallel_size": 2}
 SP = TP | {"parallel__sequence_parallel": True}
+PP = T5 | {"parallel__pipeline_model_parallel_size": 2}
+SPLIT = PP | {"parallel__pipeline_model_parallel_split_rank": 1}
+INTERLEAVED = PP | {"parallel__num_virtual_stages_per_pipeline_rank": 2}
 FULL = {"recompute__recompute_granularity": "full"}
 SHARDED = FULL | {"recompute__distribute_saved_activations": True}
 SELECTIVE = {"recompute__recompute_granularity": "selective"}
@@ -36,7 +39,7 @@ def _validates_alike(world: World, meet: str, folder: Path) -> None:
     values = T5 | {"evaluation__eval_iters": 2, "data__split": "80,20,0", "batch__micro_batch_size": 2}
     losses = []
     for size in (World(), world):
-        layout = SP if size.size > 1 else {}
+        layout = PP if size.size > 1 else {}
         run = trainer("t5", size, meet if size.size > 1 else "", folder, **values | layout)
         losses.append(evaluate(run, run.valid["validation"]).total)
     run.mesh.destroy()
@@ -56,11 +59,23 @@ CASES: dict[int, dict[str, Body]] = {
         "data": partial(_trains_alike, T5),
         "zero_1_with_dropout": partial(_trains_alike, T5 | DROPOUT | {"parallel__zero_stage": 1}),
         "zero_3_with_full_recomputation": partial(_trains_alike, T5 | FULL | {"parallel__zero_stage": 3}),
-        "validation": _validates_alike,
+        "pipeline": partial(_trains_alike, PP),
+        "pipeline_split_at_the_decoder": partial(_trains_alike, SPLIT | SELECTIVE | DROPOUT),
+        "interleaved_pipeline_with_full_recomputation": partial(_trains_alike, INTERLEAVED | FULL | DROPOUT),
+        "zero_bubble": partial(_trains_alike, PP | {"parallel__pipeline_schedule": "zero-bubble"}),
+        "gpipe": partial(_trains_alike, PP | UNTIED | {"parallel__pipeline_schedule": "gpipe"}),
+        "validation_over_pipeline_stages": _validates_alike,
         "resumes_from_sequence_on_zero_2": partial(_resumes, SP, T5 | {"parallel__zero_stage": 2}),
+        "resumes_from_pipeline_on_tensor": partial(_resumes, SPLIT, TP),
         "resumes_from_zero_1_on_tensor": partial(_resumes, T5 | {"parallel__zero_stage": 1}, TP),
     },
     4: {
+        "tensor_sequence_pipeline": partial(_trains_alike, SP | SPLIT | DROPOUT),
+        "deep_pipeline": partial(_trains_alike, T5 | {"parallel__pipeline_model_parallel_size": 4}),
+        "pipeline_zero_2": partial(_trains_alike, INTERLEAVED | {"parallel__zero_stage": 2}),
+        "resumes_from_sequence_pipeline_on_zero_3": partial(
+            _resumes, SP | PP, T5 | {"parallel__zero_stage": 3}
+        ),
         "sequence_data": partial(_trains_alike, SP | SELECTIVE),
         "tensor_over_replicated_key_heads": partial(
             _trains_alike, SP | GROUPED | {"parallel__tensor_model_parallel_size": 4}
@@ -73,7 +88,7 @@ CASES: dict[int, dict[str, Body]] = {
 }
 
 
-SHORT = {"sequence_with_recomputation_and_dropout", "zero_1_with_dropout", "resumes_from_sequence_on_zero_2"}
+SHORT = {"sequence_with_recomputation_and_dropout", "pipeline_split_at_the_decoder", "zero_1_with_dropout"}
 
 
 @pytest.fixture(scope="module")

@@ -16,13 +16,15 @@ from mega_model.distributed.mesh import Mesh
 from mega_schema.app.config import load_config
 from mega_schema.checkpoint.reader import Checkpoint
 from mega_schema.errors import ConfigError
+from mega_schema.parallel_layout import Layout
 from mega_schema.spec import t5
 from mega_train.cli import main
-from mega_train.config import RunConfig
+from mega_train.config import ParallelConfig, RunConfig
 from mega_train.data.datasets import Datasets
 from mega_train.data.encoder.sentence_datasets import SentenceDatasets
 from mega_train.data.encoder.t5_reader import LABEL, REAL, SOURCE, SOURCE_REAL, TOKEN
 from mega_train.engine.trainer import Trainer
+from mega_train.pipeline.stage_assignment import assign_layers
 from mega_train.planning.flops import flops_per_token
 from mega_train.resolve import resolve
 from mega_train.telemetry.event_log import read_events
@@ -164,8 +166,12 @@ def test_megatrons_vocab_file_and_extra_ids_are_a_tokenizer(tmp_path: Path) -> N
 
 REFUSED = {
     "--context-parallel-size 2": "--context-parallel-size: is not supported for T5: ",
-    "--pipeline-model-parallel-size 2": "--pipeline-model-parallel-size: is not supported for T5: ",
-    "--pipeline-model-parallel-split-rank 1": "--pipeline-model-parallel-split-rank: pipeline stages of an ",
+    "--pipeline-model-parallel-split-rank 1": "--pipeline-model-parallel-split-rank: leaves a stage without ",
+    "--pipeline-model-parallel-size 2 --pipeline-model-parallel-split-rank 2": (
+        "--pipeline-model-parallel-split-rank: leaves a stage without layers: found 2 of 2 ranks, for 1 "
+        "and 2 layers, wanted 1 to 1"
+    ),
+    "--encoder-pipeline-model-parallel-size 1": "--encoder-pipeline-model-parallel-size: ranks of their own ",
     "--bert-no-binary-head": "--bert-no-binary-head: applies to BERT only: found given; hint: ",
     "--mask-type pieces": "--mask-type: applies to BERT only: found pieces; hint: mega-train bert",
     "--mask-prob 0": "--mask-prob: out of range: found 0.0, wanted between 0 and 1",
@@ -200,6 +206,7 @@ def test_options_that_t5_does_not_have_are_one_line(corpus: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("family", "words"),
     [
+        ("gpt", "--pipeline-model-parallel-split-rank 1"),
         ("gpt", "--decoder-seq-length 64"),
         ("llama", "--decoder-num-layers 2"),
         ("bert", "--decoder-num-layers 2"),
@@ -262,6 +269,25 @@ def test_the_layers_of_encoder_and_decoder_come_from_the_flags() -> None:
         deeper = load_config(RunConfig, None, {}, [*sets, "model.decoder_num_layers=3"])
         with pytest.raises(ConfigError, match="differs from the checkpoint's"):
             resolve(deeper, "t5", 1, corpus=None, loaded_spec=spec, cuda=False)
+
+
+@pytest.mark.parametrize(
+    ("layers", "pp", "split", "stages"),
+    [
+        ((12, 12), 4, None, (6, 6, 6, 6)),
+        ((12, 12), 4, 1, (12, 4, 4, 4)),
+        ((12, 6), 4, 3, (4, 4, 4, 6)),
+        ((4, 1), 2, None, (3, 2)),
+    ],
+)
+def test_the_split_rank_is_the_first_stage_of_the_decoder(
+    layers: tuple[int, int], pp: int, split: int | None, stages: tuple[int, ...]
+) -> None:
+    spec = t5(encoder_layers=layers[0], decoder_layers=layers[1], hidden=8, heads=2, vocab=9, max_seq_len=8)
+    layout = assign_layers(ParallelConfig(split_rank=split), spec, Layout(pp=pp))
+    assert tuple(len(layout.stage(rank, spec.layers).layers) for rank in range(pp)) == stages
+    with pytest.raises(ConfigError, match="excludes --num-virtual-stages-per-pipeline-rank"):
+        assign_layers(ParallelConfig(split_rank=1, virtual=2), spec, Layout(pp=pp))
 
 
 def test_flops_count_the_tokens_of_both_sides() -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from mega_model.attention import Memory
@@ -39,18 +40,24 @@ class EncoderInput(NamedTuple):
 
 
 class EncoderDecoder(Decoder):
-    """A model with an encoder and a decoder, on one stage."""
+    """A model with an encoder and a decoder, or one pipeline stage of it.
+
+    Between stages the states of both sides travel in one tensor, the encoder's tokens first: the first stage
+    embeds both, the encoder's layers let the decoder's tokens pass, and the decoder's layers let the output
+    of the encoder pass. So a stage boundary may be anywhere, every schedule works, and only the first stage
+    has embeddings.
+    """
 
     def __init__(self, rt: Runtime) -> None:
         super().__init__(rt)
         encoder_layers = rt.spec.encoder_layers
         assert encoder_layers is not None
-        assert rt.stage.is_first, "one stage holds all layers"
-        assert rt.stage.is_last, "one stage holds all layers"
-        self.encoder_groups = rt.recompute.groups(rt.stage.layers[:encoder_layers])
-        self.recompute_groups = rt.recompute.groups(rt.stage.layers[encoder_layers:])
-        self.encoder_norm = build_norm(rt, "encoder_norm")
-        rt.weight_gradients.share_weight(self.embed.weight)  # the encoder's tokens and the decoder's
+        layers = rt.stage.layers
+        self.encoder_groups = rt.recompute.groups([i for i in layers if i < encoder_layers])
+        self.recompute_groups = rt.recompute.groups([i for i in layers if i >= encoder_layers])
+        self.encoder_norm = build_norm(rt, "encoder_norm") if encoder_layers - 1 in layers else None
+        if rt.stage.is_first:
+            rt.weight_gradients.share_weight(self.embed.weight)  # the encoder's tokens and the decoder's
 
     def forward(
         self,
@@ -62,18 +69,18 @@ class EncoderDecoder(Decoder):
         gradient: float | None = None,
         source: EncoderInput | None = None,
     ) -> Tensor:
-        """Run the forward pass.
+        """Run this stage's part of the forward pass.
 
         Args:
-            x: (T,) token ids of the decoder; `position_T`, `attend`, `drop` and `target_T` are of these.
+            x: (T,) token ids of the decoder on the first stage; (E + T, D) from the previous stage on the
+                others. `position_T`, `attend`, `drop` and `target_T` are of the decoder's tokens.
             source: the input of the encoder; required.
 
         Returns:
-            as `Decoder.forward`.
+            as `Decoder.forward`, with (E + T, D) for the next stage.
         """
-        x_TD = self.hidden_states(x, position_T, attend, drop, None, source)
-        loss: Tensor = self.head(x_TD, target_T, gradient)
-        return loss
+        x = self.hidden_states(x, position_T, attend, drop, None, source)
+        return self.head(x, target_T, gradient) if self.stage.is_last else x
 
     def hidden_states(
         self,
@@ -84,16 +91,21 @@ class EncoderDecoder(Decoder):
         row_R: Tensor | None = None,
         source: EncoderInput | None = None,
     ) -> Tensor:
-        """Compute everything but the head, of the decoder's tokens, (T, D) or (R, D) as in a decoder."""
-        assert source is not None
-        memory = Memory(self.encode(source), source.cross_attend)
-        x_TD = drop("embed", self.embed_tokens(x, position_T))
-        x_TD = self.run_groups(self.recompute_groups, x_TD, position_T, attend, drop, row_R, memory)
-        return self.final_norm(x_TD)
+        """Compute everything but the head.
 
-    def encode(self, source: EncoderInput) -> Tensor:
-        """Compute the output of the encoder, (E, D)."""
-        x_ED = source.drop("embed", self.embed_tokens(source.token_E, source.position_E))
+        Returns:
+            (E + T, D) of both sides; on the last stage (T, D) of the decoder, or (R, D) as in a decoder.
+        """
+        assert source is not None
+        if self.stage.is_first:
+            x_ED = source.drop("embed", self.embed_tokens(source.token_E, source.position_E))
+            x_TD = drop("embed", self.embed_tokens(x, position_T))
+        else:
+            source_tokens = len(self.tp.local_shard(source.position_E))
+            x_ED, x_TD = x[:source_tokens], x[source_tokens:]
         x_ED = self.run_groups(self.encoder_groups, x_ED, source.position_E, source.attend, source.drop)
-        states_ED: Tensor = self.encoder_norm(x_ED)
-        return states_ED
+        if self.encoder_norm is not None:
+            x_ED = self.encoder_norm(x_ED)
+        memory = Memory(x_ED, source.cross_attend)
+        x_TD = self.run_groups(self.recompute_groups, x_TD, position_T, attend, drop, row_R, memory)
+        return self.final_norm(x_TD) if self.stage.is_last else torch.cat((x_ED, x_TD))

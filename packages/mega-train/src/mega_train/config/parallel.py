@@ -20,6 +20,11 @@ class ParallelConfig:
     pp: int = option(
         "--pipeline-model-parallel-size", 1, "pipeline-parallel size: ranks that share the layers"
     )
+    split_rank: int | None = option(
+        "--pipeline-model-parallel-split-rank",
+        None,
+        "of T5, the first pipeline rank of the decoder; if not given, layers are split evenly over all ranks",
+    )
     layers_per_virtual: int | None = option(
         "--num-layers-per-virtual-pipeline-stage",
         None,

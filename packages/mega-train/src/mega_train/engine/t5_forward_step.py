@@ -28,6 +28,13 @@ class T5ForwardStep(ForwardStep):
     def length_of(self, batch: np.ndarray) -> int:
         return self.config.run.encoder_data.decoder_length
 
+    @property
+    def boundary(self) -> tuple[int, int]:
+        """Tokens of both sides, see `EncoderDecoder`."""
+        tp = self.mesh.tp
+        tokens = self.config.micro_batch_size * (self.config.seq_length + self.seq_length)
+        return tokens // tp.size if tp.sequence else tokens, self.config.spec.hidden
+
     def forward(self, chunk: int, micro: int, received: Tensor | None) -> Tensor:
         model = self.models[chunk]
         batch = self.batches[micro]
@@ -36,8 +43,8 @@ class T5ForwardStep(ForwardStep):
         dropout = self._dropout(micro, self.config.seq_length + self.position_s)
         count = max(1, int((batch[:, LABEL] != IGNORED).sum()))
         scale = 1 / (count * len(self.batches))
-        loss_sum: Tensor = model(
-            values[:, TOKEN, : self.seq_length].flatten(),
+        output: Tensor = model(
+            values[:, TOKEN, : self.seq_length].flatten() if received is None else received,
             self.position_s.repeat(len(batch)),
             self._decoder_attention(model.kernels, batch, micro),
             dropout or no_dropout,
@@ -45,7 +52,7 @@ class T5ForwardStep(ForwardStep):
             self.loss_scale * scale if self.knows_loss_grad else None,
             source=self._encoder_input(model, batch, values, micro),
         )
-        return scale_loss(loss_sum * scale, self.loss_scale)
+        return scale_loss(output * scale, self.loss_scale) if model.stage.is_last else output
 
     def _decoder_attention(self, kernels: Kernels, batch: np.ndarray, micro: int) -> AttentionBackend:
         """Return causal attention; it hides padding ids within the text, as Megatron's mask does.

@@ -6,16 +6,21 @@ from dataclasses import replace
 
 from mega_schema.errors import ConfigError, LayoutError
 from mega_schema.parallel_layout import FIRST, LAST, VIRTUAL, Layout, split_layers
+from mega_schema.spec import ModelSpec
 from mega_train.config import ParallelConfig
 
 
-def assign_layers(parallel: ParallelConfig, layers: int, layout: Layout) -> Layout:
+def assign_layers(parallel: ParallelConfig, spec: ModelSpec, layout: Layout) -> Layout:
     """Return the layout with its virtual stages and the layers of every stage.
 
     Raises:
-        ConfigError: two flags disagree.
+        ConfigError: two flags disagree, or a flag does not fit the model.
         LayoutError: the layers do not divide over the stages.
     """
+    layers = spec.layers
+    if parallel.split_rank is not None:
+        sizes = _split_at_decoder(parallel, parallel.split_rank, spec, layout.pp)
+        return replace(layout, vp=1, layers_per_stage=sizes)
     for counted_flag, layers_flag in (
         (
             ("--account-for-embedding-in-pipeline-split", parallel.count_embedding),
@@ -39,6 +44,35 @@ def assign_layers(parallel: ParallelConfig, layers: int, layout: Layout) -> Layo
     )
     is_even = sizes == split_layers(layers, pp=layout.pp, vp=vp) if layers >= layout.pp * vp else False
     return replace(layout, vp=vp, layers_per_stage=() if is_even else sizes)
+
+
+def _split_at_decoder(parallel: ParallelConfig, split_rank: int, spec: ModelSpec, pp: int) -> tuple[int, ...]:
+    """Split the encoder's layers over the ranks before `split_rank`, and the decoder's over the others."""
+    flag = "--pipeline-model-parallel-split-rank"
+    if spec.encoder_layers is None:
+        raise ConfigError(flag, "applies to T5 only", found=split_rank, hint="mega-train t5, or leave it out")
+    for conflicting, is_given in (
+        (VIRTUAL, parallel.virtual is not None),
+        ("--num-layers-per-virtual-pipeline-stage", parallel.layers_per_virtual is not None),
+        (FIRST, parallel.first_layers is not None),
+        (LAST, parallel.last_layers is not None),
+        ("--account-for-embedding-in-pipeline-split", parallel.count_embedding),
+        ("--account-for-loss-in-pipeline-split", parallel.count_head),
+    ):
+        if is_given:
+            raise ConfigError(flag, f"excludes {conflicting}", found="both", wanted="one of them")
+    decoder_layers = spec.layers - spec.encoder_layers
+    smallest, largest = max(1, pp - decoder_layers), min(pp - 1, spec.encoder_layers)
+    if not smallest <= split_rank <= largest:
+        layers = f"{spec.encoder_layers} and {decoder_layers} layers"
+        wanted = f"{smallest} to {largest}" if smallest <= largest else "another pipeline size"
+        raise LayoutError(
+            flag,
+            "leaves a stage without layers",
+            found=f"{split_rank} of {pp} ranks, for {layers}",
+            wanted=wanted,
+        )
+    return split_layers(spec.encoder_layers, pp=split_rank) + split_layers(decoder_layers, pp=pp - split_rank)
 
 
 def _virtual_stages(parallel: ParallelConfig, layers: int, pp: int) -> int:

@@ -191,7 +191,7 @@ def _resolve_layout(
     refusals: Refusals, run: RunConfig, spec: ModelSpec, layout: Layout
 ) -> _ModelLayout | None:
     """Resolve the layout of the model; None if part of it is refused."""
-    staged_layout = refusals.attempt(assign_layers, run.parallel, spec.layers, layout)
+    staged_layout = refusals.attempt(assign_layers, run.parallel, spec, layout)
     refusals.attempt(with_flag_names, run.model, _check_param_shapes, spec, layout)
     fp8 = refusals.attempt(fp8_recipe, run, spec, layout)
     refusals.extend(check_batch_invariant(run.train, spec, layout))

@@ -42,14 +42,6 @@ def check_encoder_data(run: RunConfig, spec: ModelSpec, layout: Layout) -> Itera
         yield from _check_binary_head(run, spec)
     else:
         yield from _check_decoder_length(run, spec, layout)
-        if layout.pp > 1:
-            yield ConfigError(
-                "--pipeline-model-parallel-size",
-                "is not supported for T5: the encoder's output would have to pass through every stage",
-                found=layout.pp,
-                wanted="1",
-                hint="--tensor-model-parallel-size, or --use-distributed-optimizer",
-            )
 
 
 def _check_other_families(run: RunConfig, spec: ModelSpec) -> Iterator[MegaError]:

@@ -158,9 +158,10 @@ def _choose_runner(side: LoadedSide) -> str:
 def _run_reference(side: LoadedSide, stored: Mapping[str, str], token_BS: np.ndarray) -> np.ndarray:
     import torch
 
-    from mega_model.attention_backends import PackedAttention
+    from mega_model.attention_backends import PackedAttention, PaddedCrossAttention
     from mega_model.build import build_model, fill_weights
     from mega_model.encoder import Encoder
+    from mega_model.encoder_decoder import EncoderDecoder, EncoderInput
     from mega_model.runtime import Runtime
 
     source = side.source
@@ -175,7 +176,13 @@ def _run_reference(side: LoadedSide, stored: Mapping[str, str], token_BS: np.nda
     with torch.no_grad():
         position_T = torch.arange(length).repeat(rows)
         attend = PackedAttention(rows, length, causal=source.spec.causal)
-        x_TD = model.hidden_states(torch.from_numpy(token_BS).flatten(), position_T, attend)
+        token_T = torch.from_numpy(token_BS).flatten()
+        if isinstance(model, EncoderDecoder):  # both sides read the same tokens
+            both_ways = PackedAttention(rows, length, causal=False)
+            text = EncoderInput(token_T, position_T, both_ways, PaddedCrossAttention(rows))
+            x_TD = model.hidden_states(token_T, position_T, attend, source=text)
+        else:
+            x_TD = model.hidden_states(token_T, position_T, attend)
         logits = model.logits(x_TD)[:, : source.spec.vocab]
         if isinstance(model, Encoder) and source.spec.binary_head:
             binary_B2 = model.binary_logits(x_TD, torch.arange(rows) * length)

@@ -112,7 +112,7 @@ def _spec(args: Args, vocab: int, where: object) -> ModelSpec:
     for name in _REFUSED:
         if args.get(name) and args[name] != "vanilla":  # the only supported softmax
             raise FormatError(f"{where}: args.{name}", "is not supported", found=args[name], wanted="unset")
-    if _enum_name(args.get("model_type")) not in ("", "encoder_or_decoder"):
+    if _enum_name(args.get("model_type")) not in ("", "encoder_or_decoder", "encoder_and_decoder"):
         found = _enum_name(args["model_type"])
         raise FormatError(
             f"{where}: args.model_type", "is not a GPT", found=found, wanted="encoder_or_decoder"
@@ -158,6 +158,9 @@ def from_spec(spec: ModelSpec, where: object, *, core: bool) -> dict[str, Any]:
     plain = {name: getattr(spec, arg.ours) for arg in _TABLE for name in arg.names}
     theirs = {ours: name for name, ours in [*_NORMS.items()][::-1]}
     position = {ours: name for name, ours in [*_POSITIONS.items()][::-1]}[spec.positions]
+    if spec.encoder_layers is not None:
+        encoder, decoder = spec.encoder_layers, spec.layers - spec.encoder_layers
+        plain |= {"num_layers": encoder, "encoder_num_layers": encoder, "decoder_num_layers": decoder}
     return plain | {
         "rotary_base": int(spec.rope_theta),
         "rotary_seq_len_interpolation_factor": (
@@ -220,15 +223,16 @@ def _unsupported_options(spec: ModelSpec, core: bool) -> Iterator[tuple[str, obj
         if getattr(spec, name) % 1:
             yield name, "an integer"
     required: dict[str, object] = {
-        "encoder_layers": None,
         "scale_embedding": False,
         "embed_norm": False,
         "parallel_residual": False,
     }
     if spec.rope_scaling != 1:
         required |= {"rope_scaling_low": 1.0, "rope_scaling_high": 4.0, "rope_scaling_context": 8192}
+    if spec.encoder_layers is not None:
+        required |= {"kv_heads": spec.heads, "head_bias": True, "tied": True, "positions": "learned"}
     if core:
-        required |= {"post_norm_residual": False}
+        required |= {"post_norm_residual": False, "encoder_layers": None}
     else:
         required |= {"qk_norm": False, "sliding_window": None, "rope_scaling": 1.0, "rope_theta": 10000.0}
     for name, value in required.items():

@@ -21,7 +21,14 @@ from mega_ckpt.formats.megatron import args as megatron_args
 from mega_ckpt.formats.megatron import writer as megatron_writer
 from mega_ckpt.formats.megatron.names import CORE_FUSED, LEGACY, Names, chunk_tensors, foreign_name, is_core
 from mega_ckpt.formats.megatron.optimizer import FIRST, ModelWeight, optimizer_spaces, trainer_state
-from mega_ckpt.formats.megatron.rank_files import FILE, RankFile, detect_names, open_rank_files, read_layout
+from mega_ckpt.formats.megatron.rank_files import (
+    FILE,
+    RankFile,
+    detect_names,
+    layer_names,
+    open_rank_files,
+    read_layout,
+)
 from mega_ckpt.formats.megatron.run_dir import check_run_dir, is_release
 from mega_ckpt.name_maps.alias import ForeignTensor
 from mega_ckpt.tensors.mapped_tensor import MappedTensor, tensors_equal
@@ -32,6 +39,8 @@ from mega_schema.parallel_layout import Layout
 from mega_schema.params import count_params
 from mega_schema.spec import ModelSpec
 from mega_schema.tokenizer.tokenizer import Tokenizer, open_tokenizer
+
+_DECODER = "language_model.decoder."  # begins the names of a T5's decoder
 
 
 def read(load: Path, reading: ReadOptions) -> CheckpointSource:
@@ -94,10 +103,16 @@ def _spec(shard: RankFile, reading: ReadOptions, padded: int, *, core: bool) -> 
 
 
 def _encoder_spec(spec: ModelSpec, shards: list[RankFile], names: Names) -> ModelSpec:
-    """Complete the spec of a BERT, whose arguments are those of a GPT, with the parts in the files."""
+    """Complete the spec of a BERT or T5, whose arguments are those of a GPT, with the parts in the files.
+
+    Raises:
+        FormatError: a T5's layers are not those of its arguments.
+    """
     if is_core(names):
         return spec
     tensors = {name: tensor for shard in shards for chunk in shard.chunks for name, tensor in chunk.items()}
+    if any(name.startswith(_DECODER) for name in tensors):
+        return _t5_spec(spec, shards)
 
     def tensor_of(row: str) -> MappedTensor | None:
         return tensors.get(foreign_name(names, row))
@@ -114,6 +129,23 @@ def _encoder_spec(spec: ModelSpec, shards: list[RankFile], names: Names) -> Mode
     if transform is None:
         values["head_transform"] = "none"
     return replace(spec, **values)
+
+
+def _t5_spec(spec: ModelSpec, shards: list[RankFile]) -> ModelSpec:
+    """Return the spec of a T5, with the layers of encoder and decoder that the files have."""
+    encoder = decoder = 0
+    for shard in shards:
+        if shard.tp == 0:
+            layers = layer_names(shard.chunks[0])
+            count = sum(name.startswith(_DECODER) for name in layers)
+            encoder, decoder = encoder + len(layers) - count, decoder + count
+    if encoder != spec.layers:
+        where = f"{shards[0].file}: layers of the encoder"
+        raise FormatError(where, "are not those of args", found=encoder, wanted=spec.layers)
+    has_head_bias = any("lm_head.bias" in shard.chunks[0] for shard in shards)
+    return replace(
+        spec, family="t5", layers=encoder + decoder, encoder_layers=encoder, head_bias=has_head_bias
+    )
 
 
 def _tokenizer(shard: RankFile, reading: ReadOptions, spec: ModelSpec) -> Tokenizer | None:
@@ -166,9 +198,10 @@ class _WeightCollector:
             row = rows[foreign.ours]
             if foreign.ours == "embed.weight" and self.spec.tied:
                 self._tied.setdefault(shard.tp, []).append((f"{shard.file}: {foreign.name}", tensor))
-            copy = foreign.ours == "embed.weight" and foreign.name != foreign_name(self.names, "embed.weight")
+            # of a tied embedding, and of the embeddings of a T5 in its decoder
+            copy = not row.is_on(self.layout.stage(shard.pp, self.spec.layers, number))
             if row.split is None:
-                key = (shard.pp, number, foreign.name)
+                key = (0, 0, foreign.name) if copy else (shard.pp, number, foreign.name)
                 ours, first = self._firsts.setdefault(key, (foreign.ours, tensor))
                 if first is not tensor:
                     self._copies.append((ours, first, tensor))
@@ -233,13 +266,13 @@ def write_core(source: CheckpointSource, run: Path, target: WriteOptions) -> Wri
 
 def _check_supported(source: CheckpointSource, run: Path, target: WriteOptions, *, core: bool) -> None:
     spec = source.spec
-    layout = target.layout
     megatron_args.from_spec(spec, source.path, core=core)
+    layout = _stage_layout(spec, target.layout)
     if layout.vp > 1 and layout.pp == 1:
         raise LayoutError(
             "--vp", "stages of one rank need a pipeline", found=layout.vp, wanted=1, hint="--pp 2"
         )
-    if spec.layers % (layout.pp * layout.vp):
+    if spec.encoder_layers is None and spec.layers % (layout.pp * layout.vp):
         raise LayoutError(
             "--pp",
             "Megatron splits layers evenly",
@@ -257,6 +290,31 @@ def _check_supported(source: CheckpointSource, run: Path, target: WriteOptions, 
     check_run_dir(run, source.iteration or None, force=target.force)
 
 
+def _stage_layout(spec: ModelSpec, layout: Layout) -> Layout:
+    """Return the layout; of a T5 with stages of the encoder or of the decoder only, as Megatron has them.
+
+    Raises:
+        LayoutError: Megatron has no such pipeline.
+    """
+    if spec.encoder_layers is None or layout.pp == 1:
+        return layout
+    if layout.vp > 1:
+        raise LayoutError("--vp", "Megatron does not interleave a T5", found=layout.vp, wanted=1)
+    encoder, decoder = spec.encoder_layers, spec.layers - spec.encoder_layers
+    splits = [n for n in range(1, layout.pp) if encoder % n == 0 and decoder % (layout.pp - n) == 0]
+    if not splits:
+        raise LayoutError(
+            "--pp",
+            "Megatron splits the layers of each side of a T5 evenly",
+            found=f"{encoder} and {decoder} layers for {layout.pp} stages",
+            wanted="stages that divide the encoder's layers, and others that divide the decoder's",
+            hint="--pp 2",
+        )
+    rank = min(splits, key=lambda n: abs(encoder / n - decoder / (layout.pp - n)))
+    stages = (encoder // rank,) * rank + (decoder // (layout.pp - rank),) * (layout.pp - rank)
+    return replace(layout, layers_per_stage=stages)
+
+
 def _write(source: CheckpointSource, run: Path, target: WriteOptions, *, core: bool) -> WriteResult:
     dtype = None if target.dtype == KEEP else target.dtype
     spaces = namespaces_to_write(source.spaces, optimizer=target.optimizer, dtype=dtype)
@@ -265,7 +323,8 @@ def _write(source: CheckpointSource, run: Path, target: WriteOptions, *, core: b
     elif FIRST in spaces and MAIN not in spaces:
         spaces[MAIN] = NamespacePlan(MODEL, dict.fromkeys(spaces[MODEL].dtypes, "F32"))
     names = CORE_FUSED if core else LEGACY
-    writing = megatron_writer.MegatronWriter(source, target.layout, names, spaces, core)
+    layout = _stage_layout(source.spec, target.layout)
+    writing = megatron_writer.MegatronWriter(source, layout, names, spaces, core)
     folder, size = writing.write(run, target.progress, force=target.force)
     return WriteResult(folder, count_params(table(source.spec)), size, tokenizer=False)
 

@@ -1,8 +1,9 @@
-"""Megatron-LM's tensor names for GPT and BERT models in every release, nested keys joined with dots.
+"""Megatron-LM's tensor names for GPT, BERT and T5 models in every release, nested keys joined with dots.
 
 The legacy class: "transformer" and "attention" became "encoder" and "self_attention" in 2021, and
 "input_layernorm" became "input_norm" after release 23.08. The core class (since 0.5) has other names, and
-TransformerEngine's linear layers contain the norm before them. A rank numbers its layers from 0.
+TransformerEngine's linear layers contain the norm before them. A rank numbers its layers from 0; of T5 those
+of the encoder and those of the decoder.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from mega_schema.spec import ModelSpec
 # part of a parameter's name, or the whole -> Megatron's, in module order: an optimizer numbers them by it
 Names = Mapping[str, str]
 COPY = "copy"  # copy of a tied embedding on the last pipeline stage
+_DECODER = "decoder."  # begins the part names of a T5's decoder
 
 
 def _names(layer: str, parts: Mapping[str, str], others: Mapping[str, str]) -> Names:
@@ -36,7 +38,20 @@ def _names(layer: str, parts: Mapping[str, str], others: Mapping[str, str]) -> N
 
 def _legacy(encoder: str = "encoder", attention: str = "self_attention", norm: str = "layernorm") -> Names:
     top = "language_model."
-    return _names(
+    decoder = {
+        "attn_norm": f"input_{norm}",
+        "qkv": "self_attention.query_key_value",
+        "out": "self_attention.dense",
+        "cross.norm": f"post_attention_{norm}",
+        "cross.q": "inter_attention.query",
+        "cross.kv": "inter_attention.key_value",
+        "cross.out": "inter_attention.dense",
+        "ffn_norm": f"post_inter_attention_{norm}",
+        "up": "mlp.dense_h_to_4h",
+        "gate_up": "mlp.dense_h_to_4h",
+        "down": "mlp.dense_4h_to_h",
+    }
+    names = _names(
         top + encoder,
         {
             "attn_norm": f"input_{norm}",
@@ -52,6 +67,7 @@ def _legacy(encoder: str = "encoder", attention: str = "self_attention", norm: s
             "embed_norm": top + "embedding.word_embeddings.norm",  # BigScience's
             "position": top + "embedding.position_embeddings",
             "token_type": top + "embedding.tokentype_embeddings",
+            "encoder_norm": f"{top}{encoder}.final_{norm}",
             "final_norm": f"{top}{encoder}.final_{norm}",
             "pooler": top + "pooler.dense",
             "head": top + "output_layer",
@@ -62,6 +78,18 @@ def _legacy(encoder: str = "encoder", attention: str = "self_attention", norm: s
             "copy": "word_embeddings_for_head",
         },
     )
+    of_decoder = {
+        _DECODER + part: f"{top}decoder.layers.{{layer}}.{name}.{{kind}}" for part, name in decoder.items()
+    }
+    of_decoder[_DECODER + "final_norm"] = f"{top}decoder.final_{norm}.{{kind}}"
+    return MappingProxyType(_insert_before("pooler", names, of_decoder))
+
+
+def _insert_before(part: str, names: Names, others: Names) -> dict[str, str]:
+    """Insert names before another one: the order is that of the modules."""
+    begin = [*names].index(part)
+    items = [*names.items()]
+    return dict([*items[:begin], *others.items(), *items[begin:]])
 
 
 def _core(attn_norm: str = "input_layernorm.", ffn_norm: str = "pre_mlp_layernorm.") -> Names:
@@ -129,11 +157,9 @@ def aliases(spec: ModelSpec, names: Names = LEGACY) -> Iterator[TensorAlias]:
     Raises:
         ConfigError: the names have none for a part of the model.
     """
-    order = qkv_order(spec)
     for row in _module_order(spec, names):
-        yield TensorAlias(
-            foreign_name(names, row.name), row.name, order=order if ".qkv." in row.name else None
-        )
+        name = foreign_name(names, row.name, encoder_layers=spec.encoder_layers)
+        yield TensorAlias(name, row.name, order=_row_order(spec, row, 1, 3.0))
 
 
 def chunk_tensors(
@@ -158,30 +184,46 @@ def chunk_tensors(
         LayoutError: the model cannot be split this way.
     """
     stage = layout.stage(pp, spec.layers, chunk)
-    order = rank_order(spec, layout.tp, version)
+    # the first stage of a T5's decoder has copies of the embeddings of tokens and positions
+    has_copies = spec.encoder_layers in stage.layers and not stage.is_first
     for row in _module_order(spec, names):
-        if row.is_on(stage):
-            local = foreign_name(names, row.name, stage.layers.start)
-            mixed = order if ".qkv." in row.name else None
-            yield TensorAlias(local, row.name, order=mixed).rank_shard(pad_vocab(row, rows), tp, layout.tp)
-    if spec.tied and stage.is_last and not stage.is_first and layout.pp > 1:
+        if row.is_on(stage) or (has_copies and row.stage == "first"):
+            local = foreign_name(names, row.name, stage.layers.start, spec.encoder_layers)
+            alias = TensorAlias(local, row.name, order=_row_order(spec, row, layout.tp, version))
+            yield alias.rank_shard(pad_vocab(row, rows), tp, layout.tp)
+    if spec.tied and stage.is_last and not stage.is_first and layout.pp > 1 and not has_copies:
         row = table(spec)[0]
         yield TensorAlias(names[COPY].format(kind="weight"), row.name).rank_shard(
             pad_vocab(row, rows), tp, layout.tp
         )
 
 
-def foreign_name(names: Names, ours: str, first: int = 0) -> str:
-    """Return Megatron's name of a parameter; `first` is the first layer of the chunk.
+def foreign_name(names: Names, ours: str, first: int = 0, encoder_layers: int | None = None) -> str:
+    """Return Megatron's name of a parameter.
+
+    Args:
+        first: the first layer of the chunk.
+        encoder_layers: `ModelSpec.encoder_layers`.
 
     Raises:
         ConfigError: the naming scheme has no such parameter.
     """
-    part, layer, kind = _split_name(ours)
-    key = ours if ours in names else part
+    key, layer, kind = _name_key(names, ours, encoder_layers)
     if key not in names:
         raise ConfigError(ours, "has no name there", wanted="the names of another release of Megatron")
+    if key.startswith(_DECODER):
+        first = max(first, encoder_layers or 0)
     return names[key].format(layer=layer - first, kind=kind)
+
+
+def _name_key(names: Names, ours: str, encoder_layers: int | None) -> tuple[str, int, str]:
+    """Return the key of a parameter in a naming scheme, its layer, and weight or bias."""
+    part, layer, kind = _split_name(ours)
+    key = ours if ours in names else part
+    is_layer = ours.startswith("layers.")
+    if encoder_layers is not None and (layer >= encoder_layers if is_layer else part == "final_norm"):
+        key = _DECODER + part
+    return key, layer, kind
 
 
 def _split_name(name: str) -> tuple[str, int, str]:
@@ -195,9 +237,9 @@ def _module_order(spec: ModelSpec, names: Names) -> list[Param]:
     numbers = {part: number for number, part in enumerate(names)}
 
     def place(row: Param) -> tuple[bool, bool, int, int]:
-        part, layer, _ = _split_name(row.name)
-        number = numbers.get(row.name, numbers.get(part, 0))
-        return row.stage == "last", row.stage != "first", layer, number
+        key, _, _ = _name_key(names, row.name, spec.encoder_layers)
+        layer = row.stage if isinstance(row.stage, int) else 0
+        return row.stage == "last", row.stage != "first", layer, numbers.get(key, 0)
 
     return sorted((row for row in table(spec) if row.tied_to is None), key=place)
 
@@ -207,6 +249,20 @@ def pad_vocab(row: Param, rows: int | None) -> Param:
     if rows is None or row.split is None or not row.split.pad:
         return row
     return replace(row, split=replace(row.split, pad=rows))
+
+
+def _row_order(spec: ModelSpec, row: Param, tp: int, version: float) -> tuple[int, ...] | None:
+    """Return the row order of a rank's fused weight, see `rank_order`; None if the order is the same."""
+    if ".qkv." in row.name:
+        return rank_order(spec, tp, version)
+    if ".cross.kv." not in row.name or version < 1:
+        return None
+    rows = spec.kv_rows // tp
+    if version < 2:
+        return tuple(2 * number + part for part in range(2) for number in range(rows))
+    width = spec.head_dim
+    heads = range(0, 2 * rows, 2 * width)  # the keys of a head, then its values
+    return tuple(head + part * width + i for part in range(2) for head in heads for i in range(width))
 
 
 def rank_order(spec: ModelSpec, tp: int, version: float) -> tuple[int, ...] | None:

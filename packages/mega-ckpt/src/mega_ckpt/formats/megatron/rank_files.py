@@ -27,7 +27,7 @@ _FILES = (FILE, "model_rng.pt")  # the second from 2022-03 to 2023-05, with a di
 _FOLDER = re.compile(r"mp_rank_(\d{2,})(?:_(\d{3,}))?")
 _LATEST = 3.0
 _NOT_WEIGHTS = ("_extra_state", ".inv_freq")
-_T5, _CORE_BERT = "language_model.decoder.", "encoder.layers."
+_CORE_ENCODER = "encoder.layers."
 # arguments that are equal on all ranks
 _SAME_ARGS = (
     *(
@@ -118,14 +118,14 @@ def read_layout(shards: list[RankFile]) -> Layout:
     for shard in shards:
         for number, chunk in enumerate(shard.chunks):
             if shard.tp == 0:
-                layers_per_stage[number * pp + shard.pp] = len(set(_layers(chunk)))
+                layers_per_stage[number * pp + shard.pp] = len(layer_names(chunk))
     return Layout(tp=tp, pp=pp, vp=vp, layers_per_stage=tuple(layers_per_stage))
 
 
-def _layers(chunk: Mapping[str, MappedTensor]) -> Iterator[str]:
-    for name in chunk:
-        if match := re.search(r"(?:^|\.)layers\.(\d+)\.", name):
-            yield match[1]
+def layer_names(chunk: Mapping[str, MappedTensor]) -> set[str]:
+    """Return the beginnings of the tensor names of each layer; a T5 numbers those of both sides from 0."""
+    matches = (re.match(r"(?:.*?\.)?layers\.\d+\.", name) for name in chunk)
+    return {match[0] for match in matches if match}
 
 
 def _find_files(folder: Path) -> Iterator[tuple[tuple[int, int], Path]]:
@@ -186,13 +186,12 @@ def detect_names(shards: list[RankFile]) -> Mapping[str, str]:
     """
     for shard in shards:
         for chunk in shard.chunks:
-            for prefix, kind in ((_T5, "T5 model"), (_CORE_BERT, "BERT or T5 model of the core class")):
-                if any(name.startswith(prefix) for name in chunk):
-                    raise FormatError(
-                        shard.file,
-                        f"is of a {kind}, which is not supported",
-                        wanted="a GPT, or a classic BERT",
-                    )
+            if any(name.startswith(_CORE_ENCODER) for name in chunk):
+                raise FormatError(
+                    shard.file,
+                    "is of a BERT or T5 model of the core class, which is not supported",
+                    wanted="a GPT, or a classic BERT or T5",
+                )
             names = naming_scheme(chunk)
             if names is not None:
                 return names

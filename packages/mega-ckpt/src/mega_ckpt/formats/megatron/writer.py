@@ -31,12 +31,13 @@ from mega_schema.checkpoint.reader import MAIN, MODEL
 from mega_schema.errors import FormatError
 from mega_schema.parallel_layout import WHOLE, Layout
 from mega_schema.sharding import Slab
+from mega_schema.spec import ModelSpec
 
 VERSION = 3.0
 SCALE = TensorHeader("scale", "F32", (1,))
 _TORCH: Mapping[str, str] = MappingProxyType({"F32": "float32", "BF16": "bfloat16", "F16": "float16"})
 # names after one of these prefixes are keys of one dictionary; others are nested
-_FLAT = ("language_model.encoder.", "language_model.pooler.", "lm_head.")
+_FLAT = ("language_model.encoder.", "language_model.decoder.", "language_model.pooler.", "lm_head.")
 _EXTRA = ("linear_proj", "linear_qkv", "linear_fc1", "linear_fc2")  # modules with an empty extra state
 _DEFAULTS: Mapping[str, Any] = MappingProxyType(
     {"adam_beta1": 0.9, "adam_beta2": 0.999, "adam_eps": 1e-8, "weight_decay": 0.01}
@@ -114,7 +115,7 @@ class MegatronWriter:
             "tensor_model_parallel_size": layout.tp,
             "pipeline_model_parallel_size": layout.pp,
             "transformer_pipeline_model_parallel_size": layout.pp,
-            "pipeline_model_parallel_split_rank": None,
+            "pipeline_model_parallel_split_rank": split_rank(spec, layout),
             "virtual_pipeline_model_parallel_size": layout.vp if layout.vp > 1 else None,
             "num_layers_per_virtual_pipeline_stage": (
                 spec.layers // (layout.pp * layout.vp) if layout.vp > 1 else None
@@ -249,6 +250,14 @@ class _Rank:
             value, result["optimizer"]["grad_scaler"] = scale
             self._values[SCALE] = lambda: iter([value])
         return result
+
+
+def split_rank(spec: ModelSpec, layout: Layout) -> int | None:
+    """Return the first pipeline rank of a T5's decoder."""
+    if spec.encoder_layers is None or layout.pp == 1:
+        return None
+    stages = [layout.stage(rank, spec.layers) for rank in range(layout.pp)]
+    return next(rank for rank, stage in enumerate(stages) if spec.encoder_layers in stage.layers)
 
 
 def scheduler_state(trainer: Mapping[str, Any]) -> dict[str, Any]:

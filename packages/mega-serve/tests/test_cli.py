@@ -156,6 +156,11 @@ def test_flags_that_mean_nothing_are_one_line(flags: list[str]) -> None:
             "serv: no such command: wanted serve | generate | chat | complete | bench; hint: did you mean",
         ),
         (["."], "hint: mega-serve --load ."),
+        (
+            ["complete", "--port", "5000"],
+            " complete [OPTIONS] HOST:PORT [PROMPT]",
+        ),
+        (["chat", "--port", "5000"], "--port: no such option; hint: "),
         (["--load", ""], "--load: is empty: wanted a path; hint: is a shell variable unset?"),
     ],
 )

@@ -88,19 +88,28 @@ def format_click_error(error: click.ClickException) -> str:
     match error:
         case click.NoSuchOption(option_name=flag, possibilities=near):
             close = get_close_matches(flag, near or (), 1)
-            text = f"{flag}: no such option" + (f"; hint: did you mean {close[0]}?" if close else "")
+            hint = f"did you mean {close[0]}?" if close else _usage_of_arguments(error.ctx)
+            text = f"{flag}: no such option" + (f"; hint: {hint}" if hint else "")
         case click.BadOptionUsage(option_name=flag):
             text = f"{flag}: needs a value"
         case click.MissingParameter(param=click.Option() as option):
             text = f"{flag_of(option)}: missing; hint: add {flag_of(option)} ..."
         case click.MissingParameter(param=click.Parameter() as argument):
-            text = f"{flag_of(argument)}: missing"
-            if (context := error.ctx) is not None:
-                usage = " ".join(context.command.collect_usage_pieces(context))
-                text += f"; hint: {context.command_path} {usage}"
+            usage = _usage_of_arguments(error.ctx)
+            text = f"{flag_of(argument)}: missing" + (f"; hint: {usage}" if usage else "")
         case click.BadParameter(param=click.Parameter() as parameter):
             text = f"{flag_of(parameter)}: {rephrase_value(error.message)}"
     return " ".join(text.split())
+
+
+def _usage_of_arguments(context: click.Context | None) -> str:
+    """Return the usage of a command with required arguments, of which a wrong option may be one; else ""."""
+    if context is None:
+        return ""
+    parameters = context.command.get_params(context)
+    if not any(isinstance(parameter, click.Argument) and parameter.required for parameter in parameters):
+        return ""
+    return f"{context.command_path} {' '.join(context.command.collect_usage_pieces(context))}"
 
 
 def _exit_with(message: str) -> NoReturn:

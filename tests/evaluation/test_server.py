@@ -35,14 +35,18 @@ def test_lambada_and_wikitext_over_http_equal_those_of_the_checkpoint(tmp_path: 
     tokenizer.save(tmp_path / "tokenizer")
     spec = gpt(layers=2, hidden=32, heads=2, vocab=tokenizer.identity.vocab_size, max_seq_len=64)
     save_random_checkpoint(tmp_path / "run", spec, tmp_path / "tokenizer")
-    data = tmp_path / "held-out.jsonl"
-    data.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS), "utf-8")
+    lines, corpus = tmp_path / "held-out.jsonl", tmp_path / "corpus.txt"
+    lines.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS), "utf-8")
+    corpus.write_text("".join(f"{text}\n" for text in TEXTS), "utf-8")
     load = [f"--load={tmp_path / 'run'}", "--device=cpu"]
     with run_server(tmp_path / "run") as server:
         url = [f"--url={server.url}"]
         windows = ["--detokenizer=none", "--seq-length=40", "--overlapping-eval=16"]
-        for task, *options in (["lambada", "--strict-lambada"], ["wikitext103", *windows]):
-            words = [task, f"--data={data}", *options, "--overwrite"]
+        for task, *options in (
+            ["lambada", f"--data={lines}", "--strict-lambada"],
+            ["wikitext103", f"--data={corpus}", *windows],
+        ):
+            words = [task, *options, "--overwrite"]
             local = evaluate(tmp_path / "local.json", *words, *load)
             remote = evaluate(tmp_path / "remote.json", *words, *url)
             for name, metric in local["metrics"].items():  # type: ignore[attr-defined]

@@ -17,9 +17,9 @@ class ModelConfig:
         "--family", None, "family of the model; the commands gpt, llama, bert and t5 set it"
     )
     preset: str | None = option("--preset", None, "a named model, such as gpt2-124m or llama3-8b")
-    layers: int | None = option("--num-layers", None, "number of transformer layers; of T5, the encoder's")
+    layers: int | None = option("--num-layers", None, "number of transformer layers")
     decoder_layers: int | None = option(
-        "--decoder-num-layers", None, "number of layers of T5's decoder; --num-layers if not given"
+        "--decoder-num-layers", None, "layers of T5's decoder; --num-layers, the encoder's, if not given"
     )
     hidden: int | None = option("--hidden-size", None, "width of the residual stream")
     heads: int | None = option("--num-attention-heads", None, "number of query heads")

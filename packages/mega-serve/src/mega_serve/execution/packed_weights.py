@@ -113,9 +113,9 @@ def _pack_panels(weight_OI: Tensor, kernels: NumbaKernels) -> Array:
     group = _GROUPS[weight_OI.dtype]
     rows, width = map(_round_up, weight_OI.shape)
     panels = np.zeros((rows // _PANEL, width // group, _PANEL), np.uint32)
-    padding = (0, -weight_OI.shape[1] % group)
-    groups_OI = torch.nn.functional.pad(weight_OI, padding).contiguous()
-    run_kernel(kernels.ordered, "pack", as_array(groups_OI).view(np.uint32), panels)
+    if missing := -weight_OI.shape[1] % group:
+        weight_OI = torch.nn.functional.pad(weight_OI, (0, missing))
+    run_kernel(kernels.ordered, "pack", as_array(weight_OI.contiguous()).view(np.uint32), panels)
     return panels.reshape(-1)
 
 

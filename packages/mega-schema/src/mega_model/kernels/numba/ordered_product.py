@@ -153,12 +153,13 @@ def _pack(weight, panels, threads):
     outputs, inputs = weight.shape
     for worker in prange(threads):
         for panel in range(worker * len(panels) // threads, (worker + 1) * len(panels) // threads):
-            first = panel * PANEL
-            count = min(PANEL, outputs - first)
-            for begin in range(0, inputs, 16):
-                for o in range(count):
-                    for i in range(begin, min(begin + 16, inputs)):
-                        panels[panel, i, o] = weight[first + o, i]
+            rows = weight[panel * PANEL : min(outputs, (panel + 1) * PANEL)]
+            # lines of the panel are written once, in order; a column of `rows` shares its cache lines with
+            # the next ones, and all of them fit in the first cache
+            for i in range(inputs):
+                line = panels[panel, i]
+                for o in range(len(rows)):
+                    line[o] = rows[o, i]
 
 
 bf16_serial, bf16_parallel = build_forms(_multiply_bf16)

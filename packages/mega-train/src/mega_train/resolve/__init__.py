@@ -42,7 +42,7 @@ from mega_train.resolve.checks import (
     check_saving,
     recompute_policy,
 )
-from mega_train.resolve.encoder_data import check_encoder_data
+from mega_train.resolve.encoder_data import check_encoder_data, check_encoder_degrees
 from mega_train.resolve.flag_names import with_flag_names
 from mega_train.resolve.fp8 import fp8_recipe
 from mega_train.resolve.logging import check_evaluations, check_log, check_profile
@@ -87,12 +87,15 @@ def resolve(
     if is_eval_only(run):
         run = as_eval_run(run)
     parallel = run.parallel
-    layout = refusals.attempt(Layout.from_world_size, world, tp=parallel.tp, pp=parallel.pp, cp=parallel.cp)
     vocab = corpus.vocab_size if corpus else None
     build_spec = partial(model_spec, run, family, vocab=vocab, loaded_spec=loaded_spec)
     spec = refusals.attempt(with_flag_names, run.model, build_spec)
     if spec is not None:
         run = replace(run, model=recorded_model(run, spec, loaded_spec))
+    layout = None
+    if spec is None or refusals.extend(check_encoder_degrees(parallel, spec)):
+        degrees = {"tp": parallel.tp, "pp": parallel.pp, "cp": parallel.cp}
+        layout = refusals.attempt(Layout.from_world_size, world, **degrees)
     steps = _resolve_steps(refusals, run, layout, loaded_schedules)
     model_layout = None if layout is None or spec is None else _resolve_layout(refusals, run, spec, layout)
     for errors in _independent_checks(run):

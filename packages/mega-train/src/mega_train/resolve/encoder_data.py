@@ -9,7 +9,7 @@ from mega_schema.app.config import config_keys
 from mega_schema.errors import ConfigError, LayoutError, MegaError
 from mega_schema.parallel_layout import Layout
 from mega_schema.spec import ModelSpec
-from mega_train.config import CurriculumConfig, EncoderDataConfig, RunConfig
+from mega_train.config import CurriculumConfig, EncoderDataConfig, ParallelConfig, RunConfig
 from mega_train.data.encoder.probabilities import check_probabilities
 
 # options of the section that one family has; both have the others
@@ -30,18 +30,22 @@ def check_encoder_data(run: RunConfig, spec: ModelSpec, layout: Layout) -> Itera
     name = spec.family.upper()
     yield from check_probabilities(run.encoder_data)
     yield from _check_decoder_options(run, name)
-    if layout.cp > 1:
-        yield ConfigError(
-            "--context-parallel-size",
-            f"is not supported for {name}: padding would give the ranks unequal work",
-            found=layout.cp,
-            wanted="1",
-            hint="--tensor-model-parallel-size with --sequence-parallel",
-        )
     if spec.encoder_layers is None:
         yield from _check_binary_head(run, spec)
     else:
         yield from _check_decoder_length(run, spec, layout)
+
+
+def check_encoder_degrees(parallel: ParallelConfig, spec: ModelSpec) -> Iterator[MegaError]:
+    """Refuse degrees that an encoder has on no number of processes."""
+    if not spec.is_decoder_only and parallel.cp > 1:
+        yield ConfigError(
+            "--context-parallel-size",
+            f"is not supported for {spec.family.upper()}: padding would give the ranks unequal work",
+            found=parallel.cp,
+            wanted="1",
+            hint="--tensor-model-parallel-size with --sequence-parallel",
+        )
 
 
 def _check_other_families(run: RunConfig, spec: ModelSpec) -> Iterator[MegaError]:

@@ -17,7 +17,7 @@ from mega_schema.parallel_layout import Layout
 from mega_schema.recompute_policy import RecomputePolicy
 from mega_schema.spec import Family, ModelSpec
 from mega_schema.tokenizer.tokenizer import TokenizerIdentity
-from mega_train.config import RunConfig
+from mega_train.config import ParallelConfig, RunConfig
 from mega_train.config.refusals import Refusals
 from mega_train.pipeline.stage_assignment import assign_layers
 from mega_train.resolve.batch import (
@@ -92,10 +92,7 @@ def resolve(
     spec = refusals.attempt(with_flag_names, run.model, build_spec)
     if spec is not None:
         run = replace(run, model=recorded_model(run, spec, loaded_spec))
-    layout = None
-    if spec is None or refusals.extend(check_encoder_degrees(parallel, spec)):
-        degrees = {"tp": parallel.tp, "pp": parallel.pp, "cp": parallel.cp}
-        layout = refusals.attempt(Layout.from_world_size, world, **degrees)
+    layout = _resolve_degrees(refusals, parallel, spec, world)
     steps = _resolve_steps(refusals, run, layout, loaded_schedules)
     model_layout = None if layout is None or spec is None else _resolve_layout(refusals, run, spec, layout)
     for errors in _independent_checks(run):
@@ -130,6 +127,16 @@ def resolve(
         fp8=model_layout.fp8,
         device=device,
     )
+
+
+def _resolve_degrees(
+    refusals: Refusals, parallel: ParallelConfig, spec: ModelSpec | None, world: int
+) -> Layout | None:
+    """Lay out the processes; None if the model, or their number, does not allow the degrees."""
+    if spec is not None and not refusals.extend(check_encoder_degrees(parallel, spec)):
+        return None
+    tp, pp, cp = parallel.tp, parallel.pp, parallel.cp
+    return refusals.attempt(Layout.from_world_size, world, tp=tp, pp=pp, cp=cp)
 
 
 def _independent_checks(run: RunConfig) -> Iterable[Iterator[MegaError]]:

@@ -12,10 +12,15 @@ import pyarrow.parquet
 import pytest
 
 from mega_data.cli import commands
+from mega_data.commands.preprocess_tasks import Placement, preprocess_tasks
+from mega_data.preprocess import Options, preprocess
 from mega_data.readers.inputs import expand_inputs
+from mega_data.readers.ranges import split_inputs
 from mega_schema import remote_files
 from mega_schema.app.cli_runner import run_command
+from mega_schema.errors import FormatError
 from mega_schema.remote_files import RemotePath
+from mega_schema.tokenizer.tokenizer import open_tokenizer
 from tests.s3_server import serve_s3
 from tests.web_server import FileServer, serve_files
 
@@ -98,6 +103,43 @@ def test_preprocess_writes_the_same_bytes_from_s3_and_from_this_machine(
         assert remote == Path(f"local_text_document{suffix}").read_bytes()
     sources = json.loads(Path("remote_text_document.json").read_bytes())["sources"]
     assert sources == [f"{shards}/{name}" for name in ("a.jsonl", "b.jsonl.gz", "c.parquet")]
+
+
+@pytest.mark.parametrize("size", [900, 5000])
+def test_tasks_read_ranges_of_lines_and_row_groups_from_s3(folder: Path, shards: str, size: int) -> None:
+    table = pyarrow.Table.from_pylist(ROWS[2000:])
+    pyarrow.parquet.write_table(table, folder / "in/c.parquet", row_group_size=100)
+    RemotePath(f"{shards}/c.parquet").file_system().put_file("in/c.parquet", "bucket/in/c.parquet")
+    tokenizer = open_tokenizer("NullTokenizer", vocab_size=9999)
+    preprocess(expand_inputs(["in"]), folder / "local", tokenizer)
+    inputs = expand_inputs([shards])
+    assert [part.input for part in split_inputs(inputs, size)].count(0) > 5
+    assert [part.input for part in split_inputs(inputs, size)].count(2) > 1
+    preprocess_tasks(inputs, folder / "remote", tokenizer, Options(), Placement("local", 1, None, size))
+    for suffix in (".bin", ".idx"):
+        remote = Path(f"remote_text_document{suffix}").read_bytes()
+        assert remote == Path(f"local_text_document{suffix}").read_bytes()
+    RemotePath(f"{shards}/a.jsonl").file_system().pipe_file(
+        "bucket/in/a.jsonl", b'{"text": "1"}\n' * 70 + b"{}\n"
+    )
+    message = r"a\.jsonl: line \d+ after byte \d+: no key 'text'"
+    with pytest.raises(FormatError, match=message):
+        preprocess_tasks(
+            expand_inputs([shards]), folder / "wrong", tokenizer, Options(), Placement(split_bytes=500)
+        )
+
+
+def test_tasks_may_write_to_s3_a_stage_at_a_time(folder: Path, shards: str) -> None:
+    assert run(f"{ENCODE} --input in --output-prefix local") == 0
+    words = f"{ENCODE} --input in --output-prefix s3://bucket/tasks/corpus --work-dir work"
+    files = RemotePath("s3://bucket/x").file_system()
+    for stage in ("plan", "encode:1", "encode", "index", "join"):
+        assert run(f"{words} --stage {stage}") == 0
+        assert not files.exists("bucket/tasks")
+    assert run(words) == 0
+    for suffix in (".bin", ".idx"):
+        uploaded = files.cat_file(f"bucket/tasks/corpus_text_document{suffix}")
+        assert uploaded == Path(f"local_text_document{suffix}").read_bytes()
 
 
 @pytest.mark.parametrize(

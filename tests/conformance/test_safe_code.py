@@ -12,8 +12,11 @@ SOURCES = sorted((Path(__file__).parents[2] / "packages").glob("*/src/**/*.py"))
 MODULES = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
 CALLS = {"eval", "exec"}
 LOOKUPS = {"getattr", "setattr", "globals", "locals", "vars", "compile", "__import__", "import_module"}
-# what a process and its own workers say to each other over pipes, as multiprocessing does; never a file
+# what a process and its own workers say to each other over pipes, as multiprocessing does, or over Ray;
+# never a file
 MESSAGES = {
+    "mega-data/src/mega_data/encode_tasks.py": ["pickle"],
+    "src/mega_data/commands/preprocess_tasks.py": ["pickle"],
     "mega-data/src/mega_data/worker_errors.py": ["pickle"],
     "mega-data/src/mega_data/seed.py": ["pickle"],
 }

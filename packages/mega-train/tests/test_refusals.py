@@ -90,8 +90,8 @@ def test_errors_of_every_part_of_a_run_are_collected(resolve_config: ResolveConf
         train__hidden_dropout=1.5,
         train__skip_train_iteration_range=["'x'"],
     ) == [
-        "world size",
         "--num-attention-heads",
+        "world size",
         "--log-interval",
         "--seed",
         "--adam-beta1",

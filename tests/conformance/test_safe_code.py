@@ -16,7 +16,6 @@ LOOKUPS = {"getattr", "setattr", "globals", "locals", "vars", "compile", "__impo
 # never a file
 MESSAGES = {
     "mega-data/src/mega_data/encode_tasks.py": ["pickle"],
-    "src/mega_data/commands/preprocess_tasks.py": ["pickle"],
     "mega-data/src/mega_data/worker_errors.py": ["pickle"],
     "mega-data/src/mega_data/seed.py": ["pickle"],
 }

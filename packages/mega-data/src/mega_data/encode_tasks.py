@@ -82,7 +82,7 @@ class EncodingTasks:
     """A run of `preprocess` in tasks.
 
     Attributes:
-        encoder: pickled BlockEncoder.
+        encoder: from `pack_encoder`.
         infos: content of PREFIX.json for each key, without counts.
         skip: move wrong rows, and the rest of a damaged file, to the quarantine; else stop at the first.
         unit: unit of a document of plain text, see readers.streams.
@@ -268,6 +268,11 @@ class EncodingTasks:
 
     def _part_folder(self, task: int) -> Path:
         return self.folder / "parts" / f"{task:05d}"
+
+
+def pack_encoder(encoder: BlockEncoder) -> bytes:
+    """Return an encoder as its workers receive it; each opens it once, where Ray would for every task."""
+    return pickle.dumps(encoder)
 
 
 @lru_cache(maxsize=1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -11,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from mega_data.commands.common import check_has_stage, check_inputs_unchanged, is_whole_run, run_stages
-from mega_data.encode_tasks import STAGES, TASKS, EncodingTasks, check_task_inputs
+from mega_data.encode_tasks import STAGES, TASKS, EncodingTasks, check_task_inputs, pack_encoder
 from mega_data.encoding_plan import INDEX_FORMATS, EncodingPlan, Options, check_options, dataset_prefixes
 from mega_data.error_limit import ErrorCount
 from mega_data.input_stream import InputStream
@@ -100,7 +99,7 @@ def _make_job(
     job = EncodingTasks(
         split_inputs(inputs, split_bytes),
         folder,
-        pickle.dumps(work),
+        pack_encoder(work),
         plan.dataset_infos([str(item.path) for item in inputs]),
         work.dtype,
         options.skip,

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from mega_data.clean.decontaminate import Decontaminate
+from mega_data.clean.python_step import DocumentError, PythonStep
 from mega_data.clean.registry import DuplicateFilter, NamedStep
 from mega_data.clean.sentence_dedup import SentenceDedup, SentenceDedupStep
 from mega_data.clean.stats import StepStats, merge_stats
@@ -102,14 +103,18 @@ class CleaningPass:
         functions = [named_step.step.start() for named_step in self._steps_with_counts()]
         folders = (self.output, self.dropped, self.quarantine)
         with split_outputs(path, *folders, self.suffix) as (out, dropped, quarantine):
+            record = _dropped_recorder(dropped)
             for number, line, values in read_documents(
                 path, self.key, quarantine or fail_on_row, self.id_key
             ):
                 row = Row(values, self.key, shard, number)
-                for result in _apply_steps(row, functions, stats, _dropped_recorder(dropped)):
-                    # a document that no step changed keeps its bytes
-                    output_line = line if result is row else dump_line(result.values)
-                    out.write(output_line.rstrip(b"\r\n") + b"\n")
+                try:
+                    for result in _apply_steps(row, functions, stats, record):
+                        # a document that no step changed keeps its bytes
+                        output_line = line if result is row else dump_line(result.values)
+                        out.write(output_line.rstrip(b"\r\n") + b"\n")
+                except DocumentError as error:
+                    raise error.locate(path, number) from error.__cause__
         errors = quarantine_counts(quarantine, stats[0].documents_in)
         counts = {"read": file_bytes(path), "documents": stats[0].documents_in}
         return {"steps": [step_stats.to_dict() for step_stats in stats], **counts, **errors}
@@ -203,7 +208,7 @@ class Cleaning:
                 )
             if not _is_whole_corpus([named_step]):
                 named_step.step.start()  # fails early if a library or file is missing
-        steps = [[named_step.name, asdict(named_step.step)] for named_step in self.steps]
+        steps = [_recorded_step(named_step) for named_step in self.steps]
         wanted = {"inputs": file_states(self.inputs), "output": str(self.output.resolve()), "key": self.key}
         options = {
             "keep_dropped": self.keep_dropped,
@@ -274,6 +279,23 @@ class Cleaning:
             for number in range(len(shards[0]["steps"])):
                 report.append(merge_stats(shard["steps"][number] for shard in shards))
         return report
+
+
+def _recorded_step(named_step: NamedStep) -> list[Any]:
+    """Return a step as the plan records it, with the state of the files and the code that it uses."""
+    step = named_step.step.with_code() if isinstance(named_step.step, PythonStep) else named_step.step
+    options = asdict(step)
+    words = [word for value in options.values() for word in (value if isinstance(value, tuple) else [value])]
+    used_files = [Path(word) for word in words if isinstance(word, str) and word and _is_file(word)]
+    return [named_step.name, options, file_states(used_files)]
+
+
+def _is_file(word: str) -> bool:
+    """Return whether an option's value is the path of a file; it may be a pattern or a list of codes."""
+    try:
+        return Path(word).is_file()
+    except (OSError, ValueError):  # too long, or with a NUL
+        return False
 
 
 def _is_whole_corpus(group: Sequence[NamedStep]) -> bool:

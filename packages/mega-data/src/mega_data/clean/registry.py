@@ -4,6 +4,10 @@
 name = "language"
 keep = ["tr"]
 score = 0.8
+
+[[step]]                          --step python:my_filters:drop_tables
+name = "python"
+function = "my_filters:drop_tables"
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from typing import Any, get_type_hints
 from mega_data.clean.decontaminate import Decontaminate
 from mega_data.clean.language import Language
 from mega_data.clean.normalize import FixText, Punctuation, Whitespace
+from mega_data.clean.python_step import PythonStep
 from mega_data.clean.quality import (
     C4Filter,
     GopherQuality,
@@ -26,7 +31,9 @@ from mega_data.clean.quality import (
     LengthFilter,
     TokenCountFilter,
 )
+from mega_data.clean.selection import RegexStep, SampleStep
 from mega_data.clean.sentence_dedup import SentenceDedupStep
+from mega_data.clean.url_list import UrlList
 from mega_data.clean.urls import UrlFilter
 from mega_schema.app.config import did_you_mean
 from mega_schema.errors import ConfigError
@@ -61,12 +68,17 @@ STEPS: Mapping[str, type[Any]] = MappingProxyType(
         "gopher-quality": GopherQuality,
         "gopher-repetition": GopherRepetition,
         "urls": UrlFilter,
+        "url-list": UrlList,
+        "regex": RegexStep,
+        "sample": SampleStep,
+        "python": PythonStep,
         "decontaminate": Decontaminate,
         "duplicates": DuplicateFilter,
         "spans": SentenceDedupStep,
     }
 )
-_RUNTIME_FIELDS = frozenset({"counts"})  # fields that are not options
+_RUNTIME_FIELDS = frozenset({"counts", "code"})  # fields that are not options
+_NOT_PATHS = frozenset({"pattern", "replacement"})  # options whose value may be a URL
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +109,13 @@ def steps_from_toml(path: Path) -> list[NamedStep]:
 
 
 def step_from_flag(text: str) -> NamedStep:
-    """Parse a flag `name` or `name:key=value,key=value`; `+` separates several values of one key."""
+    """Parse a flag `name` or `name:key=value,key=value`; `+` separates several values of one key.
+
+    The value of `python` is the function alone: `python:MODULE:FUNCTION`.
+    """
     name, _, options = text.partition(":")
+    if name == "python":
+        return _make_step(name, {"function": options.removeprefix("function=")}, f"--step {name}")
     values = dict[str, Any]()
     for option in filter(None, options.split(",")):
         key, equals, value = option.partition("=")
@@ -139,7 +156,8 @@ def _convert_value(value: Any, target_type: Any, where: str) -> Any:
         wanted = "an integer" if target_type is int else "a number"
         raise ConfigError(where, "wrong value", found=repr(value), wanted=f"{wanted}, not negative")
     if target_type is str and isinstance(value, str):
-        check_local(where, value)
+        if where.rpartition(": ")[2] not in _NOT_PATHS:
+            check_local(where, value)
         return value
     if target_type == tuple[str, ...]:
         values = value.split("+") if isinstance(value, str) else value

@@ -6,6 +6,7 @@ A missing comma there disables .7z and .ai; this list has both.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
@@ -67,7 +68,7 @@ class UrlFilter:
         if self.domains and not Path(self.domains).is_file():
             raise ConfigError("step urls: domains", "no such file", found=self.domains)
         path = Path(self.domains)
-        listed_domains = _load_domain_list(path, file_version(path)) if self.domains else frozenset[str]()
+        listed_domains = load_domain_list(path, file_version(path)) if self.domains else frozenset[str]()
         names = listed_domains.union(_DOMAINS.split())
         endings = tuple(f".{ending}" for ending in _ENDINGS.split())
         extract = _domain_extractor(import_for_step("urls", "tldextract"))
@@ -76,10 +77,10 @@ class UrlFilter:
             url = value_or_none(row.values, self.key)
             if not isinstance(url, str):
                 return [row]
-            url = _ascii_url(url)
+            url = ascii_url(url)
             if (domain := extract(url).domain) in names:
                 return f"domain {domain}"
-            if listed_domains and (domain := _listed_domain(_host(url), listed_domains)):
+            if listed_domains and (domain := find_listed_domain(host_of(url), listed_domains)):
                 return f"domain {domain}"
             address = url.partition("?")[0].lower()
             if address.endswith(endings):
@@ -98,7 +99,8 @@ def _domain_extractor(tldextract: Any) -> Any:
 
 
 @lru_cache(maxsize=1)
-def _load_domain_list(path: Path, version: FileVersion) -> frozenset[str]:
+def load_domain_list(path: Path, version: FileVersion) -> frozenset[str]:
+    """Read a file of domains; `version` of the file is part of the cache key."""
     return _parse_domain_list(path.read_text("utf-8", "replace"))
 
 
@@ -113,23 +115,24 @@ def _parse_domain_list(text: str) -> frozenset[str]:
     return frozenset(names - {""})
 
 
-def _listed_domain(host: str, names: frozenset[str]) -> str:
+def find_listed_domain(host: str, names: Collection[str]) -> str:
     """Return the listed domain that is the host or a parent of it; "" for none."""
     labels = host.strip(".").split(".")
     parents = (".".join(labels[index:]) for index in range(len(labels) - 1))
     return next((parent for parent in parents if parent in names), "")
 
 
-def _host(url: str) -> str:
+def host_of(url: str) -> str:
+    """Return the host of a URL in lower case; "" for none."""
     try:
         return (urlsplit(url).hostname or "").lower()
     except ValueError:  # brackets without an IPv6 address
         return ""
 
 
-def _ascii_url(url: str) -> str:
+def ascii_url(url: str) -> str:
     """Convert an international domain to ASCII: xn--mnchen-3ya.de for münchen.de."""
-    if url.isascii() or not (host := _host(url)) or host.isascii():
+    if url.isascii() or not (host := host_of(url)) or host.isascii():
         return url
     begin = url.lower().find(host)
     return url[:begin] + _ascii_name(host) + url[begin + len(host) :] if begin >= 0 else url

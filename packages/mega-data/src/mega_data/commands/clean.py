@@ -83,8 +83,8 @@ def clean(
     """Repair documents and drop those that are not worth training on, step by step.
 
     Steps: fix-text, punctuation, whitespace, language, length, tokens, javascript, c4, gopher-quality,
-    gopher-repetition, urls, decontaminate, duplicates, spans. The result does not depend on the workers. A
-    killed run resumes after its finished tasks.
+    gopher-repetition, urls, url-list, regex, sample, python:MODULE:FUNCTION, decontaminate, duplicates,
+    spans. The result does not depend on the workers. A killed run resumes after its finished tasks.
     """
     from mega_data.clean.pipeline import Cleaning
     from mega_data.clean.registry import step_from_flag, steps_from_toml

@@ -1,0 +1,139 @@
+"""A step that is a Python function of the user: `--step python:my_filters:drop_tables`."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from mega_data.clean.step import Row, RowFunction, Verdict
+from mega_data.readers.nested_keys import value_or_none
+from mega_data.texts import dump_line
+from mega_schema.errors import ConfigError, FormatError, MegaError
+
+_NO_REASON = "by the function"
+_RESULTS = "a document, None, or the reason to drop it as a string"
+
+
+class DocumentError(MegaError):
+    """A step cannot process a document; the run adds the file and the line."""
+
+    def locate(self, path: Path, line: int) -> FormatError:
+        """Return the error with the place of the document."""
+        return FormatError(f"{path}:{line}", f"{self.where}: {self.what}", **self.values, hint=self.hint)
+
+
+@dataclass(frozen=True, slots=True)
+class PythonStep:
+    """Call a function with a copy of each document; it returns a document, None or a reason to drop it.
+
+    The module is imported from the current folder or from the installed packages. The result must depend on
+    the document alone.
+
+    Attributes:
+        function: MODULE:FUNCTION.
+        code: hash of the module's file; set by the run, so that a changed function is not mixed with results
+            of an earlier one. Modules that it imports are not hashed.
+    """
+
+    function: str = ""
+    code: str = ""
+
+    def start(self) -> RowFunction:
+        where = f"step python: {self.function}"
+        function = _import_function(self.function)
+
+        def work(row: Row) -> Verdict:
+            try:
+                result = function(deepcopy(row.values))
+            except MegaError:
+                raise
+            except Exception as error:
+                raise DocumentError(where, "raised an error", found=_describe(error)) from error
+            if result is None or isinstance(result, str):
+                return result or _NO_REASON
+            if not isinstance(result, dict):
+                found = type(result).__name__
+                raise DocumentError(where, "returned another type", found=found, wanted=_RESULTS)
+            if not _is_text(value_or_none(result, row.key)):
+                raise DocumentError(where, f"returned a document without text under {row.key!r}")
+            try:
+                is_same = dump_line(result) == dump_line(row.values)
+            except (TypeError, ValueError) as error:
+                raise DocumentError(where, "returned a value that is not JSON", found=error) from error
+            return [row] if is_same else [replace(row, values=result)]
+
+        return work
+
+    def with_code(self) -> PythonStep:
+        """Return the step with the hash of its module's file."""
+        module = self.function.partition(":")[0]
+        origin = _find_origin(module) if module else None
+        if origin is None or not origin.is_file():
+            return self
+        return replace(self, code=blake2b(origin.read_bytes(), digest_size=16).hexdigest())
+
+
+def _find_origin(module: str) -> Path | None:
+    """Return the file of a module, if it has one."""
+    _add_current_folder()
+    try:
+        spec = find_spec(module)
+    except (ImportError, ValueError):
+        return None
+    return Path(spec.origin) if spec is not None and spec.origin is not None else None
+
+
+def _add_current_folder() -> None:
+    """Make modules of the current folder importable, as `python -m` does; a program's own folder is not."""
+    if (folder := str(Path.cwd())) not in sys.path:
+        sys.path.append(folder)
+
+
+def _import_function(name: str) -> Callable[[dict[str, Any]], object]:
+    """Import MODULE:FUNCTION.
+
+    Raises:
+        ConfigError: the name has another form, or there is no such module or function.
+    """
+    module_name, _, function_name = name.partition(":")
+    if not module_name or not function_name.isidentifier():
+        raise ConfigError(
+            "step python: function",
+            "not a function",
+            found=name or "nothing",
+            wanted="MODULE:FUNCTION",
+            hint="--step python:my_filters:drop_tables",
+        )
+    _add_current_folder()
+    try:
+        module = import_module(module_name)
+    except Exception as error:
+        what = "the module cannot be imported"
+        hint = f"it is looked for in {Path.cwd()} and in the installed packages"
+        raise ConfigError(f"step python: {name}", what, found=_describe(error), hint=hint) from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        what = f"{module_name} has no such function"
+        raise ConfigError(f"step python: {name}", what, found=function_name)
+    return function  # type: ignore[no-any-return]
+
+
+def _describe(error: Exception) -> str:
+    """Describe an error of the user's code in one line, with the place that raised it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}{place}"
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) or (
+        isinstance(value, list) and all(isinstance(sentence, str) for sentence in value)
+    )

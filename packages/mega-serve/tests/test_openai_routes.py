@@ -21,6 +21,7 @@ from mega_schema.checkpoint.reader import Checkpoint
 from mega_schema.tokenizer.tokenizer import Tokenizer
 from mega_serve.api import sse
 from mega_serve.api.context import ApiContext
+from mega_serve.api.logprobs import CompletionLogprobs, chat_logprobs
 from mega_serve.api.openai_completions import CompletionBody
 from mega_serve.engine.interfaces import EngineDeadError, EngineOverloadedError
 from mega_serve.engine.requests import EngineRequest, SequenceOutput, TokenLogprob
@@ -147,12 +148,22 @@ def test_echo_with_no_new_tokens_scores_the_prompt(context: ApiContext) -> None:
     expected = logit_TV[:-1].log_softmax(-1).gather(1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
     assert choice.logprobs.token_logprobs[0] is None
     assert choice.logprobs.token_logprobs[1:] == pytest.approx(expected, abs=1e-5)
-    # a letter of three bytes begins at one place
+    # a letter of three bytes begins at one place, and each part is named by its byte
     assert choice.logprobs.text_offset == [0, 1, 2, 3, 4, 5, 5, 5, 6, 7, 8, 9]
+    assert choice.logprobs.tokens == [*"Hello", r"bytes:\xe2", r"bytes:\x98", r"bytes:\x83", *" you"]
     for logprob, top in zip(
         choice.logprobs.token_logprobs[1:], choice.logprobs.top_logprobs[1:], strict=True
     ):
         assert logprob in top.values() or logprob < min(top.values())
+
+
+def test_parts_of_characters_are_named_by_their_bytes(context: ApiContext) -> None:
+    ids = context.tokenizer.encode("☃")
+    entry = TokenLogprob(ids[0], -0.5, 1, tuple((i, -0.5 - n) for n, i in enumerate(ids)))
+    [top] = CompletionLogprobs(context.tokenizer, top=3).append(ids[:1], [entry])["top_logprobs"]
+    assert top == {r"bytes:\xe2": -0.5, r"bytes:\x98": -1.5, r"bytes:\x83": -2.5}
+    [word] = chat_logprobs(context.tokenizer, [entry], 3)["content"]
+    assert [part["bytes"] for part in (word, *word["top_logprobs"])] == [[0xE2], [0xE2], [0x98], [0x83]]
 
 
 def test_the_scoring_call_of_lm_eval_has_its_arrays(context: ApiContext) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from mega_schema.tokenizer.tokenizer import Tokenizer
 from mega_serve.engine.requests import TokenLogprob
+from mega_serve.engine.token_bytes import keep_token_bytes
 
 LOWEST_LOGPROB = -9999.0  # OpenAI's value of a token without probability: JSON has no infinity
 _REPLACEMENT = "\ufffd"
@@ -31,13 +32,13 @@ class CompletionLogprobs:
         self, token_ids: Sequence[int], entries: Sequence[TokenLogprob | None]
     ) -> dict[str, list[Any]]:
         """Return the arrays of further tokens: tokens, token_logprobs, top_logprobs, text_offset."""
-        tokens = self.tokenizer.pieces(token_ids)
+        pieces = self.tokenizer.pieces(token_ids)
         arrays: dict[str, list[Any]] = {
-            "tokens": tokens,
+            "tokens": _names(self.tokenizer, token_ids, pieces),
             "token_logprobs": [None if entry is None else finite(entry.logprob) for entry in entries],
             "top_logprobs": [None if entry is None else self._top(entry) for entry in entries],
             "text_offset": [
-                self._advance(token, piece) for token, piece in zip(token_ids, tokens, strict=True)
+                self._advance(token, piece) for token, piece in zip(token_ids, pieces, strict=True)
             ],
         }
         return arrays
@@ -46,11 +47,12 @@ class CompletionLogprobs:
         words = _top_words(entry, self.top)
         # the token itself is always one of them; the same float, so that a client can compare
         words.append((entry.token_id, finite(entry.logprob)))
-        pieces = self.tokenizer.pieces([token for token, _ in words])
+        ids = [token for token, _ in words]
+        names = _names(self.tokenizer, ids, self.tokenizer.pieces(ids))
         top: dict[str, float] = {}
-        for piece, (_, logprob) in zip(pieces, words, strict=True):
+        for name, (_, logprob) in zip(names, words, strict=True):
             # two ids may have one text, of which the more probable counts
-            top[piece] = max(logprob, top.get(piece, LOWEST_LOGPROB))
+            top[name] = max(logprob, top.get(name, LOWEST_LOGPROB))
         return top
 
     def _advance(self, token: int, piece: str) -> int:
@@ -79,16 +81,30 @@ def chat_logprobs(tokenizer: Tokenizer, entries: Iterable[TokenLogprob], top: in
 
 
 def _chat_token(tokenizer: Tokenizer, entry: TokenLogprob, top: int) -> dict[str, Any]:
-    words = _top_words(entry, top)
-    [piece, *pieces] = tokenizer.pieces([entry.token_id, *(token for token, _ in words)])
-    top_words = [_word(text, logprob) for text, (_, logprob) in zip(pieces, words, strict=True)]
-    return {**_word(piece, finite(entry.logprob)), "top_logprobs": top_words}
+    words = [(entry.token_id, finite(entry.logprob)), *_top_words(entry, top)]
+    ids = [token for token, _ in words]
+    pieces = tokenizer.pieces(ids)
+    [word, *top_words] = [
+        {"token": piece, "logprob": logprob, "bytes": list(_piece_bytes(tokenizer, token, piece))}
+        for piece, (token, logprob) in zip(pieces, words, strict=True)
+    ]
+    return {**word, "top_logprobs": top_words}
 
 
-def _word(piece: str, logprob: float) -> dict[str, Any]:
-    # OpenAI: null where the token's bytes are not known; a part of a character shows as U+FFFD
-    known_bytes = None if _REPLACEMENT in piece else list(piece.encode())
-    return {"token": piece, "logprob": logprob, "bytes": known_bytes}
+def _names(tokenizer: Tokenizer, ids: Sequence[int], pieces: Sequence[str]) -> list[str]:
+    """Return each piece; parts of characters by their bytes, as OpenAI names them: bytes:\\xe2\\x98."""
+    return [_name(_piece_bytes(tokenizer, i, piece), piece) for i, piece in zip(ids, pieces, strict=True)]
+
+
+def _name(content: bytes, piece: str) -> str:
+    return piece if content == piece.encode() else "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
+
+
+def _piece_bytes(tokenizer: Tokenizer, token_id: int, piece: str) -> bytes:
+    """Return the bytes of a token, also of one that is part of a character, whose piece has U+FFFD."""
+    if _REPLACEMENT not in piece:
+        return piece.encode()
+    return keep_token_bytes(tokenizer).tokens[token_id]  # type: ignore[arg-type]  # each class has a hash
 
 
 def _top_words(entry: TokenLogprob, top: int) -> list[tuple[int, float]]:

@@ -84,6 +84,12 @@ def _from_sentencepiece(tokenizer: SentencePiece) -> TokenBytes:
 
 
 @lru_cache(maxsize=4)
+def keep_token_bytes(tokenizer: Tokenizer) -> TokenBytes:
+    """Return `list_token_bytes`, kept for further calls."""
+    return list_token_bytes(tokenizer)
+
+
+@lru_cache(maxsize=4)
 def find_special_ids(tokenizer: Tokenizer) -> frozenset[int]:
     """Return the ids that are no text: end-of-document, beginning, padding, and other special tokens.
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -54,11 +55,14 @@ class StepLayout:
             tokens += count
             tables += len(chunk.pages)
         chunk_C4 = np.array(rows, np.intp).reshape(-1, 4)
-        pages = np.concatenate([np.asarray(chunk.pages, np.intp) for chunk in chunks])
+        pages = np.fromiter(chain.from_iterable(chunk.pages for chunk in chunks), np.intp, tables)
         assert pages.min() >= 0, f"page {pages.min()}"
         assert pages.max() < num_pages, f"page {pages.max()} of {num_pages}"
-        first_T, _, start_T, table_T = np.repeat(chunk_C4, chunk_C4[:, 1], axis=0).T
-        position_T = np.arange(tokens) - first_T + start_T
+        if tokens == len(chunks):  # a step that decodes, many a second
+            _, _, position_T, table_T = np.ascontiguousarray(chunk_C4.T)
+        else:
+            first_T, _, start_T, table_T = np.repeat(chunk_C4, chunk_C4[:, 1], axis=0).T
+            position_T = np.arange(tokens) - first_T + start_T
         slot_T = pages[table_T + position_T // page_size] * page_size + position_T % page_size
         return cls(chunk_C4, pages, position_T, slot_T, page_size)
 

@@ -39,7 +39,7 @@ from mega_data.jsonl_shards import file_states
 from mega_data.merge import copy_bytes
 from mega_data.readers.blocks import Block, DamagedBlock, RowError
 from mega_data.readers.inputs import HUB_FORMAT, InputFile
-from mega_data.readers.ranges import InputRange, read_range
+from mega_data.readers.ranges import InputRange, count_rows_before, read_range
 from mega_data.readers.streams import BLOCK_BYTES
 from mega_data.resumable_output import QUARANTINE
 from mega_data.task_stages import (
@@ -54,7 +54,6 @@ from mega_schema.atomic_io import full_disk_errors, own_partial_file
 from mega_schema.dataset.idx_content import IndexStreams
 from mega_schema.dataset.indexed_dataset import DatasetInfo, truncated_error
 from mega_schema.errors import ConfigError, CorruptFileError, FormatError
-from mega_schema.remote_files import is_remote
 
 TASKS: Final = "tasks"  # folder, in that of the unfinished run
 STAGES: Final = ("encode", "index", "join")
@@ -109,12 +108,16 @@ class EncodingTasks:
             ConfigError: the folder holds another run.
         """
         owners = [part.input for part in self.ranges]
+        starts = dict[int, list[int]]()
+        for part in self.ranges:
+            starts.setdefault(part.input, []).append(part.start)
+        states = file_states([item.path for item in self.inputs])
         wanted = {
-            "inputs": file_states([item.path for item in self.inputs]),
+            "inputs": [[*state, cuts] for state, cuts in zip(states, starts.values(), strict=True)],
             "formats": [item.format for item in self.inputs],
             "datasets": [info.to_dict() for info in self.infos],
             "index-format": self.index_format,
-            "split-mb": [owners.count(number) for number in dict.fromkeys(owners)],
+            "split-mb": [len(cuts) for cuts in starts.values()],
             "skip": self.skip,
         }
         open_run_folder(
@@ -304,9 +307,7 @@ def _row_error(part: InputRange, error: RowError, rows: int) -> FormatError:
     Args:
         rows: rows of the range before the block of the row.
     """
-    before = part.first_row
-    if before is None and not is_remote(part.item.path):
-        before = _count_lines(part.item.path, part.start)
+    before = count_rows_before(part)
     if before is not None:
         return error.error(part.item.path, before + rows + 1, _ROW_HINT)
     where = _row_place(part, rows + error.row + 1)
@@ -318,14 +319,3 @@ def _row_place(part: InputRange, number: int) -> str:
     if part.first_row is None:
         return f"{part.item.path}: line {number:,} after byte {part.start:,}"
     return f"{part.item.path}:{part.first_row + number}"
-
-
-def _count_lines(path: Path, size: int) -> int:
-    """Count the lines that begin in the first `size` bytes of a file."""
-    count = 0
-    with path.open("rb") as file:
-        while size > 0 and (chunk := file.read(min(size, BLOCK_BYTES))):
-            count += chunk.count(b"\n")
-            size -= len(chunk)
-            last = chunk[-1:]
-    return count + (last != b"\n")

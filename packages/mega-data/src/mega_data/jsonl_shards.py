@@ -270,7 +270,7 @@ def check_file_states(inputs: Iterable[Sequence[Any]]) -> None:
     Raises:
         FormatError: a file was written, replaced or removed since.
     """
-    for name, size, time in inputs:
+    for name, size, time, *_ in inputs:
         path = path_of(name)
         stat = path.stat() if path.exists() else None
         if stat is None or (stat.st_size, stat.st_mtime_ns) != (size, time):

@@ -102,9 +102,9 @@ def open_run_folder(folder: Path, wanted: TaskResult, reuse: ReusableTasks | Non
         raise ConfigError(folder, what, hint=f"rm -r {folder}, or name another folder")
 
 
-def planned_inputs(folder: Path) -> list[list[str | int]]:
+def planned_inputs(folder: Path) -> list[list[Any]]:
     """Return the inputs of the run in a work folder, as they were when it began."""
-    inputs: list[list[str | int]] = json.loads((folder / PLAN).read_bytes())["inputs"]
+    inputs: list[list[Any]] = json.loads((folder / PLAN).read_bytes())["inputs"]
     return inputs
 
 

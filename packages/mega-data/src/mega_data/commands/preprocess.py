@@ -147,7 +147,7 @@ def _modules_to_import(tokenizer_type: str) -> tuple[str, ...]:
     "--split-mb",
     type=click.IntRange(min=1),
     default=64,
-    help="Megabytes of plain JSON lines or Parquet per task.",
+    help="Megabytes of a JSON-lines or Parquet file per task; .gz and .zst at members and frames.",
 )
 @click.option("--stage", "only", help=f"Run only plan, STAGE or STAGE:TASK; {LAST_CALL_HELP}")
 @click.option(

@@ -13,7 +13,7 @@ from mega_data.encoding_plan import EncodingPlan, Options, check_options
 from mega_data.input_stream import InputStream
 from mega_data.process_pool import ProcessPool
 from mega_data.readers.inputs import InputFile
-from mega_data.readers.ranges import read_range, split_inputs
+from mega_data.readers.ranges import InputRange, read_range, split_inputs, undivided_reason
 from mega_data.readers.streams import BLOCK_BYTES
 from mega_schema.app.progress import format_duration
 from mega_schema.tokenizer.tokenizer import Tokenizer
@@ -35,6 +35,7 @@ def print_estimate(
     ranges = split_inputs(inputs, split_bytes)
     disk_bytes = sum(part.size for part in ranges)
     click.echo(f"{len(ranges):,} tasks, {len(inputs):,} files, {disk_bytes / 1e6:.2f} MB on disk")
+    _print_undivided(ranges, split_bytes)
     stream = InputStream(inputs, options.keys, options.unit, BLOCK_BYTES, skip=options.skip)
     plan = EncodingPlan.for_run(tokenizer, options, stream)
     with ProcessPool(1) as processes:
@@ -63,3 +64,13 @@ def print_estimate(
     )
     if wrong:
         click.echo(f"{wrong:,} of {documents + wrong:,} rows of the sample are wrong")
+
+
+def _print_undivided(ranges: Sequence[InputRange], split_bytes: int) -> None:
+    """Print the largest input that is one task although it has more than `split_bytes`."""
+    undivided = [part for part in ranges if undivided_reason(part, split_bytes)]
+    if undivided:
+        part = max(undivided, key=lambda part: part.size)
+        others = f", as {len(undivided) - 1:,} others" if len(undivided) > 1 else ""
+        why = undivided_reason(part, split_bytes)
+        click.echo(f"{part.item.path}: one task of {part.size / 1e6:.2f} MB{others}: {why}")

@@ -174,7 +174,7 @@ def _to_utf8(path: Path, parts: Iterator[TextPiece | DamagedRange]) -> Iterator[
     for piece in parts:
         if isinstance(piece, TextPiece):
             try:
-                yield TextPiece(piece.start, decoder.decode(piece.data).encode())
+                yield TextPiece(piece.start, decoder.decode(piece.data).encode(), piece.end)
                 continue
             except UnicodeError as error:
                 reason = str(error)

@@ -55,7 +55,7 @@ def read_bzip2(path: Path, start: int = 0) -> Iterator[TextPiece | DamagedRange]
                     and (gap_start := _skip_stream_marks(file, read_to, block_start)) < block_start
                 ):
                     yield DamagedRange(gap_start // 8, block_start // 8, "no whole block of bz2")
-                yield TextPiece(block_start // 8, text)
+                yield TextPiece(block_start // 8, text, block_end // 8)
                 read_to = block_end
             block_start = _next_block(file, block_end if block_end >= 0 else block_start + 1)
         if read_to >= 0 and (gap_start := _skip_stream_marks(file, read_to, 8 * size)) != 8 * size:

@@ -30,7 +30,8 @@ SPLITTABLE = ("", ".bz2")  # can be read from any offset
 _CHUNK = 1 << 20
 _MAX_FRAME_TEXT = 1 << 22  # bytes of text to hold until the checksum of a frame
 _READ_BYTES = 1 << 10  # decompressed at a time: the output of a zip bomb must fit in memory
-_GZIP, _XZ, _ZSTD, _LZ4 = b"\x1f\x8b\x08", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18"
+GZIP_MAGIC, ZSTD_MAGIC = b"\x1f\x8b\x08", b"\x28\xb5\x2f\xfd"
+_XZ, _LZ4 = b"\xfd7zXZ\0", b"\x04\x22\x4d\x18"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +40,12 @@ class TextPiece:
 
     Attributes:
         start: byte of the file; of a compressed file the byte at which its block or frame begins.
+        end: byte of the file after those read for the text.
     """
 
     start: int
     data: bytes
+    end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +110,10 @@ def decompress(raw: IO[bytes], path: Path) -> Iterator[IO[bytes]]:
         with _open_decoder(path, compression, raw) as file:
             yield file
     except damage_errors as error:
-        raise _damage_error(path, error) from None
+        raise damage_error(path, str(error) or type(error).__name__) from None
     except OSError as error:
         if error.filename is None and error.errno is None:  # damage in bz2
-            raise _damage_error(path, error) from None
+            raise damage_error(path, str(error) or type(error).__name__) from None
         raise
 
 
@@ -176,17 +179,15 @@ def import_for_file(path: Path, module: str, extra: str) -> Any:
         raise ConfigError(path, what, wanted=module.partition(".")[0], hint=hint) from None
 
 
-def _damage_error(path: Path, error: Exception) -> CorruptFileError:
-    return CorruptFileError(
-        path, "damaged", found=str(error) or type(error).__name__, hint="copy the file again"
-    )
+def damage_error(path: Path, why: str) -> CorruptFileError:
+    return CorruptFileError(path, "damaged", found=why, hint="copy the file again")
 
 
 def read_pieces(path: Path, start: int = 0, edge: int | None = None) -> Iterator[TextPiece | DamagedRange]:
     """Read the text of a file from byte `start` on, and the damaged ranges.
 
     Args:
-        start: not 0 only for SPLITTABLE files.
+        start: not 0 only for SPLITTABLE files, and at a member of a .gz or a frame of a .zst file.
         edge: byte of a plain file at which a new piece must begin.
 
     Raises:
@@ -198,12 +199,13 @@ def read_pieces(path: Path, start: int = 0, edge: int | None = None) -> Iterator
 
         return read_bzip2(path, start)
     if kind == ".gz":
-        return _read_frames(path, _GZIP, lambda: zlib.decompressobj(31), zlib.error)
+        return _read_frames(path, GZIP_MAGIC, lambda: zlib.decompressobj(31), zlib.error, start)
     if kind == ".xz":
         return _read_frames(path, _XZ, lzma.LZMADecompressor, lzma.LZMAError)
     if kind == ".zst":
         zstandard = import_for_file(path, "zstandard", "zst")
-        return _read_frames(path, _ZSTD, zstandard.ZstdDecompressor().decompressobj, zstandard.ZstdError)
+        frames = zstandard.ZstdDecompressor()
+        return _read_frames(path, ZSTD_MAGIC, frames.decompressobj, zstandard.ZstdError, start)
     if kind == ".lz4":
         lz4 = import_for_file(path, "lz4.frame", "lz4")
         return _read_frames(path, _LZ4, lz4.LZ4FrameDecompressor, RuntimeError)
@@ -217,14 +219,18 @@ def _read_plain(path: Path, start: int, edge: int | None) -> Iterator[TextPiece 
         while text := file.read(
             min(_CHUNK, edge - position) if edge is not None and position < edge else _CHUNK
         ):
-            yield TextPiece(position, text)
+            yield TextPiece(position, text, position + len(text))
             position += len(text)
 
 
 def _read_frames(
-    path: Path, magic: bytes, open_frame: Callable[[], Any], damage_error: type[Exception]
+    path: Path,
+    magic: bytes,
+    open_frame: Callable[[], Any],
+    damage_error: type[Exception],
+    start: int = 0,
 ) -> Iterator[TextPiece | DamagedRange]:
-    """Read a file of frames that each begin with `magic`.
+    """Read a file of frames that each begin with `magic`, from the frame at byte `start` on.
 
     The checksum of a frame comes after its text. Frames of up to _MAX_FRAME_TEXT bytes of text are yielded
     after the checksum, larger ones while they are read: text before the damage in a large frame may be wrong
@@ -233,12 +239,13 @@ def _read_frames(
     with path.open("rb") as file:
         frame: Any = None
         pending = list[bytes]()  # text of the frame not yet yielded
-        position = frame_start = size = 0  # `size` is of `pending`
+        position = frame_start = file.seek(start)
+        size = 0  # of the text of the frame
         while compressed := file.read(_READ_BYTES):
             while compressed:
                 if frame is None:
                     # gz and xz files may be padded
-                    stripped = compressed.lstrip(b"\0") if magic in (_GZIP, _XZ) else compressed
+                    stripped = compressed.lstrip(b"\0") if magic in (GZIP_MAGIC, _XZ) else compressed
                     position = position + len(compressed) - len(stripped)
                     compressed = stripped
                     if not compressed:
@@ -250,7 +257,7 @@ def _read_frames(
                 try:
                     text = frame.decompress(compressed)
                 except damage_error as error:
-                    resume_at = _find_magic(file, magic, max(position, frame_start + 1))
+                    resume_at = find_magic(file, magic, max(position, frame_start + 1))
                     yield DamagedRange(frame_start if pending else position, resume_at, str(error))
                     position = resume_at
                     compressed = b""
@@ -260,18 +267,18 @@ def _read_frames(
                 unused = (frame.unused_data or b"") if frame.eof else b""
                 pending.append(text)
                 size += len(text)
+                position = position + len(compressed) - len(unused)
                 if frame.eof or size > _MAX_FRAME_TEXT:
                     if size:
-                        yield TextPiece(frame_start, b"".join(pending))
+                        yield TextPiece(frame_start, b"".join(pending), position)
                     pending = []
-                position = position + len(compressed) - len(unused)
                 compressed = unused
                 frame = None if frame.eof else frame
         if frame is not None:
             yield DamagedRange(frame_start, position, "the file ends within the frame that begins here")
 
 
-def _find_magic(file: IO[bytes], magic: bytes, position: int) -> int:
+def find_magic(file: IO[bytes], magic: bytes, position: int) -> int:
     """Find the next possible start of a frame, from a byte on; the end of the file if there is none."""
     file.seek(position)
     buffer = b""

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
+from types import MappingProxyType
 
 from mega_data.readers.arrow import read_table_blocks, row_group_sizes
 from mega_data.readers.blocks import Block, JsonLines
-from mega_data.readers.compression import open_counted
+from mega_data.readers.compression import DamagedRange, TextPiece, damage_error, open_counted, read_pieces
+from mega_data.readers.frames import range_starts
 from mega_data.readers.inputs import InputFile
 from mega_data.readers.streams import MAX_TEXT_BYTES, line_too_long, read_blocks
+from mega_data.readers.versions import check_unchanged
+from mega_schema.errors import FormatError
+from mega_schema.remote_files import is_remote
+
+_COUNTED_BYTES = 1 << 20  # read at a time to count lines
+_UNDIVIDED = MappingProxyType({".gz": "it has one member", ".zst": "it has one frame"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +29,9 @@ class InputRange:
 
     Attributes:
         input: number of the input.
-        start, end: of plain JSON lines the bytes in which the lines begin, of a Parquet file the rows; None
-            is the end of the input.
+        start, end: of plain JSON lines the bytes in which the lines begin, of compressed ones the bytes in
+            which the blocks, members or frames begin, of a Parquet file the rows; None is the end of the
+            input.
         size: bytes on disk.
     """
 
@@ -41,7 +52,10 @@ class InputRange:
 
 
 def split_inputs(inputs: Sequence[InputFile], size: int) -> tuple[InputRange, ...]:
-    """Split plain JSON lines and Parquet files into ranges of about `size` bytes; other inputs stay whole.
+    """Split JSON lines and Parquet files into ranges of about `size` bytes; other inputs stay whole.
+
+    JSON lines are split if they are plain, .bz2, a local .gz of several members, or a local .zst of several
+    frames.
 
     Raises:
         CorruptFileError: a Parquet file is damaged.
@@ -49,13 +63,8 @@ def split_inputs(inputs: Sequence[InputFile], size: int) -> tuple[InputRange, ..
     """
     ranges = list[InputRange]()
     for number, item in enumerate(inputs):
-        edges = [(0, 0)]  # start of each range, and the bytes before it
         item_bytes = item.size
-        if item_bytes > size and item.format == "jsonl" and not item.compression:
-            count = -(-item_bytes // size)
-            edges = [(item_bytes * part // count,) * 2 for part in range(count)]
-        elif item_bytes > size and item.path.suffix == ".parquet":
-            edges = _row_edges(item.path, size)
+        edges = _edges(item, item_bytes, size) if item_bytes > size else [(0, 0)]
         starts, bytes_before = zip(*edges, strict=True)
         ends = (*starts[1:], None)
         sizes = (
@@ -64,6 +73,32 @@ def split_inputs(inputs: Sequence[InputFile], size: int) -> tuple[InputRange, ..
         )
         ranges += [InputRange(item, number, *values) for values in zip(starts, ends, sizes, strict=True)]
     return tuple(ranges)
+
+
+def _edges(item: InputFile, item_bytes: int, size: int) -> list[tuple[int, int]]:
+    """Return the start of each range, and the bytes before it."""
+    if item.path.suffix == ".parquet":
+        return _row_edges(item.path, size)
+    if item.format != "jsonl":
+        return [(0, 0)]
+    compression = item.compression
+    if compression in ("", ".bz2"):
+        count = -(-item_bytes // size)
+        return [(item_bytes * part // count,) * 2 for part in range(count)]
+    if compression in (".gz", ".zst") and not is_remote(item.path):
+        return [(start, start) for start in range_starts(item.path, compression, size)]
+    return [(0, 0)]
+
+
+def undivided_reason(part: InputRange, size: int) -> str:
+    """Return why an input of more than `size` bytes is one range; "" if it is not."""
+    if not part.is_whole or part.size <= size:
+        return ""
+    if part.item.path.suffix == ".parquet":
+        return "it has one row group"
+    if part.item.format == "jsonl" and not is_remote(part.item.path):
+        return _UNDIVIDED.get(part.item.compression, f"{part.item.compression} is not divided")
+    return "it is neither JSON lines nor Parquet" if part.item.format != "jsonl" else "it is remote"
 
 
 def _row_edges(path: Path, size: int) -> list[tuple[int, int]]:
@@ -88,8 +123,34 @@ def read_range(part: InputRange, keys: Sequence[str], size: int, unit: str) -> I
         yield from read_blocks(part.item, keys=keys, size=size, unit=unit)
     elif part.item.format == "table":
         yield from read_table_blocks(part.item.path, part.start, keys, size, part.end)
+    elif part.item.compression:
+        yield from _read_compressed_lines(part, size)
     else:
         yield from _read_lines(part, size)
+
+
+def count_rows_before(part: InputRange) -> int | None:
+    """Count the rows of the input before a range; None if it is remote and so would be read once more."""
+    if part.first_row is not None:
+        return part.first_row
+    path = part.item.path
+    if is_remote(path):
+        return None
+    if part.item.compression:  # and the line that is in, or before, the first text of the range
+        return 1 + sum(piece.data.count(b"\n") for piece in _pieces_before(part))
+    count = 0
+    size = part.start
+    with path.open("rb") as file:
+        while size > 0 and (chunk := file.read(min(size, _COUNTED_BYTES))):
+            count += chunk.count(b"\n")
+            size -= len(chunk)
+            last = chunk[-1:]
+    return count + (last != b"\n")
+
+
+def _pieces_before(part: InputRange) -> Iterator[TextPiece]:
+    pieces = takewhile(lambda piece: piece.start < part.start, read_pieces(part.item.path))
+    return (piece for piece in pieces if isinstance(piece, TextPiece))
 
 
 def _read_lines(part: InputRange, size: int) -> Iterator[Block]:
@@ -111,3 +172,52 @@ def _read_lines(part: InputRange, size: int) -> Iterator[Block]:
                 break
             yield JsonLines(path, position, position + len(data), len(data), data)
             position += len(data)
+
+
+def _read_compressed_lines(part: InputRange, size: int) -> Iterator[Block]:
+    """Yield the lines of the blocks, members or frames that begin in a range of a compressed file.
+
+    Only the text says whether a line ends where a range begins. So each range but the first skips its text up
+    to the first line break; the range before it reads that much of the text after its end.
+    """
+    path = part.item.path
+    end = part.item.size if part.end is None else part.end
+    with nullcontext() if is_remote(path) else check_unchanged(path):
+        skips_line = part.start > 0
+        text = list[bytes]()  # not yet yielded
+        text_bytes = position = 0  # `position` is of the next block in the text of the range
+        consumed = part.start
+        for piece in read_pieces(path, part.start):
+            is_after_end = piece.start >= end
+            if isinstance(piece, DamagedRange):
+                if is_after_end and part.item.compression != ".bz2":
+                    return  # the next range begins there and reports it
+                raise damage_error(path, f"{piece.why}, at byte {piece.start:,}")
+            if piece.start < end < piece.end and part.item.compression != ".bz2":
+                what = f"a member of gzip reaches over byte {end:,}, where another seemed to begin"
+                raise FormatError(path, what, hint=f"--split-mb {part.item.size // 1_000_000 + 1}")
+            data = piece.data
+            if skips_line:
+                if is_after_end:
+                    return
+                data = data[data.find(b"\n") + 1 :] if b"\n" in data else b""
+                skips_line = b"\n" not in piece.data
+            line_end = data.find(b"\n") + 1 if is_after_end else data.rfind(b"\n") + 1
+            is_complete = bool(line_end) and (is_after_end or text_bytes + line_end >= size)
+            if is_complete:
+                block = b"".join([*text, data[:line_end]])
+                block_end = position + len(block)
+                yield JsonLines(path, position, block_end, min(piece.end, end) - consumed, block)
+                if is_after_end:
+                    return
+                position = block_end
+                consumed = min(piece.end, end)
+                data = data[line_end:]
+                text = []
+                text_bytes = 0
+            text.append(data)
+            text_bytes += len(data)
+            if text_bytes >= MAX_TEXT_BYTES:
+                raise line_too_long(path)
+        if text_bytes:
+            yield JsonLines(path, position, position + text_bytes, end - consumed, b"".join(text))

@@ -16,6 +16,7 @@ class FileServer(ThreadingHTTPServer):
     Attributes:
         failures: number of the next requests for bytes that fail: with status 503, or cut off.
         is_cut: a failed request sends half of its bytes and ends the connection.
+        denied: names of files whose bytes are refused with status 403.
         has_ranges: ranges are sent; if not, always the whole file.
         requests: method and range of each request.
     """
@@ -27,6 +28,7 @@ class FileServer(ThreadingHTTPServer):
         self.folder = folder
         self.failures = 0
         self.is_cut = False
+        self.denied = set[str]()
         self.has_ranges = True
         self.requests = list[tuple[str, str]]()
 
@@ -57,6 +59,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(200, links.encode(), {"Content-Type": "text/html"}, sends_body=sends_body)
         if not path.is_file():
             return self._send(404, b"no such file", {}, sends_body=sends_body)
+        if sends_body and path.name in self.server.denied:
+            return self._send(403, b"archived", {}, sends_body=sends_body)
         fails = sends_body and self.server.failures > 0
         self.server.failures -= fails
         if fails and not self.server.is_cut:

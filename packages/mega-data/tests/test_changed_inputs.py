@@ -1,4 +1,4 @@
-"""clean, dedup and extract fail if an input changes between or during the tasks of a run."""
+"""Commands fail if an input changes between or during the tasks of a run."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from mega_data.commands.common import TaskProgress
 from mega_data.extract.mediawiki import read_dump
 from mega_schema.errors import FormatError
 
+SUFFIXES = (".jsonl", ".bin", ".idx")
 FLAGS = {
     "clean": ("--step", "duplicates", "--step", "spans"),
     "dedup": ("--jaccard", "0.5"),
     "extract": ("--split-mb", "1"),
+    "preprocess": ("--executor", "local", "--tokenizer-type", "NullTokenizer", "--vocab-size", "9999"),
 }
 
 
@@ -58,16 +60,20 @@ def change(path: Path, how: str) -> None:
 
 
 def call(command: str, inputs: Path, output: Path) -> None:
-    words = [command, "--input", str(inputs), "--output", str(output), *FLAGS[command]]
+    to = ("--output-prefix", str(output / "p")) if command == "preprocess" else ("--output", str(output))
+    words = [command, "--input", str(inputs), *to, *FLAGS[command]]
     commands.main(words, standalone_mode=False)
 
 
 def read_outputs(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.jsonl"))}
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.*")) if path.suffix in SUFFIXES}
+
+
+COMMANDS = [("clean", 2), ("dedup", 4), ("dedup", 20), ("extract", 1), ("preprocess", 2)]
 
 
 @pytest.mark.parametrize("how", ["longer", "shorter", "replaced", "deleted"])
-@pytest.mark.parametrize(("command", "after"), [("clean", 2), ("dedup", 4), ("dedup", 20), ("extract", 1)])
+@pytest.mark.parametrize(("command", "after"), COMMANDS)
 def test_an_input_that_changes_between_tasks_ends_the_run_and_the_next_is_of_the_new_file(
     command: str, after: int, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,3 +117,26 @@ def test_an_input_that_changes_while_a_task_of_extract_reads_it_ends_the_run_the
         call("extract", tmp_path / "in", tmp_path / "out")
     assert read == inputs[:1]
     assert read_outputs(tmp_path / "out") == {}
+
+
+@pytest.mark.parametrize("command", ["clean", "dedup", "preprocess"])
+def test_after_a_change_only_the_tasks_of_the_changed_input_are_repeated(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = make_inputs(tmp_path / "in", command)
+    tell, labels = TaskProgress.__call__, list[str]()
+
+    def record(self: TaskProgress, result: dict[str, object]) -> None:
+        tell(self, result)
+        labels.append(self.label)
+        if len(labels) == 3:  # all tasks of the first stage
+            change(inputs[1], "longer")
+
+    monkeypatch.setattr(TaskProgress, "__call__", record)
+    with pytest.raises(FormatError, match=r"1\.jsonl: changed while it was read"):
+        call(command, tmp_path / "in", tmp_path / "out")
+    monkeypatch.setattr(TaskProgress, "__call__", lambda self, result: labels.append(self.label))
+    first_stage = labels[0]
+    labels.clear()
+    call(command, tmp_path / "in", tmp_path / "out")
+    assert labels.count(first_stage) == 1

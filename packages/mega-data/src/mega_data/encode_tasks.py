@@ -37,7 +37,7 @@ from mega_data.encode_worker import BlockEncoder, EncodedBlock
 from mega_data.error_limit import error_counts
 from mega_data.jsonl_shards import file_states
 from mega_data.merge import copy_bytes
-from mega_data.readers.blocks import Block, DamagedBlock, RowError
+from mega_data.readers.blocks import Block, DamagedBlock, RowError, damage_notice
 from mega_data.readers.inputs import HUB_FORMAT, InputFile
 from mega_data.readers.ranges import InputRange, count_rows_before, read_range
 from mega_data.readers.streams import BLOCK_BYTES
@@ -141,7 +141,7 @@ class EncodingTasks:
         part = self.ranges[task]
         work = _open_encoder(self.encoder)
         rows = size = skipped = 0
-        first = ""
+        first = damaged = ""
         folder = self._part_folder(task)
         with full_disk_errors(folder), _new_folder(folder) as partial, ExitStack() as stack:
             datasets = [
@@ -156,6 +156,7 @@ class EncodingTasks:
                     if not self.skip or error.is_fatal:
                         raise _row_error(part, error, rows)
                     first = first or f"{_row_place(part, rows + error.row + 1)}, {error.what}"
+                    damaged = damaged or (damage_notice(part.item.path, error) if error.ends_file else "")
                     row = error.to_json(part.item.path, (part.first_row or 0) + rows + 1)
                     files[-1].write(json.dumps(row, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
                 for dataset, documents in zip(datasets, block.keys, strict=True):
@@ -168,7 +169,7 @@ class EncodingTasks:
         counts = [dataset.counts() for dataset in datasets]
         total = counts[0]["documents"]
         result = {"documents": total, "rows": rows, "bytes": size, "read": part.size, "skipped": skipped}
-        return {**result, "counts": counts, **error_counts(skipped, first, total + skipped)}
+        return {**result, "counts": counts, **error_counts(skipped, first, total + skipped, damaged)}
 
     def _encoded_blocks(self, part: InputRange, work: BlockEncoder) -> Iterator[EncodedBlock]:
         def blocks() -> Iterator[Block]:

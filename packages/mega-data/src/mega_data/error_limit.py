@@ -80,12 +80,14 @@ class ErrorCount:
         count: skipped rows in all passes over the corpus.
         rows: rows that the first pass read.
         first: the first skipped row, in the order in which the tasks ended.
+        damaged: the files whose rest was skipped, and why.
     """
 
     limit: ErrorLimit
     count: int = 0
     rows: int = 0
     first: str = ""
+    damaged: list[str] = field(default_factory=list)
     _is_first_pass: bool = field(default=True)
 
     def add(self, result: Mapping[str, Any]) -> None:
@@ -99,6 +101,7 @@ class ErrorCount:
         errors = result[ERRORS]
         self.count += errors["count"]
         self.first = self.first or errors["first"]
+        self.damaged += (why for why in errors.get("damaged", ()) if why not in self.damaged)
         if self._is_first_pass:
             self.rows += errors["rows"]
         self.limit.check(self.count, lambda: self.first)
@@ -113,10 +116,12 @@ class ErrorCount:
         self.limit.check(self.count, lambda: self.first, self.rows)
 
 
-def error_counts(count: int, first: str, rows: int) -> dict[str, Any]:
+def error_counts(count: int, first: str, rows: int, damaged: str = "") -> dict[str, Any]:
     """Build the part of a task's result that reports skipped rows.
 
     Args:
         rows: read rows, including the skipped ones.
+        damaged: file whose rest was skipped, and why; "" for none.
     """
-    return {ERRORS: {"count": count, "first": first, "rows": rows}}
+    errors: dict[str, Any] = {"count": count, "first": first, "rows": rows}
+    return {ERRORS: {**errors, "damaged": [damaged]} if damaged else errors}

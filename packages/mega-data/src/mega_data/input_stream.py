@@ -79,14 +79,15 @@ class InputStream:
             reread = read_blocks(item, keys=self._keys, size=self._size, unit=self._unit)
             item_blocks: Iterator[Block] = first_blocks if item.is_stream else reread
             characters = 0
-            for text in (
-                text for block in item_blocks for row in block.rows(self._keys).texts for text in row
-            ):
-                if isinstance(text, str) and characters < input_characters:
-                    yield text[: input_characters - characters]
-                    characters += len(text)
-                if characters >= input_characters:
-                    break
+            with suppress(CorruptFileError):  # raised again when the input is read
+                for text in (
+                    text for block in item_blocks for row in block.rows(self._keys).texts for text in row
+                ):
+                    if isinstance(text, str) and characters < input_characters:
+                        yield text[: input_characters - characters]
+                        characters += len(text)
+                    if characters >= input_characters:
+                        break
 
     def _blocks(self) -> Iterator[tuple[int, Block]]:
         number, position = self._start

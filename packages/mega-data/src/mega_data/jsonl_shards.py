@@ -18,7 +18,7 @@ from mega_data.readers.compression import open_decompressed, strip_extension
 from mega_data.readers.csv_table import read_csv_lines
 from mega_data.readers.inputs import HUB_FORMAT, expand_inputs, format_of_name
 from mega_data.readers.nested_keys import value_at, value_or_none
-from mega_data.readers.versions import changed_error, check_unchanged
+from mega_data.readers.versions import changed_error, check_unchanged, report_unreadable
 from mega_data.texts import dump_line, exact_numbers, text_of
 from mega_schema.errors import ConfigError, CorruptFileError, FormatError
 from mega_schema.remote_files import path_of
@@ -116,6 +116,7 @@ class Quarantine:
     Attributes:
         count: number of those lines.
         first: place and error of the first.
+        damaged: the shard and why its rest was skipped; "" if it was not.
     """
 
     def __init__(self, path: Path, shard: Path) -> None:
@@ -123,6 +124,7 @@ class Quarantine:
         self.shard = shard
         self.count = 0
         self.first = ""
+        self.damaged = ""
         self._stack = ExitStack()
         self._out: IO[bytes] | None = None
 
@@ -139,6 +141,8 @@ class Quarantine:
         self._out.write(dump_line(quarantine_row(self.shard, number, error.what, error.values, row)))
         self.first = self.first or f"{self.shard}:{number}, {error.what}"
         self.count += 1
+        if isinstance(error, CorruptFileError):
+            self.damaged = str(error)
 
     def line_numbers(self) -> set[int]:
         """Return the numbers of those lines, from 1, as an earlier task wrote them."""
@@ -150,8 +154,10 @@ class Quarantine:
 
 def quarantine_counts(quarantine: Quarantine | None, rows: int) -> dict[str, Any]:
     """Build the part of a task's result that reports its quarantined lines."""
-    count, first = (quarantine.count, quarantine.first) if quarantine else (0, "")
-    return {"skipped": count, **error_counts(count, first, rows + count)}
+    if quarantine is None:
+        return {"skipped": 0, **error_counts(0, "", rows)}
+    count = quarantine.count
+    return {"skipped": count, **error_counts(count, quarantine.first, rows + count, quarantine.damaged)}
 
 
 def parse_document(line: bytes, path: Path, number: int, key: str, id_key: str = "") -> dict[str, Any]:
@@ -196,8 +202,9 @@ def read_whole_lines(
     number = 0
     options = {id_key: "--id-key", key: "--json-key"}
     try:
-        for number, line in _read_numbered_lines(path, {k: option for k, option in options.items() if k}):
-            yield number, line
+        with report_unreadable(path):
+            for number, line in _read_numbered_lines(path, {k: option for k, option in options.items() if k}):
+                yield number, line
     except CorruptFileError as error:
         on_error(number + 1, error, b"")
 

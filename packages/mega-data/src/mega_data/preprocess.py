@@ -18,7 +18,7 @@ from mega_data.encode_worker import EncodedBlock
 from mega_data.encoding_plan import INDEX_FORMATS, EncodingPlan, Options, check_options, dataset_prefixes
 from mega_data.input_stream import InputStream
 from mega_data.process_pool import ProcessPool
-from mega_data.readers.blocks import QUARANTINE_KEYS
+from mega_data.readers.blocks import QUARANTINE_KEYS, damage_notice
 from mega_data.readers.inputs import HUB_FORMAT, InputFile, format_of_name
 from mega_data.readers.streams import BLOCK_BYTES
 from mega_data.resumable_output import ResumableOutput, is_unfinished
@@ -215,6 +215,8 @@ def _write_blocks(
         for key, documents in enumerate(block.keys):
             output.add(key, documents)
         for row_error in block.errors:
+            if row_error.ends_file:
+                log.warning("%s: the rest of it is skipped", damage_notice(path, row_error))
             output.quarantine(row_error.to_json(path, first_row))
         output.resume_point = InputPosition(
             input=block.input,

@@ -2,6 +2,7 @@
 
 MegaError
 ├── ConfigError      a flag or a key of the run file is wrong, or two of them disagree
+├── AccessError      a remote place refuses access to a file
 ├── LayoutError      a shape cannot be split over the parallel layout
 ├── FormatError      a file on disk is missing or is not what its reader expects
 │   └── CorruptFileError  a file or a checkpoint is damaged
@@ -64,6 +65,10 @@ class MegaError(Exception):
 
 class ConfigError(MegaError):
     """A flag or a key of the run file is wrong, or two of them disagree."""
+
+
+class AccessError(MegaError):
+    """A remote place refuses access to a file."""
 
 
 class LayoutError(MegaError):

@@ -21,7 +21,7 @@ from pathlib import Path, PosixPath
 from types import MappingProxyType
 from typing import IO, Any, Final, Self, TypeVar
 
-from mega_schema.errors import ConfigError, FormatError, MegaError
+from mega_schema.errors import AccessError, ConfigError, FormatError, MegaError
 from mega_schema.urls import format_url, url_scheme
 
 # scheme -> the library of its file system
@@ -357,12 +357,12 @@ def request(url: object, send: Callable[[], T]) -> T:
             _check_attempts(url, attempt, error.__cause__)
         except PermissionError as error:
             hint = "are the credentials set, as for the place's own programs?"
-            raise MegaError(url, "access is denied", found=_describe(error), hint=hint) from None
+            raise AccessError(url, "access is denied", found=_describe(error), hint=hint) from None
         except (NotImplementedError, IsADirectoryError, MegaError):
             raise  # repeating gives the same answer
         except Exception as error:  # errors of many libraries without a common base class
             if (status := getattr(error, "status", 0)) in (401, 403):
-                raise MegaError(url, "access is denied", found=f"status {status}") from None
+                raise AccessError(url, "access is denied", found=f"status {status}") from None
             if type(error).__name__ == "NoCredentialsError":
                 hint = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
                 raise MegaError(url, "needs credentials", found=_describe(error), hint=hint) from None

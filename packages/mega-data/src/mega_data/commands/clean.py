@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,7 @@ from mega_data.commands.common import (
     output_format_option,
     output_suffix,
     run_stages,
+    warn_damaged,
     warn_skipped,
     work_folder,
 )
@@ -132,7 +133,7 @@ def clean(
                         label=f"{name}: ",
                     )
         if not only:
-            _finish(job, output, keep_work=work is not None)
+            _finish(job, output, errors.damaged, keep_work=work is not None)
 
 
 def _split_stage(only: str | None, passes: Collection[str]) -> tuple[str | None, str | None]:
@@ -149,8 +150,11 @@ def _split_stage(only: str | None, passes: Collection[str]) -> tuple[str | None,
     return pass_name or None, stage or None
 
 
-def _finish(job: Cleaning, output: Path, *, keep_work: bool) -> None:
+def _finish(job: Cleaning, output: Path, damaged: Sequence[str], *, keep_work: bool) -> None:
     """Write the report, publish all files, and print what each step kept.
+
+    Args:
+        damaged: the files whose rest was skipped, and why.
 
     Raises:
         SystemExit: no document remains: exit code 1.
@@ -164,7 +168,7 @@ def _finish(job: Cleaning, output: Path, *, keep_work: bool) -> None:
 
     report = job.report()
     skipped = job.count_skipped()
-    values = {"skipped": skipped, "steps": report}
+    values = {"skipped": skipped, "damaged": damaged, "steps": report}
     write_file(job.output / REPORT, json.dumps(values, indent=1, ensure_ascii=False))
     write_file(
         job.output / REPORT_PAGE, render_report(f"Cleaning of {len(job.inputs):,} files", report, skipped)
@@ -177,5 +181,6 @@ def _finish(job: Cleaning, output: Path, *, keep_work: bool) -> None:
         for reason, count in sorted(step["reasons"].items(), key=lambda item: -item[1]):
             click.echo(f"  {count:,}  {reason}")
     click.echo(f"{output}: {report[-1]['bytes_out'] / 1e6:.2f} MB, see report.html")
+    warn_damaged(damaged)
     warn_skipped(skipped, output / QUARANTINE)
     exit_if_nothing_left(report[-1]["documents_out"], report[0]["documents_in"] + skipped)

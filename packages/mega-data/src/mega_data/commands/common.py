@@ -20,6 +20,7 @@ EXISTING = LocalPath(exists=True, dir_okay=False)
 ANY_PATH = LocalPath()
 WORKERS = click.IntRange(min=1)
 MAX_LINES = 50  # of progress of a stage in a log
+MAX_NAMED = 20  # damaged files
 EXECUTOR = click.Choice(["local", "slurm-array", "ray"])
 ON_ERROR = click.Choice(["fail", "skip"])
 LAST_CALL_HELP = "the last call, without --stage, publishes the files."
@@ -136,6 +137,14 @@ def warn_skipped(count: int, folder: Path) -> None:
     """Print how many lines are in the quarantine, if there are any."""
     if count:
         click.echo(f"note: {count:,} lines were skipped, see {folder}", err=True)
+
+
+def warn_damaged(files: Sequence[str]) -> None:
+    """Print the files whose rest was skipped, and why."""
+    for why in files[:MAX_NAMED]:
+        click.echo(f"note: {why}: the rest of it was skipped", err=True)
+    if len(files) > MAX_NAMED:
+        click.echo(f"note: the rest of {len(files) - MAX_NAMED:,} more files was skipped", err=True)
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from mega_data.commands.common import (
     output_format_option,
     output_suffix,
     run_stages,
+    warn_damaged,
     warn_skipped,
     work_folder,
 )
@@ -130,11 +131,14 @@ def dedup(
         publish(output, "dedup", folder)
         if not work:
             remove_folder(folder)
-    _finish(results[-1], output)
+    _finish(results[-1], output, errors.damaged)
 
 
-def _finish(shards: Sequence[TaskResult], output: Path) -> None:
+def _finish(shards: Sequence[TaskResult], output: Path, damaged: Sequence[str]) -> None:
     """Print how many documents were kept.
+
+    Args:
+        damaged: the files whose rest was skipped, and why.
 
     Raises:
         SystemExit: no document was kept: exit code 1.
@@ -146,5 +150,6 @@ def _finish(shards: Sequence[TaskResult], output: Path) -> None:
         f"{output}: kept {counts['kept']:,} of {counts['documents']:,} documents, "
         f"{counts['kept_bytes'] / 1e6:.2f} of {counts['bytes'] / 1e6:.2f} MB"
     )
+    warn_damaged(damaged)
     warn_skipped(counts["skipped"], output / QUARANTINE)
     exit_if_nothing_left(counts["kept"], counts["documents"] + counts["skipped"])

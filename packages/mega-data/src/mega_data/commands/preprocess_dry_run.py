@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 import click
@@ -12,10 +12,12 @@ from mega_data.encode_tasks import check_task_inputs
 from mega_data.encoding_plan import EncodingPlan, Options, check_options
 from mega_data.input_stream import InputStream
 from mega_data.process_pool import ProcessPool
+from mega_data.readers.blocks import Block, DamagedBlock
 from mega_data.readers.inputs import InputFile
 from mega_data.readers.ranges import InputRange, read_range, split_inputs, undivided_reason
 from mega_data.readers.streams import BLOCK_BYTES
 from mega_schema.app.progress import format_duration
+from mega_schema.errors import CorruptFileError
 from mega_schema.tokenizer.tokenizer import Tokenizer
 
 _SAMPLE_TASKS = 8  # the first block of each is encoded
@@ -28,7 +30,7 @@ def print_estimate(
 
     Raises:
         ConfigError: options do not fit each other, or an input cannot be divided into tasks.
-        FormatError: an input is damaged.
+        FormatError: an input is damaged, and damage is not skipped.
     """
     check_task_inputs(inputs)
     check_options(options, tokenizer)
@@ -43,7 +45,7 @@ def print_estimate(
     started_at = time.monotonic()
     read = documents = tokens = sequences = wrong = 0
     for part in ranges[:: max(1, len(ranges) // _SAMPLE_TASKS)][:_SAMPLE_TASKS]:
-        for block in islice(read_range(part, options.keys, BLOCK_BYTES, options.unit), 1):
+        for block in islice(_sample_blocks(part, options), 1):
             encoded = work((part.input, block))
             read += encoded.consumed_bytes
             documents += len(encoded.keys[0].sequences)
@@ -74,3 +76,12 @@ def _print_undivided(ranges: Sequence[InputRange], split_bytes: int) -> None:
         others = f", as {len(undivided) - 1:,} others" if len(undivided) > 1 else ""
         why = undivided_reason(part, split_bytes)
         click.echo(f"{part.item.path}: one task of {part.size / 1e6:.2f} MB{others}: {why}")
+
+
+def _sample_blocks(part: InputRange, options: Options) -> Iterator[Block]:
+    try:
+        yield from read_range(part, options.keys, BLOCK_BYTES, options.unit)
+    except CorruptFileError as error:
+        if not options.skip:
+            raise
+        yield DamagedBlock(error.what, str(error.values.get("found", "")))

@@ -9,7 +9,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from mega_data.commands.common import check_has_stage, check_inputs_unchanged, is_whole_run, run_stages
+from mega_data.commands.common import (
+    check_has_stage,
+    check_inputs_unchanged,
+    is_whole_run,
+    run_stages,
+    warn_damaged,
+)
 from mega_data.encode_tasks import STAGES, TASKS, EncodingTasks, check_task_inputs, pack_encoder
 from mega_data.encoding_plan import INDEX_FORMATS, EncodingPlan, Options, check_options, dataset_prefixes
 from mega_data.error_limit import ErrorCount
@@ -85,6 +91,7 @@ def preprocess_tasks(
         sync_folder(folder.parent)
         remove_folder(folder)
     assert results is not None
+    warn_damaged(errors.damaged)
     return _sum_results(results[0], before, prefixes, quarantine, time.monotonic() - started_at, name)
 
 

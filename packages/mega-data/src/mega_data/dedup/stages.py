@@ -65,7 +65,7 @@ class BandKeys:
         return (
             result
             if quarantine is None
-            else {**result, **error_counts(quarantine.count, quarantine.first, count)}
+            else {**result, **error_counts(quarantine.count, quarantine.first, count, quarantine.damaged)}
         )
 
 

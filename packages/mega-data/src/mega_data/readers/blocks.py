@@ -33,6 +33,7 @@ class RowError:
         wanted: as `found`.
         raw: the row itself.
         is_fatal: the file could not be read: there is no row to skip, and the run ends.
+        ends_file: the file is damaged, and its rest is skipped.
     """
 
     row: int
@@ -41,6 +42,7 @@ class RowError:
     wanted: str
     raw: str = ""
     is_fatal: bool = False
+    ends_file: bool = False
 
     def error(self, path: Path, first: int, hint: str = "correct or delete the line") -> FormatError:
         """Convert to an exception; `first` is the number in the file of the block's first row."""
@@ -248,7 +250,12 @@ class DamagedBlock:
 
     def rows(self, keys: Sequence[str]) -> Rows:
         wanted = "a complete file; the rest of it is skipped"
-        return Rows(errors=[RowError(0, self.what, self.found, wanted)])
+        return Rows(errors=[RowError(0, self.what, self.found, wanted, ends_file=True)])
+
+
+def damage_notice(path: Path, error: RowError) -> str:
+    """Describe a damaged file whose rest is skipped."""
+    return f"{path}: {error.what}: found {error.found}"
 
 
 def parse_json(line: bytes) -> Any:

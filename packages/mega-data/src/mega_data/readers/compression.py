@@ -142,6 +142,8 @@ class _ZstdReader(io.RawIOBase):
     def __init__(self, raw: IO[bytes], zstandard: Any) -> None:
         self._raw = raw
         self._frames = zstandard.ZstdDecompressor()
+        self._damage_error = zstandard.ZstdError
+        self._damage: Exception | None = None  # after the text that is not yet read
         self._frame: Any = None
         self._text = memoryview(b"")
 
@@ -149,8 +151,10 @@ class _ZstdReader(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        while not len(self._text) and (compressed := self._raw.read(1 << 17)):
+        while not len(self._text) and self._damage is None and (compressed := self._raw.read(1 << 17)):
             self._text = memoryview(self._decompress(compressed))
+        if not len(self._text) and self._damage is not None:
+            raise self._damage
         if not len(self._text) and self._frame is not None:
             raise EOFError("the last frame ends early")
         size = min(len(buffer), len(self._text))
@@ -161,7 +165,11 @@ class _ZstdReader(io.RawIOBase):
         text = list[bytes]()
         while compressed:
             frame = self._frame or self._frames.decompressobj()
-            text.append(frame.decompress(compressed))
+            try:
+                text.append(frame.decompress(compressed))
+            except self._damage_error as error:
+                self._damage = error
+                break
             compressed, self._frame = (frame.unused_data, None) if frame.eof else (b"", frame)
         return b"".join(text)
 

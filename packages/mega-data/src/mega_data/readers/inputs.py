@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -11,7 +12,8 @@ from mega_data.readers.compression import strip_extension
 from mega_data.readers.file_tree import DROPPED, QUARANTINE, REPORT, FileResolver
 from mega_data.readers.hub import HUB_PREFIX, HubDataset
 from mega_data.readers.magic import HEAD_BYTES, check_format, detect_compression
-from mega_data.readers.versions import FileVersion, check_version, file_version
+from mega_data.readers.versions import FileVersion, check_version, file_version, report_unreadable
+from mega_schema.errors import CorruptFileError
 from mega_schema.remote_files import is_remote
 
 __all__ = [
@@ -129,9 +131,11 @@ def expand_inputs(
 
 def _check_head(item: InputFile) -> InputFile:
     # a request for each file would take long; a remote file of another format is an error when it is read
-    if not item.is_stream and not is_remote(item.path) and not item.compression:
-        with item.path.open("rb") as file:
-            check_format(item.path, item.format, file.read(HEAD_BYTES))
+    if not item.is_stream and not is_remote(item.path):
+        with suppress(CorruptFileError), report_unreadable(item.path):  # reported when it is read
+            if not item.compression:
+                with item.path.open("rb") as file:
+                    check_format(item.path, item.format, file.read(HEAD_BYTES))
     return item
 
 

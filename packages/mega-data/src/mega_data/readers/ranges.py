@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -15,8 +15,8 @@ from mega_data.readers.compression import DamagedRange, TextPiece, damage_error,
 from mega_data.readers.frames import range_starts
 from mega_data.readers.inputs import InputFile
 from mega_data.readers.streams import MAX_TEXT_BYTES, line_too_long, read_blocks
-from mega_data.readers.versions import check_unchanged
-from mega_schema.errors import FormatError
+from mega_data.readers.versions import check_unchanged, report_unreadable
+from mega_schema.errors import CorruptFileError, FormatError
 from mega_schema.remote_files import is_remote
 
 _COUNTED_BYTES = 1 << 20  # read at a time to count lines
@@ -55,16 +55,19 @@ def split_inputs(inputs: Sequence[InputFile], size: int) -> tuple[InputRange, ..
     """Split JSON lines and Parquet files into ranges of about `size` bytes; other inputs stay whole.
 
     JSON lines are split if they are plain, .bz2, a local .gz of several members, or a local .zst of several
-    frames.
+    frames. A file that is damaged or not readable stays whole: the task that reads it
+    reports it.
 
     Raises:
-        CorruptFileError: a Parquet file is damaged.
         ConfigError: a library that an input needs is not installed.
     """
     ranges = list[InputRange]()
     for number, item in enumerate(inputs):
         item_bytes = item.size
-        edges = _edges(item, item_bytes, size) if item_bytes > size else [(0, 0)]
+        edges = [(0, 0)]
+        if item_bytes > size:
+            with suppress(CorruptFileError), report_unreadable(item.path):
+                edges = _edges(item, item_bytes, size)
         starts, bytes_before = zip(*edges, strict=True)
         ends = (*starts[1:], None)
         sizes = (
@@ -119,14 +122,15 @@ def read_range(part: InputRange, keys: Sequence[str], size: int, unit: str) -> I
     Raises:
         FormatError, ConfigError: as `streams.read_blocks`.
     """
-    if part.is_whole:
-        yield from read_blocks(part.item, keys=keys, size=size, unit=unit)
-    elif part.item.format == "table":
-        yield from read_table_blocks(part.item.path, part.start, keys, size, part.end)
-    elif part.item.compression:
-        yield from _read_compressed_lines(part, size)
-    else:
-        yield from _read_lines(part, size)
+    with report_unreadable(part.item.path):
+        if part.is_whole:
+            yield from read_blocks(part.item, keys=keys, size=size, unit=unit)
+        elif part.item.format == "table":
+            yield from read_table_blocks(part.item.path, part.start, keys, size, part.end)
+        elif part.item.compression:
+            yield from _read_compressed_lines(part, size)
+        else:
+            yield from _read_lines(part, size)
 
 
 def count_rows_before(part: InputRange) -> int | None:

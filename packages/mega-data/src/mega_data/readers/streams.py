@@ -12,6 +12,7 @@ from mega_data.readers.blocks import Block, JsonLines, PlainText
 from mega_data.readers.compression import decompress, open_counted
 from mega_data.readers.csv_table import read_csv_blocks
 from mega_data.readers.inputs import HUB_FORMAT, InputFile
+from mega_data.readers.versions import report_unreadable
 from mega_schema.errors import FormatError
 from mega_schema.remote_files import is_remote
 
@@ -31,9 +32,15 @@ def read_blocks(
         unit: unit of a document of plain text, one of TEXT_UNITS.
 
     Raises:
-        FormatError: the file is damaged, or a line or text is longer than MAX_TEXT_BYTES.
+        CorruptFileError: the file is damaged or not readable.
+        FormatError: a line or text is longer than MAX_TEXT_BYTES.
         ConfigError: a library that the format needs is not installed.
     """
+    with report_unreadable(item.path):
+        yield from _read_blocks(item, start, keys, size, unit)
+
+
+def _read_blocks(item: InputFile, start: int, keys: Sequence[str], size: int, unit: str) -> Iterator[Block]:
     if item.format == "table":
         from mega_data.readers.arrow import read_table_blocks
 
@@ -92,7 +99,7 @@ def _split_bytes(
 ) -> Iterator[tuple[int, bytes]]:
     """Yield bytes of about `size` that stop after one of the endings, each with the position of its end."""
     buffer = b""
-    while chunk := file.read(size):
+    for chunk in _read_chunks(file, size):
         buffer += chunk
         if whole:
             if len(buffer) >= MAX_TEXT_BYTES:
@@ -108,6 +115,24 @@ def _split_bytes(
             raise line_too_long(path)
     if buffer:
         yield position + len(buffer), buffer
+
+
+def _read_chunks(file: IO[bytes], size: int) -> Iterator[bytes]:
+    """Yield chunks of `size` bytes; before an error the bytes that were read before it."""
+    read = getattr(file, "read1", file.read)
+    chunk = bytearray()
+    try:
+        while data := read(size - len(chunk)):
+            chunk += data
+            if len(chunk) == size:
+                yield bytes(chunk)
+                chunk.clear()
+    except Exception:
+        if chunk:
+            yield bytes(chunk)
+        raise
+    if chunk:
+        yield bytes(chunk)
 
 
 def _skip_bytes(file: IO[bytes], size: int) -> None:

@@ -1,14 +1,17 @@
-"""Detect that another process changed a file while it was read."""
+"""Detect that a file cannot be read, or that another process changed it while it was read."""
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
-from mega_schema.errors import FormatError
+from mega_schema.errors import AccessError, CorruptFileError, FormatError
 
+_LASTING_ERRORS: Final = (errno.EACCES, errno.EIO, errno.EISDIR, errno.EPERM)  # repeating gives the same
 FileVersion = tuple[int, ...]  # size, inode and mtime of a file; () if it is missing
 
 
@@ -53,3 +56,23 @@ def changed_error(path: Path, before: int, now: int | None) -> FormatError:
     hint = "wait until the other process has finished, then run the command again"
     wanted = f"the {before:,} bytes it had, untouched"
     return FormatError(path, "changed while it was read", found=found, wanted=wanted, hint=hint)
+
+
+@contextmanager
+def report_unreadable(path: Path) -> Iterator[None]:
+    """Report a file that cannot be read as a damaged one, which `--on-error skip` skips.
+
+    A place that cannot be reached is not reported: it concerns all of its files, and ends the run.
+
+    Raises:
+        CorruptFileError: the file may not be read, or its disk has an error.
+    """
+    try:
+        yield
+    except AccessError as error:
+        raise CorruptFileError(path, error.what, **error.values, hint=error.hint) from None
+    except OSError as error:
+        if error.errno not in _LASTING_ERRORS:
+            raise
+        hint = "check its permissions and its disk"
+        raise CorruptFileError(path, "not readable", found=error.strerror, hint=hint) from None

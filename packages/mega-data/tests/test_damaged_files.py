@@ -1,0 +1,180 @@
+"""A damaged file ends a run, or with --on-error skip is named and skipped from the damage on."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+import zstandard
+from click.testing import CliRunner, Result
+
+from mega_data.cli import commands
+from mega_data.error_limit import TooManyErrors
+from mega_data.preprocess import Options, preprocess
+from mega_data.readers.inputs import InputFile
+from mega_data.readers.ranges import split_inputs
+from mega_schema import remote_files
+from mega_schema.errors import CorruptFileError
+from mega_schema.tokenizer.tokenizer import open_tokenizer
+from tests.web_server import serve_files
+
+ROWS = [{"text": " ".join(str(n * word % 97) for word in range(1, 40))} for n in range(1, 400)]
+NULL = ("--tokenizer-type", "NullTokenizer", "--vocab-size", "100")
+
+
+def lines(rows: list[dict[str, str]]) -> bytes:
+    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+
+
+def truncated_gzip(path: Path) -> None:
+    path.write_bytes(gzip.compress(lines(ROWS[:300]))[:-2000])
+
+
+def wrong_frame(path: Path) -> None:
+    compressor = zstandard.ZstdCompressor(write_checksum=True)
+    frames = [bytearray(compressor.compress(lines(ROWS[start : start + 100]))) for start in (0, 100, 200)]
+    frames[1][len(frames[1]) // 2] ^= 255
+    path.write_bytes(b"".join(frames))
+
+
+def no_footer(path: Path) -> None:
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS[:300]), path)
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def other_format(path: Path) -> None:
+    path.write_bytes(lines(ROWS[:300]))
+
+
+FILES: dict[str, Callable[[Path], None]] = {
+    "b.jsonl.gz": truncated_gzip,
+    "b.jsonl.zst": wrong_frame,
+    "b.parquet": no_footer,
+    "b.jsonl.xz": other_format,
+}
+ROWS_BEFORE = {"b.jsonl.gz": 50, "b.jsonl.zst": 100, "b.parquet": 0, "b.jsonl.xz": 0}  # at least
+COMMANDS = ("preprocess", "preprocess --executor local", "clean --step whitespace", "dedup --preset exact")
+
+
+def corpus(folder: Path, name: str) -> Path:
+    folder.mkdir()
+    (folder / "a.jsonl").write_bytes(lines(ROWS[300:350]))
+    FILES[name](folder / name)
+    (folder / "c.jsonl").write_bytes(lines(ROWS[350:]))
+    return folder
+
+
+def call(command: str, folder: object, output: Path, *more: str) -> Result:
+    words = [*command.split(), "--input", str(folder), *more]
+    words += (
+        ["--output-prefix", str(output / "p"), *NULL]
+        if "preprocess" in command
+        else ["--output", str(output)]
+    )
+    return CliRunner().invoke(commands, words)
+
+
+def read_quarantine(output: Path) -> list[dict[str, Any]]:
+    paths = [
+        *output.glob("*quarantine.jsonl"),
+        *(path for path in output.rglob("quarantine/**/*") if path.is_file()),
+    ]
+    return [json.loads(line) for path in paths for line in path.read_bytes().splitlines()]
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_damaged_file_is_named_and_the_rows_before_the_damage_and_of_other_files_are_kept(
+    command: str, name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = corpus(tmp_path / "in", name)
+    failed = call(command, folder, tmp_path / "out")
+    assert isinstance(failed.exception, CorruptFileError)
+    assert str(failed.exception).startswith(f"{folder / name}: damaged: found ")
+    result = call(command, folder, tmp_path / "out", "--on-error", "skip")
+    assert result.exit_code == 0, (result.output, result.exception)
+    assert f"{folder / name}: damaged: found " in result.stderr + caplog.text
+    assert "the rest of it" in result.stderr + caplog.text
+    row = read_quarantine(tmp_path / "out")
+    assert [(row[0]["file"], row[0]["row"], len(row))] == [(str(folder / name), "", 1)]
+    assert ROWS_BEFORE[name] <= row[0]["line"] - 1 <= 300 * (ROWS_BEFORE[name] > 0)
+    if command.startswith("clean"):
+        report = json.loads((tmp_path / "out/report.json").read_bytes())
+        assert [why.partition(": found")[0] for why in report["damaged"]] == [f"{folder / name}: damaged"]
+        assert report["steps"][0]["documents_in"] == 99 + row[0]["line"] - 1
+    with pytest.raises(TooManyErrors, match="--max-errors: too many rows are wrong"):
+        raise (
+            call(command, folder, tmp_path / "o", "--on-error", "skip", "--max-errors", "0").exception
+            or AssertionError
+        )
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("name", ["b.jsonl", "b.jsonl.gz"])
+def test_a_file_that_may_not_be_read_is_skipped(
+    command: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The owner of a shard had removed its permissions: the run ended without a way to go on."""
+    folder = corpus(tmp_path / "in", "b.jsonl.gz")
+    (folder / "b.jsonl.gz").replace(folder / name)
+    path_open = Path.open
+
+    def refuse(path: Path, *rest: Any, **more: Any) -> Any:
+        if path.name == name and path.parent == folder:
+            raise PermissionError(13, "Permission denied", str(path))
+        return path_open(path, *rest, **more)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    failed = call(command, folder, tmp_path / "out")
+    wanted = (
+        f"{folder / name}: not readable: found Permission denied; hint: check its permissions and its disk"
+    )
+    assert str(failed.exception) == wanted
+    result = call(command, folder, tmp_path / "out", "--on-error", "skip")
+    assert result.exit_code == 0, (result.output, result.exception)
+    assert f"{folder / name}: not readable: found Permission denied" in result.stderr + caplog.text
+
+
+def test_a_remote_file_that_the_server_refuses_is_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an archived object: the place lists it and tells its size."""
+    pytest.importorskip("aiohttp")
+    monkeypatch.setattr(remote_files, "_FIRST_WAIT", 0.001)
+    folder = corpus(tmp_path / "in", "b.jsonl.gz")
+    with serve_files(folder) as server:
+        server.denied.add("b.jsonl.gz")
+        urls = [f"{server.url}/{name}" for name in ("a.jsonl", "b.jsonl.gz", "c.jsonl")]
+        failed = call("preprocess --executor local", urls[0], tmp_path / "out", *urls[1:])
+        assert str(failed.exception) == f"{urls[1]}: access is denied: found status 403"
+        result = call(
+            "preprocess --executor local", urls[0], tmp_path / "out", *urls[1:], "--on-error", "skip"
+        )
+    assert result.exit_code == 0, (result.output, result.exception)
+    assert "99 documents" in result.output
+    assert f"note: {urls[1]}: access is denied: found status 403: the rest of it was skipped" in result.stderr
+
+
+def test_a_large_damaged_table_is_skipped_by_its_task_and_in_a_dry_run(tmp_path: Path) -> None:
+    """The plan of the tasks reads the row groups: it ended the run, also with --on-error skip."""
+    folder = corpus(tmp_path / "in", "b.parquet")
+    item = InputFile(folder / "b.parquet", "table")
+    assert [part.is_whole for part in split_inputs([item], 100)] == [True]
+    result = call("preprocess --dry-run", folder, tmp_path / "out", "--on-error", "skip")
+    assert "1 of 100 rows of the sample are wrong" in result.output
+    assert isinstance(call("preprocess --dry-run", folder, tmp_path / "out").exception, CorruptFileError)
+
+
+def test_sentences_are_learned_from_the_whole_files(tmp_path: Path) -> None:
+    """A damaged file ended a run with --split-sentences and --on-error skip before it began."""
+    folder = corpus(tmp_path / "in", "b.jsonl.xz")
+    inputs = [InputFile(folder / name, "jsonl") for name in ("b.jsonl.xz", "a.jsonl")]
+    tokenizer = open_tokenizer("NullTokenizer", vocab_size=100)
+    result = preprocess(inputs, tmp_path / "p", tokenizer, Options(language="tr", skip=True))
+    assert (result.documents, result.skipped) == (50, 1)

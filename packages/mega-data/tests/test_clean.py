@@ -414,7 +414,9 @@ def test_a_report_of_no_documents_can_be_made() -> None:
         "bytes_out": 0,
         "changed": 0,
     }
-    empty: dict[str, Any] = {n: {} for n in ("reasons", "languages", "lengths_in", "lengths_out", "examples")}
+    empty: dict[str, Any] = {
+        n: {} for n in ("reasons", "replaced", "languages", "lengths_in", "lengths_out", "examples")
+    }
     assert "No document was dropped" in render_report("none", [step | empty])
 
 

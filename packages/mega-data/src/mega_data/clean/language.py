@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from mega_data.clean.classifier import load_fasttext, predict_labels
 from mega_data.clean.step import Row, RowFunction, Verdict, import_for_step
-from mega_data.readers.versions import FileVersion, file_version
+from mega_data.readers.versions import file_version
 from mega_schema.errors import ConfigError
 
 MAX_CHARACTERS = 1000  # read of a text: more do not change the result
@@ -74,15 +75,9 @@ def _load_langid(langid: Any) -> Any:
 def _fasttext_classifier(path: str) -> Callable[[str], tuple[str, float]]:
     if not Path(path).is_file():
         raise ConfigError("step language: model", "no such file", found=path)
-    model = _load_fasttext(path, file_version(Path(path)))
+    model = load_fasttext("language", path, file_version(Path(path)))
 
     def identify(text: str) -> tuple[str, float]:
-        labels, scores = model.predict(text)
-        return (labels[0].removeprefix("__label__"), float(scores[0])) if labels else ("und", 0.0)
+        return next(iter(predict_labels(model, text, 1).items()), ("und", 0.0))
 
     return identify
-
-
-@lru_cache(maxsize=1)
-def _load_fasttext(path: str, version: FileVersion) -> Any:
-    return import_for_step("language", "fasttext", "fasttext-predict").load_model(path)

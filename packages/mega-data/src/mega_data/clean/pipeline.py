@@ -167,6 +167,9 @@ def _apply_steps(
         step_stats.changed += result.text != row.text
         if step_stats.step == "language" and isinstance(language := result.values.get("language"), str):
             step_stats.languages[language] += 1
+        if result.counts:
+            step_stats.replaced.update(result.counts)
+            result = result.with_counts(None)
         yield from _apply_steps(result, functions[1:], stats[1:], record)
 
 
@@ -322,6 +325,7 @@ def _dedup_stats(deduplication: Deduplication, shards: Sequence[TaskResult]) -> 
         "bytes_out": total["kept_bytes"],
         "changed": 0,
         "reasons": {"like an earlier one": dropped} if dropped else {},
+        "replaced": {},
         "languages": {},
         "lengths_in": {},
         "lengths_out": {},

@@ -19,9 +19,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, get_type_hints
 
+from mega_data.clean.classifier import ClassifierStep
 from mega_data.clean.decontaminate import Decontaminate
+from mega_data.clean.fineweb import FinewebQuality
 from mega_data.clean.language import Language
 from mega_data.clean.normalize import FixText, Punctuation, Whitespace
+from mega_data.clean.pii import PiiStep
 from mega_data.clean.python_step import PythonStep
 from mega_data.clean.quality import (
     C4Filter,
@@ -60,6 +63,7 @@ STEPS: Mapping[str, type[Any]] = MappingProxyType(
         "fix-text": FixText,
         "punctuation": Punctuation,
         "whitespace": Whitespace,
+        "pii": PiiStep,
         "language": Language,
         "length": LengthFilter,
         "tokens": TokenCountFilter,
@@ -67,6 +71,8 @@ STEPS: Mapping[str, type[Any]] = MappingProxyType(
         "c4": C4Filter,
         "gopher-quality": GopherQuality,
         "gopher-repetition": GopherRepetition,
+        "fineweb-quality": FinewebQuality,
+        "classifier": ClassifierStep,
         "urls": UrlFilter,
         "url-list": UrlList,
         "regex": RegexStep,
@@ -142,6 +148,10 @@ def _make_step(name: object, values: Mapping[str, Any], where: str) -> NamedStep
 
 
 def _convert_value(value: Any, target_type: Any, where: str) -> Any:
+    if target_type is bool:
+        if value in (True, False, "true", "false"):
+            return value in (True, "true")
+        raise ConfigError(where, "wrong value", found=repr(value), wanted="true | false")
     if target_type in (int, float) and not isinstance(value, bool):
         try:
             number = target_type(value)

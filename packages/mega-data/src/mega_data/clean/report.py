@@ -24,6 +24,7 @@ def render_report(title: str, steps: Sequence[Mapping[str, Any]], skipped: int =
     for number, step in enumerate(steps, 1):
         body.append(f"<h2>{number}. {escape(step['step'])}</h2>")
         body.append(_reasons(step))
+        body.append(_count_replaced(step["replaced"]))
         body.append(_languages(step["languages"]))
         body.append(_lengths(step))
         body.append(_examples(step["examples"]))
@@ -47,7 +48,17 @@ def _overview(steps: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _table(head: Sequence[str], rows: Sequence[str]) -> str:
-    numbers = ("documents in", "out", "MB in", "MB out", "changed", "documents", "share", "characters")
+    numbers = (
+        "documents in",
+        "out",
+        "MB in",
+        "MB out",
+        "changed",
+        "documents",
+        "share",
+        "characters",
+        "occurrences",
+    )
     return frame.render_table(head, rows, numbers)
 
 
@@ -56,6 +67,12 @@ def _reasons(step: Mapping[str, Any]) -> str:
     if not reasons:
         return "<p>No document was dropped.</p>"
     return _counts(("reason", "documents", "share"), reasons, step["documents_in"])
+
+
+def _count_replaced(replaced: Mapping[str, int]) -> str:
+    if not replaced:
+        return ""
+    return _counts(("replaced", "occurrences", "share"), replaced, sum(replaced.values()))
 
 
 def _languages(languages: Mapping[str, int]) -> str:

@@ -16,6 +16,7 @@ class StepStats:
 
     Attributes:
         reasons: documents dropped, by reason.
+        replaced: occurrences that the step replaced, by kind.
         lengths_in: documents by the bit length of their number of characters.
         examples: the first dropped texts for each reason.
     """
@@ -27,6 +28,7 @@ class StepStats:
     bytes_out: int = 0
     changed: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
+    replaced: Counter[str] = field(default_factory=Counter)
     languages: Counter[str] = field(default_factory=Counter)
     lengths_in: Counter[int] = field(default_factory=Counter)
     lengths_out: Counter[int] = field(default_factory=Counter)
@@ -58,6 +60,7 @@ class StepStats:
             "bytes_out": self.bytes_out,
             "changed": self.changed,
             "reasons": dict(sorted(self.reasons.items())),
+            "replaced": dict(sorted(self.replaced.items())),
             "languages": dict(sorted(self.languages.items())),
             "lengths_in": {str(length): self.lengths_in[length] for length in sorted(self.lengths_in)},
             "lengths_out": {str(length): self.lengths_out[length] for length in sorted(self.lengths_out)},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any, Protocol
@@ -22,12 +22,14 @@ class Row:
         key: key of its text.
         shard: number of its file.
         line: number of the line in the shard, from 1.
+        counts: what the last step counted in it for the report, by name.
     """
 
     values: dict[str, Any]
     key: str
     shard: int
     line: int
+    counts: Mapping[str, int] | None = None
 
     @property
     def text(self) -> str:
@@ -39,6 +41,10 @@ class Row:
         for key, value in values.items():
             new_values = replace_value(new_values, key, value)
         return replace(self, values=new_values)
+
+    def with_counts(self, counts: Mapping[str, int] | None) -> Row:
+        """Return a copy of the document with counts of the step for the report."""
+        return replace(self, counts=counts)
 
 
 Verdict = list[Row] | str

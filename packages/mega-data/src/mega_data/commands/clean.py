@@ -83,9 +83,9 @@ def clean(
 ) -> None:
     """Repair documents and drop those that are not worth training on, step by step.
 
-    Steps: fix-text, punctuation, whitespace, language, length, tokens, javascript, c4, gopher-quality,
-    gopher-repetition, urls, url-list, regex, sample, python:MODULE:FUNCTION, decontaminate, duplicates,
-    spans. The result does not depend on the workers. A killed run resumes after its finished tasks.
+    Steps: fix-text, punctuation, whitespace, pii, language, length, tokens, javascript, c4, gopher-quality,
+    gopher-repetition, fineweb-quality, classifier, urls, url-list, regex, sample, python:MODULE:FUNCTION,
+    decontaminate, duplicates, spans. The workers do not change the result. A killed run resumes.
     """
     from mega_data.clean.pipeline import Cleaning
     from mega_data.clean.registry import step_from_flag, steps_from_toml
@@ -180,6 +180,8 @@ def _finish(job: Cleaning, output: Path, damaged: Sequence[str], *, keep_work: b
         click.echo(f"{step['step']}: {step['documents_out']:,} of {step['documents_in']:,} documents")
         for reason, count in sorted(step["reasons"].items(), key=lambda item: -item[1]):
             click.echo(f"  {count:,}  {reason}")
+        for kind, count in step["replaced"].items():
+            click.echo(f"  {count:,}  {kind} replaced")
     click.echo(f"{output}: {report[-1]['bytes_out'] / 1e6:.2f} MB, see report.html")
     warn_damaged(damaged)
     warn_skipped(skipped, output / QUARANTINE)

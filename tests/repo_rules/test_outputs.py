@@ -166,7 +166,14 @@ OUTPUTS = {
 } | {
     f"mega-train {family} {option}": Output(option, "folder", TRAINING, shared=True)
     for family in ("gpt", "llama", "bert", "t5")
-    for option in ("--save", "--data-cache-path", "--tensorboard-dir", "--wandb-save-dir", "--codecarbon-dir")
+    for option in (
+        "--save",
+        "--data-cache-path",
+        "--object-storage-cache-path",
+        "--tensorboard-dir",
+        "--wandb-save-dir",
+        "--codecarbon-dir",
+    )
 }
 OUTPUTS |= {
     f"mega-eval {task} --output": Output(

@@ -249,8 +249,7 @@ class RangeReader(io.RawIOBase):
 
     def __init__(self, path: RemotePath) -> None:
         self.path = path
-        self._stat = path.stat()
-        self._size = self._stat.st_size
+        self._size = path.stat().st_size
         self._position = 0
         self._start = 0  # of `_data`
         self._data = b""
@@ -282,7 +281,7 @@ class RangeReader(io.RawIOBase):
         buffer[: len(data)] = data
         self._position += len(data)
         if self._position == self._size:
-            self._check_unchanged()
+            check_unchanged(self.path)
         return len(data)
 
     def close(self) -> None:
@@ -304,7 +303,7 @@ class RangeReader(io.RawIOBase):
             self._pending.clear()
             self._length = min(2 * self._length, _MAX_BYTES) if is_next else _FIRST_BYTES
             end = min(self._position + self._length, self._size)
-            self._data = self._read(self._position, end)
+            self._data = read_range(self.path, self._position, end)
             self._start = self._position
         if is_next:
             self._request_next()
@@ -317,27 +316,41 @@ class RangeReader(io.RawIOBase):
             end = min(start + self._length, self._size)
             if start >= end:
                 return
-            self._pending.append((start, end, self._threads.submit(self._read, start, end)))
+            self._pending.append((start, end, self._threads.submit(read_range, self.path, start, end)))
 
-    def _read(self, start: int, end: int) -> bytes:
-        def read() -> bytes:
-            data: bytes = self.path.file_system().cat_file(self.path.key, start=start, end=end)
-            if len(data) > end - start:
-                hint = "copy the file to this machine"
-                raise MegaError(self.path, "the server does not send ranges of the file", hint=hint)
-            if len(data) < end - start:
-                raise OSError(f"{len(data):,} of {end - start:,} bytes at byte {start:,}")
-            return data
 
-        return request(self.path, read)
+def read_range(path: RemotePath, start: int, end: int) -> bytes:
+    """Return bytes `start` to `end` of a file.
 
-    def _check_unchanged(self) -> None:
-        current = self.path.read_stat()
-        if (current.st_size, current.st_mtime_ns) != (self._size, self._stat.st_mtime_ns):
-            hint = "wait until the other process has finished, then run the command again"
-            found = f"{current.st_size:,} bytes"
-            wanted = f"the {self._size:,} bytes it had, untouched"
-            raise FormatError(self.path, "changed while it was read", found=found, wanted=wanted, hint=hint)
+    Raises:
+        FileNotFoundError: there is no such file.
+        MegaError: the place cannot be reached, or does not send ranges.
+    """
+
+    def read() -> bytes:
+        data: bytes = path.file_system().cat_file(path.key, start=start, end=end)
+        if len(data) > end - start:
+            hint = "copy the file to this machine"
+            raise MegaError(path, "the server does not send ranges of the file", hint=hint)
+        if len(data) < end - start:
+            raise OSError(f"{len(data):,} of {end - start:,} bytes at byte {start:,}")
+        return data
+
+    return request(path, read)
+
+
+def check_unchanged(path: RemotePath) -> None:
+    """Check that a file still has the version that its path describes.
+
+    Raises:
+        FormatError: it has another one.
+        MegaError: the place cannot be reached.
+    """
+    opened, current = path.stat(), path.read_stat()
+    if (current.st_size, current.st_mtime_ns) != (opened.st_size, opened.st_mtime_ns):
+        hint = "wait until the other process has finished, then run the command again"
+        found, wanted = f"{current.st_size:,} bytes", f"the {opened.st_size:,} bytes it had, untouched"
+        raise FormatError(path, "changed while it was read", found=found, wanted=wanted, hint=hint)
 
 
 def request(url: object, send: Callable[[], T]) -> T:

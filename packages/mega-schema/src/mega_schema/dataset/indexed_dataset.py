@@ -4,13 +4,15 @@
     PREFIX.idx   where sequences and documents begin, in one of the formats of `idx_content`
     PREFIX.json  DatasetInfo; files written by Megatron have none
 
+The prefix may be a URL of an object store or web server (`remote_dataset`).
+
 The index format is Megatron's mmap by default; all of them are read (docs/formats/dataset.md).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +25,12 @@ from mega_schema.dataset.dataset_info import COPY_AGAIN, DatasetInfo, sibling
 from mega_schema.dataset.idx_content import CHUNK, CODES, CUT_OFF, INDEX_FORMATS, DatasetIndex
 from mega_schema.dataset.idx_mmap import HEADER, MAGIC, VERSION
 from mega_schema.dataset.indexed_writer import IndexedWriter
+from mega_schema.dataset.remote_dataset import RemoteDatasetFiles, RemoteTokens, default_cache
 from mega_schema.errors import FormatError
+from mega_schema.remote_files import RemotePath
 from mega_schema.urls import check_local
+
+Piece = tuple[int, int, int | None]  # sequence, offset and length, as for `IndexedDataset.read`
 
 __all__ = [
     "CODES",
@@ -35,6 +41,7 @@ __all__ = [
     "DatasetInfo",
     "IndexedDataset",
     "IndexedWriter",
+    "Piece",
     "sibling",
     "open_dataset",
     "read_index",
@@ -103,20 +110,31 @@ class IndexedDataset:
         modes: (N,) int8 of a multimodal dataset, else None.
         tokens: ids in the .bin.
         info: the content of PREFIX.json, or None.
+        remote: the copies of a remote dataset's files; None for one of this machine.
     """
 
-    def __init__(self, prefix: Path, *, multimodal: bool = False) -> None:
+    def __init__(self, prefix: Path, *, multimodal: bool = False, cache: Path | None = None) -> None:
         """Open `PREFIX.idx`, and check it against its own header, `PREFIX.bin` and `PREFIX.json`.
 
         Args:
+            prefix: of this machine, or a RemotePath.
             multimodal: the index ends with a mode per sequence. The file does not say so; the caller must.
+            cache: folder for the index and the tokens of a RemotePath; None: `remote_dataset.default_cache`.
 
         Raises:
+            ConfigError: a library for the URL is not installed.
             FormatError: a file is missing, cut off, of another format, or does not match the others.
+            MegaError: the place of a RemotePath cannot be reached, or the cache cannot be written.
         """
-        check_local("", prefix)
         self.prefix = prefix
+        self._cache = cache
+        self.remote: RemoteDatasetFiles | None = None
         index_path, payload_path = sibling(prefix, ".idx"), sibling(prefix, ".bin")
+        if isinstance(prefix, RemotePath):
+            self.remote = RemoteDatasetFiles(prefix, cache or default_cache())
+            self._open(self.remote.index, payload_path, self.remote.info, multimodal=multimodal)
+            return
+        check_local("", prefix)
         if not index_path.is_file():
             has_suffix = prefix.suffix in (".idx", ".bin")
             hint = f"give only the prefix: {prefix.with_suffix('')}" if has_suffix else ""
@@ -125,6 +143,9 @@ class IndexedDataset:
             wanted = f"the tokens that {index_path.name} describes"
             hint = f"copy it to the folder of {index_path.name}, or preprocess the text again"
             raise FormatError(payload_path, "no such file", wanted=wanted, hint=hint)
+        self._open(index_path, payload_path, sibling(prefix, ".json"), multimodal=multimodal)
+
+    def _open(self, index_path: Path, payload_path: Path, info_path: Path, *, multimodal: bool) -> None:
         index = read_index(index_path, multimodal=multimodal)
         self.index_format = index.index_format
         self.dtype = index.dtype
@@ -134,15 +155,18 @@ class IndexedDataset:
         self.documents = index.documents
         self.modes = index.modes
         self.tokens = self._count_tokens(index_path, payload_path)
-        payload: NDArray[Any] = (
-            np.memmap(payload_path, self.dtype, "r") if self.tokens else np.empty(0, self.dtype)
-        )
-        self._payload = payload.view(np.ndarray)
-        self.info = self._read_info(sibling(prefix, ".json"))
+        self._payload: NDArray[Any] | RemoteTokens
+        if self.remote is not None:
+            self._payload = RemoteTokens(self.remote.payload, self.dtype)
+        elif self.tokens:
+            self._payload = np.memmap(payload_path, self.dtype, "r").view(np.ndarray)
+        else:
+            self._payload = np.empty(0, self.dtype)
+        self.info = self._read_info(info_path)
 
     def __reduce__(self) -> tuple[object, ...]:
         # pickle the path: a pickled memory map would contain the whole file
-        return _reopen, (self.prefix, self.modes is not None)
+        return _reopen, (self.prefix, self.modes is not None, self._cache)
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -175,10 +199,21 @@ class IndexedDataset:
         read_range = self.copy_range if copy else self.view_range
         return read_range(first + offset, first + offset + length)
 
+    def prefetch(self, pieces: Iterable[Piece]) -> None:
+        """Begin to read pieces of a remote dataset; do nothing for one of this machine."""
+        if self.remote is None:
+            return
+        ranges = []
+        for i, offset, length in pieces:
+            begin = int(self.pointers[i]) + offset * self.dtype.itemsize
+            count = int(self.lengths[i]) - offset if length is None else length
+            ranges.append((begin, begin + count * self.dtype.itemsize))
+        self.remote.payload.prefetch(ranges)
+
     def view_range(self, first: int, last: int) -> NDArray[Any]:
         """Return ids `first` to `last` of the .bin, across sequences.
 
-        A view of the file; for fairseq-cached, whose ids are one higher on disk, a copy.
+        A view of the file; of a remote one, and of fairseq-cached, whose ids are one higher on disk, a copy.
         """
         ids = self._payload[first:last]
         return ids - self.dtype.type(self.shift) if self.shift else ids
@@ -191,6 +226,8 @@ class IndexedDataset:
         Raises:
             FormatError: the file became shorter.
         """
+        if self.remote is not None:
+            return self.view_range(first, last)
         path = sibling(self.prefix, ".bin")
         ids: NDArray[Any] = np.fromfile(path, self.dtype, last - first, offset=first * self.dtype.itemsize)
         if len(ids) < last - first:
@@ -239,5 +276,5 @@ def _overlapping_chunks(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
         yield array[max(begin - 1, 0) : begin + CHUNK]
 
 
-def _reopen(prefix: Path, multimodal: bool) -> IndexedDataset:
-    return IndexedDataset(prefix, multimodal=multimodal)
+def _reopen(prefix: Path, multimodal: bool, cache: Path | None) -> IndexedDataset:
+    return IndexedDataset(prefix, multimodal=multimodal, cache=cache)

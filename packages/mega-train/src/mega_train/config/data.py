@@ -18,7 +18,7 @@ class DataConfig:
 
     path: WordList = multi_option(
         "--data-path",
-        "prefix of an indexed dataset (its path without .bin); or a blend: WEIGHT PREFIX WEIGHT PREFIX ...",
+        "prefix of an indexed dataset (path or URL without .bin); or a blend: WEIGHT PREFIX WEIGHT PREFIX",
     )
     path_file: Path | None = option("--data-args-path", None, "a file with the arguments of --data-path")
     mock: bool = option(
@@ -78,6 +78,12 @@ class DataConfig:
     )
     cache: Path | None = option(
         "--data-cache-path", None, "cache folder of the sample order; next to the data if not given"
+    )
+    object_storage_cache: Path | None = option(
+        "--object-storage-cache-path",
+        None,
+        "folder for the index, and the tokens that were read, of datasets at a URL; in the temporary folder "
+        "if not given",
     )
     order: Literal["single", "cyclic", "external"] = option(
         "--dataloader-type",

@@ -19,6 +19,7 @@ from typing import NoReturn
 
 from mega_schema.dataset.dataset_info import sibling
 from mega_schema.errors import ConfigError
+from mega_schema.remote_files import path_of
 from mega_train.config import DataConfig
 from mega_train.config.data import BlendRule, SplitRule
 from mega_train.data.splits import Range, fraction_range, parse_split, split_ranges
@@ -211,11 +212,11 @@ def _parse_blend(flag: str, words: Sequence[str]) -> tuple[list[Path], tuple[flo
         for word, weight in zip(words[::2], weights, strict=True):
             if not 0 < weight < math.inf:
                 raise ConfigError(flag, "not a weight", found=word, wanted="a number above 0")
-        return [Path(word.strip()) for word in words[1::2]], tuple(weights)
+        return [path_of(word.strip()) for word in words[1::2]], tuple(weights)
     for position, number in enumerate(numbers):
         if number is not None and not sibling(Path(words[position]), ".idx").exists():
             _raise_unpaired(flag, words, numbers)
-    return [Path(word.strip()) for word in words], None
+    return [path_of(word.strip()) for word in words], None
 
 
 def _raise_unpaired(flag: str, words: Sequence[str], numbers: Sequence[float | None]) -> NoReturn:
@@ -270,7 +271,7 @@ def _parse_group(flag: str, text: str) -> SplitSource:
             raise ConfigError(
                 flag, "not a range", found=words[1], wanted="two fractions from 0 to 1, the smaller first"
             )
-        ranges.append(DatasetRange(Path(words[2]), FractionRange(begin, end)))
+        ranges.append(DatasetRange(path_of(words[2]), FractionRange(begin, end)))
         weights.append(weight)
     # a single dataset gets no surplus of 0.5 %
     weight_tuple = tuple(weights) if len(ranges) > 1 else None

@@ -5,7 +5,7 @@ corpus.npy  number.npy    the part of each sample, and which of its samples
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
@@ -13,7 +13,7 @@ from typing import Generic, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from mega_schema.dataset.indexed_dataset import IndexedDataset
+from mega_schema.dataset.indexed_dataset import IndexedDataset, Piece
 from mega_train.data.array_cache import Files, write_arrays
 from mega_train.data.blend import blend_blocks, dataset_samples, normalize
 from mega_train.data.blend_spec import SplitSource
@@ -31,6 +31,8 @@ class PartDataset(Protocol[S_co]):
     def __len__(self) -> int: ...
 
     def __getitem__(self, i: int) -> S_co: ...
+
+    def pieces(self, i: int) -> Sequence[Piece]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +141,16 @@ class BlendedDataset(Generic[S]):
         """Return sample `i`; of GPT its tokens, (length + extra,) int64."""
         part, number = self._locate(i)
         return self.parts[part][number]
+
+    def prefetch(self, numbers: Iterable[int]) -> None:
+        """Begin to read samples of remote datasets; others need no time to be read."""
+        if all(part.dataset.remote is None for part in self.parts):
+            return
+        by_part: dict[int, list[Piece]] = {}
+        for part, number in map(self._locate, numbers):
+            by_part.setdefault(part, []).extend(self.parts[part].pieces(number))
+        for part, pieces in by_part.items():
+            self.parts[part].dataset.prefetch(pieces)
 
     def dataset_prefix(self, i: int) -> Path:
         """Return the prefix of the dataset of sample `i`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -42,6 +42,9 @@ class SampleReader(Protocol):
 
     def __getitem__(self, i: int) -> np.ndarray:
         """Return sample `i`: (length + 1,) tokens, (4, length + 1) of `data.sft`; of encoders (5, length)."""
+
+    def prefetch(self, numbers: Iterable[int]) -> None:
+        """Begin to read samples that will be asked for."""
 
     def dataset_prefix(self, i: int) -> Path:
         """Return the prefix of the dataset of sample `i`."""

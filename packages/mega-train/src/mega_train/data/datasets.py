@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from mega_schema.dataset.dataset_info import sibling
@@ -37,7 +38,8 @@ class Datasets:
         if data.threads < 1:
             flag = "--num-dataset-builder-threads"
             raise ConfigError(flag, "not a number of threads", found=data.threads, wanted="1 or more")
-        by_prefix = dict(zip(flags, _open_all(list(flags), data.threads), strict=True))
+        opened = _open_all(list(flags), data.threads, data.object_storage_cache)
+        by_prefix = dict(zip(flags, opened, strict=True))
         datasets = cls(spec, by_prefix)
         datasets._check_tokenizers()
         return datasets
@@ -70,7 +72,10 @@ class Datasets:
     @property
     def tokenizer(self) -> Path | None:
         """The folder of the tokenizer's files next to a dataset; None if there is none."""
-        folders = (sibling(prefix, ".tokenizer") for prefix in self.by_prefix)
+        folders = (
+            sibling(prefix, ".tokenizer") if dataset.remote is None else dataset.remote.tokenizer
+            for prefix, dataset in self.by_prefix.items()
+        )
         return next((folder for folder in folders if folder.is_dir()), None)
 
     def _identities(self) -> list[tuple[Path, TokenizerIdentity]]:
@@ -86,12 +91,12 @@ class Datasets:
                 raise FormatError(prefix, what, found=error.found, wanted=error.wanted, hint=hint) from None
 
 
-def _open_all(prefixes: Sequence[Path], threads: int) -> list[IndexedDataset]:
+def _open_all(prefixes: Sequence[Path], threads: int, cache: Path | None) -> list[IndexedDataset]:
     """Open the datasets in parallel: on a remote file system most of the time is latency."""
     if len(prefixes) == 1:
-        return [open_dataset(prefixes[0])]
+        return [open_dataset(prefixes[0], cache)]
     with ThreadPoolExecutor(min(threads, len(prefixes))) as pool:
-        results = list(pool.map(_try_open, prefixes))
+        results = list(pool.map(partial(_try_open, cache=cache), prefixes))
     errors = [result for result in results if isinstance(result, FormatError)]
     if len(errors) == 1:
         raise errors[0]
@@ -105,8 +110,8 @@ def _open_all(prefixes: Sequence[Path], threads: int) -> list[IndexedDataset]:
     return [result for result in results if isinstance(result, IndexedDataset)]
 
 
-def _try_open(prefix: Path) -> IndexedDataset | FormatError:
+def _try_open(prefix: Path, cache: Path | None) -> IndexedDataset | FormatError:
     try:
-        return open_dataset(prefix)
+        return open_dataset(prefix, cache)
     except FormatError as error:
         return error

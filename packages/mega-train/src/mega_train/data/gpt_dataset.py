@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mega_schema.dataset.indexed_dataset import IndexedDataset
+from mega_schema.dataset.indexed_dataset import IndexedDataset, Piece
 from mega_schema.errors import ConfigError
 
 # a mostly unneeded last epoch is shuffled separately, so that its samples do not displace earlier ones
@@ -177,14 +177,15 @@ class GPTDataset:
 
     def __getitem__(self, i: int) -> np.ndarray:
         """Return the tokens of the i-th sample: (length + extra,) int64; fewer in a partial last sample."""
+        parts = [self.dataset.read(*piece, copy=self.copy) for piece in self.pieces(i)]
+        return (parts[0] if len(parts) == 1 else np.concatenate(parts)).astype(np.int64)
+
+    def pieces(self, i: int) -> list[Piece]:
+        """Return the pieces of sequences that make the i-th sample."""
         row = int(self.index.shuffle[i])
         (first, begin), (last, end) = self.index.sample[row : row + 2].tolist()
         document = self.index.document[first : last + 1].tolist()
         if first == last:
-            return self._read(document[0], begin, end - begin + self.extra).astype(np.int64)
-        parts = [self._read(document[0], begin), *map(self._read, document[1:-1])]
-        parts.append(self._read(document[-1], 0, end + self.extra))
-        return np.concatenate(parts).astype(np.int64)
-
-    def _read(self, sequence: int, offset: int = 0, length: int | None = None) -> np.ndarray:
-        return self.dataset.read(sequence, offset, length, copy=self.copy)
+            return [(document[0], begin, end - begin + self.extra)]
+        middle = [(sequence, 0, None) for sequence in document[1:-1]]
+        return [(document[0], begin, None), *middle, (document[-1], 0, end + self.extra)]

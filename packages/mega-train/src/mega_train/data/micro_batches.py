@@ -12,6 +12,8 @@ from mega_train.data.dataloaders import SampleReader
 from mega_train.data.sampler import Sampler
 from mega_train.data.sft import TOKEN
 
+_STEPS_AHEAD = 4  # of which samples of remote datasets are requested, this one included
+
 
 @dataclass(frozen=True, slots=True)
 class MicroBatches:
@@ -51,6 +53,8 @@ class MicroBatchLoader:
             FormatError: a token is outside the vocabulary.
         """
         numbers = list(self.samplers[reader].micro_batches(first_sample, num_micro_batches))
+        ahead = self.samplers[reader].micro_batches(first_sample, num_micro_batches * _STEPS_AHEAD)
+        reader.prefetch(number for batch in ahead for number in batch)
         stop = None if seq_length is None else seq_length + 1
         return MicroBatches(numbers, [self._load_batch(reader, n)[..., :stop] for n in numbers])
 

@@ -39,6 +39,7 @@ class MockDataset(IndexedDataset):
         if vocab < 1:
             raise ConfigError("--vocab-size", "not a count", found=vocab, wanted="1 or more")
         self.prefix = MOCK_PREFIX
+        self.remote = None
         self.index_format = "mock"
         self.shift = 0
         self.modes = None

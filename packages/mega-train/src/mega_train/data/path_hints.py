@@ -7,14 +7,21 @@ from pathlib import Path
 from mega_schema.app import path_hints
 from mega_schema.dataset.indexed_dataset import IndexedDataset, sibling
 from mega_schema.errors import FormatError
+from mega_schema.remote_files import is_remote
 
 
-def open_dataset(prefix: Path) -> IndexedDataset:
+def open_dataset(prefix: Path, cache: Path | None = None) -> IndexedDataset:
     """Open the dataset, or raise an error with a similar path as its hint.
+
+    Args:
+        cache: folder for the parts of remote datasets that were read.
 
     Raises:
         FormatError: it is missing, cut off or of another format.
+        MegaError: the place of a remote dataset cannot be reached, or the cache cannot be written.
     """
+    if is_remote(prefix):
+        return IndexedDataset(prefix, cache=cache)
     if not prefix.name:  # "." and "/"
         raise FormatError(prefix, "is a folder, not the prefix of a dataset", hint=suggest(prefix))
     try:

@@ -7,6 +7,7 @@ as fit; examples do not attend to each other, each starts at position 0, and onl
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -193,6 +194,9 @@ class PackedSftDataset:
 
     def __len__(self) -> int:
         return len(self.ends)
+
+    def prefetch(self, numbers: Iterable[int]) -> None:
+        """Do nothing: prompts and answers are on this machine."""
 
     def dataset_prefix(self, i: int) -> Path:
         """Return the prefix of the prompts."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mega_schema.dataset.indexed_dataset import IndexedDataset
+from mega_schema.dataset.indexed_dataset import IndexedDataset, Piece
 from mega_train.config.encoder_data import SampleRule
 from mega_train.data.encoder.ngram_masker import MaskedTokens, NgramMasker
 from mega_train.data.encoder.vocabulary import MaskingVocabulary
@@ -60,6 +61,11 @@ class BertDataset:
 
     def __len__(self) -> int:
         return len(self.mapping)
+
+    def pieces(self, i: int) -> Sequence[Piece]:
+        """Return the sentences of sample `i`."""
+        first, stop, _ = self.mapping[i].tolist()
+        return [(sentence, 0, None) for sentence in range(first, stop)]
 
     def __getitem__(self, i: int) -> Sample:
         """Return sample `i` in int64 arrays, with Megatron's names.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +33,10 @@ class BertReader:
         row[REAL] = sample["padding_mask"]
         row[ORDER] = sample["is_random"]
         return row
+
+    def prefetch(self, numbers: Iterable[int]) -> None:
+        """Begin to read samples of remote datasets."""
+        self.samples.prefetch(numbers)
 
     def dataset_prefix(self, i: int) -> Path:
         """Return the prefix of the dataset of sample `i`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +38,10 @@ class T5Reader:
             values[number, : len(row)] = row
         values[LABEL, len(rows[LABEL]) :] = IGNORED
         return values
+
+    def prefetch(self, numbers: Iterable[int]) -> None:
+        """Begin to read samples of remote datasets."""
+        self.samples.prefetch(numbers)
 
     def dataset_prefix(self, i: int) -> Path:
         """Return the prefix of the dataset of sample `i`."""

@@ -1,0 +1,281 @@
+"""A dataset in an object store: its index is copied once, its tokens are read by ranges and kept.
+
+    CACHE/PREFIX-DIGEST/index.idx, info.json, tokenizer/    copies
+    CACHE/PREFIX-DIGEST/blocks                              the .bin; sparse, with the blocks that were read
+    CACHE/PREFIX-DIGEST/checksums                           CRC-32 + 1 of each block, uint64; 0: not read yet
+
+The digest covers the URL and the version of both files, so that a dataset that was replaced is read again.
+All processes of a machine share the folder. A block is written before its checksum, and one that does not
+match it is read again; so neither a killed process nor a crash of the machine leaves wrong tokens.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import logging
+import os
+import shutil
+import tempfile
+import time
+import zlib
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from threading import Lock
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mega_schema.app.install_hint import install_hint
+from mega_schema.atomic_io import atomic_write, write_at
+from mega_schema.dataset.dataset_info import sibling
+from mega_schema.errors import FormatError, MegaError
+from mega_schema.file_lock import lock_file
+from mega_schema.remote_files import (
+    RemotePath,
+    check_libraries,
+    check_unchanged,
+    find_remote_files,
+    read_range,
+)
+
+log = logging.getLogger("mega.schema")
+
+BLOCK: Final = 1 << 16  # bytes
+_MAX_RANGE: Final = 64  # blocks of a request
+_THREADS: Final = 16  # requests at a time
+_MAX_READ: Final = 1024  # blocks that a read waits for at a time
+_MEMORY_BLOCKS: Final = 4096  # kept where the disk is full
+_CHECK_SECONDS: Final = 60.0  # between two checks that the file did not change
+
+ByteRange = tuple[int, int]
+
+
+def default_cache() -> Path:
+    """Return the folder for copies of remote datasets, of this user on this machine."""
+    return Path(tempfile.gettempdir()) / f"mega-object-storage-{os.getuid()}"
+
+
+class RemoteDatasetFiles:
+    """The local copies of a remote dataset's small files.
+
+    Attributes:
+        index, info: the copies of PREFIX.idx and PREFIX.json; `info` may not exist.
+        payload: the .bin.
+    """
+
+    def __init__(self, prefix: RemotePath, cache: Path) -> None:
+        """Copy the files that are not there yet.
+
+        Raises:
+            ConfigError: a library for the URL is not installed.
+            FormatError: PREFIX.idx or PREFIX.bin is missing.
+            MegaError: the place cannot be reached, or the folder cannot be written.
+        """
+        check_libraries(str(prefix), prefix, install_hint("mega-data", "remote"))
+        remote_index, remote_payload = sibling(prefix, ".idx"), sibling(prefix, ".bin")
+        assert isinstance(remote_payload, RemotePath)
+        stats = []
+        for path in (remote_index, remote_payload):
+            try:
+                stats.append(path.stat())
+            except FileNotFoundError:
+                raise FormatError(path, "no such file", wanted="PREFIX.idx and PREFIX.bin") from None
+        versions = [(stat.st_size, stat.st_mtime_ns) for stat in stats]
+        digest = hashlib.sha256(repr((str(prefix), versions)).encode()).hexdigest()[:16]
+        self.folder = cache / f"{prefix.name}-{digest}"
+        self.index = self.folder / "index.idx"
+        self.info = self.folder / "info.json"
+        self.tokenizer = self.folder / "tokenizer"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if self.folder.stat().st_uid != os.getuid():
+                raise PermissionError(errno.EPERM, "belongs to another user")
+            with (self.folder / "lock").open("wb") as lock:
+                lock_file(lock.fileno(), self.folder, wait=True)  # other ranks wait for the first
+                self._copy(prefix, remote_index)
+        except OSError as error:
+            raise _cache_error(self.folder, error) from None
+        self.payload = RemotePayload(remote_payload, self.folder)
+
+    def _copy(self, prefix: RemotePath, remote_index: Path) -> None:
+        """Copy the small files; the index last, which says that all are there."""
+        if self.index.is_file():
+            return
+        info = sibling(prefix, ".json")
+        if info.is_file():
+            _copy_file(info, self.info)
+        if prefix.scheme not in ("http", "https"):  # they have no folders
+            folder = f"{sibling(prefix, '.tokenizer')}/"
+            for path in find_remote_files(folder, lambda name: "/" not in name):
+                self.tokenizer.mkdir(exist_ok=True)
+                _copy_file(path, self.tokenizer / path.name)
+        _copy_file(remote_index, self.index)
+
+
+class RemotePayload:
+    """The bytes of a remote .bin. Reads and prefetches may come from several threads.
+
+    Attributes:
+        nbytes: its size.
+    """
+
+    def __init__(self, path: RemotePath, folder: Path) -> None:
+        """Open the cache of a .bin in a folder.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        self._path = path
+        self._folder = folder
+        self.nbytes: int = path.stat().st_size
+        self._blocks_file = os.open(folder / "blocks", os.O_RDWR | os.O_CREAT, 0o600)
+        self._sums_file = os.open(folder / "checksums", os.O_RDWR | os.O_CREAT, 0o600)
+        self._lock = Lock()
+        self._requests: dict[int, Future[None]] = {}  # by block
+        self._memory: OrderedDict[int, bytes] = OrderedDict()  # blocks that the disk has no space for
+        self._is_checked = np.zeros(-(-self.nbytes // BLOCK), np.bool_)  # blocks on disk that are right
+        self._next_check = time.monotonic() + _CHECK_SECONDS
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="remote-dataset")
+
+    def __del__(self) -> None:
+        for name in ("_blocks_file", "_sums_file"):
+            if name in self.__dict__:
+                os.close(self.__dict__[name])
+
+    def read(self, begin: int, end: int) -> bytes:
+        """Return bytes `begin` to `end`.
+
+        Raises:
+            MegaError: the place cannot be reached, or the file changed there.
+        """
+        if begin >= end:
+            return b""
+        first, last = begin // BLOCK, (end - 1) // BLOCK + 1
+        if last - first > _MAX_READ:
+            middle = (first + _MAX_READ) * BLOCK
+            return self.read(begin, middle) + self.read(middle, end)
+        while True:
+            requests = self._request_blocks(range(first, last))
+            for request in requests:
+                request.result()
+            parts = [self._load_block(block) for block in range(first, last)]
+            if all(part is not None for part in parts):
+                break
+        data = b"".join(part for part in parts if part is not None)
+        return data[begin - first * BLOCK : end - first * BLOCK]
+
+    def prefetch(self, ranges: Iterable[ByteRange]) -> None:
+        """Begin to read ranges of bytes; errors are raised by `read`."""
+        blocks = {
+            block
+            for begin, end in ranges
+            if begin < end
+            for block in range(begin // BLOCK, (end - 1) // BLOCK + 1)
+        }
+        self._request_blocks(sorted(blocks))
+
+    def _request_blocks(self, blocks: Sequence[int]) -> list[Future[None]]:
+        """Request the blocks that are missing, and return the requests on which the blocks depend."""
+        missing = [block for block in blocks if not self._has_block(block)]
+        with self._lock:
+            new = [block for block in missing if block not in self._requests]
+            for run in _consecutive(new):
+                future = self._threads.submit(self._fetch_blocks, run)
+                self._requests.update(dict.fromkeys(run, future))
+            return list(dict.fromkeys(self._requests[block] for block in missing if block in self._requests))
+
+    def _fetch_blocks(self, blocks: range) -> None:
+        """Read consecutive blocks from the store and keep them."""
+        begin, end = blocks.start * BLOCK, min(blocks.stop * BLOCK, self.nbytes)
+        try:
+            data = read_range(self._path, begin, end)
+            if time.monotonic() > self._next_check:
+                self._next_check = time.monotonic() + _CHECK_SECONDS
+                check_unchanged(self._path)
+            for block in blocks:
+                first = block * BLOCK - begin
+                self._store_block(block, data[first : first + BLOCK])
+        finally:
+            with self._lock:
+                for block in blocks:
+                    del self._requests[block]
+
+    def _store_block(self, block: int, data: bytes) -> None:
+        try:
+            write_at(self._blocks_file, memoryview(data), block * BLOCK)
+            checksum = np.uint64(zlib.crc32(data) + 1).tobytes()
+            write_at(self._sums_file, memoryview(checksum), block * len(checksum))
+            self._is_checked[block] = True
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise _cache_error(self._folder, error) from None
+            with self._lock:
+                if not self._memory:
+                    log.warning("%s is full: further tokens of %s are not kept", self._folder, self._path)
+                self._memory[block] = data
+                while len(self._memory) > _MEMORY_BLOCKS:
+                    self._memory.popitem(last=False)
+
+    def _has_block(self, block: int) -> bool:
+        return bool(self._is_checked[block]) or block in self._memory or self._load_block(block) is not None
+
+    def _load_block(self, block: int) -> bytes | None:
+        """Return a block that is on disk or in memory, else None."""
+        with self._lock:
+            if (data := self._memory.get(block)) is not None:
+                return data
+        size = min(BLOCK, self.nbytes - block * BLOCK)
+        if self._is_checked[block]:
+            return os.pread(self._blocks_file, size, block * BLOCK)
+        checksum = os.pread(self._sums_file, 8, block * 8)
+        if len(checksum) < 8 or not (wanted := int(np.frombuffer(checksum, np.uint64)[0])):
+            return None
+        data = os.pread(self._blocks_file, size, block * BLOCK)
+        if zlib.crc32(data) + 1 != wanted:
+            return None
+        self._is_checked[block] = True
+        return data
+
+
+class RemoteTokens:
+    """The ids of a remote .bin, sliced as an array of them.
+
+    Attributes:
+        nbytes: size of the .bin.
+    """
+
+    def __init__(self, payload: RemotePayload, dtype: np.dtype[Any]) -> None:
+        self.payload = payload
+        self.dtype = dtype
+        self.nbytes = payload.nbytes
+
+    def __getitem__(self, ids: slice) -> NDArray[Any]:
+        begin, end = ids.start * self.dtype.itemsize, ids.stop * self.dtype.itemsize
+        return np.frombuffer(self.payload.read(begin, end), self.dtype)
+
+
+def _consecutive(blocks: Sequence[int]) -> Iterator[range]:
+    """Yield sorted blocks as ranges of consecutive ones, each for a request."""
+    first = 0
+    for i in range(1, len(blocks) + 1):
+        if i == len(blocks) or blocks[i] != blocks[i - 1] + 1 or i - first == _MAX_RANGE:
+            yield range(blocks[first], blocks[i - 1] + 1)
+            first = i
+
+
+def _copy_file(source: Path, target: Path) -> None:
+    with atomic_write(target) as partial, source.open("rb") as remote, partial.open("wb") as local:
+        shutil.copyfileobj(remote, local, 1 << 22)
+
+
+def _cache_error(folder: Path, error: OSError) -> MegaError:
+    return MegaError(
+        folder,
+        "tokens of a remote dataset cannot be kept here",
+        found=error.strerror,
+        hint="--object-storage-cache-path FOLDER",
+    )

@@ -37,7 +37,7 @@ from mega_data.encode_worker import BlockEncoder, EncodedBlock
 from mega_data.error_limit import error_counts
 from mega_data.jsonl_shards import file_states
 from mega_data.merge import copy_bytes
-from mega_data.readers.blocks import Block, DamagedBlock, RowError, damage_notice
+from mega_data.readers.blocks import Block, DamagedBlock, RowError
 from mega_data.readers.inputs import HUB_FORMAT, InputFile
 from mega_data.readers.ranges import InputRange, count_rows_before, read_range
 from mega_data.readers.streams import BLOCK_BYTES
@@ -113,7 +113,10 @@ class EncodingTasks:
             starts.setdefault(part.input, []).append(part.start)
         states = file_states([item.path for item in self.inputs])
         wanted = {
-            "inputs": [[*state, cuts] for state, cuts in zip(states, starts.values(), strict=True)],
+            "inputs": [
+                [*state, cuts, item.adapter.code if item.adapter else ""]
+                for state, cuts, item in zip(states, starts.values(), self.inputs, strict=True)
+            ],
             "formats": [item.format for item in self.inputs],
             "datasets": [info.to_dict() for info in self.infos],
             "index-format": self.index_format,
@@ -156,7 +159,7 @@ class EncodingTasks:
                     if not self.skip or error.is_fatal:
                         raise _row_error(part, error, rows)
                     first = first or f"{_row_place(part, rows + error.row + 1)}, {error.what}"
-                    damaged = damaged or (damage_notice(part.item.path, error) if error.ends_file else "")
+                    damaged = damaged or (error.damage_notice(part.item.path) if error.ends_file else "")
                     row = error.to_json(part.item.path, (part.first_row or 0) + rows + 1)
                     files[-1].write(json.dumps(row, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
                 for dataset, documents in zip(datasets, block.keys, strict=True):

@@ -43,6 +43,7 @@ class Options:
         max_errors: maximum of skipped rows; a resumed run may have another limit.
         unit: unit of a document of plain text, see readers.streams.
         index_format: one of INDEX_FORMATS.
+        adapter: name of the function that converts the rows of the inputs, see readers.adapters; "" for none.
         special_tokens: add to each sequence the tokens of a HuggingFaceTokenizer's post-processor, such as
             BOS.
         parse_special_tokens: encode special tokens in a text as their ids.
@@ -58,6 +59,7 @@ class Options:
     special_tokens: bool = True
     parse_special_tokens: bool = False
     max_errors: ErrorLimit = ErrorLimit()
+    adapter: str = ""
 
     def to_json(self, key: str) -> dict[str, object]:
         """Return the options for PREFIX.json: those that change the content of a dataset."""
@@ -66,6 +68,8 @@ class Options:
             values |= {"split_sentences": self.language, "keep_newlines": self.keep_newlines}
         if self.unit != "file":
             values["text_unit"] = self.unit
+        if self.adapter:
+            values["adapter"] = self.adapter
         if self.parse_special_tokens:
             values["parse_special_tokens"] = True
         return values

@@ -18,7 +18,7 @@ from mega_data.encode_worker import EncodedBlock
 from mega_data.encoding_plan import INDEX_FORMATS, EncodingPlan, Options, check_options, dataset_prefixes
 from mega_data.input_stream import InputStream
 from mega_data.process_pool import ProcessPool
-from mega_data.readers.blocks import QUARANTINE_KEYS, damage_notice
+from mega_data.readers.blocks import QUARANTINE_KEYS
 from mega_data.readers.inputs import HUB_FORMAT, InputFile, format_of_name
 from mega_data.readers.streams import BLOCK_BYTES
 from mega_data.resumable_output import ResumableOutput, is_unfinished
@@ -208,15 +208,16 @@ def _write_blocks(
         path = inputs[block.input].path
         point = output.resume_point
         first_row = 1 + (point.rows if block.input == point.input else 0)
-        if block.errors and (not options.skip or block.errors[0].is_fatal):
+        errors = (error for error in block.errors if not options.skip or error.is_fatal)
+        if (error := next(errors, None)) is not None:
             hint = "correct or delete the line, or skip such lines: --on-error skip"
-            raise block.errors[0].error(path, first_row, hint)
+            raise error.error(path, first_row, hint)
         output.start_input(block.input)
         for key, documents in enumerate(block.keys):
             output.add(key, documents)
         for row_error in block.errors:
             if row_error.ends_file:
-                log.warning("%s: the rest of it is skipped", damage_notice(path, row_error))
+                log.warning("%s: the rest of it is skipped", row_error.damage_notice(path))
             output.quarantine(row_error.to_json(path, first_row))
         output.resume_point = InputPosition(
             input=block.input,

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-import traceback
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from hashlib import blake2b
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from mega_data.clean.step import Row, RowFunction, Verdict
 from mega_data.readers.nested_keys import value_or_none
 from mega_data.texts import dump_line
+from mega_data.user_function import describe_error, hash_module, import_function
 from mega_schema.errors import ConfigError, FormatError, MegaError
 
 _NO_REASON = "by the function"
@@ -48,7 +43,7 @@ class PythonStep:
 
     def start(self) -> RowFunction:
         where = f"step python: {self.function}"
-        function = _import_function(self.function)
+        function = _open_function(self.function)
 
         def work(row: Row) -> Verdict:
             try:
@@ -56,7 +51,7 @@ class PythonStep:
             except MegaError:
                 raise
             except Exception as error:
-                raise DocumentError(where, "raised an error", found=_describe(error)) from error
+                raise DocumentError(where, "raised an error", found=describe_error(error)) from error
             if result is None or isinstance(result, str):
                 return result or _NO_REASON
             if not isinstance(result, dict):
@@ -74,30 +69,10 @@ class PythonStep:
 
     def with_code(self) -> PythonStep:
         """Return the step with the hash of its module's file."""
-        module = self.function.partition(":")[0]
-        origin = _find_origin(module) if module else None
-        if origin is None or not origin.is_file():
-            return self
-        return replace(self, code=blake2b(origin.read_bytes(), digest_size=16).hexdigest())
+        return replace(self, code=hash_module(self.function)) if self.function.partition(":")[0] else self
 
 
-def _find_origin(module: str) -> Path | None:
-    """Return the file of a module, if it has one."""
-    _add_current_folder()
-    try:
-        spec = find_spec(module)
-    except (ImportError, ValueError):
-        return None
-    return Path(spec.origin) if spec is not None and spec.origin is not None else None
-
-
-def _add_current_folder() -> None:
-    """Make modules of the current folder importable, as `python -m` does; a program's own folder is not."""
-    if (folder := str(Path.cwd())) not in sys.path:
-        sys.path.append(folder)
-
-
-def _import_function(name: str) -> Callable[[dict[str, Any]], object]:
+def _open_function(name: str) -> Callable[..., object]:
     """Import MODULE:FUNCTION.
 
     Raises:
@@ -112,25 +87,7 @@ def _import_function(name: str) -> Callable[[dict[str, Any]], object]:
             wanted="MODULE:FUNCTION",
             hint="--step python:my_filters:drop_tables",
         )
-    _add_current_folder()
-    try:
-        module = import_module(module_name)
-    except Exception as error:
-        what = "the module cannot be imported"
-        hint = f"it is looked for in {Path.cwd()} and in the installed packages"
-        raise ConfigError(f"step python: {name}", what, found=_describe(error), hint=hint) from error
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        what = f"{module_name} has no such function"
-        raise ConfigError(f"step python: {name}", what, found=function_name)
-    return function  # type: ignore[no-any-return]
-
-
-def _describe(error: Exception) -> str:
-    """Describe an error of the user's code in one line, with the place that raised it."""
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}{place}"
+    return import_function(f"step python: {name}", name)
 
 
 def _is_text(value: object) -> bool:

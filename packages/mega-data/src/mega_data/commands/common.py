@@ -14,6 +14,7 @@ from mega_schema.app.progress import ProgressBar, progress_bar
 
 if TYPE_CHECKING:
     from mega_data.error_limit import ErrorCount, ErrorLimit
+    from mega_data.readers.adapters import Adapter
     from mega_data.task_stages import TaskResult, TaskStage
 
 EXISTING = LocalPath(exists=True, dir_okay=False)
@@ -32,6 +33,23 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 def inputs_option(help_text: str) -> Callable[[Command], Command]:
     """Build `--input` of the commands whose tasks are files."""
     return click.option("--input", "inputs", multiple=True, required=True, help=help_text)
+
+
+def adapter_option(command: Command) -> Command:
+    """Add `--adapter` to a command that reads rows."""
+    text = "Function that converts a row (dict) of a file (path) to a document, or to None to leave it out."
+    return click.option("--adapter", metavar="python:MODULE:FUNCTION", help=text)(command)
+
+
+def open_adapter(text: str | None) -> Adapter | None:
+    """Open the adapter that the flag names, None for none.
+
+    Raises:
+        ConfigError: there is no such function.
+    """
+    from mega_data.readers.adapters import Adapter
+
+    return None if text is None else Adapter.parse(text)
 
 
 def max_errors_option(rows: str, share: str = "of all") -> Callable[[Command], Command]:

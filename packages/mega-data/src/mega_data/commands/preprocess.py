@@ -13,9 +13,11 @@ from mega_data.commands.common import (
     LAST_CALL_HELP,
     WORKERS,
     RepeatableOptionCommand,
+    adapter_option,
     error_limit,
     exit_if_nothing_left,
     max_errors_option,
+    open_adapter,
     warn_replaced,
     warn_skipped,
 )
@@ -57,6 +59,7 @@ def _modules_to_import(tokenizer_type: str) -> tuple[str, ...]:
     type=click.Choice(["jsonl", "text", "table", "csv"]),
     help="Format of the inputs.  [default: by extension]",
 )
+@adapter_option
 @click.option(
     "--text-unit",
     type=click.Choice(["file", "paragraph", "line"]),
@@ -171,6 +174,7 @@ def _modules_to_import(tokenizer_type: str) -> tuple[str, ...]:
 def preprocess(
     words: tuple[str, ...],
     input_format: str | None,
+    adapter: str | None,
     text_unit: str,
     output_prefix: Path,
     tokenizer_type: str,
@@ -198,7 +202,8 @@ def preprocess(
     with ProcessPool(1 if executor else workers, _modules_to_import(tokenizer_type)) as processes:
         from mega_data.readers.inputs import expand_inputs
 
-        inputs = expand_inputs(words, input_format)
+        function = open_adapter(adapter)
+        inputs = expand_inputs(words, input_format, adapter=function)
         tokenizer = _open_tokenizer(tokenizer_type, values)
         from mega_data.encoding_plan import Options
         from mega_data.preprocess import check_outputs
@@ -214,6 +219,7 @@ def preprocess(
             special_tokens=special_tokens,
             parse_special_tokens=parse_special_tokens,
             max_errors=error_limit(on_error, max_errors),
+            adapter=function.function if function else "",
         )
         for prefix in check_outputs(inputs, output_prefix, options):
             warn_replaced(prefix)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from mega_data.commands.common import RepeatableOptionCommand
+from mega_data.commands.common import RepeatableOptionCommand, adapter_option, open_adapter
 from mega_data.commands.preprocess import INPUT_HELP
 from mega_schema.app.output_option import OUTPUT_FOLDER
 
@@ -24,9 +24,16 @@ from mega_schema.app.output_option import OUTPUT_FOLDER
     help="Folder for the tokenizer: new, empty, or with a tokenizer.",
 )
 @click.option("--json-key", default="text", help="Key of the text; meta.text: text in the object meta.")
+@adapter_option
 @click.option("--lowercase", is_flag=True, help="Fold case and accents, as BERT uncased; wordpiece only.")
 def train_tokenizer(
-    words: tuple[str, ...], kind: str, vocab_size: int, output: Path, json_key: str, lowercase: bool
+    words: tuple[str, ...],
+    kind: str,
+    vocab_size: int,
+    output: Path,
+    json_key: str,
+    adapter: str | None,
+    lowercase: bool,
 ) -> None:
     """Train a tokenizer on text: GPT-2's byte-level BPE, BERT's WordPiece, or a unigram.
 
@@ -39,7 +46,7 @@ def train_tokenizer(
     from mega_data.train_tokenizer import describe, save, train
     from mega_schema.outputs import check_output, is_tokenizer
 
-    inputs = expand_inputs(words)
+    inputs = expand_inputs(words, adapter=open_adapter(adapter))
     files = [item.path for item in inputs if not item.is_stdin]
     check_output("--output", output, "folder", inputs=files, is_ours=is_tokenizer)
     tokenizer = run_interruptible(

@@ -22,11 +22,12 @@ _BUFFER_BYTES = 1 << 20  # of a column's file bytes
 
 
 def read_table_blocks(
-    path: Path, start: int, keys: Sequence[str], size: int, end: int | None = None
+    path: Path, start: int, keys: Sequence[str] | None, size: int, end: int | None = None
 ) -> Iterator[Block]:
     """Yield the columns `keys` of the rows from number `start`, about `size` bytes a block.
 
     Args:
+        keys: None is all columns.
         end: the first row of a row group of a Parquet file, at which to stop; None is the end of the file.
 
     Raises:
@@ -42,7 +43,9 @@ def read_table_blocks(
             consumed = position
 
 
-def read_hub_blocks(dataset: HubDataset, start: int, keys: Sequence[str], size: int) -> Iterator[Block]:
+def read_hub_blocks(
+    dataset: HubDataset, start: int, keys: Sequence[str] | None, size: int
+) -> Iterator[Block]:
     """Yield the blocks of a dataset by its name, as `read_table_blocks` does of a file.
 
     Raises:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -53,6 +54,9 @@ class RowError:
         """Convert to the values of a line of a quarantine file."""
         return quarantine_row(path, first + self.row, self.what, self.values(), self.raw)
 
+    def damage_notice(self, path: Path) -> str:
+        return f"{path}: {self.what}: found {self.found}"
+
     def values(self) -> dict[str, str]:
         """Return the values found and wanted, if known."""
         values = {"found": self.found, "wanted": self.wanted}
@@ -91,6 +95,20 @@ class Rows:
     errors: list[RowError] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class Objects:
+    """The rows of a block as objects, for an adapter.
+
+    Attributes:
+        count, size: as in Rows.
+        items: number in the block, from 0, of each row that is not blank, and its values or its error.
+    """
+
+    count: int
+    size: int
+    items: list[tuple[int, dict[str, Any] | RowError]]
+
+
 class Block(Protocol):
     """Part of an input.
 
@@ -107,6 +125,8 @@ class Block(Protocol):
 
     def rows(self, keys: Sequence[str]) -> Rows: ...
 
+    def objects(self) -> Objects: ...
+
 
 @dataclass(frozen=True, slots=True)
 class JsonLines:
@@ -119,13 +139,9 @@ class JsonLines:
     data: bytes | None = None
 
     def rows(self, keys: Sequence[str]) -> Rows:
-        data = self.data
-        if data is None:
-            try:
-                data = self._read()
-            except OSError as error:
-                reason, wanted = error.strerror or type(error).__name__, "a readable file"
-                return Rows(errors=[RowError(0, "not readable", reason, wanted, is_fatal=True)])
+        data = self._load()
+        if isinstance(data, RowError):
+            return Rows(errors=[data])
         rows = Rows(0, len(data))
         view = memoryview(data)
         position = 0
@@ -153,6 +169,27 @@ class JsonLines:
                 rows.numbers.append(number)
                 rows.texts.append(texts)
         return rows
+
+    def objects(self) -> Objects:
+        data = self._load()
+        if isinstance(data, RowError):
+            return Objects(0, 0, [(0, data)])
+        lines = data.split(b"\n")
+        count = len(lines) - (not lines[-1])
+        parsed = ((number, _parse_object(number, line, "an object")) for number, line in enumerate(lines))
+        return Objects(
+            count, len(data), [(number, values) for number, values in parsed if values is not None]
+        )
+
+    def _load(self) -> bytes | RowError:
+        """Return the bytes, or why they cannot be read."""
+        if self.data is not None:
+            return self.data
+        try:
+            return self._read()
+        except OSError as error:
+            reason, wanted = error.strerror or type(error).__name__, "a readable file"
+            return RowError(0, "not readable", reason, wanted, is_fatal=True)
 
     def _read(self) -> bytes:
         with self.path.open("rb") as file:
@@ -190,6 +227,9 @@ class PlainText:
         rows.count = self.data.count(b"\n") + (not self.data.endswith(b"\n"))
         return rows
 
+    def objects(self) -> Objects:
+        return _text_objects(self.rows(("text",)))
+
     def _parts(self) -> list[tuple[int, bytes]]:
         """Return each part with the number of its first line, from 0."""
         begins_file = self.end == len(self.data)
@@ -216,9 +256,7 @@ class TableBlock:
     data: bytes
 
     def rows(self, keys: Sequence[str]) -> Rows:
-        pyarrow = import_module("pyarrow")
-        with pyarrow.ipc.open_stream(io.BytesIO(self.data)) as stream:
-            table = stream.read_all()
+        table = self._table()
         columns = [_column(table, key).to_pylist() for key in keys]
         rows = Rows(table.num_rows, table.nbytes)
         for number, values in enumerate(zip(*columns, strict=True)):
@@ -229,6 +267,14 @@ class TableBlock:
                 rows.numbers.append(number)
                 rows.texts.append(values)
         return rows
+
+    def objects(self) -> Objects:
+        table = self._table()
+        return Objects(table.num_rows, table.nbytes, list(enumerate(table.to_pylist())))
+
+    def _table(self) -> Any:
+        with import_module("pyarrow").ipc.open_stream(io.BytesIO(self.data)) as stream:
+            return stream.read_all()
 
 
 def _column(table: Any, key: str) -> Any:
@@ -252,10 +298,15 @@ class DamagedBlock:
         wanted = "a complete file; the rest of it is skipped"
         return Rows(errors=[RowError(0, self.what, self.found, wanted, ends_file=True)])
 
+    def objects(self) -> Objects:
+        return _text_objects(self.rows(()))
 
-def damage_notice(path: Path, error: RowError) -> str:
-    """Describe a damaged file whose rest is skipped."""
-    return f"{path}: {error.what}: found {error.found}"
+
+def _text_objects(rows: Rows) -> Objects:
+    """Return rows of one text each as objects with the key "text"."""
+    items: list[tuple[int, dict[str, Any] | RowError]] = [(error.row, error) for error in rows.errors]
+    items += [(number, {"text": text}) for number, (text,) in zip(rows.numbers, rows.texts, strict=True)]
+    return Objects(rows.count, rows.size, sorted(items, key=itemgetter(0)))
 
 
 def parse_json(line: bytes) -> Any:
@@ -281,6 +332,14 @@ def _parse_texts(
     number: int, line: bytes, keys: Sequence[str]
 ) -> tuple[TextOrSentences, ...] | RowError | None:
     """Parse the texts on a line; None for a blank one."""
+    values = _parse_object(number, line, f"an object with {_quote_keys(keys)}")
+    if values is None or isinstance(values, RowError):
+        return values
+    return find_texts(number, values, keys, line)
+
+
+def _parse_object(number: int, line: bytes, wanted: str) -> dict[str, Any] | RowError | None:
+    """Parse the object on a line; None for a blank one."""
     try:
         values = parse_json(line)
     except orjson.JSONDecodeError as error:
@@ -291,8 +350,19 @@ def _parse_texts(
             number, "not JSON", f"{error.msg} at column {error.colno}", "one object per line, in UTF-8", line
         )
     if not isinstance(values, dict):
-        wanted = f"an object with {_quote_keys(keys)}"
         return _line_error(number, "not a JSON object", type(values).__name__, wanted, line)
+    return values
+
+
+def find_texts(
+    number: int, values: Mapping[str, Any], keys: Sequence[str], row: bytes | str
+) -> tuple[TextOrSentences, ...] | RowError:
+    """Return the texts of an object under the keys.
+
+    Args:
+        number: number of the row in its block, from 0.
+        row: the row itself, for an error.
+    """
     texts = list[Any]()
     for key in keys:
         try:
@@ -300,13 +370,13 @@ def _parse_texts(
         except KeyError:
             names = ", ".join(list(values)[:8]) or "no keys"
             return _line_error(
-                number, f"no key {key!r}", names, f"{_quote_keys(keys)} (see --json-keys)", line
+                number, f"no key {key!r}", names, f"{_quote_keys(keys)} (see --json-keys)", row
             )
     row_error = _value_error(number, keys, texts)
     return (
         tuple(texts)
         if row_error is None
-        else _line_error(number, row_error.what, row_error.found, row_error.wanted, line)
+        else _line_error(number, row_error.what, row_error.found, row_error.wanted, row)
     )
 
 
@@ -321,8 +391,9 @@ def _value_error(number: int, keys: Sequence[str], values: Sequence[Any]) -> Row
     return None
 
 
-def _line_error(number: int, what: str, found: str, wanted: str, line: bytes) -> RowError:
-    return RowError(number, what, found, wanted, line.decode("utf-8", "replace"))
+def _line_error(number: int, what: str, found: str, wanted: str, line: bytes | str) -> RowError:
+    raw = line if isinstance(line, str) else line.decode("utf-8", "replace")
+    return RowError(number, what, found, wanted, raw)
 
 
 def _quote_keys(keys: Sequence[str]) -> str:

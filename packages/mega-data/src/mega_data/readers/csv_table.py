@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Any, Final
 
 import orjson
 
-from mega_data.readers.blocks import Block, RowError, Rows
+from mega_data.readers.blocks import Block, Objects, RowError, Rows
 from mega_data.readers.compression import open_decompressed, strip_extension
 from mega_data.readers.magic import BOM
 from mega_schema.errors import FormatError
@@ -56,6 +56,15 @@ class CsvBlock:
                 rows.texts.append(tuple(fields[column] for column in columns))
         rows.count = self.count_lines()
         return rows
+
+    def objects(self) -> Objects:
+        items: list[tuple[int, dict[str, Any] | RowError]] = []
+        for number, fields in self.read():
+            if isinstance(fields, RowError):
+                items.append((number, fields))
+            else:
+                items.append((number, dict(zip(self.header, fields, strict=True))))
+        return Objects(self.count_lines(), len(self.data), items)
 
     def count_lines(self) -> int:
         """Return the number of lines, including those of a header in front of the block."""

@@ -67,8 +67,8 @@ class HubDataset:
         with self._report_errors():
             return str(self._builder().hash)
 
-    def batches(self, keys: Sequence[str], start: int) -> Iterator[Any]:
-        """Yield the columns `keys` of the rows from number `start`, as Arrow record batches.
+    def batches(self, keys: Sequence[str] | None, start: int) -> Iterator[Any]:
+        """Yield the columns `keys`, or all, of the rows from number `start`, as Arrow record batches.
 
         Raises:
             ConfigError: there is no such dataset, split or column, or the hub cannot be reached.
@@ -83,13 +83,15 @@ class HubDataset:
             else:
                 rows = builder.as_streaming_dataset(split=self.split)
                 rows = rows.skip(start) if start else rows
-            names = list(rows.column_names or keys)
-        columns = dict.fromkeys(key if key in names else key.partition(".")[0] for key in keys)
+            names = list(rows.column_names or keys or ())
+        heads = (key if key in names else key.partition(".")[0] for key in keys or ())
+        columns = dict.fromkeys(names if keys is None else heads)
         if missing := [key for key in columns if key not in names]:
             found = ", ".join(names)
             raise ConfigError(self.word, f"no column {missing[0]!r}", found=found, hint="see --json-keys")
         try:
-            for table in rows.select_columns(list(columns)).with_format("arrow").iter(1000):
+            rows = rows.select_columns(list(columns)) if columns else rows
+            for table in rows.with_format("arrow").iter(1000):
                 yield from table.to_batches()
         except Exception as error:  # errors of many protocols without a common base class
             hint = "run the same command again to resume"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
+from mega_data.readers.adapters import Adapter
 from mega_data.readers.compression import strip_extension
 from mega_data.readers.file_tree import DROPPED, QUARANTINE, REPORT, FileResolver
 from mega_data.readers.hub import HUB_PREFIX, HubDataset
@@ -53,10 +54,12 @@ class InputFile:
 
     Attributes:
         format: one of INPUT_FORMATS, or HUB_FORMAT.
+        adapter: converts its rows to documents; None: they are documents.
     """
 
     path: Path
     format: str
+    adapter: Adapter | None = None
 
     @property
     def is_stdin(self) -> bool:
@@ -83,11 +86,12 @@ class InputFile:
         return 0 if self.is_stream or self.format == HUB_FORMAT else self.path.stat().st_size
 
     def state(self) -> list[str | int]:
-        """Return the identity of the content: path, size and mtime of a file."""
+        """Return the identity of the content: path, size and mtime of a file; and the adapter's code."""
+        code = [self.adapter.code] if self.adapter else []
         if self.format == HUB_FORMAT:
-            return [str(self.path), self.hub_dataset.state()]
+            return [str(self.path), self.hub_dataset.state(), *code]
         stat = self.path.stat()
-        return [str(self.path.resolve()), stat.st_size, stat.st_mtime_ns, self.format]
+        return [str(self.path.resolve()), stat.st_size, stat.st_mtime_ns, self.format, *code]
 
     def version(self) -> FileVersion:
         """Return size, inode and mtime of a file; () if it is missing, a stream or a hub dataset."""
@@ -104,13 +108,17 @@ class InputFile:
 
 
 def expand_inputs(
-    words: Sequence[str], file_format: str | None = None, wanted: str = WANTED_INPUT
+    words: Sequence[str],
+    file_format: str | None = None,
+    wanted: str = WANTED_INPUT,
+    adapter: Adapter | None = None,
 ) -> list[InputFile]:
     """Return the files that the words name, in order; those of a glob or a folder sorted by name.
 
     Args:
         file_format: format of all files; None uses the extension of each name, else JSON lines.
         wanted: description of valid words, for the error message.
+        adapter: converts the rows of all files.
 
     Raises:
         ConfigError: a word names no file, or one of an unsupported format; see `readers.file_tree`.
@@ -126,7 +134,7 @@ def expand_inputs(
             for path in files.resolve(word):
                 inputs[str(path)] = _check_head(InputFile(path, file_format or format_of_name(path)))
     files.log_repeats()
-    return list(inputs.values())
+    return [replace(item, adapter=adapter) for item in inputs.values()]
 
 
 def _check_head(item: InputFile) -> InputFile:

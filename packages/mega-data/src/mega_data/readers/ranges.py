@@ -14,7 +14,7 @@ from mega_data.readers.blocks import Block, JsonLines
 from mega_data.readers.compression import DamagedRange, TextPiece, damage_error, open_counted, read_pieces
 from mega_data.readers.frames import range_starts
 from mega_data.readers.inputs import InputFile
-from mega_data.readers.streams import MAX_TEXT_BYTES, line_too_long, read_blocks
+from mega_data.readers.streams import MAX_TEXT_BYTES, adapt_blocks, line_too_long, read_blocks
 from mega_data.readers.versions import check_unchanged, report_unreadable
 from mega_schema.errors import CorruptFileError, FormatError
 from mega_schema.remote_files import is_remote
@@ -122,15 +122,18 @@ def read_range(part: InputRange, keys: Sequence[str], size: int, unit: str) -> I
     Raises:
         FormatError, ConfigError: as `streams.read_blocks`.
     """
+    if part.is_whole:
+        yield from read_blocks(part.item, keys=keys, size=size, unit=unit)
+        return
     with report_unreadable(part.item.path):
-        if part.is_whole:
-            yield from read_blocks(part.item, keys=keys, size=size, unit=unit)
-        elif part.item.format == "table":
-            yield from read_table_blocks(part.item.path, part.start, keys, size, part.end)
+        if part.item.format == "table":
+            columns = None if part.item.adapter else keys
+            blocks = read_table_blocks(part.item.path, part.start, columns, size, part.end)
         elif part.item.compression:
-            yield from _read_compressed_lines(part, size)
+            blocks = _read_compressed_lines(part, size)
         else:
-            yield from _read_lines(part, size)
+            blocks = _read_lines(part, size)
+        yield from adapt_blocks(part.item, blocks)
 
 
 def count_rows_before(part: InputRange) -> int | None:

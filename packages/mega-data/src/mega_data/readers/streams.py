@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from mega_data.readers.adapters import AdaptedBlock
 from mega_data.readers.blocks import Block, JsonLines, PlainText
 from mega_data.readers.compression import decompress, open_counted
 from mega_data.readers.csv_table import read_csv_blocks
@@ -37,10 +38,19 @@ def read_blocks(
         ConfigError: a library that the format needs is not installed.
     """
     with report_unreadable(item.path):
-        yield from _read_blocks(item, start, keys, size, unit)
+        blocks = _read_blocks(item, start, None if item.adapter else keys, size, unit)
+        yield from adapt_blocks(item, blocks)
 
 
-def _read_blocks(item: InputFile, start: int, keys: Sequence[str], size: int, unit: str) -> Iterator[Block]:
+def adapt_blocks(item: InputFile, blocks: Iterator[Block]) -> Iterator[Block]:
+    """Yield the blocks of an input as its adapter converts them."""
+    adapter = item.adapter
+    return blocks if adapter is None else (AdaptedBlock(block, adapter, item.path) for block in blocks)
+
+
+def _read_blocks(
+    item: InputFile, start: int, keys: Sequence[str] | None, size: int, unit: str
+) -> Iterator[Block]:
     if item.format == "table":
         from mega_data.readers.arrow import read_table_blocks
 

@@ -85,6 +85,15 @@ OUTPUTS = {
     "mega-data merge --output-prefix": Output(
         "--output-prefix", "prefix", "--datasets corpus_text_document", ("corpus_text_document",), DATASET
     ),
+    "mega-data mix --output": Output(
+        "--output", "folder", "--data-path corpus_text_document", ("corpus_text_document.bin",)
+    ),
+    "mega-data mix --work-dir": Output(
+        "--work-dir",
+        "folder",
+        "--data-path corpus_text_document --output new",
+        ("corpus_text_document.bin",),
+    ),
     "mega-data convert --output-prefix": Output(
         "--output-prefix", "prefix", "corpus_text_document --to cached", ("corpus_text_document",), DATASET
     ),

@@ -15,6 +15,7 @@ from mega_data.commands.dedup import dedup
 from mega_data.commands.extract import extract
 from mega_data.commands.inspect import inspect, verify
 from mega_data.commands.merge import merge
+from mega_data.commands.mix import mix
 from mega_data.commands.preprocess import preprocess
 from mega_data.commands.train_tokenizer import train_tokenizer
 from mega_schema.app.cli_runner import raise_at_sigterm, run_command
@@ -77,6 +78,7 @@ def sample(
 commands.add_command(preprocess)
 commands.add_command(dedup)
 commands.add_command(merge)
+commands.add_command(mix)
 commands.add_command(convert)
 commands.add_command(inspect)
 commands.add_command(verify)

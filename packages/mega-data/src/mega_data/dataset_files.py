@@ -117,16 +117,23 @@ def read_chunks(path: Path, dtype: DTypeLike) -> Iterator[NDArray[Any]]:
 
 
 def write_index_files(
-    folder: Path, number: int, index_format: str, contents: IndexStreams, info: DatasetInfo, tokens: int
+    folder: Path,
+    number: int,
+    index_format: str,
+    contents: IndexStreams,
+    info: DatasetInfo | None,
+    tokens: int,
 ) -> None:
     """Write `NUMBER.idx` and `NUMBER.json`, and flush them to the disk.
 
     Args:
-        info: the content of the second, without counts.
+        info: the content of the second, without counts; None writes none, like Megatron.
     """
     with (folder / f"{number}.idx").open("wb") as index:
         write_index(index, index_format, contents)
         sync(index)
+    if info is None:
+        return
     documents = contents.boundaries - 1
     info = dataclasses.replace(info, documents=documents, sequences=contents.sequences, tokens=tokens)
     with (folder / f"{number}.json").open("wb") as info_file:

@@ -96,8 +96,8 @@ def merge_datasets(
     first = datasets[0]
     index_format = index_format or first.index_format
     dtype = dtype or _supported_dtype(first.dtype, index_format)
-    _check_compatible(datasets, output_prefix)
-    info, differing_options = _merge_info(datasets, assume_same_tokenizer)
+    check_compatible(datasets, output_prefix)
+    info, differing_options = merge_info(datasets, assume_same_tokenizer)
     sequences = sum(map(len, datasets))
     tokens = sum(data.tokens for data in datasets)
     documents = sum(len(data.documents) - 1 for data in datasets)
@@ -112,7 +112,7 @@ def merge_datasets(
             if info is not None:
                 info = dataclasses.replace(info, documents=documents, sequences=sequences, tokens=tokens)
                 staging.open(".json").write((json.dumps(info.to_dict(), indent=1) + "\n").encode())
-            _save_tokenizer(datasets, output_prefix)
+            save_tokenizer(datasets, output_prefix)
             staging.publish()
     finally:
         staging.discard()
@@ -129,7 +129,13 @@ def _supported_dtype(dtype: np.dtype[Any], index_format: str) -> np.dtype[Any]:
     return dtype if fits else np.dtype("<i4")
 
 
-def _check_compatible(datasets: Sequence[IndexedDataset], output_prefix: Path) -> None:
+def check_compatible(datasets: Sequence[IndexedDataset], output_prefix: Path) -> None:
+    """Check that the datasets can be parts of one.
+
+    Raises:
+        ConfigError: the output is one of them.
+        FormatError: dtypes or index formats differ, or an index is invalid.
+    """
     first = datasets[0]
     for data in datasets:
         path = sibling(data.prefix, ".idx")
@@ -155,10 +161,17 @@ def _check_compatible(datasets: Sequence[IndexedDataset], output_prefix: Path) -
         check_pointers(path, data.lengths, data.pointers, data.dtype.itemsize)
 
 
-def _merge_info(
+def merge_info(
     datasets: Sequence[IndexedDataset], assume_same: bool
 ) -> tuple[DatasetInfo | None, tuple[str, ...]]:
-    """Merge the PREFIX.json of the datasets; return it and the options in which they differ."""
+    """Merge the PREFIX.json of the datasets; return it and the options in which they differ.
+
+    Args:
+        assume_same: assume that datasets without PREFIX.json have the tokenizer of the others.
+
+    Raises:
+        FormatError: tokenizers differ, or one is not known.
+    """
     known = [(data, data.info) for data in datasets if data.info is not None]
     if not known:
         return None, ()
@@ -213,7 +226,8 @@ def _check_same_ids(
             raise FormatError(path, where, found=value, wanted=wanted_value, hint=hint)
 
 
-def _save_tokenizer(datasets: Sequence[IndexedDataset], output_prefix: Path) -> None:
+def save_tokenizer(datasets: Sequence[IndexedDataset], output_prefix: Path) -> None:
+    """Write the tokenizer of the datasets to `{output_prefix}.tokenizer`, if one of them stores it."""
     for data in datasets:
         tokenizer = open_dataset_tokenizer(data)
         if tokenizer is not None:

@@ -211,10 +211,18 @@ def publish(output: Path, command: str, work: Path) -> None:
                 _remove(output / path.name)
             if not path.name.startswith("."):  # a temporary file of a killed process
                 path.replace(output / path.name)
-        names = [path.name for path in output.iterdir() if path.is_file() and not path.name.startswith(".")]
-        write_marker(output, command, names)
+        write_marker(output, command, list_written(output))
         sync_folder(output)
     remove_folder(staging)
+
+
+def list_written(output: Path) -> list[str]:
+    """Return the names of the files in an output folder, and of the tokenizers of its datasets."""
+    return [
+        path.name
+        for path in output.iterdir()
+        if (path.is_file() or path.suffix == ".tokenizer") and not path.name.startswith(".")
+    ]
 
 
 def _remove(path: Path) -> None:

@@ -1,0 +1,211 @@
+"""`mega-data mix`: shuffle datasets by weight into one dataset per split, or write the blend only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from mega_data.commands.common import (
+    EXECUTOR,
+    LAST_CALL_HELP,
+    WORKERS,
+    RepeatableOptionCommand,
+    check_has_stage,
+    check_inputs_unchanged,
+    is_whole_run,
+    run_stages,
+    work_folder,
+)
+from mega_schema.app.output_option import OUTPUT_FOLDER
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mega_data.mix.dataset_mix import DatasetMix
+    from mega_data.mix.mix_report import Report
+    from mega_data.mix.sources import MixSource
+
+
+@click.command(cls=RepeatableOptionCommand)
+@click.option(
+    "--data-path",
+    "words",
+    multiple=True,
+    required=True,
+    help="Prefixes of datasets, or WEIGHT PREFIX pairs as of mega-train; weights are shares of the tokens.",
+)
+@click.option(
+    "--output",
+    type=OUTPUT_FOLDER,
+    required=True,
+    help="Folder for train_document, valid_document, test_document, the blend file and report.json.",
+)
+@click.option(
+    "--split",
+    default=None,
+    help="Shares of the documents for training, validation and test.  [default: 969,30,1]",
+)
+@click.option(
+    "--tokens",
+    type=click.IntRange(min=1),
+    help="Training tokens of the mix.  [default: as many as all sources have]",
+)
+@click.option("--seed", type=click.IntRange(min=0), default=1234, help="Seed of the shuffle and the split.")
+@click.option("--weights-only", is_flag=True, help="Write only the blend file and report.json, no dataset.")
+@click.option("--assume-same-tokenizer", is_flag=True, help="Accept datasets without PREFIX.json.")
+@click.option(
+    "--work-dir", "work", type=OUTPUT_FOLDER, help="Folder for intermediate files.  [default: OUTPUT/.work]"
+)
+@click.option("--memory", type=click.IntRange(min=1), default=256, help="MiB of memory per worker.")
+@click.option("--workers", type=WORKERS, default=1, help="Worker processes.")
+@click.option("--executor", type=EXECUTOR, default="local", help="Where the tasks run.")
+@click.option("--stage", "only", help=f"Run only plan, STAGE or STAGE:TASK; {LAST_CALL_HELP}")
+def mix(
+    words: tuple[str, ...],
+    output: Path,
+    split: str | None,
+    tokens: int | None,
+    seed: int,
+    weights_only: bool,
+    assume_same_tokenizer: bool,
+    work: Path | None,
+    memory: int,
+    workers: int,
+    executor: str,
+    only: str | None,
+) -> None:
+    """Mix datasets by weight and shuffle their documents, a dataset for each of three splits.
+
+    Each document belongs to one split. Training documents are repeated or left out as the weights require.
+    The result depends only on the datasets, the weights and the seed; a killed run resumes.
+    """
+    from mega_data.merge import check_compatible, merge_info
+    from mega_data.mix.dataset_mix import DatasetMix, dataset_name
+    from mega_data.mix.sources import parse_fractions, parse_sources, training_epochs
+    from mega_data.output_folder import check_folder, staging_folder, write_marker
+    from mega_schema.errors import ConfigError
+    from mega_schema.outputs import dataset_files
+
+    sources = parse_sources(words)
+    inputs = [path for source in sources for path in dataset_files(source.prefix)]
+    check_folder(output, work, inputs)
+    datasets = [source.data for source in sources]
+    check_compatible(datasets, output / dataset_name(0))
+    info, _ = merge_info(datasets, assume_same_tokenizer)
+    if weights_only:
+        for option, value in (("--split", split), ("--work-dir", work), ("--stage", only)):
+            if value is not None:
+                hint = "mega-train --split" if option == "--split" else "leave it out"
+                raise ConfigError(option, "has no effect with --weights-only", found=value, hint=hint)
+        _write_blend(sources, training_epochs(sources, 1.0, tokens), output)
+        return
+    fractions = parse_fractions(split or "969,30,1")
+    whole_run = is_whole_run(executor, only)
+    with work_folder(work, output / ".work", output, whole_run=whole_run, lock=output) as folder:
+        job = DatasetMix(
+            sources,
+            training_epochs(sources, fractions[0], tokens),
+            fractions,
+            seed,
+            staging_folder(output),
+            folder,
+            info,
+            memory << 20,
+        )
+        check_has_stage(executor, only, (stage.name for stage in job.stages()))
+        job.begin()
+        write_marker(output, "mix")
+        with check_inputs_unchanged(folder):
+            results = _run(job, executor, workers, only)
+        if results:
+            _finish(job, output, keep_work=work is not None)
+
+
+def _run(job: DatasetMix, executor: str, workers: int, only: str | None) -> bool:
+    """Run the stages; return whether all are finished."""
+    from mega_data.error_limit import ErrorCount, ErrorLimit
+
+    errors = ErrorCount(ErrorLimit())
+    stages = job.stages()
+    results = run_stages(stages, job.work, executor=executor, workers=workers, only=only, errors=errors)
+    return results is not None
+
+
+def _write_blend(sources: Sequence[MixSource], epochs: Sequence[float], output: Path) -> None:
+    from mega_data.mix.mix_report import BLEND_WORDS, report_weights, weight_blend
+    from mega_data.output_folder import list_written, lock_folder, write_marker
+    from mega_data.readers.inputs import REPORT
+    from mega_schema.atomic_io import write_text
+
+    with lock_folder(output, shared=False):
+        report = report_weights(sources, epochs)
+        write_text(output / BLEND_WORDS, weight_blend(report))
+        write_text(output / REPORT, _dump(report))
+        write_marker(output, "mix", list_written(output))
+    _print(report, f"{output / BLEND_WORDS}: mega-train --data-args-path {output / BLEND_WORDS}")
+
+
+def _finish(job: DatasetMix, output: Path, *, keep_work: bool) -> None:
+    """Publish the datasets, the blend and the report."""
+    from mega_data.merge import save_tokenizer
+    from mega_data.mix.dataset_mix import dataset_name
+    from mega_data.mix.mix_report import BLEND, report_datasets, split_blend
+    from mega_data.mix.sources import SPLITS
+    from mega_data.output_folder import publish
+    from mega_data.readers.inputs import REPORT
+    from mega_data.task_stages import remove_folder, write_file
+
+    report = report_datasets(job)
+    datasets = [source.data for source in job.sources]
+    for split, name in enumerate(SPLITS):
+        if any(row["documents"] for row in report["splits"][name]):
+            job.publish(split)
+            save_tokenizer(datasets, job.output / dataset_name(split))
+    write_file(job.output / BLEND, split_blend(report, output))
+    write_file(job.output / REPORT, _dump(report))
+    _remove_stale(job.output, output)
+    publish(output, "mix", job.work)
+    if not keep_work:
+        remove_folder(job.work)
+    _print(report, f"{output / BLEND}: mega-train --per-split-data-args-path {output / BLEND}")
+
+
+def _remove_stale(staging: Path, output: Path) -> None:
+    """Remove the datasets of an earlier run that this run replaces or lacks.
+
+    A dataset that a killed process has published already is not in `staging` and stays: the blend names it.
+    """
+    import shutil
+
+    from mega_data.mix.dataset_mix import dataset_name
+    from mega_data.mix.mix_report import BLEND
+    from mega_data.mix.sources import SPLITS
+    from mega_schema.dataset.indexed_dataset import sibling
+
+    blend = (staging / BLEND).read_text("utf-8")
+    for split, name in enumerate(SPLITS):
+        prefix = output / dataset_name(split)
+        is_replaced = sibling(staging / dataset_name(split), ".idx").exists()
+        if not is_replaced and f'"{name}"' in blend:
+            continue
+        # readers open the index first: none combines an old one with new tokens
+        for suffix in (".idx", ".json", ".bin"):
+            sibling(prefix, suffix).unlink(missing_ok=True)
+        shutil.rmtree(sibling(prefix, ".tokenizer"), ignore_errors=True)
+
+
+def _dump(report: Report) -> str:
+    import json
+
+    return json.dumps(report, indent=1, ensure_ascii=False) + "\n"
+
+
+def _print(report: Report, line: str) -> None:
+    from mega_data.mix.mix_report import format_table, warnings
+
+    click.echo("\n".join(format_table(report)))
+    click.echo(line)
+    for warning in warnings(report):
+        click.echo(f"note: {warning}", err=True)

@@ -91,10 +91,10 @@ def run_with_kills(
 
 
 @contextmanager
-def ray_head(environment: dict[str, str]) -> Iterator[tuple[int, str]]:
+def ray_head(environment: dict[str, str], cpus: int = 2) -> Iterator[tuple[int, str]]:
     """A cluster of this machine that others started: its process, and its address."""
     folder = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))  # names of sockets have to be short
-    words = ["start", "--head", "--port=0", "--num-cpus=2", "--include-dashboard=false", "--block"]
+    words = ["start", "--head", "--port=0", f"--num-cpus={cpus}", "--include-dashboard=false", "--block"]
     words = [sys.executable, "-m", "ray.scripts.scripts", *words, "--temp-dir", str(folder)]
     process = subprocess.Popen(
         words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
@@ -191,3 +191,86 @@ def test_a_ray_cluster_whose_workers_are_killed_gives_the_bytes_of_one_process(t
         ended, log, _ = run_with_kills(words, rng, 0, lambda _: [], env=environment)
         assert ended == 2
         assert f"error: {inputs}/03.xml: unknown format" in log.splitlines()[-1]
+
+
+@contextmanager
+def ray_nodes(address: str, environment: dict[str, str]) -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
+    """A function that adds a node of one CPU to a cluster; all of them are ended after the block."""
+    nodes: list[subprocess.Popen[bytes]] = []
+    words = [
+        sys.executable,
+        "-m",
+        "ray.scripts.scripts",
+        "start",
+        f"--address={address}",
+        "--num-cpus=1",
+        "--block",
+    ]
+
+    def add_node() -> subprocess.Popen[bytes]:
+        nodes.append(
+            subprocess.Popen(
+                words,
+                env=environment,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        )
+        return nodes[-1]
+
+    try:
+        yield add_node
+    finally:
+        for node in nodes:
+            kill_node(node)
+
+
+def kill_node(node: subprocess.Popen[bytes]) -> None:
+    """Kill all processes of a node at once, as a machine that loses its power."""
+    try:
+        os.killpg(node.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+    node.wait(LONGEST)
+
+
+@pytest.mark.long
+def test_a_ray_cluster_that_loses_nodes_gives_the_bytes_of_one_process(tmp_path: Path) -> None:
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip("ray is not installed")
+    inputs, rng, python = dumps(tmp_path / "in"), random.Random(), [sys.executable, "-m", "mega_data"]
+    subprocess.run([*python, *flags(inputs, tmp_path / "once")], check=True, capture_output=True)
+    once = files(tmp_path / "once")
+    environment = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    output, lost, runs = tmp_path / "ray", 0, 0
+    words = [*python, *flags(inputs, output), "--executor", "ray"]
+    task_name = f"ray::{_run_task.__name__}".encode()
+    with ray_head(environment, cpus=0) as (_, address), ray_nodes(address, environment) as add_node:
+        environment |= {"RAY_ADDRESS": address}
+        nodes = [add_node(), add_node()]
+        while lost < 2:
+            runs += 1
+            assert runs < 20, f"{lost} nodes were lost in {runs} runs"
+            started, was_lost = time.monotonic(), False
+            with tempfile.TemporaryFile("w+") as log:
+                process = subprocess.Popen(words, stdout=log, stderr=log, env=environment)
+                while process.poll() is None:
+                    time.sleep(rng.uniform(0.01, 0.15))
+                    assert time.monotonic() - started < LONGEST, "it hangs"
+                    busy = [node for node in nodes if descendants(node.pid, task_name)]
+                    if busy and not was_lost and rng.random() < 0.5:
+                        node = rng.choice(busy)
+                        kill_node(node)
+                        nodes.remove(node)
+                        nodes.append(add_node())
+                        was_lost = True
+                log.seek(0)
+                text = log.read()
+            lost += was_lost
+            assert process.returncode in (0, 2), text
+            assert not process.returncode or "error: --executor: Ray lost a task of extract" in text, text
+            if not process.returncode:
+                assert files(output) == once
+                shutil.rmtree(output.with_suffix(".work"))
+    assert lost == 2

@@ -11,6 +11,7 @@ import os
 import socket
 from collections.abc import Sequence
 from importlib import import_module
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from mega_schema.app.install_hint import install_hint
 from mega_schema.errors import ConfigError, MegaError
 
 _CONNECT_SECONDS = 10.0  # to wait for a cluster to answer
+_MAX_WAITING = 1000  # tasks that Ray has at a time: waiting for one takes longer, the more they are
 _HINT = "run the same command again to resume"
 
 
@@ -86,8 +88,13 @@ def _run_stage(ray: Any, stage: TaskStage, folder: Path, progress: StartProgress
     report = progress(stage, tasks)
     remote = ray.remote(_run_task)
     shared = ray.put(stage)
-    waiting = [remote.remote(shared, task, folder, Path.cwd()) for task in tasks]
-    while waiting:
+    left = iter(tasks)
+    waiting: list[Any] = []
+    while True:
+        more = islice(left, _MAX_WAITING - len(waiting))
+        waiting += [remote.remote(shared, task, folder, Path.cwd()) for task in more]
+        if not waiting:
+            return
         ended, waiting = ray.wait(waiting)
         try:
             report(ray.get(ended[0]))

@@ -85,6 +85,10 @@ OUTPUTS = {
     "mega-data merge --output-prefix": Output(
         "--output-prefix", "prefix", "--datasets corpus_text_document", ("corpus_text_document",), DATASET
     ),
+    "mega-data stats --output": Output("--output", "folder", "--input in/a.jsonl", ("in/a.jsonl",)),
+    "mega-data stats --work-dir": Output(
+        "--work-dir", "folder", "--input in/a.jsonl --output new", ("in/a.jsonl",)
+    ),
     "mega-data mix --output": Output(
         "--output", "folder", "--data-path corpus_text_document", ("corpus_text_document.bin",)
     ),
@@ -205,7 +209,7 @@ OUTPUTS |= {
 }
 # options that name a path and are read; `plan` and `validate` of mega-train write nothing
 READ = re.compile(
-    r"--(input|load|data|fewshot-data|dataset|sample-input|api-key|ssl|chat-template|config|tokenizer|vocab|merge|pretrained|baseline|compare-with|per-split|train-weighted|valid-weighted|test-weighted|kill-switch|datasets|train(?!-)|result(?!-))\b.*"
+    r"--(input|load|data|fewshot-data|dataset|sample-input|api-key|ssl|chat-template|config|language-model|tokenizer|vocab|merge|pretrained|baseline|compare-with|per-split|train-weighted|valid-weighted|test-weighted|kill-switch|datasets|train(?!-)|result(?!-))\b.*"
 )
 # outputs that may be in an object store; a web server takes no files
 UPLOADED = {
@@ -345,7 +349,9 @@ def test_an_output_is_no_input_whatever_it_is_called(
 
 
 # commands that read every .jsonl file below a folder; the others read no file of theirs again
-READ_AGAIN = ("clean --output", "clean --work-dir", "dedup --output", "dedup --work-dir")
+READ_AGAIN = tuple(
+    f"{name} {option}" for name in ("clean", "dedup", "stats") for option in ("--output", "--work-dir")
+)
 
 
 @pytest.mark.parametrize("name", [f"mega-data {name}" for name in READ_AGAIN])

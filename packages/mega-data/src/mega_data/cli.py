@@ -11,6 +11,7 @@ from mega_data import __version__
 from mega_data.commands.clean import clean
 from mega_data.commands.common import WORKERS
 from mega_data.commands.convert import convert
+from mega_data.commands.corpus_stats import stats
 from mega_data.commands.dedup import dedup
 from mega_data.commands.extract import extract
 from mega_data.commands.inspect import inspect, verify
@@ -81,6 +82,7 @@ commands.add_command(merge)
 commands.add_command(mix)
 commands.add_command(convert)
 commands.add_command(inspect)
+commands.add_command(stats)
 commands.add_command(verify)
 commands.add_command(train_tokenizer)
 commands.add_command(clean)

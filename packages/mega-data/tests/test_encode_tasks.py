@@ -30,6 +30,7 @@ from mega_data.readers.blocks import Block
 from mega_data.readers.inputs import InputFile, expand_inputs
 from mega_data.readers.ranges import InputRange, read_range, split_inputs
 from mega_data.resumable_output import lock_unfinished
+from mega_data.task_stages import TaskStage
 from mega_schema.errors import ConfigError, FormatError, MegaError
 from mega_schema.tokenizer.tokenizer import open_tokenizer
 from tests.shared_data import SHARED
@@ -331,3 +332,25 @@ def test_a_byte_pair_tokenizer_is_opened_again_by_the_tasks(tmp_path: Path) -> N
     assert tasks is not None
     assert tasks.encoder == stream.encoder
     assert files(tmp_path / "out") == files(tmp_path / "stream")
+
+
+def test_many_small_parts_are_joined_by_few_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of 10,000 small shards had a task of its own, which flushed the .bin to the disk."""
+    inputs = corpus(tmp_path / "in")
+    preprocess(inputs, tmp_path / "stream/p", TOKENIZER, KEYS)
+    stages = list[dict[str, int]]()
+    make_stages = EncodingTasks.stages
+
+    def record(job: EncodingTasks) -> list[TaskStage]:
+        stages.append({stage.name: stage.tasks for stage in make_stages(job)})
+        return make_stages(job)
+
+    monkeypatch.setattr(EncodingTasks, "stages", record)
+    for group_bytes, joins in (
+        (1 << 26, 1),
+        (1, len(split_inputs(inputs, 700)) - 1),
+    ):  # an empty file has no own
+        monkeypatch.setattr(encode_tasks, "_JOIN_BYTES", group_bytes)
+        encode(inputs, tmp_path / f"out{joins}/p")
+        assert stages[-1]["join"] == joins
+        assert files(tmp_path / f"out{joins}") == files(tmp_path / "stream")

@@ -7,7 +7,7 @@
         0.ids, 0.idx, ...   the dataset of the first key
 
 Stage `encode` writes the parts. Stage `index` adds up their lengths and writes the indexes. Stage `join`
-copies each part to its offset in the .bin, then frees its blocks on the disk: the ids are not on it twice.
+copies parts to their offsets in the .bin, then frees their blocks on the disk: the ids are not on it twice.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ import json
 import os
 import pickle
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,6 +59,8 @@ from mega_schema.errors import ConfigError, CorruptFileError, FormatError
 TASKS: Final = "tasks"  # folder, in that of the unfinished run
 STAGES: Final = ("encode", "index", "join")
 _OFFSETS: Final = "offsets.npy"
+_JOINED: Final = ".joined"
+_JOIN_BYTES: Final = 1 << 26  # of inputs per task of `join`
 _ROW_HINT: Final = "correct or delete the line, or skip such lines: --on-error skip"
 
 
@@ -133,7 +136,7 @@ class EncodingTasks:
         tasks = len(self.ranges)
         encode = TaskStage("encode", tasks, self.encode, sizes=tuple(part.size for part in self.ranges))
         index = TaskStage("index", 1, self.index, after=encode)
-        return [encode, index, TaskStage("join", tasks, self.join, after=index)]
+        return [encode, index, TaskStage("join", len(self._join_groups()), self.join, after=index)]
 
     def encode(self, task: int) -> TaskResult:
         """Write the part of a range and return its counts.
@@ -151,9 +154,9 @@ class EncodingTasks:
                 DatasetFiles.open(partial, key, self.dtype, {}, None) for key in range(len(self.infos))
             ]
             files = [file for dataset in datasets for file in dataset.files.values()]
-            files.append((partial / QUARANTINE).open("wb"))
             for file in files:
                 stack.enter_context(file)
+            quarantine: IO[bytes] | None = None
             for block in self._encoded_blocks(part, work):
                 for error in block.errors:
                     if not self.skip or error.is_fatal:
@@ -161,7 +164,10 @@ class EncodingTasks:
                     first = first or f"{_row_place(part, rows + error.row + 1)}, {error.what}"
                     damaged = damaged or (error.damage_notice(part.item.path) if error.ends_file else "")
                     row = error.to_json(part.item.path, (part.first_row or 0) + rows + 1)
-                    files[-1].write(json.dumps(row, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
+                    if quarantine is None:
+                        quarantine = stack.enter_context((partial / QUARANTINE).open("wb"))
+                        files.append(quarantine)
+                    quarantine.write(json.dumps(row, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
                 for dataset, documents in zip(datasets, block.keys, strict=True):
                     dataset.add(documents)
                 rows += block.rows
@@ -236,26 +242,45 @@ class EncodingTasks:
             sync(out)
 
     def join(self, task: int) -> TaskResult:
-        """Copy a part to its place in the .bin of each key, then free its blocks on the disk."""
+        """Copy parts to their place in the .bin of each key, then free their blocks on the disk."""
+        parts = self._join_groups()[task]
         offsets = np.load(self.folder / _OFFSETS, mmap_mode="r")
         for key in range(len(self.infos)):
-            path = self._part_folder(task) / f"{key}.ids"
-            joined = path.with_suffix(".joined")
-            target_path = self.folder / f"{key}.ids"
-            start, end = (int(offset) for offset in offsets[key, task : task + 2])
-            if not joined.exists():
-                target = os.open(target_path, os.O_RDWR | os.O_CREAT, 0o666)
-                try:
-                    with full_disk_errors(target_path), path.open("rb") as source:
+            paths = {part: self._part_folder(part) / f"{key}.ids" for part in parts}
+            pending = [part for part, path in paths.items() if not path.with_suffix(_JOINED).exists()]
+            if pending:
+                self._copy_parts(key, {part: paths[part] for part in pending}, offsets[key])
+            # a process that is killed from here on leaves the names by which the next one skips the copy
+            for part in pending:
+                paths[part].replace(paths[part].with_suffix(_JOINED))
+            for path in paths.values():
+                os.truncate(path.with_suffix(_JOINED), 0)
+        return {}
+
+    def _copy_parts(self, key: int, paths: Mapping[int, Path], offsets: NDArray[np.int64]) -> None:
+        target_path = self.folder / f"{key}.ids"
+        target = os.open(target_path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            with full_disk_errors(target_path):
+                for part, path in paths.items():
+                    start, end = int(offsets[part]), int(offsets[part + 1])
+                    with path.open("rb") as source:
                         if copy_bytes(source.fileno(), 0, target, start, end - start) < end - start:
                             raise truncated_error(path, end - start)
-                        os.fsync(target)
-                finally:
-                    os.close(target)
-                # a process that is killed from here on leaves the name by which the next one skips the copy
-                path.replace(joined)
-            os.truncate(joined, 0)
-        return {}
+                os.fsync(target)
+        finally:
+            os.close(target)
+
+    def _join_groups(self) -> list[range]:
+        """Return the parts that each task of `join` copies: many small ones are flushed to the disk once."""
+        starts = [0]
+        size = 0
+        for number, part in enumerate(self.ranges):
+            if size >= _JOIN_BYTES:
+                starts.append(number)
+                size = 0
+            size += part.size
+        return [range(*ends) for ends in pairwise([*starts, len(self.ranges)])]
 
     def publish(self, prefixes: Sequence[Path], quarantine: Path) -> None:
         """Rename the files of a finished run to datasets, in place of earlier ones.

@@ -194,3 +194,15 @@ def test_a_sentencepiece_model_has_the_bytes_of_the_protobuf_message():
 def test_no_text_gives_no_tokenizer(kind):
     with pytest.raises(ConfigError, match="^--input: contains no text: wanted one document or more"):
         train([], 400, kind=kind)
+
+
+def test_max_documents_trains_on_the_first_documents_of_all_inputs(tmp_path):
+    for name, texts in (("a", MIXED[:30]), ("b", MIXED[30:])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    words = ["train-tokenizer", "--input", str(tmp_path / "*.jsonl"), "--vocab-size", "400", "--output"]
+    for count in (10, 60, 10**6):
+        result = CliRunner().invoke(commands, [*words, str(tmp_path / "out"), "--max-documents", str(count)])
+        assert result.exit_code == 0, (result.output, result.exception)
+        trained = open_tokenizer_folder(tmp_path / "out")
+        assert trained.identity.sha256 == train(MIXED[:count], 400).identity.sha256
+    assert CliRunner().invoke(commands, [*words, "out", "--max-documents", "0"]).exit_code == 2

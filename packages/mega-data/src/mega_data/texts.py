@@ -17,12 +17,16 @@ from mega_data.readers.streams import read_blocks
 _LONG_NUMBER: Final = re.compile(rb"\d{19}")  # may exceed 64 bits
 
 
-def read_texts(inputs: Iterable[InputFile], key: str) -> Iterator[str]:
-    """Yield the text under `key` of every row of the inputs, in any format.
+def read_texts(inputs: Iterable[InputFile], key: str, max_documents: int | None = None) -> Iterator[str]:
+    """Yield the text under `key` of every row of the inputs, in any format; of a list each sentence.
+
+    Args:
+        max_documents: rows to read; None is all.
 
     Raises:
         FormatError: a row has no string there; the message begins with file and line.
     """
+    documents = 0
     for item in inputs:
         first_row = 1
         version = item.version()
@@ -32,6 +36,9 @@ def read_texts(inputs: Iterable[InputFile], key: str) -> Iterator[str]:
             for row_error in rows.errors:
                 raise row_error.error(item.path, first_row)
             for (text,) in rows.texts:
+                if documents == max_documents:
+                    return
+                documents += 1
                 yield from [text] if isinstance(text, str) else text
             first_row += rows.count
 

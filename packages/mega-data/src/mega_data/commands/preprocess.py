@@ -21,6 +21,7 @@ from mega_data.commands.common import (
     warn_replaced,
     warn_skipped,
 )
+from mega_data.commands.megatron_flags import megatron_flags, tokenizer_values
 from mega_data.commands.upload import uploads_dataset
 from mega_schema.app.output_option import OUTPUT_FOLDER, OUTPUT_PREFIX_OR_URL
 from mega_schema.app.progress import progress_bar
@@ -156,20 +157,7 @@ def _modules_to_import(tokenizer_type: str) -> tuple[str, ...]:
 @click.option(
     "--dry-run", is_flag=True, help="Print tasks, bytes and an estimate from a sample; write nothing."
 )
-@click.option("--partitions", type=WORKERS, default=1, help="Accepted and ignored.")
-@click.option(
-    "--keep-sequential-samples", is_flag=True, help="Accepted and ignored; samples are always sequential."
-)
-@click.option(
-    "--log-interval",
-    type=click.IntRange(min=1),
-    default=1000,
-    help="Accepted and ignored; progress is on stderr.",
-)
-@click.option(
-    "--make-vocab-size-divisible-by", type=WORKERS, help="Accepted and ignored; padding does not change ids."
-)
-@click.option("--pad-vocab-size-to", type=WORKERS, help="Accepted and ignored.")
+@megatron_flags
 @uploads_dataset
 def preprocess(
     words: tuple[str, ...],
@@ -250,6 +238,7 @@ def _executor_of_run(output_prefix: Path, only: str | None) -> str | None:
 
 
 def _open_tokenizer(kind: str, values: Mapping[str, Any]) -> Tokenizer:
+    values = tokenizer_values(kind, values)
     from mega_schema.tokenizer.tokenizer import open_tokenizer
 
     names = [

@@ -24,6 +24,7 @@ from mega_schema.app.output_option import OUTPUT_FOLDER
     help="Folder for the tokenizer: new, empty, or with a tokenizer.",
 )
 @click.option("--json-key", default="text", help="Key of the text; meta.text: text in the object meta.")
+@click.option("--max-documents", type=click.IntRange(min=1), help="Documents to train on.  [default: all]")
 @adapter_option
 @click.option("--lowercase", is_flag=True, help="Fold case and accents, as BERT uncased; wordpiece only.")
 def train_tokenizer(
@@ -32,6 +33,7 @@ def train_tokenizer(
     vocab_size: int,
     output: Path,
     json_key: str,
+    max_documents: int | None,
     adapter: str | None,
     lowercase: bool,
 ) -> None:
@@ -50,7 +52,7 @@ def train_tokenizer(
     files = [item.path for item in inputs if not item.is_stdin]
     check_output("--output", output, "folder", inputs=files, is_ours=is_tokenizer)
     tokenizer = run_interruptible(
-        lambda: train(read_texts(inputs, json_key), vocab_size, kind=kind, lowercase=lowercase)
+        lambda: train(read_texts(inputs, json_key, max_documents), vocab_size, kind=kind, lowercase=lowercase)
     )
     save(tokenizer, output)
     click.echo(f"{output}: {describe(tokenizer)}")

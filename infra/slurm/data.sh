@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Run a mega-data command on a Slurm cluster: a job array per stage, each after the previous one, then one job that
 # publishes the files, prints the result and removes the intermediate files:
-#   infra/slurm/data.sh 16 "keys pairs sets groups filter" dedup --preset megatron --input shards --output kept
+#   infra/slurm/data.sh 16 "keys sort pairs paired sets groups filter" dedup --preset megatron --input shards --output kept
 #   infra/slurm/data.sh 16 "extract join" extract --input crawl --output crawl.jsonl
 # The first argument is the number of elements of each array, the second the stages in order. Options of sbatch are
 # set by environment variables: SBATCH_PARTITION=cpu SBATCH_TIMELIMIT=4:00:00 infra/slurm/data.sh ...

@@ -8,10 +8,10 @@ All blocks but the last are full, so the file size gives the number of documents
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,21 +54,15 @@ def count_documents(path: Path, columns: int) -> int:
     return path.stat().st_size // (8 * columns)
 
 
-def read_column(path: Path, number: int, columns: int) -> Iterator[Numbers]:
-    """Yield one column in blocks."""
-    count = count_documents(path, columns)
-    with path.open("rb") as file:
-        for start in range(0, count, BLOCK_DOCUMENTS):
-            rows = min(BLOCK_DOCUMENTS, count - start)
-            file.seek(8 * (start * columns + number * rows))
-            yield np.frombuffer(file.read(8 * rows), "<u8")
-
-
-def read_entries(path: Path, number: int, columns: int, documents: NDArray[Any]) -> Numbers:
-    """Read one column of some documents."""
-    count = count_documents(path, columns)
-    block_starts = documents.astype(np.int64) // BLOCK_DOCUMENTS * BLOCK_DOCUMENTS
-    rows = np.minimum(BLOCK_DOCUMENTS, count - block_starts)
-    offsets = block_starts * columns + number * rows + documents.astype(np.int64) - block_starts
-    numbers: Numbers = np.memmap(path, "<u8", "r")[offsets]
-    return numbers
+def read_column(
+    path: Path, number: int, columns: int, start: int = 0, stop: int | None = None
+) -> Iterator[Numbers]:
+    """Yield one column of the documents from `start` to `stop`, by default of all, in blocks."""
+    with path.open("rb", buffering=0) as file:
+        count = os.fstat(file.fileno()).st_size // (8 * columns)
+        end = count if stop is None else stop
+        for block in range(start // BLOCK_DOCUMENTS * BLOCK_DOCUMENTS, end, BLOCK_DOCUMENTS):
+            rows = min(BLOCK_DOCUMENTS, count - block)
+            first, last = max(start, block), min(end, block + rows)
+            file.seek(8 * (block * columns + number * rows + first - block))
+            yield np.frombuffer(file.read(8 * (last - first)), "<u8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from mega_data.dedup.shingles import HASH_BITS, Keys
 from mega_data.output_formats import open_output
 
+MAX_MAPPED_SHARDS = 64  # each has two memory maps, each of them an open file
 MappedSets = tuple[NDArray[np.uint32], NDArray[np.uint64]]
 
 
@@ -48,13 +50,14 @@ class SetReader:
     """The shingle sets of documents by number, over all shards."""
 
     def __init__(self, folder: Path, firsts: Sequence[int]) -> None:
-        """Map the sets of all shards.
+        """Prepare to map the sets of a shard when they are needed.
 
         Args:
             firsts: number of the first document of each shard.
         """
         self.firsts = firsts
-        self._shards = [_map_sets(folder, shard) for shard in range(len(firsts))]
+        self._folder = folder
+        self._shards = OrderedDict[int, MappedSets]()
 
     def is_similar(self, a: int, b: int, threshold: float) -> bool:
         """Return whether the Jaccard similarity is `threshold` or more; an empty set is similar to none."""
@@ -69,9 +72,18 @@ class SetReader:
 
     def _set(self, document: int) -> NDArray[np.uint32]:
         shard = bisect_right(self.firsts, document) - 1
-        sets, offsets = self._shards[shard]
+        sets, offsets = self._map_shard(shard)
         index = document - self.firsts[shard]
         return sets[int(offsets[index]) : int(offsets[index + 1])]
+
+    def _map_shard(self, shard: int) -> MappedSets:
+        """Return the maps of a shard; drop those of the shard that was used longest ago."""
+        if shard not in self._shards:
+            if len(self._shards) == MAX_MAPPED_SHARDS:
+                self._shards.popitem(last=False)
+            self._shards[shard] = _map_sets(self._folder, shard)
+        self._shards.move_to_end(shard)
+        return self._shards[shard]
 
 
 def _map_sets(folder: Path, shard: int) -> MappedSets:

@@ -1,7 +1,10 @@
-"""Remove near-duplicates from a corpus in five stages of tasks that exchange files in a work folder.
+"""Remove near-duplicates from a corpus in stages of tasks that exchange files in a work folder.
 
     keys     a task per shard    text -> band keys, one per line and band
-    pairs    a task per band     equal keys -> pairs of documents
+    sort     a task per group    keys of consecutive shards -> runs, sorted and indexed by key
+    pairs    a task per band     equal keys of all runs -> pairs of documents; for a large corpus a task per
+                                 band and part of the key range
+    paired   one task            pairs -> a bit for each document that has one, if pairs are checked
     sets     a task per shard    shingle sets of the documents that have a pair, if pairs are checked
     groups   one task            pairs, checked -> the root (smallest document) of each document's group
     filter   a task per shard    lines whose document is its own root, byte for byte
@@ -12,17 +15,32 @@ the workers nor on the executor nor on the order of the input files.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from mega_data.dedup.corpus_shards import CorpusShards
 from mega_data.dedup.presets import Preset
-from mega_data.dedup.stages import BandKeys, BandPairs, DocumentFilter, DuplicateGroups, PairedSets
+from mega_data.dedup.sorted_runs import MAX_CELLS
+from mega_data.dedup.stages import (
+    BandKeys,
+    BandPairs,
+    DocumentFilter,
+    DuplicateGroups,
+    PairedSets,
+    PairFlags,
+    SortedKeys,
+)
 from mega_data.dedup.work_files import WorkFiles
 from mega_data.jsonl_shards import file_bytes, file_states
-from mega_data.task_stages import ReusableTasks, TaskStage, open_run_folder
+from mega_data.task_stages import ReusableTasks, TaskResult, TaskStage, open_run_folder
 
 DEFAULT_MEMORY = 256 << 20  # bytes
+GROUP_BYTES = 2 << 30  # of shards whose keys a task sorts, and
+MAX_GROUPS = 1 << 10  # so that a task reads long parts of few runs
+RANGE_BYTES = 64 << 30  # of a corpus for each part of the key range
+LAYOUT = 2  # of the files in the work folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +76,8 @@ class Deduplication:
         Raises:
             ConfigError: the folder holds another run.
         """
-        options = {"preset": asdict(self.preset), "key": self.key, "id_key": self.id_key}
-        options["output_format"] = self.suffix
+        options: dict[str, Any] = {"preset": asdict(self.preset), "key": self.key, "id_key": self.id_key}
+        options |= {"output_format": self.suffix, "layout": LAYOUT}
         folders = {"output": str(self.output.resolve()), "dropped": str(self.dropped)}
         skip = {"skip": self.quarantine is not None}
         reuse = ReusableTasks("done/keys", range(len(self.inputs)), "skip", self.output)
@@ -69,16 +87,42 @@ class Deduplication:
         """Return the stages; each is finished before the next begins."""
         shards = len(self.inputs)
         sizes = tuple(map(file_bytes, self.inputs))
-        files = WorkFiles(self.work, self.preset)
+        groups = group_shards(sizes)
+        files = WorkFiles(self.work, self.preset, len(groups), count_ranges(sum(sizes)))
         corpus = CorpusShards(self.inputs, self.key, self.id_key, self.quarantine)
         keys = BandKeys(files, corpus, keeps_ids=self.dropped is not None and self.id_key != "")
-        pairs = BandPairs(files, shards, self.memory)
         document_filter = DocumentFilter(files, corpus, self.output, self.dropped, self.suffix)
         stages = [TaskStage("keys", shards, keys.run, sizes=sizes)]
-        stages.append(TaskStage("pairs", self.preset.bands, pairs.run, after=stages[-1]))
+
+        def add(
+            name: str, tasks: int, work: Callable[[int], TaskResult], sizes: tuple[int, ...] = ()
+        ) -> None:
+            stages.append(TaskStage(name, tasks, work, after=stages[-1], sizes=sizes))
+
+        add("sort", len(groups), SortedKeys(files, groups, self.memory).run)
+        add("pairs", self.preset.bands * files.ranges, BandPairs(files, self.memory).run)
         if self.preset.jaccard is not None:
-            sets = PairedSets(files, corpus)
-            stages.append(TaskStage("sets", shards, sets.run, after=stages[-1], sizes=sizes))
-        stages.append(TaskStage("groups", 1, DuplicateGroups(files).run, after=stages[-1]))
-        stages.append(TaskStage("filter", shards, document_filter.run, after=stages[-1], sizes=sizes))
+            add("paired", 1, PairFlags(files, self.memory).run)
+            add("sets", shards, PairedSets(files, corpus).run, sizes)
+        add("groups", 1, DuplicateGroups(files, self.memory).run)
+        add("filter", shards, document_filter.run, sizes)
         return stages
+
+
+def group_shards(sizes: Sequence[int]) -> tuple[range, ...]:
+    """Divide shards of these bytes into groups of consecutive ones, each sorted by one task."""
+    limit = max(GROUP_BYTES, sum(sizes) // MAX_GROUPS)
+    groups = list[range]()
+    start = size = 0
+    for shard, shard_bytes in enumerate(sizes):
+        if size and size + shard_bytes > limit:
+            groups.append(range(start, shard))
+            start = shard
+            size = 0
+        size += shard_bytes
+    return (*groups, range(start, len(sizes)))
+
+
+def count_ranges(size: int) -> int:
+    """Return the number of parts of the key range for a corpus of these bytes, a power of two."""
+    return min(MAX_CELLS, 1 << (size // RANGE_BYTES).bit_length())

@@ -6,21 +6,23 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, compress
+from itertools import compress
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mega_data.dedup.band_store import count_documents, open_column_writer, read_entries
-from mega_data.dedup.candidates import candidate_pairs
+from mega_data.dedup.band_store import count_documents, open_column_writer, read_column
+from mega_data.dedup.candidates import BYTES_PER_DOCUMENT, candidate_pairs
+from mega_data.dedup.components import write_roots
 from mega_data.dedup.corpus_shards import CorpusShards
 from mega_data.dedup.ids import open_id_writer, read_id
 from mega_data.dedup.jaccard import SetReader, write_sets
 from mega_data.dedup.minhash import band_keys, minhash_signatures
 from mega_data.dedup.shingles import Shingles, text_digests
-from mega_data.dedup.union_find import find_roots, union, union_similar
+from mega_data.dedup.sorted_runs import count_cells, write_run
+from mega_data.dedup.union_find import find_roots, union_similar
 from mega_data.dedup.work_files import BLOCK_PAIRS, WorkFiles, locate
 from mega_data.error_limit import error_counts
 from mega_data.jsonl_shards import fail_on_row, output_name, read_whole_lines, skip_row
@@ -28,7 +30,9 @@ from mega_data.output_formats import open_output
 from mega_data.readers.blocks import parse_json
 from mega_data.task_stages import TaskResult
 from mega_data.texts import dump_line, exact_numbers
-from mega_schema.atomic_io import reserve
+
+Span = tuple[int, int, int]  # a shard, its first document and the end
+MAX_RUN_DOCUMENTS = 1 << 31  # numbers in a run are 32-bit
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,33 +74,115 @@ class BandKeys:
 
 
 @dataclass(frozen=True, slots=True)
+class SortedKeys:
+    """Writes the keys of a group of consecutive shards as sorted runs, and the documents of each shard.
+
+    Attributes:
+        groups: the shards of each group.
+        memory: bytes for sorting; decides the documents of a run.
+    """
+
+    files: WorkFiles
+    groups: tuple[range, ...]
+    memory: int
+
+    def run(self, group: int) -> TaskResult:
+        shards = self.groups[group]
+        columns, bands = self.files.columns, self.files.preset.bands
+        sizes = [count_documents(self.files.keys(shard), columns) for shard in shards]
+        limit = max(1, min(self.memory // BYTES_PER_DOCUMENT, MAX_RUN_DOCUMENTS))
+        run_sizes = list[int]()
+        for spans in _divide(sizes, limit):
+
+            def read_column_of(column: int, spans: Sequence[Span] = spans) -> NDArray[np.uint64]:
+                blocks = [
+                    block
+                    for shard, start, stop in spans
+                    for block in read_column(self.files.keys(shards[shard]), column, columns, start, stop)
+                ]
+                return np.concatenate(blocks)
+
+            size = sum(stop - start for _, start, stop in spans)
+            cells = count_cells(size, self.files.ranges)
+            checks = partial(read_column_of, 1) if columns > bands else None
+            write_run(self.files.run(group, len(run_sizes)), bands, cells, read_column_of, checks)
+            run_sizes.append(size)
+        for path, numbers in ((self.files.shard_sizes, sizes), (self.files.run_sizes, run_sizes)):
+            with open_output(path(group)) as out:
+                out.write(np.array(numbers, "<u8").tobytes())
+        return {"documents": sum(sizes), "runs": len(run_sizes)}
+
+
+def _divide(sizes: Sequence[int], limit: int) -> Iterator[list[Span]]:
+    """Divide the documents of shards, in order, into parts of `limit` documents; yield the spans of each."""
+    spans = list[Span]()
+    free = limit
+    for shard, size in enumerate(sizes):
+        start = 0
+        while start < size:
+            stop = min(size, start + free)
+            spans.append((shard, start, stop))
+            free -= stop - start
+            start = stop
+            if not free:
+                yield spans
+                spans = []
+                free = limit
+    if spans:
+        yield spans
+
+
+@dataclass(frozen=True, slots=True)
 class BandPairs:
-    """Writes a band's pairs and the set of documents in pairs; the first band also writes shard offsets.
+    """Writes the pairs of a band in a part of the key range; the first task also writes shard offsets.
 
     Attributes:
         memory: bytes for sorting pairs.
     """
 
     files: WorkFiles
-    shards: int
     memory: int
 
-    def run(self, band: int) -> TaskResult:
-        keys_files = [self.files.keys(shard) for shard in range(self.shards)]
-        count = 0
-        ends = accumulate(count_documents(file, self.files.columns) for file in keys_files)
-        firsts = np.array([0, *ends], "<u8")
-        if band == 0:
+    def run(self, task: int) -> TaskResult:
+        band, part = divmod(task, self.files.ranges)
+        if task == 0:
+            sizes = [np.fromfile(self.files.shard_sizes(group), "<u8") for group in range(self.files.groups)]
             with open_output(self.files.firsts) as out:
-                out.write(firsts.tobytes())
-        with open_output(self.files.pairs(band)) as out, open_output(self.files.pair_flags(band)) as flags:
-            reserve(flags, int(firsts[-1]))
-            paired = np.memmap(flags.name, bool, "r+") if firsts[-1] else np.empty(0, bool)
-            for block in candidate_pairs(keys_files, band, self.files.columns, self.memory):
+                out.write(np.cumsum(np.concatenate([np.zeros(1, "<u8"), *sizes]), dtype="<u8").tobytes())
+        count = 0
+        runs = self.files.read_runs()
+        with open_output(self.files.pairs(band, part)) as out:
+            for block in candidate_pairs(runs, band, part, self.files.ranges, self.memory):
                 out.write(block.astype("<u8").tobytes())
-                paired[block.ravel().astype(np.int64)] = True
                 count += len(block)
         return {"pairs": count}
+
+
+@dataclass(frozen=True, slots=True)
+class PairFlags:
+    """Writes a bit per document: whether it has a pair.
+
+    Attributes:
+        memory: bytes of flags that are set in one pass over the pairs.
+    """
+
+    files: WorkFiles
+    memory: int
+
+    def run(self, _: int) -> TaskResult:
+        total = self.files.read_firsts()[-1]
+        count = 0
+        with open_output(self.files.pair_flags) as out:
+            for start in range(0, total, 8 * self.memory):
+                stop = min(total, start + 8 * self.memory)
+                flags = np.zeros(-(-(stop - start) // 8), np.uint8)
+                for block in self.files.read_pairs():
+                    documents = block[(block >= start) & (block < stop)] - np.uint64(start)
+                    bits = np.uint64(1) << (documents & np.uint64(7))
+                    np.bitwise_or.at(flags, documents >> np.uint64(3), bits.astype(np.uint8))
+                out.write(flags.data)
+                count += int(np.count_nonzero(np.unpackbits(flags)))
+        return {"documents": count}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +194,14 @@ class PairedSets:
 
     def run(self, shard: int) -> TaskResult:
         firsts = self.files.read_firsts()
-        is_paired = np.zeros(firsts[shard + 1] - firsts[shard], bool)
-        for band in range(self.files.preset.bands):
-            is_paired |= np.fromfile(self.files.pair_flags(band), bool, len(is_paired), offset=firsts[shard])
+        first_byte = firsts[shard] // 8
+        flags = np.fromfile(
+            self.files.pair_flags, np.uint8, firsts[shard + 1] // 8 + 1 - first_byte, offset=first_byte
+        )
+        start = firsts[shard] - 8 * first_byte
+        is_paired = np.unpackbits(flags, bitorder="little")[start:][: firsts[shard + 1] - firsts[shard]].view(
+            bool
+        )
         shingles = Shingles(self.files.preset)
         first = 0
 
@@ -127,45 +218,40 @@ class PairedSets:
 
 @dataclass(frozen=True, slots=True)
 class DuplicateGroups:
-    """Writes the root of each document."""
+    """Writes the root of each document.
+
+    Attributes:
+        memory: bytes for the roots, unless pairs are compared.
+    """
 
     files: WorkFiles
+    memory: int
 
     def run(self, _: int) -> TaskResult:
-        preset = self.files.preset
         firsts = self.files.read_firsts()
+        total = firsts[-1]
+        if self.files.preset.jaccard is None:
+            write_roots(self.files.read_pairs(), total, self.files.roots, self.files.components, self.memory)
+        else:
+            self._write_similar_roots(firsts, self.files.preset.jaccard)
+        return {"documents": total}
+
+    def _write_similar_roots(self, firsts: list[int], threshold: float) -> None:
+        """Compare pairs in their order: which ones are compared depends on the groups so far."""
         total = firsts[-1]
         with open_output(self.files.roots) as out:
             for start in range(0, total, BLOCK_PAIRS):
                 out.write(np.arange(start, min(start + BLOCK_PAIRS, total), dtype="<u8").tobytes())
         if not total:
-            return {"documents": 0}
+            return
         roots_file = np.memmap(self.files.roots, "<u8", "r+")
         parents = roots_file.view(np.ndarray)
-        if preset.jaccard is not None:
-            sets = SetReader(self.files.sets, firsts[:-1])
-            union_similar(
-                parents, self.files.read_pairs(), partial(sets.is_similar, threshold=preset.jaccard)
-            )
-        else:
-            for block in self.files.read_pairs():
-                union(parents, self._equal_hashes(block, firsts) if preset.unit == "text" else block)
+        sets = SetReader(self.files.sets, firsts[:-1])
+        union_similar(parents, self.files.read_pairs(), partial(sets.is_similar, threshold=threshold))
         for start in range(0, total, BLOCK_PAIRS):
             numbers = np.arange(start, min(start + BLOCK_PAIRS, total))
             parents[numbers] = find_roots(parents, numbers)
         roots_file.flush()
-        return {"documents": total}
-
-    def _equal_hashes(self, block: NDArray[np.uint64], firsts: list[int]) -> NDArray[np.uint64]:
-        """Select the pairs that agree in the second half of the hash too."""
-        halves = np.empty(block.shape, np.uint64)
-        shard = np.searchsorted(firsts, block, "right") - 1
-        for number in np.unique(shard):
-            in_shard = shard == number
-            indices = block[in_shard] - np.uint64(firsts[number])
-            halves[in_shard] = read_entries(self.files.keys(int(number)), 1, self.files.columns, indices)
-        equal: NDArray[np.uint64] = block[halves[:, 0] == halves[:, 1]]
-        return equal
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,210 @@
+"""Near-duplicate search reads the keys a bounded number of times and equals brute force at any memory."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mega_data.dedup import pipeline
+from mega_data.dedup.band_store import open_column_writer
+from mega_data.dedup.components import write_roots
+from mega_data.dedup.minhash import NO_KEY
+from mega_data.dedup.pipeline import Deduplication, count_ranges, group_shards
+from mega_data.dedup.presets import PRESETS, Preset
+from mega_data.dedup.sorted_runs import MAX_CELLS
+from mega_data.dedup.stages import BandPairs, PairFlags, SortedKeys
+from mega_data.dedup.union_find import find_roots, union
+from mega_data.dedup.work_files import WorkFiles
+from mega_data.executors.local import run
+from mega_data.jsonl_shards import find_shards
+
+BANDS = Preset("words", 5, bands=3, rows=8)
+
+
+def write_keys(files: WorkFiles, tables: Sequence[np.ndarray[Any, Any]]) -> None:
+    for shard, table in enumerate(tables):
+        with open_column_writer(files.keys(shard), files.columns) as put:
+            if len(table):
+                put(table)
+
+
+def find_pairs(files: WorkFiles, groups: Sequence[range], memory: int) -> list[list[list[int]]]:
+    """Run the stages; return the pairs of each band."""
+    for group in range(files.groups):
+        SortedKeys(files, tuple(groups), memory).run(group)
+    for task in reversed(range(files.preset.bands * files.ranges)):
+        BandPairs(files, memory).run(task)
+    bands = list[list[list[int]]]()
+    for band in range(files.preset.bands):
+        parts = [np.fromfile(files.pairs(band, part), "<u8") for part in range(files.ranges)]
+        bands.append(np.concatenate(parts).reshape(-1, 2).tolist())
+    return bands
+
+
+def pairs_by_dictionary(column: Sequence[int], checks: Sequence[int] | None = None) -> list[list[int]]:
+    documents = defaultdict[int, list[int]](list)
+    for document, key in enumerate(column):
+        if key != NO_KEY:
+            documents[key].append(document)
+    return [
+        [first, document]
+        for key in sorted(documents)
+        for first in documents[key][:1]
+        for document in documents[key][1:]
+        if checks is None or checks[first] == checks[document]
+    ]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_pairs_are_those_of_a_dictionary_in_the_order_of_keys(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    preset = rng.choice([BANDS, BANDS, PRESETS["exact"]])
+    ranges = rng.choice([1, 2, 16])
+    total = rng.choice([0, 1, 90, 700])
+    values = [*(rng.randrange(1, 2**64) for _ in range(total // 2)), int(NO_KEY), 2**64 - 1]
+    values += [rng.randrange(1 << 40) + (77 << 50) for _ in range(20)]  # in one cell
+    columns = 2 if preset.unit == "text" else preset.bands
+    table = np.array([[rng.choice(values) for _ in range(columns)] for _ in range(total)], np.uint64)
+    table = table.reshape(-1, columns)
+    table[rng.randrange(total + 1) :: 3, 0] = 2**63 + 12345  # one key of a third of the documents
+    if columns > preset.bands:
+        table[:, 1] %= 2
+    cuts = sorted(rng.randrange(total + 1) for _ in range(rng.randrange(8)))
+    tables = np.split(table, cuts)
+    groups = group_shards([rng.choice([0, 1 << 30, 3 << 30]) for _ in tables])
+    files = WorkFiles(tmp_path, preset, len(groups), ranges)
+    write_keys(files, tables)
+    pairs = find_pairs(files, groups, rng.choice([1, 200, 5000, 1 << 30]))
+    checks = table[:, 1].tolist() if columns > preset.bands else None
+    assert pairs == [pairs_by_dictionary(table[:, band].tolist(), checks) for band in range(preset.bands)]
+    assert files.read_firsts() == [0, *np.cumsum([len(part) for part in tables]).tolist()]
+
+
+def bytes_read() -> int:
+    counters = Path("/proc/self/io")
+    if not counters.exists():
+        pytest.skip("no /proc to read the bytes from")
+    return int(counters.read_text().split()[1])  # rchar: bytes of all read calls
+
+
+@pytest.mark.parametrize("memory", [1 << 16, 1 << 18, 1 << 30])
+def test_the_keys_are_read_at_most_three_times_at_any_memory(tmp_path: Path, memory: int) -> None:
+    rng = np.random.default_rng(0)
+    total = 60_000
+    table = rng.integers(1, 2**64, (total, 3), dtype=np.uint64)
+    table[rng.integers(0, total, total // 2)] = table[rng.integers(0, total, total // 2)]
+    groups = group_shards([1 << 29] * 24)
+    assert len(groups) == 6
+    files = WorkFiles(tmp_path, BANDS, len(groups), 4)
+    write_keys(files, np.split(table, np.sort(rng.integers(0, total, 23))))
+    before = bytes_read()
+    for group in range(files.groups):
+        SortedKeys(files, groups, memory).run(group)
+    for task in range(12):
+        BandPairs(files, memory).run(task)
+    runs = -(-total * 64 // memory) + len(groups)
+    assert runs > 6 or memory > 1 << 18
+    assert 2 * table.nbytes < bytes_read() - before <= 3 * table.nbytes
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_roots_are_those_of_union_find_at_any_memory(tmp_path: Path, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    total = int(rng.integers(1, 400))
+    pairs = [
+        np.sort(rng.integers(0, total, (int(rng.integers(0, 60)), 2)), axis=1).astype(np.uint64)
+        for _ in range(int(rng.integers(1, 6)))
+    ]
+    chain = np.arange(total, dtype=np.uint64)[:: int(rng.integers(1, 9))]
+    pairs.append(np.stack([chain[:-1], chain[1:]], axis=1))
+    parents = np.arange(total, dtype=np.uint64)
+    for pair in pairs:
+        union(parents, pair)
+    for memory in (1, 48 * 7, 48 * 64, 1 << 20):
+        write_roots(pairs, total, tmp_path / "roots", tmp_path / "scratch", memory)
+        assert np.fromfile(tmp_path / "roots", "<u8").tolist() == find_roots(parents, range(total)).tolist()
+    assert not (tmp_path / "scratch").exists()
+
+
+@pytest.mark.parametrize("memory", [1, 2, 1 << 20])
+def test_the_flags_are_those_of_documents_in_pairs(tmp_path: Path, memory: int) -> None:
+    files = WorkFiles(tmp_path, BANDS, 1, 1)
+    rng = np.random.default_rng(memory)
+    keys = rng.integers(1, 90, (53, 3)).astype(np.uint64)
+    write_keys(files, [keys])
+    wanted = {
+        document for band in find_pairs(files, [range(1)], 1 << 20) for pair in band for document in pair
+    }
+    PairFlags(files, memory).run(0)
+    bits = np.unpackbits(np.fromfile(files.pair_flags, np.uint8), bitorder="little")
+    assert set(np.flatnonzero(bits).tolist()) == wanted
+
+
+def write_shards(folder: Path, shards: int, seed: int = 0) -> Path:
+    rng = random.Random(seed)
+    words = ["".join(rng.choices("abcdefghij", k=rng.randint(2, 7))) for _ in range(500)]
+    originals = [rng.choices(words, k=60) for _ in range(shards)]
+    folder.mkdir()
+    for shard in range(shards):
+        texts = [originals[shard], rng.choice(originals), rng.choice(originals)[:50]]
+        lines = "".join(json.dumps({"text": " ".join(text)}) + "\n" for text in texts)
+        (folder / f"{shard:04d}.jsonl").write_text(lines)
+    return folder
+
+
+@pytest.mark.parametrize("name", ["megatron", "datatrove", "exact"])
+def test_the_kept_lines_do_not_depend_on_memory_groups_and_ranges(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_shards(tmp_path / "in", 12)
+    job = Deduplication(tuple(find_shards([folder])), tmp_path / "a", tmp_path / "wa", PRESETS[name])
+    job.begin()
+    run(job.stages(), job.work, workers=1)
+    monkeypatch.setattr(pipeline, "GROUP_BYTES", 2000)
+    monkeypatch.setattr(pipeline, "RANGE_BYTES", 3000)
+    divided = replace(job, output=tmp_path / "b", work=tmp_path / "wb", memory=500)
+    divided.begin()
+    stages = {stage.name: stage.tasks for stage in divided.stages()}
+    assert stages["sort"] > 3
+    assert stages["pairs"] > 3 * PRESETS[name].bands
+    run(divided.stages(), divided.work, workers=1)
+    kept_lines = {file.name: file.read_bytes() for file in (tmp_path / "a").iterdir()}
+    assert kept_lines == {file.name: file.read_bytes() for file in (tmp_path / "b").iterdir()}
+    assert sum(len(lines.splitlines()) for lines in kept_lines.values()) < 36
+
+
+def test_more_shards_than_a_process_may_open_files(tmp_path: Path) -> None:
+    folder = write_shards(tmp_path / "in", 60)
+    code = """
+import resource, sys
+import mega_data.dedup.jaccard
+from mega_data.cli import commands
+mega_data.dedup.jaccard.MAX_MAPPED_SHARDS = 8
+resource.setrlimit(resource.RLIMIT_NOFILE, (50, 50))
+commands.main(["dedup", *sys.argv[1:]])
+"""
+    words = ["--input", str(folder), "--output", str(tmp_path / "out"), "--preset", "megatron"]
+    process = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    assert "of 180 documents" in process.stdout
+
+
+def test_groups_and_ranges_grow_with_the_corpus_up_to_a_limit() -> None:
+    assert group_shards([]) == (range(0),)
+    assert group_shards([5 << 30, 1, 1 << 30, 1 << 30, 1]) == (range(1), range(1, 3), range(3, 5))
+    groups = group_shards([111 << 20] * 90_000)
+    assert 900 < len(groups) <= 1100
+    assert [shard for group in groups for shard in group] == [*range(90_000)]
+    assert count_ranges(10**9) == 1
+    assert count_ranges(10 * 10**12) == 256
+    assert count_ranges(10**18) == MAX_CELLS

@@ -1,8 +1,10 @@
 """Benchmark the engine of mega-serve on a CPU against Hugging Face's and vLLM's, on the same weights.
 
-    python bench/serve.py [--threads 1 2] [--rounds 3] [--ways ours hf ...] [--workloads ...] [--json RESULT]
+    python bench/serve.py [--threads 1 2] [--rounds 3] [--ways ours hf ...] [--workloads ...] [--dtype fp32]
+        [--json RESULT]
 
-The model has the shape of GPT-2 124M and random weights, bfloat16; `tiny` is an 8M one in float32. Workloads:
+The model has the shape of GPT-2 124M and random weights, bfloat16, or float32 with --dtype fp32, which is for
+CPUs without bfloat16 products (AVX2): there torch emulates them. `tiny` is an 8M one in float32. Workloads:
 
 stream   1 prompt of 128 tokens, 128 new ones
 batch    32 prompts of 16 to 256 tokens, 64 new ones each, all at once
@@ -62,7 +64,7 @@ OURS: dict[str, dict[str, Any]] = {
     "ours-invariant": {"batch_invariant": True},
 }
 PEERS = ("hf", "hf-continuous", "vllm", "vllm-eager")
-DTYPES = {"gpt2": "bf16", "tiny": "fp32"}
+BYTES = {"bf16": 2, "fp32": 4}
 
 
 def make_model(folder: Path, spec: ModelSpec, *, tokenizer: Path | None = None) -> None:
@@ -260,6 +262,7 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
     report: dict[str, Any] = {
         "date": time.strftime("%Y-%m-%d"),
         "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
+        "dtype": options.dtype,
         "load_before": os.getloadavg()[0],
         "busy_before": round(measure_busy(), 3),
     }
@@ -278,9 +281,8 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
                 file.write_text(json.dumps(work))
                 section[name] = run_workload(options, name, work, file, root / work["model"], threads)
             if "stream" in section:
-                weights = 2 * sum(
-                    int(np.prod(row.shape)) for row in table(SPECS["gpt2"]) if row.tied_to is None
-                )
+                sizes = [int(np.prod(row.shape)) for row in table(SPECS["gpt2"]) if row.tied_to is None]
+                weights = BYTES[options.dtype] * sum(sizes)
                 bound = section["bandwidth"] / weights
                 section["stream"]["bound_tokens_per_second"] = round(bound, 1)
                 if "ours" in section["stream"]:
@@ -312,7 +314,7 @@ def run_workload(
     results: dict[str, list[dict[str, Any]]] = {}
     for _ in range(options.rounds):
         for way in options.ways:
-            result = run_way(way, file, folder, DTYPES[work["model"]], threads)
+            result = run_way(way, file, folder, options.dtype if work["model"] == "gpt2" else "fp32", threads)
             if result is not None:
                 results.setdefault(way, []).append(result)
     rows: dict[str, Any] = {way: summarize(rounds, work) for way, rounds in results.items()}
@@ -346,6 +348,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--ways", nargs="+", default=[*OURS, *PEERS], choices=[*OURS, *PEERS])
     parser.add_argument("--workloads", nargs="+", default=list(make_workloads()))
+    parser.add_argument("--dtype", choices=list(BYTES), default="bf16")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     report = compare(options)

@@ -18,6 +18,7 @@ from mega_data.commands.inspect import inspect, verify
 from mega_data.commands.merge import merge
 from mega_data.commands.mix import mix
 from mega_data.commands.preprocess import preprocess
+from mega_data.commands.run_pipeline import run_pipeline
 from mega_data.commands.train_tokenizer import train_tokenizer
 from mega_schema.app.cli_runner import raise_at_sigterm, run_command
 from mega_schema.app.output_option import OUTPUT_FILE
@@ -87,3 +88,4 @@ commands.add_command(verify)
 commands.add_command(train_tokenizer)
 commands.add_command(clean)
 commands.add_command(extract)
+commands.add_command(run_pipeline)

@@ -12,6 +12,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -50,7 +51,7 @@ def shared_file(name: str) -> Path:
 
 def test_fix_text_mends_what_ftfy_mends_and_passes_over_only_what_it_leaves() -> None:
     ftfy = pytest.importorskip("ftfy")
-    from mega_data.clean.normalize import might_change
+    from mega_data.clean.normalize import LineRepair
 
     texts = [
         "plain",
@@ -74,9 +75,11 @@ def test_fix_text_mends_what_ftfy_mends_and_passes_over_only_what_it_leaves() ->
         )
         for _ in range(3000)
     ]
-    passed = [text for text in texts if not might_change(text)]
-    assert [text for text in passed if ftfy.fix_text(text) != text] == []
-    assert {"plain", "çok güzel", "한국어"} <= set(passed)
+    assert [text for text in texts if apply_step("fix-text", text) != [ftfy.fix_text(text)]] == []
+    own_repair = LineRepair(SimpleNamespace(**vars(ftfy) | {"fix_and_explain": None}))
+    assert [own_repair.fix_text(text) for text in ("plain", "çok güzel", "한국어", "“é”")] == [
+        "plain", "çok güzel", "한국어", '"é"',
+    ]  # fmt: skip
     assert apply_step("fix-text", "schÃ¶n &amp; gut") == ["schön & gut"]
 
 
@@ -96,6 +99,8 @@ def test_fix_text_mends_what_ftfy_mends_and_passes_over_only_what_it_leaves() ->
         ("c4", "Lorem ipsum dolor", "lorem ipsum"),
         ("c4", "a { b", "a brace"),
         ("c4", f"Home | About\n{PROSE}\nWe use cookies to make the site better.", [PROSE]),
+        ("c4", f"{PROSE}\nThis line asks for JavaScript.\nWe show a Cookie Policy to all.", [PROSE]),
+        ("c4:words=0,sentences=0", "A.\n\nb", ["A."]),
         ("c4", "Only one good sentence is here.", "fewer than 3 sentences in good lines"),
         ("gopher-quality", "word " * 49, "not 50 to 100,000 words"),
         ("gopher-quality", "a the " * 50, "mean word not of 3 to 10 characters"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
@@ -14,7 +13,9 @@ from mega_data.readers.magic import BOM
 from mega_data.readers.nested_keys import value_at
 from mega_data.readers.streams import read_blocks
 
-_LONG_NUMBER: Final = re.compile(rb"\d{19}")  # may exceed 64 bits
+# 19 digits may exceed 64 bits. A search for equal bytes is several times as fast as one for a pattern
+_LONG_NUMBER: Final = b"0" * 19
+_EQUAL_DIGITS: Final = bytes.maketrans(b"123456789", b"0" * 9)
 
 
 def read_texts(inputs: Iterable[InputFile], key: str, max_documents: int | None = None) -> Iterator[str]:
@@ -45,7 +46,7 @@ def read_texts(inputs: Iterable[InputFile], key: str, max_documents: int | None 
 
 def exact_numbers(line: bytes, values: dict[str, Any]) -> dict[str, Any]:
     """Restore integers beyond 64 bits in the values of a line, which `parse_json` reads as floats."""
-    if not _LONG_NUMBER.search(line):
+    if _LONG_NUMBER not in line.translate(_EQUAL_DIGITS):
         return values
     try:
         exact: dict[str, Any] = json.loads(line.removeprefix(BOM))

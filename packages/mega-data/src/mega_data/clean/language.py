@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from mega_data.clean.array_langid import make_identifier
 from mega_data.clean.classifier import load_fasttext, predict_labels
 from mega_data.clean.step import Row, RowFunction, Verdict, import_for_step
 from mega_data.readers.versions import file_version
@@ -69,7 +70,7 @@ def _langid_classifier(keep: Sequence[str]) -> Callable[[str], tuple[str, float]
 
 @cache
 def _load_langid(langid: Any) -> Any:
-    return langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE, norm_probs=True)
+    return make_identifier(langid)
 
 
 def _fasttext_classifier(path: str) -> Callable[[str], tuple[str, float]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mega_data.clean.step import Row, RowFunction, Verdict
+from mega_data.clean.words import WordTable, word_table
 from mega_data.readers.versions import FileVersion, file_version
 from mega_schema.errors import ConfigError
 
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 # GPT-2's pre-tokenization: a text has at least as many tokens as pieces
 _GPT2_PIECES = re.compile(r"'(?:s|t|re|ve|m|ll|d)| ?[^\W\d_]+| ?\d+| ?(?:[^\s\w]|_)+|\s+")
 _SENTENCE_ENDS = re.compile(r"[.!?]+(?:\s|$)")
-_POLICIES = (
+_NOTICES = (
+    "javascript",
     "terms of use",
     "privacy policy",
     "cookie policy",
@@ -31,20 +33,6 @@ _POLICIES = (
 )
 _STOP_WORDS = ("the", "be", "to", "of", "and", "that", "have", "with")
 _BULLETS = ("•", "‣", "◦", "⁃", "▪", "-", "*")
-# words, and the maximum share of characters: of the most frequent n-gram up to 4, of all repeated ones from 5
-_NGRAM_LIMITS = (
-    (2, 0.2),
-    (3, 0.18),
-    (4, 0.16),
-    (5, 0.15),
-    (6, 0.14),
-    (7, 0.13),
-    (8, 0.12),
-    (9, 0.11),
-    (10, 0.1),
-)
-_REPEATED_FROM = 5
-_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,20 +131,22 @@ class C4Filter:
                 return "a brace"
             if bad and bad.search(lower):
                 return "a word of the list"
-            good_lines = [line.strip() for line in text.split("\n") if self._is_good_line(line.strip())]
+            # few texts mention any of them, so that most lines are not searched
+            has_notice = any(notice in lower for notice in _NOTICES)
+            lines = (line.strip() for line in text.split("\n"))
+            good_lines = [line for line in lines if self._is_good_line(line, has_notice=has_notice)]
             if sum(len(_SENTENCE_ENDS.findall(line.rstrip("\"'”’"))) for line in good_lines) < self.sentences:
                 return f"fewer than {self.sentences} sentences in good lines"
             return [row.with_values(**{row.key: "\n".join(good_lines).replace("[citation needed]", "")})]
 
         return work
 
-    def _is_good_line(self, line: str) -> bool:
+    def _is_good_line(self, line: str, *, has_notice: bool) -> bool:
         if not line.endswith((".", "!", "?", '"', "”")) or line.endswith(("...", "…")):
             return False
-        lower = line.lower()
-        if "javascript" in lower or any(policy in lower for policy in _POLICIES):
+        if has_notice and any(notice in line.lower() for notice in _NOTICES):
             return False
-        return len(line.split()) >= self.words
+        return len(line.split(None, max(0, self.words - 1))) >= self.words
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,91 +165,68 @@ class GopherQuality:
         stops = frozenset(self.stop_words)
 
         def work(row: Row) -> Verdict:
-            words = row.text.split()
-            lines = row.text.splitlines()
-            if not self.fewest <= len(words) <= self.most:
+            text = row.text
+            table = word_table(text)
+            words = len(table)
+            if not self.fewest <= words <= self.most:
                 return f"not {self.fewest} to {self.most:,} words"
-            if words and not 3 <= sum(map(len, words)) / len(words) <= 10:
+            if words and not 3 <= int(table.lengths.sum()) / words <= 10:
                 return "mean word not of 3 to 10 characters"
-            ellipses = row.text.count("...") + row.text.count("…")
-            if max(row.text.count("#"), ellipses) > 0.1 * len(words):
+            ellipses = text.count("...") + text.count("…")
+            if max(text.count("#"), ellipses) > 0.1 * words:
                 return "more than a hash or ellipsis in ten words"
-            if sum(line.lstrip().startswith(_BULLETS) for line in lines) > 0.9 * len(lines):
-                return "more than 90% of lines are bullets"
-            if sum(line.rstrip().endswith(("...", "…")) for line in lines) > 0.3 * len(lines):
-                return "more than 30% of lines end in an ellipsis"
-            if sum(any(map(str.isalpha, word)) for word in words) < 0.8 * len(words):
+            if reason := _line_reason(text, ellipses):
+                return reason
+            if not _have_letters(table, 0.8):
                 return "fewer than 80% of words have a letter"
-            if len(stops.intersection(word.strip(".,;:!?\"'()").lower() for word in words)) < min(
-                2, len(stops)
-            ):
+            if not _has_stop_words(table.distinct, stops, min(2, len(stops))):
                 return "fewer than two stop words"
             return [row]
 
         return work
 
 
-@dataclass(frozen=True, slots=True)
-class GopherRepetition:
-    """Drop documents that fail the repetition rules of Gopher's MassiveText (arXiv:2112.11446, table A1)."""
+def _line_reason(text: str, ellipses: int) -> str:
+    """Return the reason to drop a text with these lines, or "".
 
-    def start(self) -> RowFunction:
-        return lambda row: _repetition_reason(row.text) or [row]
-
-
-def _repetition_reason(text: str) -> str:
-    paragraphs = re.split(r"\n{2,}", text.strip())
-    lines = re.split(r"\n+", text.strip())
-    for name, parts in (("lines", lines), ("paragraphs", paragraphs)):
-        repeated = _repeated_parts(parts)
-        if len(repeated) > 0.3 * len(parts):
-            return f"more than 30% of {name} are repeated"
-        if sum(map(len, repeated)) > 0.2 * len(text):
-            return f"more than 20% of characters in repeated {name}"
-    return _repeated_ngrams(text)
-
-
-def _repeated_ngrams(text: str) -> str:
-    words = text.split()
-    numbers = dict[str, int]()
-    word_ids = np.fromiter((numbers.setdefault(word, len(numbers)) for word in words), np.uint64, len(words))
-    lengths = np.fromiter(map(len, words), np.int64, len(words))
-    before = np.concatenate([[0], np.cumsum(lengths)])
-    ngrams = word_ids
-    for size, limit in _NGRAM_LIMITS:
-        while (width := len(words) - len(ngrams) + 1) < size and len(ngrams) > 1:
-            # hash of the n-gram times a large odd number, plus the next word: collisions in 2^64 are rare
-            ngrams = (ngrams[:-1] + np.uint64(1)) * _MULTIPLIER + word_ids[width:]
-        if len(words) < size:
-            return ""
-        _, first, inverse, counts = np.unique(
-            ngrams, return_index=True, return_inverse=True, return_counts=True
-        )
-        if size < _REPEATED_FROM:
-            top = int(np.argmax(np.where(counts == counts.max(), -first, -len(words))))
-            if counts[top] > 1 and counts[top] * (
-                before[first[top] + size] - before[first[top]]
-            ) > limit * len(text):
-                return f"more than {limit:.0%} of characters in one {size}-gram"
-            continue
-        repeats = np.flatnonzero(first[inverse] != np.arange(len(ngrams)))
-        edges = np.zeros(len(words) + 1, np.int64)
-        np.add.at(edges, repeats, 1)
-        np.add.at(edges, repeats + size, -1)
-        if int(lengths[np.cumsum(edges)[:-1] > 0].sum()) > limit * len(text):
-            return f"more than {limit:.0%} of characters in repeated {size}-grams"
+    Args:
+        ellipses: ellipses in the text; as many lines can end in one.
+    """
+    lines = text.splitlines()
+    bullets = sum(map(text.count, _BULLETS))
+    if bullets > 0.9 * len(lines) and (
+        sum(line.lstrip().startswith(_BULLETS) for line in lines) > 0.9 * len(lines)
+    ):
+        return "more than 90% of lines are bullets"
+    if ellipses > 0.3 * len(lines) and (
+        sum(line.rstrip().endswith(("...", "…")) for line in lines) > 0.3 * len(lines)
+    ):
+        return "more than 30% of lines end in an ellipsis"
     return ""
 
 
-def _repeated_parts(parts: Sequence[str]) -> list[str]:
-    """Return the parts that occurred before."""
-    seen = set[str]()
-    repeated = list[str]()
-    for part in parts:
-        if part in seen:
-            repeated.append(part)
-        seen.add(part)
-    return repeated
+def _have_letters(table: WordTable, share: float) -> bool:
+    """Return whether this share of the words contains a letter."""
+    # most words consist of letters, which is several times faster to ask than whether one is a letter
+    for has_letter in (str.isalpha, _has_letter):
+        is_counted = np.fromiter(map(has_letter, table.distinct), bool, count=len(table.distinct))
+        if int(table.counts[is_counted].sum()) >= share * len(table):
+            return True
+    return False
+
+
+def _has_letter(word: str) -> bool:
+    return word[0].isalpha() or any(map(str.isalpha, word))
+
+
+def _has_stop_words(words: Iterable[str], stops: Collection[str], fewest: int) -> bool:
+    """Return whether the words contain so many different stop words; stops at the last of them."""
+    missing = set(stops)
+    for word in words:
+        if len(stops) - len(missing) >= fewest:
+            return True
+        missing.discard(word.strip(".,;:!?\"'()").lower())
+    return len(stops) - len(missing) >= fewest
 
 
 def _bad_word_pattern(path: str) -> re.Pattern[str] | None:

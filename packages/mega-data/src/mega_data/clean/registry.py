@@ -29,11 +29,11 @@ from mega_data.clean.python_step import PythonStep
 from mega_data.clean.quality import (
     C4Filter,
     GopherQuality,
-    GopherRepetition,
     JavascriptFilter,
     LengthFilter,
     TokenCountFilter,
 )
+from mega_data.clean.repetition import GopherRepetition
 from mega_data.clean.selection import RegexStep, SampleStep
 from mega_data.clean.sentence_dedup import SentenceDedupStep
 from mega_data.clean.url_list import UrlList

@@ -505,7 +505,7 @@ def test_one_task_at_a_time_as_in_a_job_array_gives_the_same(tmp_path: Path, rec
     parts = ["--input", folder, "--output", tmp_path / "two", "--config", recipe, "--keep-dropped"]
     stages = {
         "00-pass": ["pass:1", "pass:0"],
-        "01-duplicates": ["keys", "pairs", "groups", "filter:1", "filter:0"],
+        "01-duplicates": ["keys", "sort", "pairs", "groups", "filter:1", "filter:0"],
         "02-pass": ["count:1", "count:0", "total", "pass"],
     }
     clean(*parts, "--stage", "plan")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,12 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
+from mega_data import output_formats
 from mega_data.cli import commands
 from mega_data.jsonl_shards import read_lines
 from mega_data.output_formats import OUTPUT_FORMATS, file_ending, formatted_name, open_output
+from mega_data.readers.compression import open_decompressed
+from mega_data.readers.frames import range_starts
 from mega_schema.app.cli_runner import run_command
 from mega_schema.errors import ConfigError
 
@@ -148,3 +152,25 @@ def test_a_format_without_its_library_is_refused_before_the_run(
         "error: --output-format: needs a library that is not installed: wanted pyarrow; hint: pip "
     )
     assert not Path("out").exists()
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst"])
+@pytest.mark.parametrize("size", [0, 1, 999, 1000, 1001, 4000, 12345])
+def test_an_output_is_frames_that_a_reader_can_divide_wherever_the_writes_end(
+    name: str, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output_formats, "FRAME_BYTES", 1000)
+    rng = random.Random(size)
+    data = bytes(rng.choices(b"abc\n", k=size))
+    contents = list[bytes]()
+    for longest in (1, 70, 5000):
+        with open_output(tmp_path / name) as out:
+            position = 0
+            while position < size:
+                position += out.write(data[position : position + rng.randint(1, longest)])
+        contents.append((tmp_path / name).read_bytes())
+        with open_decompressed(tmp_path / name) as file:
+            assert file.read() == data
+        starts = range_starts(tmp_path / name, Path(name).suffix, 1)
+        assert len(starts) == max(1, -(-size // 1000))
+    assert contents[0] == contents[1] == contents[2]

@@ -1,15 +1,17 @@
 """Write JSON lines plain, compressed or as Parquet. The file name decides.
 
 a.jsonl       lines
-a.jsonl.gz    one gzip member without name and time, so that equal lines give equal bytes
-a.jsonl.zst   one zstd frame with a checksum
+a.jsonl.gz    gzip members without name and time, so that equal lines give equal bytes
+a.jsonl.zst   zstd frames with a checksum
 a.parquet     a column per key, of the type that all its values have
+
+A member or frame holds FRAME_BYTES of text, the last one less: a reader can divide the file at them.
 """
 
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -29,6 +31,7 @@ OUTPUT_FORMATS: Final = MappingProxyType(
 _FILE_ENDINGS: Final = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
 _GZIP_LEVEL: Final = 6
 _ZSTD_LEVEL: Final = 3
+FRAME_BYTES: Final = 1 << 24  # of text in a gzip member or a zstd frame
 _GROUP_BYTES: Final = 1 << 24  # of the lines of a row group
 
 
@@ -83,22 +86,50 @@ def open_output(path: Path) -> Iterator[IO[bytes]]:
             finally:
                 lines.unlink(missing_ok=True)
         else:
-            with partial.open("wb", buffering=1 << 20) as file, _compressor(file, path) as out:
-                yield out
+            with partial.open("wb", buffering=1 << 20) as file:
+                if path.suffix not in (".gz", ".zst"):
+                    yield file
+                    return
+                frames = _FrameWriter(file, path)
+                try:
+                    yield cast(IO[bytes], frames)
+                finally:
+                    frames.close()
 
 
-@contextmanager
-def _compressor(file: IO[bytes], path: Path) -> Iterator[IO[bytes]]:
+class _FrameWriter:
+    """Compress text in frames whose edges depend on the text alone, not on the sizes of the writes."""
+
+    def __init__(self, file: IO[bytes], path: Path) -> None:
+        self._open_frame = _frame_opener(file, path)
+        self._frame: Any = self._open_frame()
+        self._size = 0  # bytes of text in the frame
+
+    def write(self, data: bytes | memoryview) -> int:
+        text = memoryview(data)
+        start = 0
+        while start < len(text):
+            if self._size == FRAME_BYTES:
+                self._frame.close()
+                self._frame = self._open_frame()
+                self._size = 0
+            piece = text[start : start + FRAME_BYTES - self._size]
+            self._frame.write(piece)
+            self._size += len(piece)
+            start += len(piece)
+        return len(text)
+
+    def close(self) -> None:
+        self._frame.close()
+
+
+def _frame_opener(file: IO[bytes], path: Path) -> Callable[[], Any]:
+    """Return a function that opens the next member or frame of a file."""
     if path.suffix == ".gz":
-        with gzip.GzipFile("", "wb", _GZIP_LEVEL, file, mtime=0) as out:
-            yield cast(IO[bytes], out)
-    elif path.suffix == ".zst":
-        zstandard = import_for_file(path, "zstandard", "zst")
-        compressor = zstandard.ZstdCompressor(level=_ZSTD_LEVEL, write_checksum=True)
-        with compressor.stream_writer(file, closefd=False) as out:
-            yield out
-    else:
-        yield file
+        return lambda: gzip.GzipFile("", "wb", _GZIP_LEVEL, file, mtime=0)
+    zstandard = import_for_file(path, "zstandard", "zst")
+    compressor = zstandard.ZstdCompressor(level=_ZSTD_LEVEL, write_checksum=True)
+    return lambda: compressor.stream_writer(file, closefd=False)
 
 
 def _write_parquet(lines: Path, output: Path, path: Path) -> None:

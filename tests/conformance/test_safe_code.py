@@ -16,6 +16,7 @@ LOOKUPS = {"getattr", "setattr", "globals", "locals", "vars", "compile", "__impo
 # never a file
 MESSAGES = {
     "mega-data/src/mega_data/encode_tasks.py": ["pickle"],
+    "src/mega_data/executors/ray.py": ["pickle"],
     "mega-data/src/mega_data/worker_errors.py": ["pickle"],
     "mega-data/src/mega_data/seed.py": ["pickle"],
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -175,14 +176,29 @@ def test_what_is_no_function_is_refused_before_anything_is_written(
     assert not (folder / "out").exists()
 
 
-def test_a_run_is_not_resumed_with_a_changed_adapter(folder: Path) -> None:
+def test_tasks_of_an_earlier_version_of_the_adapter_are_not_reused(folder: Path) -> None:
     words = ("--executor", "local")
     assert call(folder, "join", *words, "--stage", "encode").exit_code == 0
     path = next(folder.glob("adapters_*.py"))
-    path.write_text(path.read_text() + "\n# changed\n")
-    failed = call(folder, "join", *words)
+    path.write_text(path.read_text().replace("{row['a']} {row['b']}", "{row['b']} {row['a']} 7"))
+    failed = call(folder, "join", *words, "--stage", "encode")
     assert isinstance(failed.exception, MegaError)
     assert "contains a run with other inputs" in str(failed.exception)
+    for prefix in ("out/p", "new/p"):  # in processes of their own, which import the new version
+        line = [
+            sys.executable,
+            "-m",
+            "mega_data",
+            "preprocess",
+            "--input",
+            "in",
+            "--output-prefix",
+            prefix,
+            *NULL,
+        ]
+        line += ["--adapter", f"python:{path.stem}:join", "--text-unit", "line", *words]
+        subprocess.run(line, check=True, capture_output=True)
+    assert files(folder / "out") == files(folder / "new")
 
 
 def test_a_tokenizer_is_trained_on_the_adapted_documents(folder: Path) -> None:

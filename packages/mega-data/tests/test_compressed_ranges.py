@@ -232,7 +232,7 @@ def test_a_dry_run_tells_which_large_file_is_one_task(tmp_path: Path) -> None:
         assert (second == f"{path}: one task of {len(data) / 1e6:.2f} MB: it has one member") == (tasks == 1)
 
 
-def test_a_run_is_not_resumed_with_other_cuts_of_the_same_number(tmp_path: Path) -> None:
+def test_tasks_of_other_cuts_are_not_reused_if_their_number_is_the_same(tmp_path: Path) -> None:
     """Ranges of whole row groups or members can have equal numbers and other edges."""
     path = tmp_path / "a.jsonl.gz"
     path.write_bytes(b"".join(gzip.compress(b'{"text": "1"}\n', 0, mtime=0) for _ in range(4)))
@@ -242,8 +242,12 @@ def test_a_run_is_not_resumed_with_other_cuts_of_the_same_number(tmp_path: Path)
     assert cuts == [[0, 2 * unit], [0, 3 * unit]]
     placement = Placement(only="encode:0", split_bytes=2 * unit)
     assert preprocess_tasks(inputs, tmp_path / "p", tokenizer, Options(), placement) is None
+    placement = Placement(only="encode:1", split_bytes=3 * unit)
     with pytest.raises(MegaError, match="contains a run with other inputs"):
-        preprocess_tasks(inputs, tmp_path / "p", tokenizer, Options(), Placement(split_bytes=3 * unit))
+        preprocess_tasks(inputs, tmp_path / "p", tokenizer, Options(), placement)
+    result = preprocess_tasks(inputs, tmp_path / "p", tokenizer, Options(), Placement(split_bytes=3 * unit))
+    assert result is not None
+    assert (result.documents, result.tokens) == (4, 4)
 
 
 def test_a_member_of_much_text_is_checked_in_little_memory(tmp_path: Path) -> None:

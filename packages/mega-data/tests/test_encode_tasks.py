@@ -354,3 +354,32 @@ def test_many_small_parts_are_joined_by_few_tasks(tmp_path: Path, monkeypatch: p
         encode(inputs, tmp_path / f"out{joins}/p")
         assert stages[-1]["join"] == joins
         assert files(tmp_path / f"out{joins}") == files(tmp_path / "stream")
+
+
+def test_after_a_kill_only_the_changed_inputs_are_encoded_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run ended with the advice to remove all finished tasks."""
+    inputs = corpus(tmp_path / "in")
+    names = [part.item.path.name for part in split_inputs(inputs, 700)]
+    encoded = list[str]()
+    is_killed = True
+    encode_task = EncodingTasks.encode
+
+    def encode_or_die(job: EncodingTasks, task: int) -> dict[str, object]:
+        if is_killed and names[task] == "f.txt":
+            raise KeyboardInterrupt
+        encoded.append(names[task])
+        return encode_task(job, task)
+
+    monkeypatch.setattr(EncodingTasks, "encode", encode_or_die)
+    with pytest.raises(KeyboardInterrupt):
+        encode(inputs, tmp_path / "out/p")
+    assert encoded == names[:-1]
+    (tmp_path / "in/d.csv").write_text("text,title\n5,6\n")
+    is_killed = False
+    encoded.clear()
+    encode(inputs, tmp_path / "out/p")
+    assert encoded == ["d.csv", "f.txt"]
+    preprocess(inputs, tmp_path / "stream/p", TOKENIZER, KEYS)
+    assert files(tmp_path / "out") == files(tmp_path / "stream")

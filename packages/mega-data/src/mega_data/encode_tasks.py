@@ -104,8 +104,12 @@ class EncodingTasks:
     def inputs(self) -> list[InputFile]:
         return list({part.input: part.item for part in self.ranges}.values())
 
-    def begin(self) -> None:
+    def begin(self, *, whole_run: bool) -> None:
         """Create the work folder, or resume the same run in an existing one.
+
+        Args:
+            whole_run: no other process runs tasks. Then finished tasks are kept whose inputs are as they were
+                when a process was killed, unless parts are joined already.
 
         Raises:
             ConfigError: the folder holds another run.
@@ -126,9 +130,9 @@ class EncodingTasks:
             "split-mb": [len(cuts) for cuts in starts.values()],
             "skip": self.skip,
         }
-        open_run_folder(
-            self.folder, wanted, ReusableTasks("done/encode", owners, "skip", self.folder / "parts")
-        )
+        after_kill = whole_run and not (self.folder / _OFFSETS).exists()
+        reuse = ReusableTasks("done/encode", owners, "skip", self.folder / "parts", after_kill)
+        open_run_folder(self.folder, wanted, reuse)
         (self.folder / FAILED).unlink(missing_ok=True)
 
     def stages(self) -> list[TaskStage]:

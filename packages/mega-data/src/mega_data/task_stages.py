@@ -61,19 +61,22 @@ class ReusableTasks:
         owners: number of the input of each task of the stage.
         skip: name of the option that skips wrong lines: a run with it reuses the tasks of a run without it.
         outputs: folder of the tasks' output; removed if no task is reusable.
+        after_kill: the tasks remain valid too if a killed run, which left no sign of its end, had other
+            versions of the same inputs.
     """
 
     markers: str
     owners: Sequence[int]
     skip: str
     outputs: Path
+    after_kill: bool = False
 
 
 def open_run_folder(folder: Path, wanted: TaskResult, reuse: ReusableTasks | None = None) -> None:
     """Create the folder of a run, or check that it belongs to the same inputs and options.
 
     Args:
-        reuse: the tasks to keep if inputs differ from those of a run that ended at a wrong line; None: none.
+        reuse: the tasks to keep if inputs differ from those of a run that ended early; None: none.
 
     Raises:
         ConfigError: the folder holds another run.
@@ -94,7 +97,13 @@ def open_run_folder(folder: Path, wanted: TaskResult, reuse: ReusableTasks | Non
     differing = sorted(
         key for key in recorded.keys() | current.keys() if recorded.get(key) != current.get(key)
     )
-    if differing and reuse is not None and (folder / FAILED).exists():
+    is_changed_input = (
+        reuse is not None
+        and reuse.after_kill
+        and differing == ["inputs"]
+        and _have_equal_paths(recorded, current)
+    )
+    if differing and reuse is not None and ((folder / FAILED).exists() or is_changed_input):
         _keep_finished_tasks(folder, recorded, current, differing, reuse)
         write_file(file, text)
     elif differing:
@@ -117,7 +126,7 @@ def _keep_finished_tasks(
         False,
         current[reuse.skip],
     )
-    if options_fit and [path for path, *_ in recorded["inputs"]] == [path for path, *_ in current["inputs"]]:
+    if options_fit and _have_equal_paths(recorded, current):
         pairs = enumerate(zip(recorded["inputs"], current["inputs"], strict=True))
         unchanged = {number for number, (old_state, new_state) in pairs if old_state == new_state}
         tasks = [task for task, owner in enumerate(reuse.owners) if owner in unchanged]
@@ -127,7 +136,12 @@ def _keep_finished_tasks(
             marker.unlink()
     if not kept_markers:
         remove_folder(reuse.outputs)
-    (folder / FAILED).unlink()
+    (folder / FAILED).unlink(missing_ok=True)
+
+
+def _have_equal_paths(recorded: TaskResult, current: TaskResult) -> bool:
+    """Return whether two plans have the same input files, of any version."""
+    return [path for path, *_ in recorded["inputs"]] == [path for path, *_ in current["inputs"]]
 
 
 def remove_folder(folder: Path) -> None:

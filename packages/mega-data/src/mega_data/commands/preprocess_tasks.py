@@ -73,7 +73,7 @@ def preprocess_tasks(
     errors = ErrorCount(options.max_errors)
     with _locked_folder(unfinished_folder(output_prefix), shared=not whole_run) as folder:
         job, name = _make_job(inputs, folder / TASKS, tokenizer, options, placement.split_bytes)
-        job.begin()
+        job.begin(whole_run=whole_run)
         first, *others = job.stages()
         before = {int(marker.stem) for marker in (job.folder / "done" / first.name).glob("*.json")}
         run = partial(run_stages, folder=job.folder, executor=executor, only=only, errors=errors)

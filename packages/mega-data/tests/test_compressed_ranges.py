@@ -18,6 +18,7 @@ from click.testing import CliRunner
 from mega_data.cli import commands
 from mega_data.commands.preprocess_tasks import Placement, preprocess_tasks
 from mega_data.preprocess import Options, preprocess
+from mega_data.readers import compression as frame_reader
 from mega_data.readers.frames import range_starts
 from mega_data.readers.inputs import InputFile
 from mega_data.readers.ranges import InputRange, count_rows_before, read_range, split_inputs
@@ -83,9 +84,12 @@ def read_ranges(path: Path, ranges: Sequence[InputRange], block: int = 50) -> li
 @pytest.mark.parametrize("compression", WRITERS)
 @pytest.mark.parametrize("seed", range(8))
 def test_the_ranges_of_any_size_have_the_text_of_the_file(
-    compression: str, seed: int, tmp_path: Path
+    compression: str, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = random.Random(f"{compression}{seed}")
+    # a frame of more text than this is read in pieces
+    monkeypatch.setattr(frame_reader, "_MAX_FRAME_TEXT", rng.choice([10, 1 << 22]))
+    monkeypatch.setattr(frame_reader, "_READ_BYTES", rng.choice([7, 1 << 10]))
     data = lines(rng, rng.choice([1, 5, 80]))
     path = tmp_path / f"a.jsonl{compression}"
     path.write_bytes(WRITERS[compression](rng, cut(rng, data, rng.choice([1, 2, 30]))))

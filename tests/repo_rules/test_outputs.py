@@ -55,6 +55,7 @@ class Output:
 
 DOCUMENT = tuple(f"_text_document{suffix}" for suffix in (".bin", ".idx", ".json"))
 DATASET = (".bin", ".idx", ".json")
+CHATS = "--input in/a.jsonl --tokenizer-model tokenizer"
 OUTPUTS = {
     "mega-data clean --output": Output(
         "--output", "folder", "--input in/a.jsonl --step whitespace", ("in/a.jsonl",)
@@ -81,6 +82,12 @@ OUTPUTS = {
         "folder",
         f"--input in/a.jsonl {TOKENIZER} --output-prefix s3://bucket/corpus",
         ("in/a.jsonl",),
+    ),
+    "mega-data preprocess-chat --output-prefix": Output(
+        "--output-prefix", "prefix", CHATS, (), tuple(f"_chat_document{suffix}" for suffix in DATASET)
+    ),
+    "mega-data preprocess-chat --work-dir": Output(
+        "--work-dir", "folder", f"{CHATS} --output-prefix new", ("in/a.jsonl",)
     ),
     "mega-data merge --output-prefix": Output(
         "--output-prefix", "prefix", "--datasets corpus_text_document", ("corpus_text_document",), DATASET

@@ -25,7 +25,15 @@ from mega_schema.tokenizer.tokenizer import open_tokenizer
 from mega_train.cli import main
 from mega_train.config import DataConfig
 from mega_train.data.dataloaders import build_data_splits
-from mega_train.data.sft import EXAMPLE, LEARNT, POSITION, TOKEN, PackedSftDataset, PromptResponsePairs
+from mega_train.data.sft import (
+    EXAMPLE,
+    LEARNT,
+    POSITION,
+    TOKEN,
+    PackedSftDataset,
+    PromptResponsePairs,
+    open_examples,
+)
 from mega_train.engine.trainer import Trainer
 from mega_train.resolve import ResolvedConfig
 
@@ -147,7 +155,7 @@ def test_examples_that_are_too_long_are_left_out_and_counted(
 def test_a_pair_is_one_prefix() -> None:
     for data, wording in ((DataConfig(), "none"), (DataConfig(path=("0.5", "a", "0.5", "b")), "0.5 a 0.5 b")):
         with pytest.raises(ConfigError) as refused:
-            PromptResponsePairs.open(data)
+            open_examples(data)
         assert str(refused.value) == (
             f"--sft: reads one pair of datasets: found {wording}, wanted one prefix; hint: --data-path P"
         )

@@ -18,6 +18,7 @@ from mega_data.commands.inspect import inspect, verify
 from mega_data.commands.merge import merge
 from mega_data.commands.mix import mix
 from mega_data.commands.preprocess import preprocess
+from mega_data.commands.preprocess_chat import preprocess_chat
 from mega_data.commands.run_pipeline import run_pipeline
 from mega_data.commands.train_tokenizer import train_tokenizer
 from mega_schema.app.cli_runner import raise_at_sigterm, run_command
@@ -78,6 +79,7 @@ def sample(
 
 
 commands.add_command(preprocess)
+commands.add_command(preprocess_chat)
 commands.add_command(dedup)
 commands.add_command(merge)
 commands.add_command(mix)

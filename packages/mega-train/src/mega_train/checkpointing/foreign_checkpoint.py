@@ -33,7 +33,7 @@ from mega_schema.spec import ModelSpec
 from mega_train.checkpointing.save_dir import is_same_folder
 from mega_train.config import CheckpointConfig, RunConfig
 from mega_train.data.datasets import Datasets
-from mega_train.data.sft import PromptResponsePairs
+from mega_train.data.sft import open_examples
 from mega_train.optim.base import STATE_NAMESPACES
 
 RECORD = "converted.json"  # in the copy: the source and its fingerprint
@@ -213,7 +213,7 @@ def _vocab_option(run: RunConfig, format_name: str) -> Sequence[str]:
     if run.model.vocab is not None or not any((data.path, data.path_file, data.has_dataset_per_split)):
         vocab = run.model.vocab
     else:
-        identity = (PromptResponsePairs if data.sft else Datasets).open(data).identity
+        identity = (open_examples(data) if data.sft else Datasets.open(data)).identity
         vocab = identity.vocab_size if identity is not None else None
     return ["--true-vocab-size", str(vocab)] if vocab and format_name in _PADDED_FORMATS else []
 

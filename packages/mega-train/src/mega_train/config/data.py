@@ -56,8 +56,8 @@ class DataConfig:
     sft: bool = option(
         "--sft",
         False,
-        "supervised fine-tuning: --data-path P reads P_prompt_document and P_answer_document; only answers "
-        "have a loss",
+        "supervised fine-tuning: --data-path P reads P_prompt_document and P_answer_document, or "
+        "P_chat_document; only answers and the assistant's turns have a loss",
     )
     sft_keys: tuple[str, str] = option("--sft-keys", ("prompt", "answer"), "the keys of prompt and answer")
     split: str | None = option(

@@ -26,13 +26,13 @@ from mega_train.data.encoder.sentence_datasets import SentenceDatasets
 from mega_train.data.encoder.t5_reader import T5Reader
 from mega_train.data.sample_index import SampleIndexSpec
 from mega_train.data.sampler import CyclicSampler, Sampler, SequentialSampler
-from mega_train.data.sft import PackedSftDataset, PromptResponsePairs
+from mega_train.data.sft import PackedSftDataset, SftExamples
 from mega_train.data.splits import split_ranges
 from mega_train.data.splits_config import DataSplitsConfig
 
 log = logging.getLogger("mega.train")
 
-RunDatasets = Datasets | PromptResponsePairs | SentenceDatasets
+RunDatasets = Datasets | SftExamples | SentenceDatasets
 
 
 class SampleReader(Protocol):
@@ -83,7 +83,7 @@ def build_data_splits(
         FormatError: a dataset for BERT or T5 is not split into sentences.
         MegaError: the sample order cannot be cached in any folder.
     """
-    if isinstance(datasets, PromptResponsePairs):
+    if isinstance(datasets, SftExamples):
         return _build_sft_splits(config, datasets, tell=mesh.rank == 0)
     if isinstance(datasets, SentenceDatasets):
         return _build_encoder_splits(config, datasets, mesh)
@@ -129,7 +129,7 @@ def _build_encoder_splits(config: DataSplitsConfig, sentences: SentenceDatasets,
     )
 
 
-def _build_sft_splits(config: DataSplitsConfig, pairs: PromptResponsePairs, *, tell: bool) -> DataSplits:
+def _build_sft_splits(config: DataSplitsConfig, pairs: SftExamples, *, tell: bool) -> DataSplits:
     """Build the packed readers. Every rank packs by itself, which takes only the lengths and little time."""
     data = config.options
     ranges = split_ranges(data.split or DEFAULT_SPLIT, len(pairs), data.split_rule)

@@ -13,7 +13,7 @@ from mega_train.config import DataConfig
 from mega_train.data.dataloaders import RunDatasets
 from mega_train.data.datasets import Datasets
 from mega_train.data.encoder.sentence_datasets import SentenceDatasets
-from mega_train.data.sft import PromptResponsePairs
+from mega_train.data.sft import SftExamples
 
 _SEQUENCES, _TOKENS = 16, 1024  # read of each dataset: reading all of it would take hours
 
@@ -26,8 +26,8 @@ def compute_identities(data: DataConfig, datasets: RunDatasets | IndexedDataset)
     """
     if data.mock:
         return {}
-    if isinstance(datasets, PromptResponsePairs):
-        return {normalize_prefix(data.path[0]): _digest(datasets.prompts, datasets.answers)}
+    if isinstance(datasets, SftExamples):
+        return {normalize_prefix(data.path[0]): _digest(*datasets.parts)}
     if isinstance(datasets, SentenceDatasets):
         datasets = datasets.datasets
     indexed = datasets.by_prefix.values() if isinstance(datasets, Datasets) else [datasets]

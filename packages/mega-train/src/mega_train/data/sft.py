@@ -1,16 +1,19 @@
-"""Supervised fine-tuning data: prompts with their answers, packed into rows.
+"""Supervised fine-tuning data: prompts with their answers, or conversations, packed into rows.
 
 `mega-data preprocess --json-keys prompt answer` writes a dataset of each key, with documents in the order of
-the lines. An example is a prompt, its answer and the end-of-document token. Rows hold whole examples, as many
-as fit; examples do not attend to each other, each starts at position 0, and only answer tokens have a loss.
+the lines. An example is a prompt, its answer and the end-of-document token. `mega-data preprocess-chat`
+writes one dataset; an example is a conversation. Rows hold whole examples, as many as fit; examples do not
+attend to each other, each starts at position 0, and only tokens of answers and of the assistant's turns have
+a loss.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,12 +28,59 @@ Ints = NDArray[np.int64]
 TOKEN, EXAMPLE, POSITION, LEARNT = range(4)
 
 
-class PromptResponsePairs:
-    """Two datasets: the prompts, and their answers in the same order.
+CHAT_KEY: Final = "chat"  # of the name of a dataset of conversations, and of its options
+
+
+class SftExamples(ABC):
+    """Examples with tokens that have a loss and others that have none.
 
     Attributes:
-        prefix: of the prompts' dataset.
+        parts: datasets of the examples; the first has the name and the tokenizer.
     """
+
+    parts: tuple[IndexedDataset, ...]
+
+    @property
+    def prefix(self) -> Path:
+        return self.parts[0].prefix
+
+    @property
+    def info(self) -> DatasetInfo | None:
+        return self.parts[0].info
+
+    @property
+    def identity(self) -> TokenizerIdentity | None:
+        """The identity of the tokenizer; None if the datasets do not record it."""
+        return None if self.info is None else self.info.tokenizer
+
+    @property
+    def tokenizer(self) -> Path | None:
+        """The folder of the tokenizer's files; None if there is none."""
+        folder = sibling(self.prefix, ".tokenizer")
+        return folder if folder.is_dir() else None
+
+    def __len__(self) -> int:
+        return len(self.parts[0].documents) - 1
+
+    @property
+    def eod(self) -> int:
+        """The token that ends an example of prompt and answer, and fills a row."""
+        assert self.info is not None
+        assert self.info.tokenizer.eod is not None, "resolve asks for one"
+        return self.info.tokenizer.eod
+
+    @property
+    @abstractmethod
+    def example_lengths(self) -> Ints:
+        """Lengths (N,) in tokens of every example."""
+
+    @abstractmethod
+    def read_example(self, i: int) -> tuple[Ints, Ints]:
+        """Return the tokens of an example, and 1 for each that has a loss; both (length,)."""
+
+
+class PromptResponsePairs(SftExamples):
+    """Two datasets: the prompts, and their answers in the same order."""
 
     def __init__(self, prefix: Path, keys: tuple[str, str]) -> None:
         """Open `PREFIX_KEY_document` of both keys.
@@ -39,7 +89,7 @@ class PromptResponsePairs:
             FormatError: a dataset is missing or damaged, or the two do not belong together.
         """
         self.prompts, self.answers = (IndexedDataset(sibling(prefix, f"_{key}_document")) for key in keys)
-        self.prefix = self.prompts.prefix
+        self.parts = (self.prompts, self.answers)
         counts = [len(part.documents) - 1 for part in (self.prompts, self.answers)]
         if counts[0] != counts[1]:
             raise FormatError(
@@ -61,51 +111,20 @@ class PromptResponsePairs:
                     wanted=wanted,
                 )
 
-    @classmethod
-    def open(cls, data: DataConfig) -> PromptResponsePairs:
-        """Open the pair that a run's flags name.
-
-        Raises:
-            ConfigError: the flags name no pair, or several.
-            FormatError: a dataset is missing or damaged, or the two do not belong together.
-        """
-        if data.has_dataset_per_split or data.path_file is not None or len(data.path) != 1:
-            found = " ".join(data.path) or "none"
-            raise ConfigError(
-                "--sft", "reads one pair of datasets", found=found, wanted="one prefix", hint="--data-path P"
-            )
-        return cls(Path(data.path[0]), data.sft_keys)
-
-    @property
-    def info(self) -> DatasetInfo | None:
-        return self.prompts.info
-
-    @property
-    def identity(self) -> TokenizerIdentity | None:
-        """The identity of the tokenizer of both; None if they do not record it."""
-        return None if self.info is None else self.info.tokenizer
-
-    @property
-    def tokenizer(self) -> Path | None:
-        """The folder of the tokenizer's files next to the prompts; None if there is none."""
-        folder = sibling(self.prefix, ".tokenizer")
-        return folder if folder.is_dir() else None
-
-    def __len__(self) -> int:
-        return len(self.prompts.documents) - 1
-
-    @property
-    def eod(self) -> int:
-        """The token that ends an example."""
-        assert self.info is not None
-        assert self.info.tokenizer.eod is not None, "resolve asks for one"
-        return self.info.tokenizer.eod
-
     @cached_property
     def lengths(self) -> tuple[Ints, Ints]:
         """Lengths (N,) in tokens of every prompt, and of every answer with its end-of-document token."""
         prompt = _document_lengths(self.prompts) - self._has_eod(self.prompts)
         return prompt, _document_lengths(self.answers) - self._has_eod(self.answers) - self._has_bos + 1
+
+    @property
+    def example_lengths(self) -> Ints:
+        prompts, answers = self.lengths
+        return prompts + answers
+
+    def read_example(self, i: int) -> tuple[Ints, Ints]:
+        ids, prompt = self.read(i)
+        return ids, (np.arange(len(ids)) >= prompt).astype(np.int64)
 
     def read(self, i: int) -> tuple[Ints, int]:
         """Return the tokens of an example, and the length of its prompt."""
@@ -134,6 +153,54 @@ class PromptResponsePairs:
         return _has_token(part, part.documents[:-1], last=False, token=bos) * is_nonempty
 
 
+class ChatExamples(SftExamples):
+    """A dataset of conversations, whose sequences alternate between context and turns of the assistant."""
+
+    def __init__(self, prefix: Path) -> None:
+        """Open `PREFIX_chat_document`.
+
+        Raises:
+            FormatError: the dataset is missing or damaged, or not of conversations.
+        """
+        self.chats = IndexedDataset(sibling(prefix, f"_{CHAT_KEY}_document"))
+        self.parts = (self.chats,)
+        if self.info is None or CHAT_KEY not in self.info.options:
+            path = sibling(self.prefix, ".json")
+            wanted, hint = "a dataset of conversations", "mega-data preprocess-chat"
+            raise FormatError(path, f"has no option {CHAT_KEY!r}", wanted=wanted, hint=hint)
+
+    @cached_property
+    def example_lengths(self) -> Ints:
+        return _document_lengths(self.chats)
+
+    def read_example(self, i: int) -> tuple[Ints, Ints]:
+        first, stop = int(self.chats.documents[i]), int(self.chats.documents[i + 1])
+        lengths = self.chats.lengths[first:stop]
+        is_turn = np.arange(stop - first) % 2
+        return _document_tokens(self.chats, i).astype(np.int64), np.repeat(is_turn, lengths)
+
+
+def open_examples(data: DataConfig) -> SftExamples:
+    """Open the prompts and answers, or the conversations, that a run's flags name.
+
+    Raises:
+        ConfigError: the flags name no examples, or several datasets of them.
+        FormatError: a dataset is missing or damaged, or two do not belong together.
+    """
+    if data.has_dataset_per_split or data.path_file is not None or len(data.path) != 1:
+        found = " ".join(data.path) or "none"
+        raise ConfigError(
+            "--sft", "reads one pair of datasets", found=found, wanted="one prefix", hint="--data-path P"
+        )
+    prefix = Path(data.path[0])
+    if not sibling(prefix, f"_{CHAT_KEY}_document.idx").exists():
+        return PromptResponsePairs(prefix, data.sft_keys)
+    if sibling(prefix, f"_{data.sft_keys[0]}_document.idx").exists():
+        found = f"{prefix}_{CHAT_KEY}_document and {prefix}_{data.sft_keys[0]}_document"
+        raise ConfigError("--data-path", "names conversations and prompts", found=found, wanted="one of them")
+    return ChatExamples(prefix)
+
+
 class PackedSftDataset:
     """Packed rows of `length` + 1 tokens; examples are shuffled in each epoch.
 
@@ -145,7 +212,7 @@ class PackedSftDataset:
 
     def __init__(
         self,
-        pairs: PromptResponsePairs,
+        pairs: SftExamples,
         example_range: tuple[int, int],
         *,
         length: int,
@@ -165,8 +232,7 @@ class PackedSftDataset:
         """
         self.pairs = pairs
         self.length = length
-        prompts, answers = pairs.lengths
-        lengths = (prompts + answers)[example_range[0] : example_range[1]]
+        lengths = pairs.example_lengths[example_range[0] : example_range[1]]
         fits = np.flatnonzero(lengths <= length + 1) + example_range[0]
         if not len(fits):
             raise ConfigError(
@@ -199,24 +265,24 @@ class PackedSftDataset:
         """Do nothing: prompts and answers are on this machine."""
 
     def dataset_prefix(self, i: int) -> Path:
-        """Return the prefix of the prompts."""
+        """Return the prefix of the examples."""
         return self.pairs.prefix
 
     def __getitem__(self, i: int) -> Ints:
         """Return row `i`, (4, length + 1): tokens, example numbers, positions and loss mask.
 
-        The loss mask is 1 for answer tokens that are not the first of their example.
+        The loss mask is 1 for tokens with a loss that are not the first of their example.
         """
         row = np.zeros((4, self.length + 1), np.int64)
         row[TOKEN] = self.pairs.eod
         position = 0
         begin = int(self.ends[i - 1]) if i else 0
         for number, example in enumerate(self.order[begin : self.ends[i]]):
-            ids, prompt = self.pairs.read(int(example))
+            ids, learnt = self.pairs.read_example(int(example))
             end = position + len(ids)
             row[TOKEN, position:end], row[EXAMPLE, position:end] = ids, number
             row[POSITION, position:end] = np.arange(len(ids))
-            row[LEARNT, position + max(prompt, 1) : end] = 1
+            row[LEARNT, position + 1 : end] = learnt[1:]
             position = end
         row[EXAMPLE, position:] = row[EXAMPLE, position - 1] + 1
         row[POSITION, position:] = np.arange(self.length + 1 - position)

@@ -36,7 +36,7 @@ from mega_train.data.dataloaders import RunDatasets
 from mega_train.data.datasets import Datasets
 from mega_train.data.encoder.sentence_datasets import SentenceDatasets
 from mega_train.data.identities import compute_identities
-from mega_train.data.sft import PromptResponsePairs
+from mega_train.data.sft import SftExamples, open_examples
 from mega_train.data.tokenizer_from_flags import (
     check_tokenizer_flag,
     open_tokenizer_from_flags,
@@ -158,7 +158,7 @@ def prepare(
 
 
 def _add_vocabulary(
-    datasets: Datasets | PromptResponsePairs, tokenizer: Path | Tokenizer | None, config: ResolvedConfig
+    datasets: Datasets | SftExamples, tokenizer: Path | Tokenizer | None, config: ResolvedConfig
 ) -> RunDatasets:
     """Return the datasets, for BERT and T5 with the vocabulary by which their tokens are masked.
 
@@ -201,7 +201,7 @@ def _check_machine(config: ResolvedConfig, world: World) -> None:
 
 def _open_datasets(
     run: RunConfig, flag_tokenizer: Tokenizer | None, loaded_spec: ModelSpec | None
-) -> Datasets | PromptResponsePairs:
+) -> Datasets | SftExamples:
     """Open the datasets of the run.
 
     Args:
@@ -212,7 +212,7 @@ def _open_datasets(
         MegaError: a dataset cannot be opened, or mock data has no vocabulary size.
     """
     if not run.data.mock:
-        return PromptResponsePairs.open(run.data) if run.data.sft else Datasets.open(run.data)
+        return open_examples(run.data) if run.data.sft else Datasets.open(run.data)
     if run.data.sft:
         raise ConfigError("--mock-data", "has no prompts and answers", found="--sft", hint="leave it out")
     model = run.model

@@ -216,7 +216,7 @@ OUTPUTS |= {
 }
 # options that name a path and are read; `plan` and `validate` of mega-train write nothing
 READ = re.compile(
-    r"--(input|load|data|fewshot-data|dataset|sample-input|api-key|ssl|chat-template|config|language-model|tokenizer|vocab|merge|pretrained|baseline|compare-with|per-split|train-weighted|valid-weighted|test-weighted|kill-switch|datasets|train(?!-)|result(?!-))\b.*"
+    r"--(input|against|load|data|fewshot-data|dataset|sample-input|api-key|ssl|chat-template|config|language-model|tokenizer|vocab|merge|pretrained|baseline|compare-with|per-split|train-weighted|valid-weighted|test-weighted|kill-switch|datasets|train(?!-)|result(?!-))\b.*"
 )
 # outputs that may be in an object store; a web server takes no files
 UPLOADED = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import subprocess
 import sys
 from collections import defaultdict
@@ -14,7 +15,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from mega_data.cli import commands
 from mega_data.dedup import pipeline
 from mega_data.dedup.band_store import open_column_writer
 from mega_data.dedup.components import write_roots
@@ -27,6 +30,7 @@ from mega_data.dedup.union_find import find_roots, union
 from mega_data.dedup.work_files import WorkFiles
 from mega_data.executors.local import run
 from mega_data.jsonl_shards import find_shards
+from mega_schema.errors import ConfigError
 
 BANDS = Preset("words", 5, bands=3, rows=8)
 
@@ -208,3 +212,81 @@ def test_groups_and_ranges_grow_with_the_corpus_up_to_a_limit() -> None:
     assert count_ranges(10**9) == 1
     assert count_ranges(10 * 10**12) == 256
     assert count_ranges(10**18) == MAX_CELLS
+
+
+def keep_lines(output: Path, *words: str) -> dict[str, bytes]:
+    outcome = CliRunner().invoke(commands, ["dedup", "--output", str(output), *words])
+    if outcome.exit_code:
+        raise outcome.exception or AssertionError(outcome.output)
+    return {file.name: file.read_bytes() for file in output.glob("*.jsonl*")}
+
+
+@pytest.mark.parametrize(
+    ("name", "keeps_keys"), [("megatron", True), ("datatrove", True), ("exact", True), ("exact", False)]
+)
+def test_a_dump_against_an_earlier_output_keeps_what_their_concatenation_keeps(
+    tmp_path: Path, name: str, keeps_keys: bool
+) -> None:
+    old = write_shards(tmp_path / "old", 9)
+    new = write_shards(tmp_path / "new", 12)  # of the same words: its first documents are those of `old`
+    lines = [file.read_bytes() for file in sorted(new.iterdir())]
+    (new / "0001.jsonl").write_bytes(lines[0] + b"\n\n" + lines[1])  # blank lines have no keys
+    options = ["--preset", name]
+    old_lines = keep_lines(tmp_path / "a", "--input", str(old), *options, *["--keep-keys"][: int(keeps_keys)])
+    assert (tmp_path / "a/dedup-keys").is_dir() == keeps_keys
+    both = tmp_path / "both"
+    both.mkdir()
+    for file_name, text in old_lines.items():
+        (both / f"a{file_name}").write_bytes(text)
+    for file in new.iterdir():
+        shutil.copy(file, both / f"b{file.name}")
+    wanted = keep_lines(tmp_path / "c", "--input", str(both), *options)
+    if keeps_keys and name != "megatron":  # the documents themselves are not read
+        for file_name in old_lines:
+            (tmp_path / "a" / file_name).unlink()
+    words = ["--input", str(new), *options, "--against", str(tmp_path / "a")]
+    kept_lines = keep_lines(tmp_path / "b", *words, "--keep-dropped", "--keep-keys")
+    assert kept_lines == {file[1:]: text for file, text in wanted.items() if file.startswith("b")}
+    dropped = "".join(file.read_text() for file in (tmp_path / "b/dropped").iterdir())
+    assert f"like {tmp_path}/a/0000.jsonl:" in dropped
+    words[-1:] = [str(tmp_path / "a"), str(tmp_path / "b")]
+    outcome = CliRunner().invoke(commands, ["dedup", "--output", str(tmp_path / "d"), *words])
+    assert outcome.exit_code == 1, outcome.output  # each document duplicates one of the two outputs
+    assert "of 39 documents is left" in outcome.output
+
+
+def test_an_earlier_output_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    folder = write_shards(tmp_path / "in", 3)
+    old = tmp_path / "old"
+    keep_lines(old, "--input", str(folder), "--keep-keys", "--preset", "megatron")
+    dump = write_shards(tmp_path / "new", 4)
+    words = ["--input", str(dump), "--against"]
+    output, empty = tmp_path / "out", tmp_path / "empty"
+    output.mkdir()
+    empty.mkdir()
+    inside = ["--input", str(old / "0000.jsonl"), "--against", str(old), "--preset", "megatron"]
+    for options, message in (
+        ([*words, str(old)], "dedup-keys: keys of another preset: found {'unit': 'characters'"),
+        (inside, "--against: contains an input"),
+        ([*words, str(empty)], "--against: no files"),
+        ([*words, str(output)], "--against: is --output"),
+    ):
+        with pytest.raises(ConfigError) as refused:
+            keep_lines(output, *options)
+        assert message in str(refused.value)
+        assert [*output.iterdir()] == []
+    next(iter(old.glob("*.jsonl"))).unlink()
+    with pytest.raises(ConfigError, match="needed to compare documents"):
+        keep_lines(output, *words, str(old), "--preset", "megatron")
+
+
+def test_earlier_keys_that_change_during_a_run_are_named(tmp_path: Path) -> None:
+    folder = write_shards(tmp_path / "in", 3)
+    old = tmp_path / "old"
+    keep_lines(old, "--input", str(folder), "--keep-keys")
+    words = ["--input", str(write_shards(tmp_path / "new", 3)), "--against", str(old)]
+    flags = [*words, "--output", str(tmp_path / "out"), "--work-dir", str(tmp_path / "work")]
+    assert CliRunner().invoke(commands, ["dedup", *flags, "--stage", "keys"]).exit_code == 0
+    (old / "dedup-keys/0000.jsonl.keys").write_bytes(b"")
+    outcome = CliRunner().invoke(commands, ["dedup", *flags])
+    assert "contains a run with other inputs" in str(outcome.exception)

@@ -30,6 +30,7 @@ from mega_schema.file_lock import lock_file
 from mega_schema.outputs import check_output
 
 MARKER = ".mega-data.json"
+KEYS_FOLDER = "dedup-keys"  # band keys of the kept documents
 UNFINISHED = ".unfinished"
 WORK = ".work"
 FORMAT = 1
@@ -43,6 +44,7 @@ _OWN_NAMES = frozenset(
         f"{WORK}{REMOVED}",
         f"{UNFINISHED}{REMOVED}",
         DROPPED,
+        KEYS_FOLDER,
         QUARANTINE,
         REPORT,
         REPORT_PAGE,
@@ -203,7 +205,7 @@ def publish(output: Path, command: str, work: Path) -> None:
     started_marker = work / ".publishing"
     with full_disk_errors(output):
         if not started_marker.exists():
-            for name in (DROPPED, QUARANTINE, REPORT, REPORT_PAGE):
+            for name in (DROPPED, KEYS_FOLDER, QUARANTINE, REPORT, REPORT_PAGE):
                 _remove(output / name)
             started_marker.touch()
         for path in sorted(staging.iterdir()) if staging.is_dir() else ():

@@ -27,9 +27,12 @@ from mega_data.commands.common import (
     work_folder,
 )
 from mega_data.commands.upload import uploads_output
+from mega_schema.app.click_options import LocalPath
 from mega_schema.app.output_option import OUTPUT_FOLDER, OUTPUT_FOLDER_OR_URL
 
 if TYPE_CHECKING:
+    from mega_data.dedup.pipeline import Deduplication
+    from mega_data.dedup.presets import Preset
     from mega_data.task_stages import TaskResult
 
 
@@ -56,6 +59,13 @@ if TYPE_CHECKING:
     type=click.FloatRange(0, 1),
     help="Minimum Jaccard similarity of a pair.  [default: megatron 0.7, datatrove no check]",
 )
+@click.option(
+    "--against",
+    type=LocalPath(exists=True, file_okay=False),
+    multiple=True,
+    help="Outputs of earlier runs: also drop documents that duplicate one of theirs.",
+)
+@click.option("--keep-keys", is_flag=True, help="Write keys for --against of later runs, 8 bytes per band.")
 @click.option("--keep-dropped", is_flag=True, help="Write dropped lines to OUTPUT/dropped.")
 @click.option("--memory", type=click.IntRange(min=1), default=256, help="MiB for sorting pairs, per worker.")
 @click.option("--workers", type=WORKERS, default=1, help="Worker processes.")
@@ -72,6 +82,8 @@ def dedup(
     work: Path | None,
     preset: str,
     jaccard: float | None,
+    against: tuple[Path, ...],
+    keep_keys: bool,
     keep_dropped: bool,
     output_format: str,
     memory: int,
@@ -84,27 +96,17 @@ def dedup(
     The result depends neither on the workers nor on the order of the files. A killed run resumes after its
     finished tasks.
     """
-    from dataclasses import replace
-
+    from mega_data.dedup.earlier_output import find_earlier_shards
     from mega_data.dedup.pipeline import Deduplication
-    from mega_data.dedup.presets import PRESETS
     from mega_data.error_limit import ErrorCount
-    from mega_data.output_folder import find_checked_shards, publish, staging_folder, write_marker
+    from mega_data.output_folder import KEYS_FOLDER, find_checked_shards, staging_folder, write_marker
     from mega_data.readers.inputs import DROPPED, QUARANTINE
-    from mega_data.task_stages import remove_folder
-    from mega_schema.errors import ConfigError
 
     errors = ErrorCount(error_limit(on_error, max_errors))
-    preset_options = PRESETS[preset]
-    if jaccard is not None:
-        if preset_options.unit == "text":
-            what, hint = "has no effect on exact duplicates", "leave it out with --preset exact"
-            raise ConfigError("--jaccard", what, hint=hint)
-        preset_options = replace(preset_options, jaccard=jaccard)
+    preset_options = _select_preset(preset, jaccard)
     staging = staging_folder(output)
-    dropped = staging / DROPPED if keep_dropped else None
-    quarantine = staging / QUARANTINE if on_error == "skip" else None
     files = find_checked_shards(inputs, output, work, suffix := output_suffix(output_format))
+    earlier = find_earlier_shards(against, output, preset_options, files)
     whole_run = is_whole_run(executor, only)
     with work_folder(work, output / ".work", output, whole_run=whole_run, lock=output) as folder:
         job = Deduplication(
@@ -114,10 +116,12 @@ def dedup(
             preset_options,
             key=json_key,
             memory=memory << 20,
-            dropped=dropped,
-            quarantine=quarantine,
+            dropped=staging / DROPPED if keep_dropped else None,
+            quarantine=staging / QUARANTINE if on_error == "skip" else None,
             id_key=id_key,
             suffix=suffix,
+            earlier=earlier,
+            kept_keys=staging / KEYS_FOLDER if keep_keys else None,
         )
         check_has_stage(executor, only, (stage.name for stage in job.stages()))
         job.begin()
@@ -126,16 +130,39 @@ def dedup(
             results = run_stages(
                 job.stages(), folder, executor=executor, workers=workers, only=only, errors=errors
             )
-        if results is None:
-            return
-        publish(output, "dedup", folder)
-        if not work:
-            remove_folder(folder)
-    _finish(results[-1], output, errors.damaged)
+        if results is not None:
+            _finish(results[-1], output, job, errors.damaged, keep_work=work is not None)
 
 
-def _finish(shards: Sequence[TaskResult], output: Path, damaged: Sequence[str]) -> None:
-    """Print how many documents were kept.
+def _select_preset(name: str, jaccard: float | None) -> Preset:
+    """Return a preset with the similarity of --jaccard.
+
+    Raises:
+        ConfigError: the preset does not compare documents.
+    """
+    from dataclasses import replace
+
+    from mega_data.dedup.presets import PRESETS
+    from mega_schema.errors import ConfigError
+
+    preset = PRESETS[name]
+    if jaccard is None:
+        return preset
+    if preset.unit == "text":
+        what, hint = "has no effect on exact duplicates", "leave it out with --preset exact"
+        raise ConfigError("--jaccard", what, hint=hint)
+    return replace(preset, jaccard=jaccard)
+
+
+def _finish(
+    shards: Sequence[TaskResult],
+    output: Path,
+    job: Deduplication,
+    damaged: Sequence[str],
+    *,
+    keep_work: bool,
+) -> None:
+    """Publish the files; print how many documents were kept.
 
     Args:
         damaged: the files whose rest was skipped, and why.
@@ -143,8 +170,16 @@ def _finish(shards: Sequence[TaskResult], output: Path, damaged: Sequence[str]) 
     Raises:
         SystemExit: no document was kept: exit code 1.
     """
+    from mega_data.dedup.earlier_output import write_preset
+    from mega_data.output_folder import publish
     from mega_data.readers.inputs import QUARANTINE
+    from mega_data.task_stages import remove_folder
 
+    if job.kept_keys is not None:
+        write_preset(job.kept_keys, job.preset)
+    publish(output, "dedup", job.work)
+    if not keep_work:
+        remove_folder(job.work)
     counts = {name: sum(shard[name] for shard in shards) for name in shards[0]}
     click.echo(
         f"{output}: kept {counts['kept']:,} of {counts['documents']:,} documents, "

@@ -54,6 +54,15 @@ def count_documents(path: Path, columns: int) -> int:
     return path.stat().st_size // (8 * columns)
 
 
+def select_documents(path: Path, columns: int, is_selected: NDArray[np.bool_], output: Path) -> None:
+    """Write a file with the numbers of some documents of another file."""
+    with path.open("rb") as file, open_column_writer(output, columns) as put:
+        for start in range(0, len(is_selected), BLOCK_DOCUMENTS):
+            selected = is_selected[start : start + BLOCK_DOCUMENTS]
+            block = np.frombuffer(file.read(8 * columns * len(selected)), "<u8")
+            put(block.reshape(columns, -1).T[selected])
+
+
 def read_column(
     path: Path, number: int, columns: int, start: int = 0, stop: int | None = None
 ) -> Iterator[Numbers]:

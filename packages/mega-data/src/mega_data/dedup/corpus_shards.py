@@ -16,7 +16,8 @@ class CorpusShards:
     """The documents of a corpus.
 
     Attributes:
-        inputs: shards in the order of `jsonl_shards.find_shards`.
+        inputs: earlier shards, then those of the run in the order of `jsonl_shards.find_shards`.
+        earlier: number of earlier shards; their documents are kept already, and have no ids.
         key: key of the text.
         id_key: key of the id; "" for documents without one.
         quarantine: folder for lines that are not documents; None: the first such line ends the run.
@@ -26,16 +27,18 @@ class CorpusShards:
     key: str
     id_key: str
     quarantine: Path | None
+    earlier: int = 0
 
     def bytes_of(self, shard: int) -> int:
         return file_bytes(self.inputs[shard])
 
     def open_quarantine(self, shard: int) -> Quarantine:
-        """Open the file for a shard's lines that are not documents."""
+        """Open the file for the lines of a shard of this run that are not documents."""
         source = self.inputs[shard]
         assert self.quarantine is not None
         return Quarantine(self.quarantine / output_name(source), source)
 
     def read_batches(self, shard: int, on_error: RowErrorHandler) -> Iterator[tuple[list[str], list[str]]]:
         """Yield the texts and ids of a shard in batches."""
-        return read_batches(self.inputs[shard], self.key, BATCH_CHARACTERS, on_error, self.id_key)
+        id_key = self.id_key if shard >= self.earlier else ""
+        return read_batches(self.inputs[shard], self.key, BATCH_CHARACTERS, on_error, id_key)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from mega_data.dedup.corpus_shards import CorpusShards
+from mega_data.dedup.earlier_output import EarlierShard
 from mega_data.dedup.presets import Preset
 from mega_data.dedup.sorted_runs import MAX_CELLS
 from mega_data.dedup.stages import (
@@ -57,6 +58,9 @@ class Deduplication:
         quarantine: folder for lines that are not documents; None: the first such line ends the run.
         id_key: key of the id by which `dropped` names documents; "" names them by file and line.
         suffix: suffix of the format of the kept lines, see `output_formats`.
+        earlier: shards of earlier outputs: documents that duplicate one of theirs are dropped.
+        kept_keys: folder of the keys of the kept documents, for `earlier` of later runs; None does not write
+            them.
     """
 
     inputs: tuple[Path, ...]
@@ -69,6 +73,8 @@ class Deduplication:
     quarantine: Path | None = None
     id_key: str = ""
     suffix: str = ""
+    earlier: tuple[EarlierShard, ...] = ()
+    kept_keys: Path | None = None
 
     def begin(self) -> None:
         """Create the work folder, or resume the same run in an existing one.
@@ -78,21 +84,34 @@ class Deduplication:
         """
         options: dict[str, Any] = {"preset": asdict(self.preset), "key": self.key, "id_key": self.id_key}
         options |= {"output_format": self.suffix, "layout": LAYOUT}
+        options |= {"earlier": len(self.earlier), "kept_keys": str(self.kept_keys)}
         folders = {"output": str(self.output.resolve()), "dropped": str(self.dropped)}
         skip = {"skip": self.quarantine is not None}
-        reuse = ReusableTasks("done/keys", range(len(self.inputs)), "skip", self.output)
-        open_run_folder(self.work, {"inputs": file_states(self.inputs), **folders, **options, **skip}, reuse)
+        inputs = self._sources
+        reuse = ReusableTasks("done/keys", range(len(inputs)), "skip", self.output)
+        open_run_folder(self.work, {"inputs": file_states(inputs), **folders, **options, **skip}, reuse)
+
+    @property
+    def _sources(self) -> list[Path]:
+        """Return the files from which the keys come, earlier ones first."""
+        return [*(shard.source for shard in self.earlier), *self.inputs]
 
     def stages(self) -> list[TaskStage]:
         """Return the stages; each is finished before the next begins."""
-        shards = len(self.inputs)
-        sizes = tuple(map(file_bytes, self.inputs))
-        groups = group_shards(sizes)
-        files = WorkFiles(self.work, self.preset, len(groups), count_ranges(sum(sizes)))
-        corpus = CorpusShards(self.inputs, self.key, self.id_key, self.quarantine)
+        inputs = (*(shard.documents for shard in self.earlier), *self.inputs)
+        sizes = tuple(map(file_bytes, inputs))
+        key_sizes = tuple(0 if shard.keys else file_bytes(shard.documents) for shard in self.earlier)
+        new_sizes = sizes[len(self.earlier) :]
+        weights = tuple(map(file_bytes, self._sources))
+        groups = group_shards(weights)
+        earlier_keys = tuple(shard.keys for shard in self.earlier)
+        files = WorkFiles(self.work, self.preset, len(groups), count_ranges(sum(weights)), earlier_keys)
+        corpus = CorpusShards(inputs, self.key, self.id_key, self.quarantine, len(self.earlier))
         keys = BandKeys(files, corpus, keeps_ids=self.dropped is not None and self.id_key != "")
-        document_filter = DocumentFilter(files, corpus, self.output, self.dropped, self.suffix)
-        stages = [TaskStage("keys", shards, keys.run, sizes=sizes)]
+        document_filter = DocumentFilter(
+            files, corpus, self.output, self.dropped, self.suffix, self.kept_keys
+        )
+        stages = [TaskStage("keys", len(inputs), keys.run, sizes=(*key_sizes, *new_sizes))]
 
         def add(
             name: str, tasks: int, work: Callable[[int], TaskResult], sizes: tuple[int, ...] = ()
@@ -103,9 +122,9 @@ class Deduplication:
         add("pairs", self.preset.bands * files.ranges, BandPairs(files, self.memory).run)
         if self.preset.jaccard is not None:
             add("paired", 1, PairFlags(files, self.memory).run)
-            add("sets", shards, PairedSets(files, corpus).run, sizes)
+            add("sets", len(inputs), PairedSets(files, corpus).run, sizes)
         add("groups", 1, DuplicateGroups(files, self.memory).run)
-        add("filter", shards, document_filter.run, sizes)
+        add("filter", len(self.inputs), document_filter.run, new_sizes)
         return stages
 
 

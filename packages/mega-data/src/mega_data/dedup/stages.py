@@ -13,10 +13,16 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mega_data.dedup.band_store import count_documents, open_column_writer, read_column
+from mega_data.dedup.band_store import (
+    count_documents,
+    open_column_writer,
+    read_column,
+    select_documents,
+)
 from mega_data.dedup.candidates import BYTES_PER_DOCUMENT, candidate_pairs
 from mega_data.dedup.components import write_roots
 from mega_data.dedup.corpus_shards import CorpusShards
+from mega_data.dedup.earlier_output import keys_path
 from mega_data.dedup.ids import open_id_writer, read_id
 from mega_data.dedup.jaccard import SetReader, write_sets
 from mega_data.dedup.minhash import band_keys, minhash_signatures
@@ -48,15 +54,24 @@ class BandKeys:
     keeps_ids: bool
 
     def run(self, shard: int) -> TaskResult:
+        if self.files.has_earlier_keys(shard):
+            count = count_documents(self.files.keys(shard), self.files.columns)
+            return {"read": 0, "documents": count}
         count = 0
         preset = self.files.preset
         shingles = Shingles(preset)
         with ExitStack() as stack:
             put = stack.enter_context(open_column_writer(self.files.keys(shard), self.files.columns))
             skips = self.corpus.quarantine is not None
-            quarantine = stack.enter_context(self.corpus.open_quarantine(shard)) if skips else None
-            ids = stack.enter_context(open_id_writer(self.files.ids, shard)) if self.keeps_ids else None
-            for texts, names in self.corpus.read_batches(shard, quarantine or fail_on_row):
+            is_new = shard >= self.corpus.earlier
+            quarantine = None
+            if skips and is_new:
+                quarantine = stack.enter_context(self.corpus.open_quarantine(shard))
+            ids = None
+            if self.keeps_ids and is_new:
+                ids = stack.enter_context(open_id_writer(self.files.ids, shard))
+            on_error = skip_row if skips else fail_on_row
+            for texts, names in self.corpus.read_batches(shard, quarantine or on_error):
                 count += len(texts)
                 if ids:
                     ids(names)
@@ -207,6 +222,10 @@ class PairedSets:
 
         def paired_sets() -> Iterator[tuple[Any, NDArray[np.bool_]]]:
             nonlocal first
+            if not is_paired.any():
+                if len(is_paired):
+                    yield np.empty(0, np.uint64), is_paired
+                return
             for texts, _ in self.corpus.read_batches(shard, skip_row):
                 flags = is_paired[first : first + len(texts)]
                 first += len(texts)
@@ -256,9 +275,10 @@ class DuplicateGroups:
 
 @dataclass(frozen=True, slots=True)
 class DocumentFilter:
-    """Writes the kept lines of a shard; counts the dropped ones.
+    """Writes the kept lines of a shard of the run; counts the dropped ones.
 
     Attributes:
+        kept_keys: folder of the keys of the kept documents; None does not write them.
         output: folder of the kept lines.
         dropped: folder of the dropped documents; None does not write them.
         suffix: suffix of the format of the kept lines, see `output_formats`.
@@ -269,8 +289,10 @@ class DocumentFilter:
     output: Path
     dropped: Path | None
     suffix: str
+    kept_keys: Path | None = None
 
-    def run(self, shard: int) -> TaskResult:
+    def run(self, task: int) -> TaskResult:
+        shard = self.corpus.earlier + task
         firsts = self.files.read_firsts()
         source = self.corpus.inputs[shard]
         numbers = slice(firsts[shard], firsts[shard + 1])
@@ -286,6 +308,7 @@ class DocumentFilter:
         paths = [self.output / output_name(source, self.suffix)]
         if self.dropped is not None:
             paths.append(self.dropped / output_name(source))
+        is_kept = np.zeros(firsts[shard + 1] - firsts[shard], bool)
         with _open_all(paths) as outs:
             lines = read_whole_lines(source, skip_row if skips else fail_on_row)
             for row, (number, line) in enumerate(lines):
@@ -294,6 +317,7 @@ class DocumentFilter:
                 counts["documents"] += 1
                 counts["bytes"] += len(line)
                 if int(document_roots[row]) == firsts[shard] + row:
+                    is_kept[row] = True
                     counts["kept"] += 1
                     counts["kept_bytes"] += len(line)
                     outs[0].write(line if line.endswith(b"\n") else line + b"\n")
@@ -301,11 +325,16 @@ class DocumentFilter:
                     kept_document = self._document_name(int(document_roots[row]), firsts)
                     values = exact_numbers(line, parse_json(line))
                     outs[1].write(dump_line({**values, "dropped": f"like {kept_document}"}))
+        if self.kept_keys is not None:
+            keys = keys_path(self.kept_keys, paths[0].name)
+            select_documents(self.files.keys(shard), self.files.columns, is_kept, keys)
         return counts
 
     def _document_name(self, document: int, firsts: list[int]) -> str:
-        """Return a document's id, or its file and line."""
+        """Return a document's id, or its file and line; the path of an earlier file."""
         shard, index = locate(document, firsts)
+        if shard < self.corpus.earlier:
+            return f"{self.corpus.inputs[shard]}:{index + 1}"
         if self.corpus.id_key:
             return read_id(self.files.ids, shard, index)
         return f"{self.corpus.inputs[shard].name}:{index + 1}"

@@ -23,12 +23,14 @@ class WorkFiles:
     Attributes:
         groups: groups of consecutive shards, whose keys a task sorts.
         ranges: equal parts of the key range, a power of two; a task finds the pairs of a part of a band.
+        earlier_keys: keys of earlier shards, which are the first shards; None: computed by this run.
     """
 
     folder: Path
     preset: Preset
     groups: int
     ranges: int
+    earlier_keys: tuple[Path | None, ...] = ()
 
     @property
     def columns(self) -> int:
@@ -52,7 +54,11 @@ class WorkFiles:
         return self.folder / "roots"
 
     def keys(self, shard: int) -> Path:
-        return self.folder / "keys" / f"{shard:05d}"
+        earlier_keys = self.earlier_keys[shard] if shard < len(self.earlier_keys) else None
+        return earlier_keys or self.folder / "keys" / f"{shard:05d}"
+
+    def has_earlier_keys(self, shard: int) -> bool:
+        return shard < len(self.earlier_keys) and self.earlier_keys[shard] is not None
 
     @property
     def pair_flags(self) -> Path:

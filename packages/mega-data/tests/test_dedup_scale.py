@@ -21,6 +21,7 @@ from mega_data.cli import commands
 from mega_data.dedup import pipeline
 from mega_data.dedup.band_store import open_column_writer
 from mega_data.dedup.components import write_roots
+from mega_data.dedup.io_estimate import estimate_io
 from mega_data.dedup.minhash import NO_KEY
 from mega_data.dedup.pipeline import Deduplication, count_ranges, group_shards
 from mega_data.dedup.presets import PRESETS, Preset
@@ -290,3 +291,55 @@ def test_earlier_keys_that_change_during_a_run_are_named(tmp_path: Path) -> None
     (old / "dedup-keys/0000.jsonl.keys").write_bytes(b"")
     outcome = CliRunner().invoke(commands, ["dedup", *flags])
     assert "contains a run with other inputs" in str(outcome.exception)
+
+
+def bytes_of_process() -> tuple[int, int]:
+    read, written = Path("/proc/self/io").read_text().split()[1:4:2]
+    return int(read), int(written)
+
+
+@pytest.mark.parametrize("name", ["datatrove", "exact"])
+def test_the_estimate_of_bytes_and_files_is_what_a_run_reads_and_writes(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bytes_read()  # skips without /proc
+    monkeypatch.setattr(pipeline, "GROUP_BYTES", 300_000)
+    monkeypatch.setattr(pipeline, "RANGE_BYTES", 300_000)
+    rng = np.random.default_rng(0)
+    words = np.array([f"w{number}" for number in range(5000)], object)
+    (tmp_path / "in").mkdir()
+    for shard in range(6):
+        with (tmp_path / f"in/{shard}.jsonl").open("w") as file:
+            for _ in range(1000):
+                seed = int(rng.integers(1000)) if rng.random() < 0.2 else int(rng.integers(1000, 1 << 40))
+                chosen = words[np.random.default_rng(seed).integers(0, 5000, 30)]
+                file.write(json.dumps({"text": " ".join(chosen.tolist())}) + "\n")
+    inputs = tuple(find_shards([tmp_path / "in"]))
+    memory = 1 << 16
+    job = Deduplication(inputs, tmp_path / "out", tmp_path / "work", PRESETS[name], memory=memory)
+    job.begin()
+    counted = list[tuple[int, int]]()
+    for stage in job.stages():
+        before = bytes_of_process()
+        results = run([stage], job.work, workers=1)[0]
+        counted.append(tuple(np.subtract(bytes_of_process(), before).tolist()))
+        if stage.name == "pairs":
+            pairs = sum(result["pairs"] for result in results)
+    stages = estimate_io(
+        [path.stat().st_size for path in inputs],
+        sum(result["documents"] for result in results),
+        PRESETS[name],
+        memory,
+        pairs=pairs,
+        dropped=sum(result["documents"] - result["kept"] for result in results),
+        output_bytes=sum(result["kept_bytes"] for result in results),
+    )
+    assert [stage.name for stage in stages] == [stage.name for stage in job.stages()]
+    assert [stage.tasks for stage in stages] == [stage.tasks for stage in job.stages()]
+    for stage, (read, written) in zip(stages, counted, strict=True):
+        # roots are read through a memory map; plans, results and the index of shards are small
+        share = 0.2 if stage.name == "groups" else 0.1  # pairs are passed on between very small blocks
+        assert read == pytest.approx(stage.read_bytes, rel=share, abs=30_000), stage
+        assert written == pytest.approx(stage.written_bytes, rel=share, abs=30_000), stage
+    assert stages[1].files == len([*(tmp_path / "work/sorted").iterdir()])
+    assert stages[2].files == len([*(tmp_path / "work/pairs").iterdir()]) + 1

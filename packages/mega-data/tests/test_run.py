@@ -187,6 +187,13 @@ def test_dry_run_prints_the_commands_and_writes_nothing(folder, calls, capfd):
     assert [line.endswith("  # unchanged") for line in lines] == [True, False, False, False]
 
 
+def test_weights_before_inputs_are_no_inputs(folder, capfd):
+    words = 'input = [1, "{text}", 2.5, "raw/a.jsonl"]'
+    Path("p.toml").write_text(PIPELINE.replace('data-path = [1, "{ids}"]', words))
+    run("--dry-run")
+    assert "mega-data mix --input 1 corpus/text 2.5 raw/a.jsonl --split 1" in capfd.readouterr().out
+
+
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(
     ("text", "replacement", "message"),

@@ -1,7 +1,8 @@
-"""`mega-data mix`: shuffle datasets by weight into one dataset per split, or write the blend only."""
+"""`mega-data mix`: shuffle datasets or lines by weight into splits, or write the blend only."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from mega_data.commands.common import (
     RepeatableOptionCommand,
     check_has_stage,
     check_inputs_unchanged,
+    exit_if_nothing_left,
     is_whole_run,
     run_stages,
     work_folder,
@@ -22,10 +24,12 @@ from mega_schema.app.output_option import OUTPUT_FOLDER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from contextlib import AbstractContextManager
 
     from mega_data.mix.dataset_mix import DatasetMix
     from mega_data.mix.mix_report import Report
     from mega_data.mix.sources import MixSource
+    from mega_data.mix.text_mix import TextMix
 
 
 @click.command(cls=RepeatableOptionCommand)
@@ -33,14 +37,19 @@ if TYPE_CHECKING:
     "--data-path",
     "words",
     multiple=True,
-    required=True,
     help="Prefixes of datasets, or WEIGHT PREFIX pairs as of mega-train; weights are shares of the tokens.",
+)
+@click.option(
+    "--input",
+    "texts",
+    multiple=True,
+    help="Instead of datasets: files, globs or folders of JSON lines, or WEIGHT FILE pairs by bytes.",
 )
 @click.option(
     "--output",
     type=OUTPUT_FOLDER,
     required=True,
-    help="Folder for train_document, valid_document, test_document, the blend file and report.json.",
+    help="Folder for train_document, valid_document and test_document, or train-00000.jsonl and so on.",
 )
 @click.option(
     "--split",
@@ -64,6 +73,7 @@ if TYPE_CHECKING:
 @click.option("--stage", "only", help=f"Run only plan, STAGE or STAGE:TASK; {LAST_CALL_HELP}")
 def mix(
     words: tuple[str, ...],
+    texts: tuple[str, ...],
     output: Path,
     split: str | None,
     tokens: int | None,
@@ -76,61 +86,114 @@ def mix(
     executor: str,
     only: str | None,
 ) -> None:
-    """Mix datasets by weight and shuffle their documents, a dataset for each of three splits.
+    """Mix datasets, or JSON lines, by weight and shuffle their documents into three splits.
 
     Each document belongs to one split. Training documents are repeated or left out as the weights require.
     The result depends only on the datasets, the weights and the seed; a killed run resumes.
     """
-    from mega_data.merge import check_compatible, merge_info
-    from mega_data.mix.dataset_mix import DatasetMix, dataset_name
-    from mega_data.mix.sources import parse_fractions, parse_sources, training_epochs
-    from mega_data.output_folder import check_folder, staging_folder, write_marker
     from mega_schema.errors import ConfigError
-    from mega_schema.outputs import dataset_files
 
-    sources = parse_sources(words)
-    inputs = [path for source in sources for path in dataset_files(source.prefix)]
-    check_folder(output, work, inputs)
-    datasets = [source.data for source in sources]
-    check_compatible(datasets, output / dataset_name(0))
-    info, _ = merge_info(datasets, assume_same_tokenizer)
+    if bool(words) == bool(texts):
+        found = "both" if words else "neither"
+        raise ConfigError("--data-path, --input", "exactly one is required", found=found)
     if weights_only:
-        for option, value in (("--split", split), ("--work-dir", work), ("--stage", only)):
+        options = {"--split": split, "--work-dir": work, "--stage": only}
+        for name, value in options.items():
             if value is not None:
-                hint = "mega-train --split" if option == "--split" else "leave it out"
-                raise ConfigError(option, "has no effect with --weights-only", found=value, hint=hint)
-        _write_blend(sources, training_epochs(sources, 1.0, tokens), output)
-        return
-    fractions = parse_fractions(split or "969,30,1")
-    whole_run = is_whole_run(executor, only)
-    with work_folder(work, output / ".work", output, whole_run=whole_run, lock=output) as folder:
-        job = DatasetMix(
-            sources,
-            training_epochs(sources, fractions[0], tokens),
-            fractions,
-            seed,
-            staging_folder(output),
-            folder,
-            info,
-            memory << 20,
-        )
-        check_has_stage(executor, only, (stage.name for stage in job.stages()))
+                hint = "mega-train --split" if name == "--split" else "leave it out"
+                raise ConfigError(name, "has no effect with --weights-only", found=value, hint=hint)
+    if texts:
+        flags = {"--weights-only": weights_only, "--tokens": tokens}
+        flags |= {"--assume-same-tokenizer": assume_same_tokenizer}
+        if flag := next((flag for flag, value in flags.items() if value), None):
+            raise ConfigError(flag, "is of datasets", found="--input", hint="--data-path PREFIX")
+    run = _MixRun(output, work, split or "969,30,1", seed, memory << 20, workers, executor, only)
+    if texts:
+        run.mix_texts(texts)
+    else:
+        run.mix_datasets(words, tokens, weights_only=weights_only, same_tokenizer=assume_same_tokenizer)
+
+
+@dataclass(frozen=True, slots=True)
+class _MixRun:
+    """The options of a run that datasets and texts share."""
+
+    output: Path
+    work: Path | None
+    split: str
+    seed: int
+    memory: int
+    workers: int
+    executor: str
+    only: str | None
+
+    def mix_datasets(
+        self, words: Sequence[str], tokens: int | None, *, weights_only: bool, same_tokenizer: bool
+    ) -> None:
+        from mega_data.merge import check_compatible, merge_info
+        from mega_data.mix.dataset_mix import DatasetMix, dataset_name
+        from mega_data.mix.sources import parse_fractions, parse_sources, training_epochs
+        from mega_data.output_folder import check_folder, staging_folder
+        from mega_schema.outputs import dataset_files
+
+        sources = parse_sources(words)
+        inputs = [path for source in sources for path in dataset_files(source.prefix)]
+        check_folder(self.output, self.work, inputs)
+        datasets = [source.data for source in sources]
+        check_compatible(datasets, self.output / dataset_name(0))
+        info, _ = merge_info(datasets, same_tokenizer)
+        if weights_only:
+            _write_blend(sources, training_epochs(sources, 1.0, tokens), self.output)
+            return
+        fractions = parse_fractions(self.split)
+        epochs = training_epochs(sources, fractions[0], tokens)
+        staging = staging_folder(self.output)
+        with self._work_folder() as folder:
+            job = DatasetMix(sources, epochs, fractions, self.seed, staging, folder, info, self.memory)
+            if self._run(job):
+                _finish(job, self.output, keep_work=self.work is not None)
+
+    def mix_texts(self, texts: Sequence[str]) -> None:
+        from mega_data.mix.sources import parse_fractions
+        from mega_data.mix.text_mix import TextMix, find_text_sources
+        from mega_data.output_folder import check_folder, staging_folder
+        from mega_data.readers.file_tree import scanned_folders
+
+        sources = find_text_sources(texts)
+        words = [str(source.word) for source in sources]
+        files = [file for source in sources for file in source.files]
+        check_folder(self.output, self.work, files, scanned_folders(words, files))
+        fractions = parse_fractions(self.split)
+        with self._work_folder() as folder:
+            job = TextMix(sources, fractions, self.seed, staging_folder(self.output), folder, self.memory)
+            if self._run(job):
+                _finish_texts(job, self.output, keep_work=self.work is not None)
+
+    def _work_folder(self) -> AbstractContextManager[Path]:
+        whole_run = is_whole_run(self.executor, self.only)
+        default = self.output / ".work"
+        return work_folder(self.work, default, self.output, whole_run=whole_run, lock=self.output)
+
+    def _run(self, job: DatasetMix | TextMix) -> bool:
+        """Run the stages; return whether all are finished."""
+        from mega_data.error_limit import ErrorCount, ErrorLimit
+        from mega_data.output_folder import write_marker
+
+        stages = job.stages()
+        check_has_stage(self.executor, self.only, (stage.name for stage in stages))
         job.begin()
-        write_marker(output, "mix")
-        with check_inputs_unchanged(folder):
-            results = _run(job, executor, workers, only)
-        if results:
-            _finish(job, output, keep_work=work is not None)
-
-
-def _run(job: DatasetMix, executor: str, workers: int, only: str | None) -> bool:
-    """Run the stages; return whether all are finished."""
-    from mega_data.error_limit import ErrorCount, ErrorLimit
-
-    errors = ErrorCount(ErrorLimit())
-    stages = job.stages()
-    results = run_stages(stages, job.work, executor=executor, workers=workers, only=only, errors=errors)
-    return results is not None
+        write_marker(self.output, "mix")
+        errors = ErrorCount(ErrorLimit())
+        with check_inputs_unchanged(job.work):
+            results = run_stages(
+                stages,
+                job.work,
+                executor=self.executor,
+                workers=self.workers,
+                only=self.only,
+                errors=errors,
+            )
+        return results is not None
 
 
 def _write_blend(sources: Sequence[MixSource], epochs: Sequence[float], output: Path) -> None:
@@ -170,6 +233,29 @@ def _finish(job: DatasetMix, output: Path, *, keep_work: bool) -> None:
     if not keep_work:
         remove_folder(job.work)
     _print(report, f"{output / BLEND}: mega-train --per-split-data-args-path {output / BLEND}")
+
+
+def _finish_texts(job: TextMix, output: Path, *, keep_work: bool) -> None:
+    """Publish the files and the report.
+
+    Raises:
+        SystemExit: there are no lines: exit code 1.
+    """
+    from mega_data.output_folder import publish
+    from mega_data.readers.inputs import REPORT
+    from mega_data.task_stages import remove_folder, write_file
+
+    report = job.report()
+    write_file(job.output / REPORT, _dump(report))
+    for path in output.glob("*-[0-9][0-9][0-9][0-9][0-9].jsonl"):  # of an earlier mix
+        if path.name not in report["files"]:
+            path.unlink()
+    publish(output, "mix", job.work)
+    if not keep_work:
+        remove_folder(job.work)
+    _print(report, f"{output}: {len(report['files']):,} files")
+    lines = sum(row["documents"] for rows in report["splits"].values() for row in rows)
+    exit_if_nothing_left(lines, lines)
 
 
 def _remove_stale(staging: Path, output: Path) -> None:

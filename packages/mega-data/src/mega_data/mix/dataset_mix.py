@@ -11,7 +11,7 @@ about a quarter of `memory` of ids, which are read once and written twice in all
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from mega_data.dataset_files import publish_dataset, read_chunks, write_index_files
 from mega_data.jsonl_shards import file_states
-from mega_data.mix.random_keys import choose_split, count_copies, random_keys
+from mega_data.mix.random_keys import choose_split, count_copies, sort_copies
 from mega_data.mix.sorted_parts import (
     Counts,
     DocumentBatch,
@@ -29,6 +29,7 @@ from mega_data.mix.sorted_parts import (
     concatenate,
     cumulative,
     read_part,
+    sum_counts,
     write_part,
 )
 from mega_data.mix.sources import SPLITS, DocumentRange, MixSource, divide_source
@@ -140,33 +141,12 @@ class DatasetMix:
         for split in range(len(SPLITS)):
             members = np.flatnonzero(split_numbers == split)
             available.append((len(members), int(tokens[members].sum())))
-            order, keys = self._sort_copies(part, members, copies)
+            order, keys = sort_copies(self.seed, part.source, part.first, members, copies)
             selected, payload = documents.select(order, keys)
             write_part(self._part_folder(task), split, selected, payload)
             buckets.append(bucket_counts(selected, tokens[order], self._bucket_count(split)))
         counts = {"read": self._range_bytes(part), "documents": len(numbers)}
         return {"source": part.source, "available": available, "buckets": buckets, **counts}
-
-    def _sort_copies(
-        self, part: DocumentRange, members: NDArray[np.int64], copies: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
-        """Return the documents in the order of the keys of their copies, and the keys.
-
-        Args:
-            members: numbers in the range of the documents to sort.
-            copies: of each document of the range.
-        """
-        chosen = [np.empty(0, np.int64)]
-        keys = [np.empty(0, np.uint64)]
-        for copy in range(int(copies[members].max(initial=0))):
-            repeated = members[copies[members] > copy]
-            chosen.append(repeated)
-            keys.append(random_keys(self.seed, f"order/{copy}", part.source, repeated + part.first))
-        all_chosen, all_keys = np.concatenate(chosen), np.concatenate(keys)
-        # equal keys: in the order of the documents, in which `gather` concatenates the parts
-        by_document = np.argsort(all_chosen, kind="stable")
-        order = by_document[np.argsort(all_keys[by_document], kind="stable")]
-        return all_chosen[order], all_keys[order]
 
     def _read_range(self, part: DocumentRange) -> DocumentBatch:
         data = self.sources[part.source].data
@@ -183,7 +163,7 @@ class DatasetMix:
         parts = list[DocumentBatch]()
         for number, result in enumerate(results):
             counts = result["buckets"][split]
-            before = _sum_counts(counts[:bucket])
+            before = sum_counts(counts[:bucket])
             parts.append(
                 read_part(self._part_folder(number), split, self.dtype, before, tuple(counts[bucket]))
             )
@@ -194,7 +174,7 @@ class DatasetMix:
         for name, values in (("lengths", ordered.lengths), ("sequences", ordered.sequences)):
             with open_output(self._bucket_file(split, bucket, name)) as out:
                 out.write(values.tobytes())
-        earlier = _sum_counts([tuple(row) for r in results for row in r["buckets"][split][:bucket]])
+        earlier = sum_counts([tuple(row) for r in results for row in r["buckets"][split][:bucket]])
         self._write_payload(split, earlier[2] * self.dtype.itemsize, payload)
         return {"read": documents.ids.nbytes, "documents": len(order)}
 
@@ -214,7 +194,7 @@ class DatasetMix:
         """Write the index of a split and return its counts."""
         buckets = range(self._bucket_count(split))
         totals = self.totals(split)
-        documents, sequences, tokens = _sum_counts(totals)
+        documents, sequences, tokens = sum_counts(totals)
 
         def lengths() -> Iterator[NDArray[Any]]:
             for bucket in buckets:
@@ -239,7 +219,7 @@ class DatasetMix:
         totals: list[Counts] = [(0, 0, 0)] * len(self.sources)
         for result in read_results(self.stages()[0], self.work):
             rows = [totals[result["source"]], *map(tuple, result["buckets"][split])]
-            totals[result["source"]] = _sum_counts(rows)
+            totals[result["source"]] = sum_counts(rows)
         return totals
 
     def available(self, split: int) -> list[tuple[int, int]]:
@@ -266,8 +246,3 @@ class DatasetMix:
 def dataset_name(split: int) -> str:
     """Return the name of the prefix of a split."""
     return f"{SPLITS[split]}_document"
-
-
-def _sum_counts(rows: Sequence[Any]) -> Counts:
-    documents, sequences, tokens = (sum(column) for column in zip((0, 0, 0), *rows, strict=True))
-    return documents, sequences, tokens

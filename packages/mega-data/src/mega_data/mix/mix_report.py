@@ -61,11 +61,15 @@ def report_weights(sources: Sequence[MixSource], epochs: Sequence[float]) -> Rep
     }
 
 
-def add_shares(splits: Mapping[str, Sequence[Report]]) -> dict[str, list[Report]]:
-    """Add to each source its share of the tokens of the split."""
-    totals = {name: sum(row["tokens"] for row in rows) for name, rows in splits.items()}
+def add_shares(splits: Mapping[str, Sequence[Report]], unit: str = "tokens") -> dict[str, list[Report]]:
+    """Add to each source its share of the split.
+
+    Args:
+        unit: key of the size.
+    """
+    totals = {name: sum(row[unit] for row in rows) for name, rows in splits.items()}
     return {
-        name: [{**row, "share": row["tokens"] / totals[name] if totals[name] else 0.0} for row in rows]
+        name: [{**row, "share": row[unit] / totals[name] if totals[name] else 0.0} for row in rows]
         for name, rows in splits.items()
     }
 
@@ -88,13 +92,14 @@ def weight_blend(report: Report) -> str:
 
 
 def format_table(report: Report) -> list[str]:
-    """Return the lines of a table of the sources, for each split with tokens."""
-    head = ("split", "source", "documents", "tokens", "epochs", "share")
+    """Return the lines of a table of the sources, for each split with documents."""
+    unit = _unit(report)
+    head = ("split", "source", "documents", unit, "epochs", "share")
     table = [head]
     for name, rows in report["splits"].items():
         for row in rows:
-            if row["tokens"]:
-                numbers = (f"{row['documents']:,}", f"{row['tokens']:,}", f"{row['epochs']:.2f}")
+            if row[unit]:
+                numbers = (f"{row['documents']:,}", f"{row[unit]:,}", f"{row['epochs']:.2f}")
                 table.append((name, row["source"], *numbers, f"{row['share']:.2%}"))
     widths = [max(len(row[column]) for row in table) for column in range(len(head))]
     return [
@@ -106,12 +111,19 @@ def format_table(report: Report) -> list[str]:
     ]
 
 
+def _unit(report: Report) -> str:
+    """Return the key of the sizes: tokens of datasets, bytes of texts."""
+    rows = next(iter(report["splits"].values()))
+    return "tokens" if "tokens" in rows[0] else "bytes"
+
+
 def warnings(report: Report) -> list[str]:
-    """Return a line for each source that is read often, and for each split without tokens."""
+    """Return a line for each source that is read often, and for each empty split."""
+    unit = _unit(report)
     training, *others = report["splits"].items()
     lines = [
         f"{row['source']}: read for {row['epochs']:.1f} epochs"
         for row in training[1]
         if row["epochs"] > MANY_EPOCHS
     ]
-    return [*lines, *(f"{name}: no document" for name, rows in others if not any(r["tokens"] for r in rows))]
+    return [*lines, *(f"{name}: no document" for name, rows in others if not any(r[unit] for r in rows))]

@@ -52,3 +52,26 @@ def count_copies(seed: int, source: int, documents: NDArray[np.int64], epochs: f
     whole = int(epochs)
     is_selected = random_keys(seed, "epoch", source, documents) / 2.0**64 < epochs - whole
     return whole + is_selected.astype(np.int64)
+
+
+def sort_copies(
+    seed: int, source: int, first: int, members: NDArray[np.int64], copies: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], Keys]:
+    """Return documents of a range in the order of the keys of their copies, and the keys.
+
+    Args:
+        first: number of the first document of the range.
+        members: numbers in the range of the documents to sort.
+        copies: of each document of the range.
+    """
+    chosen = [np.empty(0, np.int64)]
+    keys = [np.empty(0, np.uint64)]
+    for copy in range(int(copies[members].max(initial=0))):
+        repeated = members[copies[members] > copy]
+        chosen.append(repeated)
+        keys.append(random_keys(seed, f"order/{copy}", source, repeated + first))
+    all_chosen, all_keys = np.concatenate(chosen), np.concatenate(keys)
+    # equal keys: in the order of the documents, in which the parts are read
+    by_document = np.argsort(all_chosen, kind="stable")
+    order = by_document[np.argsort(all_keys[by_document], kind="stable")]
+    return all_chosen[order], all_keys[order]

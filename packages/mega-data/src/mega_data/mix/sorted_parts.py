@@ -99,6 +99,12 @@ def write_part(folder: Path, split: int, documents: DocumentBatch, payload: Iter
 Counts = tuple[int, int, int]
 
 
+def sum_counts(rows: Sequence[Any]) -> Counts:
+    """Add up counts."""
+    documents, sequences, tokens = (sum(column) for column in zip((0, 0, 0), *rows, strict=True))
+    return documents, sequences, tokens
+
+
 def bucket_counts(documents: DocumentBatch, tokens: NDArray[np.int64], buckets: int) -> list[Counts]:
     """Count the sorted documents of each bucket: an equal part of the range of the keys.
 

@@ -44,27 +44,40 @@ class DocumentRange:
     last: int
 
 
+def parse_weights(option: str, words: Sequence[str], suffix: str) -> list[tuple[Path, float | None]]:
+    """Parse prefixes or files, with a weight before each or before none.
+
+    Args:
+        suffix: a number is a name if there is a file with this suffix.
+
+    Raises:
+        ConfigError: weights and names do not alternate, or a weight is not above 0.
+    """
+    numbers = [_parse_number(word) for word in words]
+    if len(words) > 1 and len(words) % 2 == 0 and None not in numbers[::2]:
+        pairs = [(Path(word), number) for word, number in zip(words[1::2], numbers[::2], strict=True)]
+    else:
+        for position, number in enumerate(numbers):
+            if number is not None and not sibling(Path(words[position]), suffix).exists():
+                what, wanted = "weights and prefixes do not alternate", "a weight before each prefix, or none"
+                found, hint = " ".join(words), f"{option} 0.3 A 0.7 B"
+                raise ConfigError(option, what, found=found, wanted=wanted, hint=hint)
+        pairs = [(Path(word), None) for word in words]
+    for path, number in pairs:
+        if number is not None and not 0 < number < math.inf:
+            raise ConfigError(option, "not a weight", found=f"{number:g} {path}", wanted="a number above 0")
+    return pairs
+
+
 def parse_sources(words: Sequence[str]) -> tuple[MixSource, ...]:
     """Open the datasets of a blend as `mega-train --data-path` takes it: prefixes, or WEIGHT PREFIX pairs.
 
     Raises:
-        ConfigError: weights and prefixes do not alternate, or a dataset is named twice.
+        ConfigError: as `parse_weights`, or a dataset is named twice or has no tokens.
         FormatError: a dataset is missing or damaged.
     """
-    numbers = [_parse_number(word) for word in words]
-    if len(words) > 1 and len(words) % 2 == 0 and None not in numbers[::2]:
-        pairs = [(word, number) for word, number in zip(words[1::2], numbers[::2], strict=True)]
-    else:
-        for position, number in enumerate(numbers):
-            if number is not None and not sibling(Path(words[position]), ".idx").exists():
-                what, wanted = "weights and prefixes do not alternate", "a weight before each prefix, or none"
-                found, hint = " ".join(words), f"{OPTION} 0.3 A 0.7 B"
-                raise ConfigError(OPTION, what, found=found, wanted=wanted, hint=hint)
-        pairs = [(word, None) for word in words]
-    for word, number in pairs:
-        if number is not None and not 0 < number < math.inf:
-            raise ConfigError(OPTION, "not a weight", found=f"{number:g} {word}", wanted="a number above 0")
-    sources = tuple(MixSource(open_dataset(Path(word)), number) for word, number in pairs)
+    pairs = parse_weights(OPTION, words, ".idx")
+    sources = tuple(MixSource(open_dataset(path), weight) for path, weight in pairs)
     seen = set[Path]()
     for source in sources:
         if (path := source.prefix.resolve()) in seen:
@@ -110,13 +123,24 @@ def training_epochs(
         tokens: training tokens of the mix; None: as many as all sources have together.
     """
     available = [source.data.tokens * training_fraction for source in sources]
-    total = sum(available) if tokens is None else tokens
-    weights = [
-        size if source.weight is None else source.weight
-        for source, size in zip(sources, available, strict=True)
-    ]
+    return balance_epochs(available, [source.weight for source in sources], tokens)
+
+
+def balance_epochs(
+    available: Sequence[float], weights: Sequence[float | None], total: float | None
+) -> tuple[float, ...]:
+    """Return how often each source is read, so that the shares of the sizes follow the weights.
+
+    Args:
+        available: size of each source.
+        weights: None: the size.
+        total: size of the mix; None: that of all sources.
+    """
+    total = sum(available) if total is None else total
+    shares = [size if weight is None else weight for weight, size in zip(weights, available, strict=True)]
     return tuple(
-        total * weight / sum(weights) / size for weight, size in zip(weights, available, strict=True)
+        total * share / sum(shares) / size if size else 0.0
+        for share, size in zip(shares, available, strict=True)
     )
 
 

@@ -115,7 +115,7 @@ class PipelineStage:
         for option, value in self.options.items():
             if option == _TEXT_INPUTS or option in _DATASET_INPUTS:
                 for word in _words(value):
-                    if option == _TEXT_INPUTS or not _is_number(word):
+                    if not _is_number(word):
                         yield option, word
 
 

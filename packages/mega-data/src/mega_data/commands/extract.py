@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -26,6 +28,9 @@ from mega_data.commands.common import (
 )
 from mega_data.commands.upload import uploads_output
 from mega_schema.app.output_option import OUTPUT_ANY, OUTPUT_FOLDER
+
+if TYPE_CHECKING:
+    from mega_data.task_stages import TaskResult
 
 
 @click.command(cls=RepeatableOptionCommand)
@@ -58,6 +63,12 @@ from mega_schema.app.output_option import OUTPUT_ANY, OUTPUT_FOLDER
 @click.option("--split-mb", type=click.IntRange(min=1), default=32, help="Megabytes of a dump per task.")
 @click.option("--full-page", is_flag=True, help="Keep menus and footers of HTML pages.")
 @click.option(
+    "--html-extractor",
+    type=click.Choice(["resiliparse", "trafilatura"]),
+    default="resiliparse",
+    help="Library that finds the main text of HTML pages.",
+)
+@click.option(
     "--work-dir",
     "work",
     type=OUTPUT_FOLDER,
@@ -77,6 +88,7 @@ def extract(
     output_format: str | None,
     split_mb: int,
     full_page: bool,
+    html_extractor: str,
     work: Path | None,
     workers: int,
     executor: str,
@@ -87,14 +99,19 @@ def extract(
     A file is a task; a large plain or .bz2 dump is several. The output does not depend on the workers. A
     killed run resumes after its finished tasks. Other pages are skipped and counted by reason.
     """
-    from collections import Counter
-
     from mega_data.error_limit import ErrorCount
     from mega_data.extract.formats import find_inputs, split_inputs
-    from mega_data.extract.pipeline import Extraction, check_outputs, dropped_path, is_one_file
+    from mega_data.extract.pipeline import (
+        Extraction,
+        check_extractor,
+        check_outputs,
+        dropped_path,
+        is_one_file,
+    )
     from mega_data.output_folder import publish, staging_folder, write_marker
     from mega_data.task_stages import remove_folder
 
+    check_extractor(html_extractor, full_page=full_page)
     errors = ErrorCount(error_limit(on_error, max_errors))
     files = find_inputs(inputs)
     suffix = output_suffix(output_format, output)
@@ -107,7 +124,9 @@ def extract(
         target = output if one_file else staging_folder(output)
         skip = on_error == "skip"
         dropped = dropped_path(output)
-        job = Extraction(parts, target, folder, file_format, full_page, skip, keep_dropped, suffix, dropped)
+        job = Extraction(
+            parts, target, folder, file_format, full_page, skip, keep_dropped, suffix, dropped, html_extractor
+        )
         check_has_stage(executor, only, (stage.name for stage in job.stages()))
         job.begin()
         if not one_file:
@@ -122,13 +141,24 @@ def extract(
             publish(output, "extract", folder)
         if not work:
             remove_folder(folder)
+    _print_summary(results[0], output, len(job.inputs))
+
+
+def _print_summary(results: Sequence[TaskResult], output: Path, files: int) -> None:
+    """Print what was extracted and what was left out.
+
+    Raises:
+        SystemExit: there is no document: exit code 1.
+    """
+    from collections import Counter
+
     counts = Counter[str]()
     reasons = Counter[str]()
-    for result in results[0]:
+    for result in results:
         counts.update({name: result[name] for name in ("documents", "bytes", "lost")})
         reasons.update(result["reasons"])
     size = f"{counts['bytes'] / 1e6:.2f} MB"
-    click.echo(f"{output}: {counts['documents']:,} documents, {size} from {len(job.inputs):,} files")
+    click.echo(f"{output}: {counts['documents']:,} documents, {size} from {files:,} files")
     for reason, count in sorted(reasons.items()):
         click.echo(f"  left out {count:,}: {reason}")
     if counts["lost"]:

@@ -111,13 +111,14 @@ def _is_splittable(path: Path, file_format: str) -> bool:
 
 
 def read_pages(
-    part: FileRange, file_format: str, *, full_page: bool = False
+    part: FileRange, file_format: str, *, full_page: bool = False, extractor: str = "resiliparse"
 ) -> Iterator[Page | SkippedPage | DamagedRange]:
     """Read the pages of a file, or those that begin in a byte range of it.
 
     Args:
         file_format: one of FORMATS, or `auto`.
         full_page: keep navigation and footers of HTML.
+        extractor: of HTML, resiliparse or trafilatura.
 
     Raises:
         ConfigError: a library that the format needs is not installed.
@@ -135,5 +136,6 @@ def read_pages(
         what, hint = "needs a library that is not installed", install_hint("mega-data", "extract")
         raise ConfigError(path, what, wanted=error.name or "resiliparse", hint=hint) from None
     if file_format == "html":
-        return read_html(path, full_page=full_page)
-    return read_warc(path, html=file_format == "warc", plain=file_format == "wet", full_page=full_page)
+        return read_html(path, full_page=full_page, extractor=extractor)
+    is_warc = file_format == "warc"
+    return read_warc(path, html=is_warc, plain=file_format == "wet", full_page=full_page, extractor=extractor)

@@ -54,6 +54,22 @@ def check_outputs(
         check_output("--keep-dropped", dropped, "file", inputs=inputs, is_ours=lambda _: output.exists())
 
 
+def check_extractor(extractor: str, *, full_page: bool) -> None:
+    """Check that an extractor of HTML can run with the options.
+
+    Raises:
+        ConfigError: it is not installed, or has no such option.
+    """
+    if extractor == "resiliparse":
+        return
+    if full_page:
+        hint = "leave one of them out"
+        raise ConfigError("--full-page", f"has no effect with --html-extractor {extractor}", hint=hint)
+    from mega_data.extract.html import load_trafilatura
+
+    load_trafilatura()
+
+
 def is_one_file(output: Path) -> bool:
     return file_ending(output) != ""
 
@@ -79,6 +95,7 @@ class Extraction:
         work: folder of the markers and of the parts to join.
         file_format: one of formats.FORMATS, or `auto`.
         full_page: keep navigation and footers of HTML.
+        extractor: of HTML, resiliparse or trafilatura.
         skip: skip and count damaged ranges; else the first one ends the run.
         keep_dropped: write skipped pages, with the reason under "dropped".
         suffix: suffix of the format of the files of a folder, see `output_formats`.
@@ -94,6 +111,7 @@ class Extraction:
     keep_dropped: bool = False
     suffix: str = ""
     dropped_to: Path | None = None
+    extractor: str = "resiliparse"
 
     @property
     def inputs(self) -> tuple[Path, ...]:
@@ -115,6 +133,7 @@ class Extraction:
         options = {
             "from": self.file_format,
             "full-page": self.full_page,
+            "html-extractor": self.extractor,
             "output": str(self.output.resolve()),
         }
         options |= {"keep-dropped": self.keep_dropped, "tasks": len(self.parts), "output-format": self.suffix}
@@ -155,7 +174,9 @@ class Extraction:
             if self.keep_dropped:
                 dropped = stack.enter_context(open_output(self._task_path(task, self.dropped_output)))
             stack.enter_context(check_unchanged(part.path))
-            for page in read_pages(part, self.file_format, full_page=self.full_page):
+            for page in read_pages(
+                part, self.file_format, full_page=self.full_page, extractor=self.extractor
+            ):
                 if isinstance(page, Page):
                     row = {"id": page.id, "url": page.url, "title": page.title, "text": page.text}
                     size += out.write(orjson.dumps(row, option=_LINE))

@@ -12,7 +12,7 @@ from typing import IO, Any, cast
 
 from fastwarc.warc import ArchiveIterator, WarcRecord, WarcRecordType
 
-from mega_data.extract.html import html_text
+from mega_data.extract.html import RESILIPARSE, SlowPageError, html_text
 from mega_data.extract.types import MAX_PAGE_BYTES, Page, SkippedPage
 from mega_data.readers.compression import DamagedRange, ResumableStream, read_pieces
 from mega_data.readers.magic import detect_compression
@@ -25,14 +25,19 @@ _BLOCK = 1 << 20
 
 
 def read_warc(
-    path: Path, *, html: bool = True, plain: bool = True, full_page: bool = False
+    path: Path,
+    *,
+    html: bool = True,
+    plain: bool = True,
+    full_page: bool = False,
+    extractor: str = RESILIPARSE,
 ) -> Iterator[Page | SkippedPage | DamagedRange]:
     """Read the pages of a file in order. After damage, continue at the next record.
 
     Args:
         html: read responses that are HTML.
         plain: read conversions to plain text, the records of a WET file.
-        full_page: as in `html_text`.
+        full_page, extractor: as in `html_text`.
 
     Raises:
         FormatError: the file has no record.
@@ -59,7 +64,7 @@ def read_warc(
                         yield DamagedRange(lost[0], offset, lost[1])
                     lost = None
                     length = int(record.headers.get("Content-Length") or 0)
-                    yield _make_page(record, html, plain, full_page, offset)
+                    yield _make_page(record, html, plain, full_page, extractor, offset)
             except (OSError, EOFError, ValueError) as error:
                 reason = str(error)
             if stream and stream.gap:
@@ -103,7 +108,7 @@ def _next_record(file: IO[bytes], position: int) -> int:
 
 
 def _make_page(
-    record: WarcRecord, html: bool, plain: bool, full_page: bool, start: int
+    record: WarcRecord, html: bool, plain: bool, full_page: bool, extractor: str, start: int
 ) -> Page | SkippedPage | DamagedRange:
     kind = record.record_type
     headers = record.headers
@@ -125,19 +130,30 @@ def _make_page(
         return DamagedRange(
             start, start, f"a record of {record.content_length:,} bytes has {len(data):,}", "cut off"
         )
-    title, text = "", ""
     if response:
-        title, text = html_text(data, record.http_charset or "", full_page=full_page)
-    else:
-        text = data.decode("utf-8", "replace").strip()
-    return Page(record_id, url, title, text) if text else SkippedPage("no text", record_id, url, title)
+        charset = record.http_charset or ""
+        return _html_page(data, charset, record_id, url, full_page=full_page, extractor=extractor)
+    text = data.decode("utf-8", "replace").strip()
+    return Page(record_id, url, "", text) if text else SkippedPage("no text", record_id, url)
+
+
+def _html_page(
+    data: bytes, charset: str, page_id: str, url: str, *, full_page: bool, extractor: str
+) -> Page | SkippedPage:
+    try:
+        title, text = html_text(data, charset, full_page=full_page, extractor=extractor)
+    except SlowPageError:
+        return SkippedPage(f"too slow for {extractor}", page_id, url)
+    return Page(page_id, url, title, text) if text else SkippedPage("no text", page_id, url, title)
 
 
 def _status(record: WarcRecord) -> Any:
     return record.http_headers.status_code if record.http_headers else None
 
 
-def read_html(path: Path, *, full_page: bool = False) -> Iterator[Page | SkippedPage | DamagedRange]:
+def read_html(
+    path: Path, *, full_page: bool = False, extractor: str = RESILIPARSE
+) -> Iterator[Page | SkippedPage | DamagedRange]:
     """Read a file that is one page of HTML; its path is its id and its address."""
     data = bytearray()
     name = path.as_posix()
@@ -149,5 +165,4 @@ def read_html(path: Path, *, full_page: bool = False) -> Iterator[Page | Skipped
         if len(data) > MAX_PAGE_BYTES:
             yield SkippedPage("too long", name, name)
             return
-    title, text = html_text(bytes(data), full_page=full_page)
-    yield Page(name, name, title, text) if text else SkippedPage("no text", name, name, title)
+    yield _html_page(bytes(data), "", name, name, full_page=full_page, extractor=extractor)

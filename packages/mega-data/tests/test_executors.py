@@ -28,7 +28,7 @@ from mega_schema.app.progress import ProgressBar
 from mega_schema.errors import ConfigError, MegaError
 
 SLURM = Path(__file__).resolve().parents[3] / "infra/slurm"
-STAGES = "keys pairs sets groups filter"
+STAGES = "keys sort pairs paired sets groups filter"
 
 
 def corpus(folder: Path, shards: int) -> Path:
@@ -90,7 +90,7 @@ def test_a_process_outside_an_array_and_an_array_with_gaps_are_refused(tmp_path:
 @pytest.mark.parametrize(
     ("command", "more", "stages"),
     [
-        ("dedup", [], "keys | pairs | groups | filter"),
+        ("dedup", [], "keys | sort | pairs | groups | filter"),
         ("extract", ["--from", "html"], "extract | join"),
         ("clean", ["--step", "whitespace"], "00-pass/pass"),
         (
@@ -134,7 +134,7 @@ def test_an_array_per_stage_gives_the_bytes_of_one_process(tmp_path: Path) -> No
     output = tmp_path / "array"
     words = ["bash", str(SLURM / "data.sh"), "2", STAGES, "dedup", *flags(inputs, output)]
     process = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
-    logs = [(tmp_path / "bin" / f"{job}.said").read_text() for job in range(1, 7)]
+    logs = [(tmp_path / "bin" / f"{job}.said").read_text() for job in range(1, len(STAGES.split()) + 2)]
     assert process.returncode == 0, process.stderr + "".join(logs)
     assert files(output) == once
     prefixes = sorted(line.partition(":")[0] for line in logs[0].splitlines())
@@ -202,16 +202,16 @@ def test_a_terminal_shows_the_stages_of_a_command_and_keeps_their_last_lines(
     shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capsys.readouterr().err)
     lines = [line.rpartition("\r")[2] for line in shown.split("\n")]
     ends = [line.split()[:2] for line in lines if line]
-    stages = [["keys", "2/2"], ["pairs", "10/10"], ["sets", "2/2"], ["groups", "1/1"], ["filter", "2/2"]]
-    assert ends == stages
+    before = [["keys", "2/2"], ["sort", "1/1"], ["pairs", "10/10"], ["paired", "1/1"]]
+    assert ends == [*before, ["sets", "2/2"], ["groups", "1/1"], ["filter", "2/2"]]
 
 
 def test_a_stage_that_takes_no_time_is_one_line_in_a_log(tmp_path: Path) -> None:
     words = ["dedup", *flags(corpus(tmp_path / "in", 2), tmp_path / "out")]
     log = CliRunner().invoke(commands, words).stderr
     names = [line.partition(":")[0] for line in log.splitlines()]
-    stages = ["keys 1/2", "keys 2/2", "pairs 10/10", "sets 1/2", "sets 2/2", "groups 1/1", "filter 1/2"]
-    assert names == [*stages, "filter 2/2"]
+    before = ["keys 1/2", "keys 2/2", "sort 1/1", "pairs 10/10", "paired 1/1"]
+    assert names == [*before, "sets 1/2", "sets 2/2", "groups 1/1", "filter 1/2", "filter 2/2"]
 
 
 def test_without_ray_the_flag_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,10 +15,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mega_schema.dataset import remote_dataset
+from mega_schema.dataset.dataset_info import DatasetInfo
 from mega_schema.dataset.indexed_dataset import IndexedDataset, IndexedWriter
 from mega_schema.dataset.remote_dataset import BLOCK
 from mega_schema.errors import FormatError, MegaError
 from mega_schema.remote_files import RemotePath
+from mega_schema.tokenizer.tokenizer import open_tokenizer, open_tokenizer_folder
 from tests.web_server import FileServer, serve_files
 
 pytest.importorskip("aiohttp")
@@ -147,14 +149,43 @@ def test_a_replaced_dataset_has_a_cache_of_its_own(tmp_path: Path) -> None:
         assert after != before
 
 
-def test_a_file_that_changes_during_a_run_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_dataset, "_CHECK_SECONDS", -1.0)
+def test_no_token_of_a_file_that_changed_is_used_or_kept(tmp_path: Path) -> None:
     write_dataset(tmp_path)
     with serve_files(tmp_path) as web:
         remote = open_remote(web, tmp_path / "cache")
+        wanted = remote[0].tolist()
         write_dataset(tmp_path, seed=1)
-        with pytest.raises(FormatError, match="changed while it was read"):
-            _ = remote[0]
+        for i in (20, 39):
+            with pytest.raises(FormatError, match="changed while it was read"):
+                _ = remote[i]
+        assert remote[0].tolist() == wanted
+        [checksums] = (tmp_path / "cache").glob("*/checksums")
+        kept = np.flatnonzero(np.fromfile(checksums, np.uint64))
+        assert kept.tolist() == [0]
+
+
+@pytest.mark.parametrize("name", ["index.idx", "info.json", "tokenizer/identity.json"])
+@pytest.mark.parametrize("is_removed", [True, False])
+def test_a_damaged_copy_is_copied_again(tmp_path: Path, name: str, is_removed: bool) -> None:
+    tokenizer = open_tokenizer("NullTokenizer", vocab_size=60000)
+    with IndexedWriter(tmp_path / "corpus", np.uint16, info=DatasetInfo(tokenizer.identity)) as out:
+        out.add([1, 2, 3])
+        out.end_document()
+    tokenizer.save(tmp_path / "corpus.tokenizer")
+    with serve_files(tmp_path) as web:
+        first = open_remote(web, tmp_path / "cache")
+        assert first.info is not None
+        [copy] = (tmp_path / "cache").glob(f"*/{name}")
+        content = bytearray(copy.read_bytes())
+        content[len(content) // 2] ^= 64
+        copy.write_bytes(content)
+        if is_removed:
+            copy.unlink()
+        reopened = open_remote(web, tmp_path / "cache")
+        assert reopened.info == first.info
+        assert reopened[0].tolist() == [1, 2, 3]
+        assert reopened.remote is not None
+        assert open_tokenizer_folder(reopened.remote.tokenizer).identity == tokenizer.identity
 
 
 def test_a_server_that_fails_now_and_then(web: FileServer, files: Path, tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ _FIRST_BYTES: Final = 1 << 16  # of the first range after a seek; ranges grow wh
 _MAX_BYTES: Final = 8 << 20  # of a range
 _AHEAD: Final = 4  # ranges that are requested before they are read
 _TRIES: Final = 5  # of a request
-_FIRST_WAIT: Final = 0.25  # seconds before the second try; doubles
+_FIRST_WAIT: Final = 0.25  # seconds before the second try; doubles, up to 30
 
 T = TypeVar("T")
 
@@ -151,9 +151,9 @@ class RemotePath(PosixPath):
             known = self.__dict__["_stat"] = self.read_stat()
         return known
 
-    def read_stat(self) -> os.stat_result:
+    def read_stat(self, tries: int = _TRIES) -> os.stat_result:
         """Ask the place for size and version, as `stat` does the first time."""
-        info = request(self, lambda: self.file_system().info(self.key))
+        info = request(self, lambda: self.file_system().info(self.key), tries=tries)
         if info.get("type") == "directory":
             raise IsADirectoryError(21, "Is a directory", str(self))
         if info.get("size") is None:
@@ -319,8 +319,8 @@ class RangeReader(io.RawIOBase):
             self._pending.append((start, end, self._threads.submit(read_range, self.path, start, end)))
 
 
-def read_range(path: RemotePath, start: int, end: int) -> bytes:
-    """Return bytes `start` to `end` of a file.
+def read_range(path: RemotePath, start: int, end: int, *, tries: int = _TRIES) -> bytes:
+    """Return bytes `start` to `end` of a file, see `request`.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -336,24 +336,24 @@ def read_range(path: RemotePath, start: int, end: int) -> bytes:
             raise OSError(f"{len(data):,} of {end - start:,} bytes at byte {start:,}")
         return data
 
-    return request(path, read)
+    return request(path, read, tries=tries)
 
 
-def check_unchanged(path: RemotePath) -> None:
+def check_unchanged(path: RemotePath, *, tries: int = _TRIES) -> None:
     """Check that a file still has the version that its path describes.
 
     Raises:
         FormatError: it has another one.
         MegaError: the place cannot be reached.
     """
-    opened, current = path.stat(), path.read_stat()
+    opened, current = path.stat(), path.read_stat(tries)
     if (current.st_size, current.st_mtime_ns) != (opened.st_size, opened.st_mtime_ns):
         hint = "wait until the other process has finished, then run the command again"
         found, wanted = f"{current.st_size:,} bytes", f"the {opened.st_size:,} bytes it had, untouched"
         raise FormatError(path, "changed while it was read", found=found, wanted=wanted, hint=hint)
 
 
-def request(url: object, send: Callable[[], T]) -> T:
+def request(url: object, send: Callable[[], T], *, tries: int = _TRIES) -> T:
     """Send a request, and repeat it after an error that may pass.
 
     Raises:
@@ -361,13 +361,13 @@ def request(url: object, send: Callable[[], T]) -> T:
         MegaError: it failed each time, or may not be sent.
     """
     wait = _FIRST_WAIT
-    for attempt in range(_TRIES):
+    for tries_left in reversed(range(tries)):
         try:
             return send()
         except FileNotFoundError as error:
             if not _is_connection_error(error.__cause__):
                 raise FileNotFoundError(2, "No such file", str(url)) from None
-            _check_attempts(url, attempt, error.__cause__)
+            _check_attempts(url, tries, tries_left, error.__cause__)
         except PermissionError as error:
             hint = "are the credentials set, as for the place's own programs?"
             raise AccessError(url, "access is denied", found=_describe(error), hint=hint) from None
@@ -379,9 +379,9 @@ def request(url: object, send: Callable[[], T]) -> T:
             if type(error).__name__ == "NoCredentialsError":
                 hint = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
                 raise MegaError(url, "needs credentials", found=_describe(error), hint=hint) from None
-            _check_attempts(url, attempt, error)
+            _check_attempts(url, tries, tries_left, error)
         time.sleep(wait)
-        wait *= 2
+        wait = min(2 * wait, 30.0)
     raise AssertionError
 
 
@@ -390,10 +390,10 @@ def _is_connection_error(cause: BaseException | None) -> bool:
     return type(cause).__module__.startswith("aiohttp") and getattr(cause, "status", 0) != 404
 
 
-def _check_attempts(url: object, attempt: int, error: BaseException | None) -> None:
-    if attempt == _TRIES - 1:
+def _check_attempts(url: object, tries: int, tries_left: int, error: BaseException | None) -> None:
+    if not tries_left:
         hint = "is the network there? Run the same command again"
-        raise MegaError(url, f"failed {_TRIES} times", found=_describe(error), hint=hint) from None
+        raise MegaError(url, f"failed {tries} times", found=_describe(error), hint=hint) from None
 
 
 def _describe(error: BaseException | None) -> str:

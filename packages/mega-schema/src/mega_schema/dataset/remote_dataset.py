@@ -1,18 +1,21 @@
 """A dataset in an object store: its index is copied once, its tokens are read by ranges and kept.
 
     CACHE/PREFIX-DIGEST/index.idx, info.json, tokenizer/    copies
+    CACHE/PREFIX-DIGEST/copies.json                         CRC-32 of each copy; written last
     CACHE/PREFIX-DIGEST/blocks                              the .bin; sparse, with the blocks that were read
     CACHE/PREFIX-DIGEST/checksums                           CRC-32 + 1 of each block, uint64; 0: not read yet
 
 The digest covers the URL and the version of both files, so that a dataset that was replaced is read again.
 All processes of a machine share the folder. A block is written before its checksum, and one that does not
-match it is read again; so neither a killed process nor a crash of the machine leaves wrong tokens.
+match it is read again, as are the copies; so neither a killed process nor a crash of the machine leaves wrong
+tokens. A block is used after the store has told once more that the file has the version of the digest.
 """
 
 from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import logging
 import os
 import shutil
@@ -30,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mega_schema.app.install_hint import install_hint
-from mega_schema.atomic_io import atomic_write, write_at
+from mega_schema.atomic_io import atomic_write, write_at, write_text
 from mega_schema.dataset.dataset_info import sibling
 from mega_schema.errors import FormatError, MegaError
 from mega_schema.file_lock import lock_file
@@ -41,15 +44,21 @@ from mega_schema.remote_files import (
     find_remote_files,
     read_range,
 )
+from mega_schema.tokenizer.files import COMPANION_FILES
+from mega_schema.tokenizer.identity import IDENTITY
 
 log = logging.getLogger("mega.schema")
 
 BLOCK: Final = 1 << 16  # bytes
 _MAX_RANGE: Final = 64  # blocks of a request
+_COPIED_BYTES: Final = 1 << 22  # at a time
 _THREADS: Final = 16  # requests at a time
 _MAX_READ: Final = 1024  # blocks that a read waits for at a time
 _MEMORY_BLOCKS: Final = 4096  # kept where the disk is full
-_CHECK_SECONDS: Final = 60.0  # between two checks that the file did not change
+_TRIES: Final = 13  # of a request: a run of many machines waits about three minutes for the store
+
+# of a tokenizer's folder, where a place does not list it
+TOKENIZER_FILES: Final = (IDENTITY, "tokenizer.json", "tokenizer.model", *COMPANION_FILES)
 
 ByteRange = tuple[int, int]
 
@@ -103,17 +112,27 @@ class RemoteDatasetFiles:
 
     def _copy(self, prefix: RemotePath, remote_index: Path) -> None:
         """Copy the small files; the index last, which says that all are there."""
-        if self.index.is_file():
+        record = self.folder / "copies.json"
+        if _has_copies(record):
             return
-        info = sibling(prefix, ".json")
-        if info.is_file():
-            _copy_file(info, self.info)
-        if prefix.scheme not in ("http", "https"):  # they have no folders
-            folder = f"{sibling(prefix, '.tokenizer')}/"
-            for path in find_remote_files(folder, lambda name: "/" not in name):
-                self.tokenizer.mkdir(exist_ok=True)
-                _copy_file(path, self.tokenizer / path.name)
-        _copy_file(remote_index, self.index)
+        record.unlink(missing_ok=True)
+        copies = {self.index: remote_index}
+        if (info := sibling(prefix, ".json")).is_file():
+            copies[self.info] = info
+        tokenizer = sibling(prefix, ".tokenizer")
+        if prefix.scheme in ("http", "https"):  # they have no folders
+            files = [tokenizer / name for name in TOKENIZER_FILES]
+            files = [path for path in files if path.is_file()]
+        else:
+            files = [*find_remote_files(f"{tokenizer}/", lambda name: "/" not in name)]
+        copies |= {self.tokenizer / path.name: path for path in files}
+        checksums = {}
+        for copy, source in copies.items():
+            copy.parent.mkdir(exist_ok=True)
+            with atomic_write(copy) as partial, source.open("rb") as remote, partial.open("wb") as local:
+                shutil.copyfileobj(remote, local, _COPIED_BYTES)
+            checksums[str(copy.relative_to(self.folder))] = _checksum_of(copy)
+        write_text(record, json.dumps(checksums, indent=1) + "\n")
 
 
 class RemotePayload:
@@ -138,7 +157,8 @@ class RemotePayload:
         self._requests: dict[int, Future[None]] = {}  # by block
         self._memory: OrderedDict[int, bytes] = OrderedDict()  # blocks that the disk has no space for
         self._is_checked = np.zeros(-(-self.nbytes // BLOCK), np.bool_)  # blocks on disk that are right
-        self._next_check = time.monotonic() + _CHECK_SECONDS
+        self._check_lock = Lock()
+        self._check_time = time.monotonic()  # at which the last check began that found no other version
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="remote-dataset")
 
     def __del__(self) -> None:
@@ -173,7 +193,7 @@ class RemotePayload:
         blocks = {
             block
             for begin, end in ranges
-            if begin < end
+            if 0 <= begin < end <= self.nbytes  # `read` reports others
             for block in range(begin // BLOCK, (end - 1) // BLOCK + 1)
         }
         self._request_blocks(sorted(blocks))
@@ -192,10 +212,8 @@ class RemotePayload:
         """Read consecutive blocks from the store and keep them."""
         begin, end = blocks.start * BLOCK, min(blocks.stop * BLOCK, self.nbytes)
         try:
-            data = read_range(self._path, begin, end)
-            if time.monotonic() > self._next_check:
-                self._next_check = time.monotonic() + _CHECK_SECONDS
-                check_unchanged(self._path)
+            data = read_range(self._path, begin, end, tries=_TRIES)
+            self._check_unchanged()
             for block in blocks:
                 first = block * BLOCK - begin
                 self._store_block(block, data[first : first + BLOCK])
@@ -203,6 +221,15 @@ class RemotePayload:
             with self._lock:
                 for block in blocks:
                     del self._requests[block]
+
+    def _check_unchanged(self) -> None:
+        """Return after a check of the version that began after this call; several calls share one."""
+        called = time.monotonic()
+        with self._check_lock:
+            if self._check_time <= called:
+                began = time.monotonic()
+                check_unchanged(self._path, tries=_TRIES)
+                self._check_time = began
 
     def _store_block(self, block: int, data: bytes) -> None:
         try:
@@ -267,9 +294,21 @@ def _consecutive(blocks: Sequence[int]) -> Iterator[range]:
             first = i
 
 
-def _copy_file(source: Path, target: Path) -> None:
-    with atomic_write(target) as partial, source.open("rb") as remote, partial.open("wb") as local:
-        shutil.copyfileobj(remote, local, 1 << 22)
+def _has_copies(record: Path) -> bool:
+    """Return whether the copies in a record are as they were written."""
+    try:
+        checksums = json.loads(record.read_bytes())
+        return all(_checksum_of(record.parent / name) == checksum for name, checksum in checksums.items())
+    except (OSError, ValueError):
+        return False
+
+
+def _checksum_of(path: Path) -> int:
+    checksum = 0
+    with path.open("rb") as file:
+        while data := file.read(_COPIED_BYTES):
+            checksum = zlib.crc32(data, checksum)
+    return checksum
 
 
 def _cache_error(folder: Path, error: OSError) -> MegaError:

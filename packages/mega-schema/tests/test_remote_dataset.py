@@ -160,8 +160,7 @@ def test_no_token_of_a_file_that_changed_is_used_or_kept(tmp_path: Path) -> None
                 _ = remote[i]
         assert remote[0].tolist() == wanted
         [checksums] = (tmp_path / "cache").glob("*/checksums")
-        kept = np.flatnonzero(np.fromfile(checksums, np.uint64))
-        assert kept.tolist() == [0]
+        assert np.flatnonzero(np.fromfile(checksums, np.uint64)).tolist() == [0]
 
 
 @pytest.mark.parametrize("name", ["index.idx", "info.json", "tokenizer/identity.json"])

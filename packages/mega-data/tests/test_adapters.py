@@ -37,6 +37,9 @@ def wrong(row, path):
 def broken(row, path):
     return {"text": str(abs(10 // (int(row["a"]) - 4)))}
 
+def leave(row, path):
+    raise SystemExit(3)
+
 def no_text(row, path):
     return {"words": "1"}
 '''
@@ -112,6 +115,10 @@ def test_texts_under_several_keys_and_sentences_come_from_the_adapter(folder: Pa
         (
             "wrong",
             r"in/a.jsonl:9: the adapter \w+:wrong returned another type: found int, wanted a document",
+        ),
+        (
+            "leave",
+            r"in/a.jsonl:1: the adapter \w+:leave raised an error: found SystemExit: 3 \(adapters_\d+\.py:",
         ),
         (
             "broken",

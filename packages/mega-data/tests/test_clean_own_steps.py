@@ -17,6 +17,8 @@ from mega_data.cli import commands
 from mega_schema.errors import MegaError
 
 FUNCTIONS = """
+import sys
+
 def shout(document):
     document["text"] = document["text"].upper()
     document["meta"]["n"] = 1
@@ -30,6 +32,9 @@ def nothing(document):
 
 def broken(document):
     return document["absent"]
+
+def leave(document):
+    sys.exit(3)
 
 def number(document):
     return 7
@@ -252,3 +257,11 @@ def test_lists_of_domains_urls_and_words_drop_documents(
     flag = "url-list:" + ",".join(f"{name}={tmp_path / name}" for name in lists)
     values = {} if url is None else {"url": url}
     assert apply_step(flag, "text", **values) == (wanted or [{"text": "text", **values}])
+
+
+def test_sys_exit_in_a_function_is_an_error_with_its_place(module: str, tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"text": "abc"}\n')
+    result = clean("--input", "in.jsonl", "--output", "out", "--step", f"python:{module}:leave")
+    assert isinstance(result.exception, MegaError)
+    assert "in.jsonl:1" in str(result.exception)
+    assert re.search(rf"SystemExit: 3 \({module}.py:\d+\)", str(result.exception))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -261,3 +262,27 @@ def test_errors_are_of_the_users_input():
         parse_fractions("")
     with pytest.raises(FormatError):
         parse_sources(["nothing"])
+
+
+@pytest.mark.usefixtures("sources")
+def test_a_mix_larger_than_the_disk_or_of_too_many_epochs_is_refused(capsys, monkeypatch):
+    mix("out", "--data-path", "0.3", "a", "0.7", "b", "--tokens", "9" * 20, code=2)
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "repeats a dataset too often" in error
+    disk = shutil.disk_usage(".")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: disk._replace(free=1000))
+    mix("out", "--data-path", "a", "b", code=2)
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "has not enough room" in error
+    assert not Path("out").exists()
+
+
+@pytest.mark.usefixtures("sources")
+def test_a_mix_without_training_documents_is_refused(capsys):
+    mix("out", "--data-path", "a", "b", "--tokens", "1", "--seed", "1", code=2)
+    error = capsys.readouterr().err
+    assert error.splitlines()[-1].startswith("error: --tokens, --split: no document is left for training")
+    assert error.count("error: ") == 1
+    assert not list(Path("out").glob("[!.]*"))

@@ -26,7 +26,7 @@ def import_function(where: str, name: str) -> Callable[..., object]:
     _add_current_folder()
     try:
         module = import_module(module_name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         what = "the module cannot be imported"
         hint = f"it is looked for in {Path.cwd()} and in the installed packages"
         raise ConfigError(where, what, found=describe_error(error), hint=hint) from error
@@ -48,7 +48,7 @@ def hash_module(name: str) -> str:
     return blake2b(Path(spec.origin).read_bytes(), digest_size=16).hexdigest()
 
 
-def describe_error(error: Exception) -> str:
+def describe_error(error: BaseException) -> str:
     """Describe an error of the user's code in one line, with the place that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""

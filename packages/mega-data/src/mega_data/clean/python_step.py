@@ -50,7 +50,7 @@ class PythonStep:
                 result = function(deepcopy(row.values))
             except MegaError:
                 raise
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise DocumentError(where, "raised an error", found=describe_error(error)) from error
             if result is None or isinstance(result, str):
                 return result or _NO_REASON

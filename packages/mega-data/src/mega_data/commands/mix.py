@@ -131,7 +131,7 @@ class _MixRun:
         self, words: Sequence[str], tokens: int | None, *, weights_only: bool, same_tokenizer: bool
     ) -> None:
         from mega_data.merge import check_compatible, merge_info
-        from mega_data.mix.dataset_mix import DatasetMix, dataset_name
+        from mega_data.mix.dataset_mix import DatasetMix, check_mix_size, dataset_name
         from mega_data.mix.sources import parse_fractions, parse_sources, training_epochs
         from mega_data.output_folder import check_folder, staging_folder
         from mega_schema.outputs import dataset_files
@@ -147,6 +147,7 @@ class _MixRun:
             return
         fractions = parse_fractions(self.split)
         epochs = training_epochs(sources, fractions[0], tokens)
+        check_mix_size(sources, epochs, fractions, self.work or self.output / ".work", self.output)
         staging = staging_folder(self.output)
         with self._work_folder() as folder:
             job = DatasetMix(sources, epochs, fractions, self.seed, staging, folder, info, self.memory)
@@ -219,8 +220,14 @@ def _finish(job: DatasetMix, output: Path, *, keep_work: bool) -> None:
     from mega_data.output_folder import publish
     from mega_data.readers.inputs import REPORT
     from mega_data.task_stages import remove_folder, write_file
+    from mega_schema.errors import ConfigError
 
     report = report_datasets(job)
+    if not any(row["documents"] for row in report["splits"]["train"]):
+        for folder in (job.output, *(() if keep_work else (job.work,))):
+            remove_folder(folder)
+        hint = "more --tokens, or a larger first share in --split"
+        raise ConfigError("--tokens, --split", "no document is left for training", hint=hint)
     datasets = [source.data for source in job.sources]
     for split, name in enumerate(SPLITS):
         if any(row["documents"] for row in report["splits"][name]):

@@ -11,7 +11,8 @@ about a quarter of `memory` of ids, which are read once and written twice in all
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -34,14 +35,16 @@ from mega_data.mix.sorted_parts import (
 )
 from mega_data.mix.sources import SPLITS, DocumentRange, MixSource, divide_source
 from mega_data.output_formats import open_output
-from mega_data.task_stages import TaskResult, TaskStage, open_run_folder, read_results
+from mega_data.task_stages import PLAN, TaskResult, TaskStage, open_run_folder, read_results
 from mega_schema.atomic_io import full_disk_errors, write_at
 from mega_schema.dataset.idx_content import IndexStreams
 from mega_schema.dataset.indexed_dataset import DatasetInfo
+from mega_schema.errors import ConfigError
 from mega_schema.outputs import dataset_files
 
 TRAINING: Final = 0  # index in SPLITS
 _MEMORY_SHARE: Final = 4  # of a task's memory: ids, their copy in order, index, numpy's temporary arrays
+_MAX_EPOCHS: Final = 10_000  # the copies of a range are sorted in memory
 _DOCUMENT_BYTES: Final = 64  # keys, order and counts of a document
 
 
@@ -241,6 +244,43 @@ class DatasetMix:
 
     def _bucket_file(self, split: int, bucket: int, name: str) -> Path:
         return self.work / "buckets" / f"{split}-{bucket:05d}.{name}"
+
+
+def check_mix_size(
+    sources: Sequence[MixSource],
+    epochs: Sequence[float],
+    fractions: Sequence[float],
+    work: Path,
+    output: Path,
+) -> None:
+    """Refuse a mix that does not fit on the disk, before anything of its size is allocated.
+
+    A run that has begun is not checked: its own files take part of the room.
+
+    Args:
+        work: folder of the parts and of the datasets before they are published.
+
+    Raises:
+        ConfigError: a source is read too often, or the disk has not enough room.
+    """
+    for source, count in zip(sources, epochs, strict=True):
+        if count > _MAX_EPOCHS:
+            found, wanted = f"{count:,.0f} epochs of {source.prefix}", f"at most {_MAX_EPOCHS:,} epochs"
+            raise ConfigError("--tokens", "repeats a dataset too often", found=found, wanted=wanted)
+    if (work / PLAN).exists():
+        return
+    size = 0.0
+    for source, count in zip(sources, epochs, strict=True):
+        unit = source.data.tokens * source.data.dtype.itemsize
+        size += unit * (fractions[TRAINING] * count + 1 - fractions[TRAINING])
+    # the parts and the datasets are in the work folder at the same time
+    for option, folder, needed in (("--work-dir", work, 2 * size), ("--output", output, size)):
+        existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+        free = shutil.disk_usage(existing).free
+        if needed > free:
+            found, wanted = f"{free / 1e9:,.1f} GB in {folder}", f"{needed / 1e9:,.1f} GB"
+            hint = "fewer --tokens, or a folder on a larger disk"
+            raise ConfigError(option, "has not enough room", found=found, wanted=wanted, hint=hint)
 
 
 def dataset_name(split: int) -> str:

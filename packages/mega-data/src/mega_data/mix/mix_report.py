@@ -118,7 +118,7 @@ def _unit(report: Report) -> str:
 
 
 def warnings(report: Report) -> list[str]:
-    """Return a line for each source that is read often, and for each empty split."""
+    """Return a line for each source that is read often or not at all, and for each empty split."""
     unit = _unit(report)
     training, *others = report["splits"].items()
     lines = [
@@ -126,4 +126,5 @@ def warnings(report: Report) -> list[str]:
         for row in training[1]
         if row["epochs"] > MANY_EPOCHS
     ]
+    lines += [f"{row['source']}: no training document" for row in training[1] if not row["documents"]]
     return [*lines, *(f"{name}: no document" for name, rows in others if not any(r[unit] for r in rows))]

@@ -111,7 +111,7 @@ class AdaptedBlock:
         raw = repr(row)
         try:
             document = function(row, str(self.path))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             return RowError(number, f"{name} raised an error", describe_error(error), "", raw)
         if document is not None and not isinstance(document, dict):
             found, wanted = type(document).__name__, "a document as a dict, or None"

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
-from collections.abc import Callable
+import random
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +22,12 @@ from click.testing import CliRunner, Result
 from mega_data.cli import commands
 from mega_data.error_limit import TooManyErrors
 from mega_data.preprocess import Options, preprocess
+from mega_data.readers.blocks import Block, JsonLines
 from mega_data.readers.inputs import InputFile
-from mega_data.readers.ranges import split_inputs
+from mega_data.readers.ranges import read_range, split_inputs
+from mega_data.readers.streams import read_blocks
 from mega_schema import remote_files
-from mega_schema.errors import CorruptFileError
+from mega_schema.errors import ConfigError, CorruptFileError
 from mega_schema.tokenizer.tokenizer import open_tokenizer
 from tests.web_server import serve_files
 
@@ -108,9 +115,9 @@ def test_a_damaged_file_is_named_and_the_rows_before_the_damage_and_of_other_fil
         report = json.loads((tmp_path / "out/report.json").read_bytes())
         assert [why.partition(": found")[0] for why in report["damaged"]] == [f"{folder / name}: damaged"]
         assert report["steps"][0]["documents_in"] == 99 + row[0]["line"] - 1
-    with pytest.raises(TooManyErrors, match="--max-errors: too many rows are wrong"):
+    with pytest.raises(TooManyErrors, match="--max-errors: any damaged file is above the limit"):
         raise (
-            call(command, folder, tmp_path / "o", "--on-error", "skip", "--max-errors", "0").exception
+            call(command, folder, tmp_path / "o", "--on-error", "skip", "--max-errors", "99%").exception
             or AssertionError
         )
 
@@ -139,6 +146,99 @@ def test_a_file_that_may_not_be_read_is_skipped(
     result = call(command, folder, tmp_path / "out", "--on-error", "skip")
     assert result.exit_code == 0, (result.output, result.exception)
     assert f"{folder / name}: not readable: found Permission denied" in result.stderr + caplog.text
+
+
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    ".gz": gzip.compress,
+    ".zst": zstandard.ZstdCompressor(write_checksum=True).compress,
+    ".bz2": bz2.compress,
+}
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+@pytest.mark.parametrize("compression", COMPRESS)
+@pytest.mark.parametrize("seed", range(6))
+def test_the_lines_before_any_damage_are_kept_and_the_loss_is_named(
+    compression: str, is_cut: bool, seed: int, tmp_path: Path
+) -> None:
+    """A task dropped the lines of its range before the damage, and a stream did not name the byte."""
+    rng = random.Random(f"{compression}{is_cut}{seed}")
+    rows = [*lines(ROWS * 2).splitlines(keepends=True)]
+    data = b"".join(rows)
+    cuts = sorted({0, *rng.sample(range(len(data)), 20), len(data)})
+    parts = [COMPRESS[compression](data[start:end]) for start, end in pairwise(cuts)]
+    whole = b"".join(parts)
+    damage = rng.randrange(len(whole))
+    damaged_part = bisect_right([*accumulate(map(len, parts))], damage)
+    damaged = bytearray(whole[:damage] if is_cut else whole)
+    if not is_cut:
+        damaged[damage] ^= 255
+    path = tmp_path / f"a.jsonl{compression}"
+    path.write_bytes(damaged)
+    item = InputFile(path, "jsonl")
+    kept_bytes = data.rfind(b"\n", 0, cuts[damaged_part]) + 1
+    stream, error = read_until_damage(read_blocks(item, keys=["text"], size=5000))
+    assert stream.startswith(data[:kept_bytes])
+    check_error(error, path, sum(map(len, parts[:damaged_part])), damage)
+    ranges = split_inputs([item], len(whole) // 4)
+    errors = list[str]()
+    text = b""
+    for part in ranges:
+        block_text, error = read_until_damage(read_range(part, ["text"], 5000, "file"))
+        text += block_text
+        errors += [error] if error else []
+    assert text.startswith(data[:kept_bytes])
+    assert set(text.splitlines()[:-1]) <= {row.strip() for row in rows} | {b""}
+    assert len(errors) == (len(stream) < len(data)) or len(errors) == 1
+    if errors:
+        check_error(errors[0], path, sum(map(len, parts[:damaged_part])), damage)
+
+
+def read_until_damage(blocks: Iterator[Block]) -> tuple[bytes, str]:
+    """The text before the damage, and the error; "" for none."""
+    text = b""
+    try:
+        for block in blocks:
+            assert isinstance(block, JsonLines)
+            text += block.data or b""
+    except CorruptFileError as error:
+        return text, str(error)
+    return text, ""
+
+
+def check_error(error: str, path: Path, part_start: int, damage: int) -> None:
+    """Check that the named byte is in the damaged part, not after the damage."""
+    place = re.search(r"from byte ([\d,]+) on; about ([\d,]+) of ([\d,]+) bytes are lost", error)
+    assert place, error
+    start, lost, size = (int(number.replace(",", "")) for number in place.groups())
+    assert size == path.stat().st_size
+    assert part_start - 1024 <= start <= damage
+    assert 0 <= lost <= size - start
+
+
+@pytest.mark.parametrize("limit", ["1%", "1000"])
+@pytest.mark.parametrize("more", [(), ("--executor", "local")])
+def test_a_damaged_file_is_above_any_limit(limit: str, more: tuple[str, ...], tmp_path: Path) -> None:
+    """It counted as one row: with `--max-errors 1%` half of a file was lost, and the run succeeded."""
+    folder = corpus(tmp_path / "in", "b.jsonl.zst")
+    words = ("--on-error", "skip", *more)
+    failed = call("preprocess", folder, tmp_path / "out", *words, "--max-errors", limit)
+    assert str(failed.exception).startswith("--max-errors: any damaged file is above the limit: found ")
+    assert str(failed.exception).endswith("; hint: copy the file again, or run without --max-errors")
+    assert not [*(tmp_path / "out").glob("*.bin")]
+    assert call("preprocess", folder, tmp_path / "out", *words).exit_code == 0
+
+
+def test_a_size_of_tasks_without_tasks_is_refused(tmp_path: Path) -> None:
+    """It was ignored."""
+    folder = corpus(tmp_path / "in", "b.jsonl.gz")
+    failed = call("preprocess", folder, tmp_path / "out", "--split-mb", "1")
+    assert isinstance(failed.exception, ConfigError)
+    assert (
+        str(failed.exception)
+        == "--split-mb: has no effect without --executor: found 1; hint: --executor local --split-mb 1"
+    )
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_remote_file_that_the_server_refuses_is_skipped(

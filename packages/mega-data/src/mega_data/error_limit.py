@@ -20,6 +20,8 @@ class TooManyErrors(FormatError):
 class ErrorLimit:
     """The number of rows that may be skipped; without a number, any.
 
+    A damaged file is above any number: the rows that are lost with it cannot be counted.
+
     Attributes:
         count: maximum rows, checked while rows are read.
         fraction: maximum fraction of the read rows, from 0 to 1, checked at the end.
@@ -46,6 +48,19 @@ class ErrorLimit:
             pass
         wanted = "a number of rows, as 100, or a share of them, as 1%"
         raise ConfigError(OPTION, "no limit", found=text, wanted=wanted)
+
+    def check_damage(self, damaged: str) -> None:
+        """Refuse a damaged file if there is a limit.
+
+        Args:
+            damaged: the file, and why its rest would be skipped.
+
+        Raises:
+            TooManyErrors: there is a limit.
+        """
+        if self.count is not None or self.fraction is not None:
+            hint = f"copy the file again, or run without {OPTION}"
+            raise TooManyErrors(OPTION, "any damaged file is above the limit", found=damaged, hint=hint)
 
     def check(self, count: int, first: Callable[[], str], rows: int | None = None) -> None:
         """Refuse a count of rows that is above the limit.
@@ -94,7 +109,7 @@ class ErrorCount:
         """Count what a task has skipped.
 
         Raises:
-            TooManyErrors: the count is above the limit.
+            TooManyErrors: the count is above the limit, or there is a limit and a file is damaged.
         """
         if ERRORS not in result:
             return
@@ -104,6 +119,8 @@ class ErrorCount:
         self.damaged += (why for why in errors.get("damaged", ()) if why not in self.damaged)
         if self._is_first_pass:
             self.rows += errors["rows"]
+        for why in errors.get("damaged", ()):
+            self.limit.check_damage(why)
         self.limit.check(self.count, lambda: self.first)
 
     def end_pass(self) -> None:

@@ -200,7 +200,7 @@ def _write_blocks(
 
     Raises:
         FormatError: a row is wrong, or an input has changed.
-        TooManyErrors: more rows are wrong than the options allow.
+        TooManyErrors: more rows are wrong than the options allow, or they have a limit and a file is damaged.
     """
     journaled = output.resume_point.size
     for block in encoded:
@@ -212,6 +212,9 @@ def _write_blocks(
         if (error := next(errors, None)) is not None:
             hint = "correct or delete the line, or skip such lines: --on-error skip"
             raise error.error(path, first_row, hint)
+        for row_error in block.errors:
+            if row_error.ends_file:
+                options.max_errors.check_damage(row_error.damage_notice(path))
         output.start_input(block.input)
         for key, documents in enumerate(block.keys):
             output.add(key, documents)

@@ -52,9 +52,11 @@ def open_adapter(text: str | None) -> Adapter | None:
     return None if text is None else Adapter.parse(text)
 
 
-def max_errors_option(rows: str, share: str = "of all") -> Callable[[Command], Command]:
+def max_errors_option(
+    rows: str, share: str = "of all", damage: str = ", and at any damaged file"
+) -> Callable[[Command], Command]:
     """Build `--max-errors` of the commands that have `--on-error`."""
-    text = f"With --on-error skip: fail after more than N {rows}, or N% {share} read."
+    text = f"With --on-error skip: fail after more than N {rows}, or N% {share} read{damage}."
     return click.option("--max-errors", metavar="N|N%", help=text)
 
 

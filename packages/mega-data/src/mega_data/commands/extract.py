@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     default="fail",
     help="On damaged input: fail, or skip and count the damage.",
 )
-@max_errors_option("damaged ranges", share="of all pages and ranges")
+@max_errors_option("damaged ranges", share="of all pages and ranges", damage="")
 @click.option("--keep-dropped", is_flag=True, help="Write skipped pages with the reason to OUTPUT.dropped.")
 @output_format_option("pages", default=None)
 @click.option("--split-mb", type=click.IntRange(min=1), default=32, help="Megabytes of a dump per task.")

@@ -40,6 +40,7 @@ INPUT_HELP = (
     "saved datasets, hf:NAME[:split=...,config=...,revision=...] for a dataset by name, or - for stdin."
 )
 
+_SPLIT_MB = 64
 _WORKER_MODULES = ("mega_data.encode_worker", "mega_data.encoders")  # for the workers
 _BYTE_PAIR_TYPES = ("GPT2BPETokenizer", "HuggingFaceTokenizer", "PretrainedFromHF", "TikTokenizer")
 
@@ -150,8 +151,8 @@ def _modules_to_import(tokenizer_type: str) -> tuple[str, ...]:
 @click.option(
     "--split-mb",
     type=click.IntRange(min=1),
-    default=64,
-    help="Megabytes of a JSON-lines or Parquet file per task; .gz and .zst at members and frames.",
+    help="Megabytes of a JSON-lines or Parquet file per task; .gz and .zst at members and frames.  "
+    f"[default: {_SPLIT_MB}]",
 )
 @click.option("--stage", "only", help=f"Run only plan, STAGE or STAGE:TASK; {LAST_CALL_HELP}")
 @click.option(
@@ -178,7 +179,7 @@ def preprocess(
     dataset_impl: str,
     workers: int,
     executor: str | None,
-    split_mb: int,
+    split_mb: int | None,
     only: str | None,
     dry_run: bool,
     **values: Any,  # files and sizes of the tokenizer, and Megatron's flags without effect here
@@ -187,6 +188,7 @@ def preprocess(
     from mega_data.process_pool import ProcessPool
 
     executor = executor or _executor_of_run(output_prefix, only)
+    split_bytes = _split_bytes(split_mb, has_tasks=executor is not None or dry_run)
     with ProcessPool(1 if executor else workers, _modules_to_import(tokenizer_type)) as processes:
         from mega_data.readers.inputs import expand_inputs
 
@@ -214,14 +216,14 @@ def preprocess(
         if dry_run:
             from mega_data.commands.preprocess_dry_run import print_estimate
 
-            print_estimate(inputs, tokenizer, options, workers=workers, split_bytes=split_mb * 1_000_000)
+            print_estimate(inputs, tokenizer, options, workers=workers, split_bytes=split_bytes)
             return
         if executor is None:
             _report(_encode_stream(inputs, output_prefix, tokenizer, options, processes))
             return
     from mega_data.commands.preprocess_tasks import Placement, preprocess_tasks
 
-    placement = Placement(executor, workers, only, split_mb * 1_000_000)
+    placement = Placement(executor, workers, only, split_bytes)
     result = preprocess_tasks(inputs, output_prefix, tokenizer, options, placement)
     if result is not None:
         _report(result)
@@ -235,6 +237,20 @@ def _executor_of_run(output_prefix: Path, only: str | None) -> str | None:
     """
     plan = output_prefix.with_name(f"{output_prefix.name}.unfinished") / "tasks/plan.json"
     return "local" if only is not None or plan.exists() else None
+
+
+def _split_bytes(split_mb: int | None, *, has_tasks: bool) -> int:
+    """Return the bytes per task.
+
+    Raises:
+        ConfigError: a size is named, and the run has no tasks.
+    """
+    if split_mb is not None and not has_tasks:
+        from mega_schema.errors import ConfigError
+
+        hint = f"--executor local --split-mb {split_mb}"
+        raise ConfigError("--split-mb", "has no effect without --executor", found=split_mb, hint=hint)
+    return (split_mb or _SPLIT_MB) * 1_000_000
 
 
 def _open_tokenizer(kind: str, values: Mapping[str, Any]) -> Tokenizer:

@@ -110,10 +110,10 @@ def decompress(raw: IO[bytes], path: Path) -> Iterator[IO[bytes]]:
         with _open_decoder(path, compression, raw) as file:
             yield file
     except damage_errors as error:
-        raise damage_error(path, str(error) or type(error).__name__) from None
+        raise _stream_error(path, raw, str(error) or type(error).__name__) from None
     except OSError as error:
         if error.filename is None and error.errno is None:  # damage in bz2
-            raise damage_error(path, str(error) or type(error).__name__) from None
+            raise _stream_error(path, raw, str(error) or type(error).__name__) from None
         raise
 
 
@@ -128,21 +128,31 @@ def _open_decoder(path: Path, compression: str, raw: IO[bytes]) -> Any:
     if compression == ".xz":
         return lzma.LZMAFile(raw)
     if compression == ".bz2":
-        return bz2.BZ2File(raw)
+        return io.BufferedReader(_FrameReader(raw, bz2.BZ2Decompressor, OSError, _READ_BYTES), 1 << 20)
     if compression == ".lz4":
         return import_for_file(path, "lz4.frame", "lz4").LZ4FrameFile(raw)
     if compression == ".zst":
-        return io.BufferedReader(_ZstdReader(raw, import_for_file(path, "zstandard", "zst")), 1 << 20)
+        zstandard = import_for_file(path, "zstandard", "zst")
+        frames = zstandard.ZstdDecompressor()
+        reader = _FrameReader(raw, frames.decompressobj, zstandard.ZstdError, 1 << 17)
+        return io.BufferedReader(reader, 1 << 20)
     return nullcontext(raw)
 
 
-class _ZstdReader(io.RawIOBase):
-    """The text of a .zst file; the library's own reader does not detect a truncated file."""
+class _FrameReader(io.RawIOBase):
+    """The text of a .zst or .bz2 file.
 
-    def __init__(self, raw: IO[bytes], zstandard: Any) -> None:
+    The libraries' own readers do not detect a truncated .zst, and take a damaged stream of a .bz2 for its
+    end.
+    """
+
+    def __init__(
+        self, raw: IO[bytes], open_frame: Callable[[], Any], damage_error: type[Exception], read_bytes: int
+    ) -> None:
         self._raw = raw
-        self._frames = zstandard.ZstdDecompressor()
-        self._damage_error = zstandard.ZstdError
+        self._open_frame = open_frame
+        self._damage_error = damage_error
+        self._read_bytes = read_bytes  # compressed, at a time
         self._damage: Exception | None = None  # after the text that is not yet read
         self._frame: Any = None
         self._text = memoryview(b"")
@@ -151,7 +161,9 @@ class _ZstdReader(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        while not len(self._text) and self._damage is None and (compressed := self._raw.read(1 << 17)):
+        while (
+            not len(self._text) and self._damage is None and (compressed := self._raw.read(self._read_bytes))
+        ):
             self._text = memoryview(self._decompress(compressed))
         if not len(self._text) and self._damage is not None:
             raise self._damage
@@ -164,7 +176,7 @@ class _ZstdReader(io.RawIOBase):
     def _decompress(self, compressed: bytes) -> bytes:
         text = list[bytes]()
         while compressed:
-            frame = self._frame or self._frames.decompressobj()
+            frame = self._frame or self._open_frame()
             try:
                 text.append(frame.decompress(compressed))
             except self._damage_error as error:
@@ -185,6 +197,30 @@ def import_for_file(path: Path, module: str, extra: str) -> Any:
     except ImportError:
         what, hint = "needs a library that is not installed", install_hint("mega-data", extra)
         raise ConfigError(path, what, wanted=module.partition(".")[0], hint=hint) from None
+
+
+def _stream_error(path: Path, raw: IO[bytes], why: str) -> CorruptFileError:
+    """Build the error of a damaged stream. The decoders do not tell the place: a local file is read again."""
+    if is_remote(path) or not raw.seekable() or not path.is_file():
+        return damage_error(path, why)
+    read_to = 0
+    for piece in read_pieces(path):
+        if isinstance(piece, DamagedRange):
+            # a large frame is read in pieces: those before the damage are not lost
+            return damage_error(path, lost_bytes(path, why, max(piece.start, read_to)))
+        read_to = piece.end
+    return damage_error(path, why)
+
+
+def lost_bytes(path: Path, why: str, start: int, end: int | None = None) -> str:
+    """Describe the bytes of a local file that are not read because of damage.
+
+    Args:
+        end: end of the range that is read; None is the end of the file.
+    """
+    size = path.stat().st_size
+    lost = (size if end is None else min(end, size)) - start
+    return f"{why}, in the part from byte {start:,} on; about {max(0, lost):,} of {size:,} bytes are lost"
 
 
 def damage_error(path: Path, why: str) -> CorruptFileError:

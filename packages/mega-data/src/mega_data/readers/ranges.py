@@ -11,7 +11,14 @@ from types import MappingProxyType
 
 from mega_data.readers.arrow import read_table_blocks, row_group_sizes
 from mega_data.readers.blocks import Block, JsonLines
-from mega_data.readers.compression import DamagedRange, TextPiece, damage_error, open_counted, read_pieces
+from mega_data.readers.compression import (
+    DamagedRange,
+    TextPiece,
+    damage_error,
+    lost_bytes,
+    open_counted,
+    read_pieces,
+)
 from mega_data.readers.frames import range_starts
 from mega_data.readers.inputs import InputFile
 from mega_data.readers.streams import MAX_TEXT_BYTES, adapt_blocks, line_too_long, read_blocks
@@ -197,9 +204,16 @@ def _read_compressed_lines(part: InputRange, size: int) -> Iterator[Block]:
         for piece in read_pieces(path, part.start):
             is_after_end = piece.start >= end
             if isinstance(piece, DamagedRange):
+                before = b"".join(text)
+                if line_end := before.rfind(b"\n") + 1:
+                    block_bytes = min(piece.start, end) - consumed
+                    yield JsonLines(path, position, position + line_end, block_bytes, before[:line_end])
                 if is_after_end and part.item.compression != ".bz2":
                     return  # the next range begins there and reports it
-                raise damage_error(path, f"{piece.why}, at byte {piece.start:,}")
+                why = piece.why
+                if not is_remote(path):
+                    why = lost_bytes(path, why, piece.start, max(end, piece.end))
+                raise damage_error(path, why)
             if piece.start < end < piece.end and part.item.compression != ".bz2":
                 what = f"a member of gzip reaches over byte {end:,}, where another seemed to begin"
                 raise FormatError(path, what, hint=f"--split-mb {part.item.size // 1_000_000 + 1}")

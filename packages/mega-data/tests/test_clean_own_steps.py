@@ -148,6 +148,7 @@ def test_a_wrong_result_of_a_function_is_named(module: str, function: str, messa
         ("regex:pattern=a,replacement=b", "replacement: has no effect"),
         (r"regex:pattern=a,action=replace,replacement=\1", "replacement: not a replacement: found invalid"),
         ("sample", "rate: missing"),
+        ("sample:rate=0", "rate: not a share: found 0.0, wanted above 0, at most 1"),
         ("sample:rate=1.5", "rate: not a share: found 1.5, wanted above 0, at most 1"),
         ("sample:rate=nan", "rate: wrong value: found 'nan'"),
         ("url-list", "no list: wanted domains | urls | words | soft_words | subwords"),
@@ -265,3 +266,15 @@ def test_sys_exit_in_a_function_is_an_error_with_its_place(module: str, tmp_path
     assert isinstance(result.exception, MegaError)
     assert "in.jsonl:1" in str(result.exception)
     assert re.search(rf"SystemExit: 3 \({module}.py:\d+\)", str(result.exception))
+
+
+@pytest.mark.parametrize("name", ["domains", "urls", "words", "soft_words", "subwords"])
+def test_a_list_of_urls_that_is_empty_or_not_utf8_is_refused(tmp_path: Path, name: str) -> None:
+    entries = tmp_path / "list"
+    step = step_from_flag(f"url-list:{name}={entries}").step
+    entries.write_bytes(b"# none\n\n")
+    with pytest.raises(MegaError, match=rf"^step url-list: {name}: has no entry: found .*list"):
+        step.start()
+    entries.write_bytes(b"a.org\n\xff.org\n")
+    with pytest.raises(MegaError, match=rf"^step url-list: {name}: not UTF-8: found .*list:2"):
+        step.start()

@@ -286,3 +286,20 @@ def test_a_mix_without_training_documents_is_refused(capsys):
     assert error.splitlines()[-1].startswith("error: --tokens, --split: no document is left for training")
     assert error.count("error: ") == 1
     assert not list(Path("out").glob("[!.]*"))
+
+
+@pytest.mark.usefixtures("sources")
+def test_a_mix_is_repeated_beside_the_cache_of_a_training_and_names_foreign_files(capsys):
+    mix("out", "--data-path", "a", "--weights-only")
+    mix("out", "--data-path", "a")
+    assert not Path("out/blend.txt").exists()
+    Path("out/index-cache").mkdir()
+    Path("out/index-cache/order.npy").touch()
+    mix("out", "--data-path", "b")
+    assert not Path("out/index-cache").exists()
+    mix("out", "--data-path", "b", "--weights-only")
+    assert not Path("out/blend.json").exists()
+    Path("out/notes.md").touch()
+    capsys.readouterr()
+    mix("out", "--data-path", "b", code=2)
+    assert "found out with notes.md; hint" in capsys.readouterr().err

@@ -283,3 +283,18 @@ def test_ctrl_c_and_sigterm_end_workers_in_the_middle_of_a_shard(tmp_path: Path)
         assert "Traceback" not in err
         assert visible(tmp_path / "out") == []
         assert not list(tmp_path.glob("out/.unfinished/.*.partial"))
+
+
+def test_temporary_files_of_a_killed_clean_are_not_published(tmp_path: Path) -> None:
+    words = ("clean", "--input", corpus(tmp_path / "in", 4, broken=3), "--output", tmp_path / "out")
+    words = (*words, "--step", "length:minimum=10000", "--keep-dropped")
+    with pytest.raises(FormatError):
+        call(*words)
+    leftover = tmp_path / "out/.unfinished/dropped/00-pass/.0.jsonl.12ab34cd.partial"
+    leftover.parent.mkdir(parents=True, exist_ok=True)
+    leftover.touch()
+    (tmp_path / "in/3.jsonl").write_text((tmp_path / "in/0.jsonl").read_text())
+    with pytest.raises(SystemExit):  # no document was kept
+        call(*words)
+    assert visible(tmp_path / "out/dropped/00-pass") == ["0.jsonl", "1.jsonl", "2.jsonl", "3.jsonl"]
+    assert not list((tmp_path / "out").rglob("*.partial"))

@@ -34,6 +34,8 @@ KEYS_FOLDER = "dedup-keys"  # band keys of the kept documents
 UNFINISHED = ".unfinished"
 WORK = ".work"
 FORMAT = 1
+_MAX_NAMES = 3  # of files in a message
+INDEX_CACHE = "index-cache"  # of mega-train, beside the datasets that it reads
 REPORT_PAGE = "report.html"
 PAGE_KEYS = ("id", "url", "title", "text")  # of a line of `extract`
 _OWN_NAMES = frozenset(
@@ -44,6 +46,7 @@ _OWN_NAMES = frozenset(
         f"{WORK}{REMOVED}",
         f"{UNFINISHED}{REMOVED}",
         DROPPED,
+        INDEX_CACHE,
         KEYS_FOLDER,
         QUARANTINE,
         REPORT,
@@ -82,7 +85,13 @@ def check_folder(
         ConfigError: one of them is refused.
     """
     check = partial(check_output, kind="folder", inputs=inputs, read_folders=read_folders)
-    check("--output", output, is_ours=is_own_folder)
+    check("--output", output, is_ours=lambda _: True)
+    if foreign := _foreign_names(output):
+        names = ", ".join(foreign[:_MAX_NAMES])
+        names += f" and {len(foreign) - _MAX_NAMES:,} more" if len(foreign) > _MAX_NAMES else ""
+        what = "contains files that this command did not write"
+        found, hint = f"{output} with {names}", "name a new or an empty folder"
+        raise ConfigError("--output", what, found=found, hint=hint)
     if work is None:
         return
     check("--work-dir", work, is_ours=_is_work_folder)
@@ -111,8 +120,14 @@ def _is_extracted(path: Path) -> bool:
 
 def is_own_folder(folder: Path) -> bool:
     """Return whether one of the commands wrote, or is writing, everything in a folder."""
+    return not _foreign_names(folder)
+
+
+def _foreign_names(folder: Path) -> list[str]:
+    if not folder.is_dir():
+        return []
     names = {path.name for path in folder.iterdir() if not path.name.startswith(MARKER)}
-    return names <= _OWN_NAMES | _published_names(folder)
+    return sorted(names - _OWN_NAMES - _published_names(folder))
 
 
 def _published_names(folder: Path) -> set[str]:
@@ -208,6 +223,8 @@ def publish(output: Path, command: str, work: Path) -> None:
             for name in (DROPPED, KEYS_FOLDER, QUARANTINE, REPORT, REPORT_PAGE):
                 _remove(output / name)
             started_marker.touch()
+        for leftover in sorted(staging.rglob(".*.partial")):  # of a killed process, also in dropped/
+            _remove(leftover)
         for path in sorted(staging.iterdir()) if staging.is_dir() else ():
             if path.is_dir():
                 _remove(output / path.name)

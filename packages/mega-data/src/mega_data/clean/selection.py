@@ -13,6 +13,7 @@ from mega_data.readers.nested_keys import value_or_none
 from mega_schema.app.config import did_you_mean
 from mega_schema.errors import ConfigError
 
+_NO_RATE = -1.0  # a number that no user can give
 _ACTIONS = ("drop", "keep", "replace")
 
 
@@ -94,14 +95,14 @@ class SampleStep:
         key: key of the hashed value, for example id; empty, or a document without it, uses the text.
     """
 
-    rate: float = 0.0
+    rate: float = _NO_RATE
     seed: int = 0
     key: str = ""
 
     def start(self) -> RowFunction:
         if not 0 < self.rate <= 1:
             where, wanted = "step sample: rate", "above 0, at most 1"
-            if not self.rate:
+            if self.rate == _NO_RATE:
                 raise ConfigError(where, "missing", wanted=wanted, hint="--step sample:rate=0.1")
             raise ConfigError(where, "not a share", found=self.rate, wanted=wanted)
         limit = int(self.rate * 2.0**64)

@@ -21,7 +21,7 @@ _MAX_LISTS = 8  # kept of earlier tasks of the process
 
 @dataclass(frozen=True, slots=True)
 class UrlList:
-    """Drop documents whose URL is in a list. Each list is a file with one entry per line.
+    """Drop documents whose URL is in a list. Each list is a file in UTF-8 with one entry per line.
 
     Attributes:
         key: key of the URL; a document without one is kept.
@@ -46,6 +46,8 @@ class UrlList:
             path = getattr(self, name)
             if path and not Path(path).is_file():
                 raise ConfigError(f"step url-list: {name}", "no such file", found=path)
+            if path and (line := _find_wrong_line(path, file_version(Path(path)))):
+                raise ConfigError(f"step url-list: {name}", "not UTF-8", found=f"{path}:{line}")
         if not any(getattr(self, name) for name in _FILES):
             hint = "--step url-list:domains=blocked-domains.txt"
             raise ConfigError("step url-list", "no list", wanted=" | ".join(_FILES), hint=hint)
@@ -60,6 +62,10 @@ class UrlList:
         words = _load(self.words, _normalize_word)
         soft_words = _load(self.soft_words, _normalize_word)
         subwords = _subword_pattern(self.subwords) if self.subwords else None
+
+        for name, entries in zip(_FILES, (domains, urls, words, soft_words, subwords), strict=True):
+            if (path := getattr(self, name)) and not entries:
+                raise ConfigError(f"step url-list: {name}", "has no entry", found=path)
 
         def work(row: Row) -> Verdict:
             url = value_or_none(row.values, self.key)
@@ -87,6 +93,17 @@ class UrlList:
 
 def _load(path: str, normalize: Callable[[str], str]) -> frozenset[str]:
     return _load_entries(path, file_version(Path(path)), normalize) if path else frozenset()
+
+
+@lru_cache(maxsize=_MAX_LISTS)
+def _find_wrong_line(path: str, version: FileVersion) -> int:
+    """Return the number of the first line that is not UTF-8; 0 for none."""
+    content = Path(path).read_bytes()
+    try:
+        content.decode()
+    except UnicodeDecodeError as error:
+        return content.count(b"\n", 0, error.start) + 1
+    return 0
 
 
 @lru_cache(maxsize=_MAX_LISTS)

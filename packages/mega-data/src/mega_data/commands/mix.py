@@ -198,13 +198,14 @@ class _MixRun:
 
 
 def _write_blend(sources: Sequence[MixSource], epochs: Sequence[float], output: Path) -> None:
-    from mega_data.mix.mix_report import BLEND_WORDS, report_weights, weight_blend
+    from mega_data.mix.mix_report import BLEND, BLEND_WORDS, report_weights, weight_blend
     from mega_data.output_folder import list_written, lock_folder, write_marker
     from mega_data.readers.inputs import REPORT
     from mega_schema.atomic_io import write_text
 
     with lock_folder(output, shared=False):
         report = report_weights(sources, epochs)
+        (output / BLEND).unlink(missing_ok=True)  # of an earlier mix
         write_text(output / BLEND_WORDS, weight_blend(report))
         write_text(output / REPORT, _dump(report))
         write_marker(output, "mix", list_written(output))
@@ -266,17 +267,20 @@ def _finish_texts(job: TextMix, output: Path, *, keep_work: bool) -> None:
 
 
 def _remove_stale(staging: Path, output: Path) -> None:
-    """Remove the datasets of an earlier run that this run replaces or lacks.
+    """Remove the datasets of an earlier run that this run replaces or lacks, their cache and blend by weight.
 
     A dataset that a killed process has published already is not in `staging` and stays: the blend names it.
     """
     import shutil
 
     from mega_data.mix.dataset_mix import dataset_name
-    from mega_data.mix.mix_report import BLEND
+    from mega_data.mix.mix_report import BLEND, BLEND_WORDS
     from mega_data.mix.sources import SPLITS
+    from mega_data.output_folder import INDEX_CACHE
     from mega_schema.dataset.indexed_dataset import sibling
 
+    (output / BLEND_WORDS).unlink(missing_ok=True)
+    shutil.rmtree(output / INDEX_CACHE, ignore_errors=True)
     blend = (staging / BLEND).read_text("utf-8")
     for split, name in enumerate(SPLITS):
         prefix = output / dataset_name(split)

@@ -15,6 +15,7 @@ _HEIGHT: Final = 190
 _LEFT: Final = 64  # margin for the labels of the axis
 _BOTTOM: Final = 24
 _TOP: Final = 8
+_DIGIT: Final = 7  # width of a digit
 _BARS: Final = 30  # values in a plot of frequent ones
 _INPUTS: Final = 200  # rows
 _LABELS: Final = 8  # of the horizontal axis
@@ -27,7 +28,9 @@ _TITLES: Final = MappingProxyType({"domains": "Domains", "languages": "Languages
 
 def render_stats(title: str, report: Mapping[str, Any]) -> str:
     """Render the result of `CorpusStats.report` as HTML."""
-    body = [f"<p>{report['documents']:,} documents in {len(report['inputs']):,} inputs.</p>"]
+    inputs = len(report["inputs"])
+    places = "1 input" if inputs == 1 else f"{inputs:,} inputs"
+    body = [f"<p>{report['documents']:,} documents in {places}.</p>"]
     if report["skipped"]:
         body.append(f"<p>{report['skipped']:,} lines are not documents and were skipped.</p>")
     body.append(_summary_table(report["lengths"]))
@@ -73,16 +76,17 @@ def _plot_histogram(bins: Sequence[Mapping[str, int]], caption: str) -> str:
     height = _HEIGHT - _TOP - _BOTTOM
     base = _HEIGHT - _BOTTOM
     parts = []
-    for share in (0.0, 0.5, 1.0):
-        y = base - share * height
+    for count in sorted({0, highest // 2, highest}):
+        y = base - count / highest * height
         parts.append(f'<line x1="{_LEFT}" x2="{_WIDTH}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        label = f"{share * highest:,.4g}" if highest < 10_000 else f"{round(share * highest):,}"
-        parts.append(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{label}</text>')
+        parts.append(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{count:,}</text>')
     every = max(1, -(-(last - first + 1) // _LABELS))
     for position, number in enumerate(range(first, last + 1)):
         x = _LEFT + position * width
         if position % every == 0:
-            parts.append(f'<text x="{x:.1f}" y="{_HEIGHT - 6}">{EDGES[number]:,}</text>')
+            label = f"{EDGES[number]:,}"
+            x_label = min(x, _WIDTH - _DIGIT * len(label))
+            parts.append(f'<text x="{x_label:.1f}" y="{_HEIGHT - 6}">{label}</text>')
         if count := counts.get(EDGES[number], 0):
             bar = max(1.0, count / highest * height)
             title = f"{EDGES[number]:,} to {EDGES[number + 1] - 1:,}: {count:,} documents"
@@ -113,7 +117,10 @@ def _plot_bars(summary: Mapping[str, Any], documents: int) -> str:
             f'<rect width="{max(1.0, 300 * count / longest):.1f}" height="12"/></svg></td></tr>'
         )
     if rest := summary["total"] - sum(counts.values()):
-        rows.append(f"<tr><td>all others</td><td class=n>{rest:,}</td><td></td><td></td></tr>")
+        share = rest / max(1, documents)
+        rows.append(
+            f"<tr><td>all others</td><td class=n>{rest:,}</td><td class=n>{share:.2%}</td><td></td></tr>"
+        )
     return html_page.render_table(("value", "documents", "share", ""), rows, ("documents", "share"))
 
 

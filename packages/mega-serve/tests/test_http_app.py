@@ -557,8 +557,12 @@ def test_ctrl_c_during_the_imports_starts_no_engine(caplog: pytest.LogCaptureFix
         with socket.create_server(("127.0.0.1", 0)) as listener:
             await serve_engine(client, server, listener, lambda model: None)
 
-    with pytest.raises(KeyboardInterrupt):
-        asyncio.run(scenario())
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job's shell ignores it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            asyncio.run(scenario())
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert client.pid is None
     assert caplog.records == []
 

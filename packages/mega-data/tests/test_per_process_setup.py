@@ -77,7 +77,7 @@ def test_a_tokenizer_that_did_not_change(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_fasttext_model_that_did_not_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Model:
-        def predict(self, text: str) -> tuple[list[str], list[float]]:
+        def predict(self, text: str, k: int) -> tuple[list[str], list[float]]:
             return ["__label__en"], [1.0]
 
     class Library:
@@ -89,7 +89,7 @@ def test_a_fasttext_model_that_did_not_change(tmp_path: Path, monkeypatch: pytes
 
     fasttext, path = Library(), tmp_path / "lid.bin"
     path.write_bytes(b"model")
-    monkeypatch.setattr("mega_data.clean.language.import_for_step", lambda *_: fasttext)
+    monkeypatch.setattr("mega_data.clean.classifier.import_for_step", lambda *_: fasttext)
     for shard, text in enumerate((b"model", b"model", b"another")):
         if shard == 2:
             path.write_bytes(text)

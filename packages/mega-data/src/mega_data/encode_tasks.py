@@ -307,7 +307,7 @@ class EncodingTasks:
 
 
 def pack_encoder(encoder: BlockEncoder) -> bytes:
-    """Return an encoder as its workers receive it; each opens it once, where Ray would for every task."""
+    """Return an encoder as its workers receive it: they open it after they have set one thread for it."""
     return pickle.dumps(encoder)
 
 

@@ -220,7 +220,7 @@ def _has_letter(word: str) -> bool:
 
 
 def _has_stop_words(words: Iterable[str], stops: Collection[str], fewest: int) -> bool:
-    """Return whether the words contain so many different stop words; stops at the last of them."""
+    """Return whether the words contain at least `fewest` different stop words; stop when they do."""
     missing = set(stops)
     for word in words:
         if len(stops) - len(missing) >= fewest:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import click
 
@@ -99,6 +99,22 @@ def document_options(command: Command) -> Command:
     for option in reversed(options):
         command = option(command)
     return command
+
+
+def placement_options(workers_help: str = "Worker processes.") -> Callable[[Command], Command]:
+    """Build `--workers`, `--executor` and `--stage` of a command whose run is divided into tasks."""
+    options = (
+        click.option("--workers", type=WORKERS, default=1, help=workers_help),
+        click.option("--executor", type=EXECUTOR, default="local", help="Where the tasks run."),
+        click.option("--stage", "only", help=f"Run only plan, STAGE or STAGE:TASK; {LAST_CALL_HELP}"),
+    )
+
+    def add(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
 
 
 def output_format_option(content: str, default: str | None = "jsonl") -> Callable[[Command], Command]:
@@ -228,6 +244,46 @@ def check_inputs_unchanged(folder: Path) -> Iterator[None]:
         check_file_states(inputs)
         raise
     check_file_states(inputs)
+
+
+class TaskJob(Protocol):
+    """A run that is divided into tasks."""
+
+    def begin(self) -> None:
+        """Create the work folder, or resume the same run in an existing one."""
+
+    def stages(self) -> list[TaskStage]:
+        """Return the stages; each is finished before the next begins."""
+
+
+def run_job(
+    job: TaskJob,
+    folder: Path,
+    *,
+    executor: str,
+    workers: int,
+    only: str | None,
+    errors: ErrorCount,
+    marked: tuple[Path, str] | None = None,
+) -> list[list[TaskResult]] | None:
+    """Begin or resume a run in its work folder, and run its stages, see `run_stages`.
+
+    Args:
+        marked: output folder that gets the marker of a command, and the command.
+
+    Raises:
+        ConfigError: the folder holds another run, or this is an element of a job array without a stage.
+        FormatError: an input has changed since the run began.
+    """
+    from mega_data.output_folder import write_marker
+
+    stages = job.stages()
+    check_has_stage(executor, only, (stage.name for stage in stages))
+    job.begin()
+    if marked is not None:
+        write_marker(*marked)
+    with check_inputs_unchanged(folder):
+        return run_stages(stages, folder, executor=executor, workers=workers, only=only, errors=errors)
 
 
 def run_stages(

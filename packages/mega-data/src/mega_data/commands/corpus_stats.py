@@ -9,18 +9,14 @@ import click
 
 from mega_data.commands.common import (
     ANY_PATH,
-    EXECUTOR,
     EXISTING,
-    LAST_CALL_HELP,
     ON_ERROR,
-    WORKERS,
     RepeatableOptionCommand,
-    check_has_stage,
-    check_inputs_unchanged,
     error_limit,
     is_whole_run,
     max_errors_option,
-    run_stages,
+    placement_options,
+    run_job,
     work_folder,
 )
 from mega_schema.app.output_option import OUTPUT_FOLDER
@@ -60,9 +56,7 @@ _TOKENIZER_FILES = ("tokenizer_model", "vocab_file", "merge_file", "vocab_size")
 @click.option(
     "--work-dir", "work", type=OUTPUT_FOLDER, help="Folder for intermediate files.  [default: OUTPUT/.work]"
 )
-@click.option("--workers", type=WORKERS, default=1, help="Worker processes.")
-@click.option("--executor", type=EXECUTOR, default="local", help="Where the tasks run.")
-@click.option("--stage", "only", help=f"Run only plan, STAGE or STAGE:TASK; {LAST_CALL_HELP}")
+@placement_options()
 def stats(
     words: tuple[str, ...],
     prefixes: tuple[Path, ...],
@@ -83,7 +77,7 @@ def stats(
     from mega_data.corpus_stats.stats_tasks import CorpusStats
     from mega_data.error_limit import ErrorCount
     from mega_data.jsonl_shards import find_shards
-    from mega_data.output_folder import check_folder, write_marker
+    from mega_data.output_folder import check_folder
     from mega_data.readers.file_tree import scanned_folders
     from mega_schema.errors import ConfigError
     from mega_schema.outputs import dataset_files
@@ -99,13 +93,15 @@ def stats(
     whole_run = is_whole_run(executor, only)
     with work_folder(work, output / ".work", output, whole_run=whole_run, lock=output) as folder:
         job = CorpusStats(files, datasets, counted, folder, on_error == "skip")
-        check_has_stage(executor, only, (stage.name for stage in job.stages()))
-        job.begin()
-        write_marker(output, "stats")
-        with check_inputs_unchanged(folder):
-            results = run_stages(
-                job.stages(), folder, executor=executor, workers=workers, only=only, errors=errors
-            )
+        results = run_job(
+            job,
+            folder,
+            executor=executor,
+            workers=workers,
+            only=only,
+            errors=errors,
+            marked=(output, "stats"),
+        )
         if results is not None:
             _finish(job, output, keep_work=work is not None)
 

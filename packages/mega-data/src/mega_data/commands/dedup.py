@@ -9,19 +9,15 @@ from typing import TYPE_CHECKING
 import click
 
 from mega_data.commands.common import (
-    EXECUTOR,
-    LAST_CALL_HELP,
-    WORKERS,
     RepeatableOptionCommand,
-    check_has_stage,
-    check_inputs_unchanged,
     document_options,
     error_limit,
     exit_if_nothing_left,
     is_whole_run,
     output_format_option,
     output_suffix,
-    run_stages,
+    placement_options,
+    run_job,
     warn_damaged,
     warn_skipped,
     work_folder,
@@ -63,14 +59,12 @@ if TYPE_CHECKING:
     "--against",
     type=LocalPath(exists=True, file_okay=False),
     multiple=True,
-    help="Outputs of earlier runs: also drop documents that duplicate one of theirs.",
+    help="Outputs of earlier runs; also drop documents that duplicate one in them.",
 )
 @click.option("--keep-keys", is_flag=True, help="Write keys for --against of later runs, 8 bytes per band.")
 @click.option("--keep-dropped", is_flag=True, help="Write dropped lines to OUTPUT/dropped.")
 @click.option("--memory", type=click.IntRange(min=1), default=256, help="MiB for sorting pairs, per worker.")
-@click.option("--workers", type=WORKERS, default=1, help="Worker processes.")
-@click.option("--executor", type=EXECUTOR, default="local", help="Where the tasks run.")
-@click.option("--stage", "only", help=f"Run only plan, STAGE or STAGE:TASK; {LAST_CALL_HELP}")
+@placement_options()
 @uploads_output
 def dedup(
     inputs: tuple[str, ...],
@@ -99,7 +93,7 @@ def dedup(
     from mega_data.dedup.earlier_output import find_earlier_shards
     from mega_data.dedup.pipeline import Deduplication
     from mega_data.error_limit import ErrorCount
-    from mega_data.output_folder import KEYS_FOLDER, find_checked_shards, staging_folder, write_marker
+    from mega_data.output_folder import KEYS_FOLDER, find_checked_shards, staging_folder
     from mega_data.readers.inputs import DROPPED, QUARANTINE
 
     errors = ErrorCount(error_limit(on_error, max_errors))
@@ -123,13 +117,15 @@ def dedup(
             earlier=earlier,
             kept_keys=staging / KEYS_FOLDER if keep_keys else None,
         )
-        check_has_stage(executor, only, (stage.name for stage in job.stages()))
-        job.begin()
-        write_marker(output, "dedup")
-        with check_inputs_unchanged(folder):
-            results = run_stages(
-                job.stages(), folder, executor=executor, workers=workers, only=only, errors=errors
-            )
+        results = run_job(
+            job,
+            folder,
+            executor=executor,
+            workers=workers,
+            only=only,
+            errors=errors,
+            marked=(output, "dedup"),
+        )
         if results is not None:
             _finish(results[-1], output, job, errors.damaged, keep_work=work is not None)
 

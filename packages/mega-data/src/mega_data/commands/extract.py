@@ -9,13 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from mega_data.commands.common import (
-    EXECUTOR,
-    LAST_CALL_HELP,
     ON_ERROR,
-    WORKERS,
     RepeatableOptionCommand,
-    check_has_stage,
-    check_inputs_unchanged,
     error_limit,
     exit_if_nothing_left,
     inputs_option,
@@ -23,7 +18,8 @@ from mega_data.commands.common import (
     max_errors_option,
     output_format_option,
     output_suffix,
-    run_stages,
+    placement_options,
+    run_job,
     work_folder,
 )
 from mega_data.commands.upload import uploads_output
@@ -74,9 +70,7 @@ if TYPE_CHECKING:
     type=OUTPUT_FOLDER,
     help="Folder for intermediate files; with a URL also for the output.  [default: OUTPUT.work]",
 )
-@click.option("--workers", type=WORKERS, default=1, help="Worker processes.")
-@click.option("--executor", type=EXECUTOR, default="local", help="Where the tasks run.")
-@click.option("--stage", "only", help=f"Run only plan, STAGE or STAGE:TASK; {LAST_CALL_HELP}")
+@placement_options()
 @uploads_output
 def extract(
     inputs: tuple[str, ...],
@@ -108,7 +102,7 @@ def extract(
         dropped_path,
         is_one_file,
     )
-    from mega_data.output_folder import publish, staging_folder, write_marker
+    from mega_data.output_folder import publish, staging_folder
     from mega_data.task_stages import remove_folder
 
     check_extractor(html_extractor, full_page=full_page)
@@ -127,14 +121,15 @@ def extract(
         job = Extraction(
             parts, target, folder, file_format, full_page, skip, keep_dropped, suffix, dropped, html_extractor
         )
-        check_has_stage(executor, only, (stage.name for stage in job.stages()))
-        job.begin()
-        if not one_file:
-            write_marker(output, "extract")
-        with check_inputs_unchanged(folder):
-            results = run_stages(
-                job.stages(), folder, executor=executor, workers=workers, only=only, errors=errors
-            )
+        results = run_job(
+            job,
+            folder,
+            executor=executor,
+            workers=workers,
+            only=only,
+            errors=errors,
+            marked=None if one_file else (output, "extract"),
+        )
         if results is None:
             return
         if not one_file:

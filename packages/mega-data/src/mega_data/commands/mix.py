@@ -9,15 +9,11 @@ from typing import TYPE_CHECKING
 import click
 
 from mega_data.commands.common import (
-    EXECUTOR,
-    LAST_CALL_HELP,
-    WORKERS,
     RepeatableOptionCommand,
-    check_has_stage,
-    check_inputs_unchanged,
     exit_if_nothing_left,
     is_whole_run,
-    run_stages,
+    placement_options,
+    run_job,
     work_folder,
 )
 from mega_schema.app.output_option import OUTPUT_FOLDER
@@ -68,9 +64,7 @@ if TYPE_CHECKING:
     "--work-dir", "work", type=OUTPUT_FOLDER, help="Folder for intermediate files.  [default: OUTPUT/.work]"
 )
 @click.option("--memory", type=click.IntRange(min=1), default=256, help="MiB of memory per worker.")
-@click.option("--workers", type=WORKERS, default=1, help="Worker processes.")
-@click.option("--executor", type=EXECUTOR, default="local", help="Where the tasks run.")
-@click.option("--stage", "only", help=f"Run only plan, STAGE or STAGE:TASK; {LAST_CALL_HELP}")
+@placement_options()
 def mix(
     words: tuple[str, ...],
     texts: tuple[str, ...],
@@ -178,22 +172,16 @@ class _MixRun:
     def _run(self, job: DatasetMix | TextMix) -> bool:
         """Run the stages; return whether all are finished."""
         from mega_data.error_limit import ErrorCount, ErrorLimit
-        from mega_data.output_folder import write_marker
 
-        stages = job.stages()
-        check_has_stage(self.executor, self.only, (stage.name for stage in stages))
-        job.begin()
-        write_marker(self.output, "mix")
-        errors = ErrorCount(ErrorLimit())
-        with check_inputs_unchanged(job.work):
-            results = run_stages(
-                stages,
-                job.work,
-                executor=self.executor,
-                workers=self.workers,
-                only=self.only,
-                errors=errors,
-            )
+        results = run_job(
+            job,
+            job.work,
+            executor=self.executor,
+            workers=self.workers,
+            only=self.only,
+            errors=ErrorCount(ErrorLimit()),
+            marked=(self.output, "mix"),
+        )
         return results is not None
 
 

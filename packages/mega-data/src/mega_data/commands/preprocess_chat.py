@@ -9,20 +9,16 @@ import click
 
 from mega_data.commands.common import (
     ANY_PATH,
-    EXECUTOR,
     EXISTING,
-    LAST_CALL_HELP,
     ON_ERROR,
-    WORKERS,
     RepeatableOptionCommand,
-    check_has_stage,
-    check_inputs_unchanged,
     error_limit,
     exit_if_nothing_left,
     inputs_option,
     is_whole_run,
     max_errors_option,
-    run_stages,
+    placement_options,
+    run_job,
     warn_replaced,
     work_folder,
 )
@@ -58,9 +54,7 @@ if TYPE_CHECKING:
     type=OUTPUT_FOLDER,
     help="Folder for intermediate files.  [default: PREFIX_chat_document.work]",
 )
-@click.option("--workers", type=WORKERS, default=1, help="Encoder processes.")
-@click.option("--executor", type=EXECUTOR, default="local", help="Where the tasks run.")
-@click.option("--stage", "only", help=f"Run only plan, STAGE or STAGE:TASK; {LAST_CALL_HELP}")
+@placement_options("Encoder processes.")
 def preprocess_chat(
     inputs: tuple[str, ...],
     output_prefix: Path,
@@ -103,12 +97,7 @@ def preprocess_chat(
     with work_folder(work, default_work, default_work, whole_run=whole_run, lock=lock) as folder:
         options = (("type", tokenizer_type), ("model", tokenizer_model))
         job = ChatEncoding(files, folder, options, template, json_key, on_error == "skip")
-        check_has_stage(executor, only, (stage.name for stage in job.stages()))
-        job.begin()
-        with check_inputs_unchanged(folder):
-            results = run_stages(
-                job.stages(), folder, executor=executor, workers=workers, only=only, errors=errors
-            )
+        results = run_job(job, folder, executor=executor, workers=workers, only=only, errors=errors)
         if results is None:
             return
         _finish(job, results[0], prefix, tokenizer, keep_work=work is not None)

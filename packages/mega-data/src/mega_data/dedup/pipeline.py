@@ -58,7 +58,7 @@ class Deduplication:
         quarantine: folder for lines that are not documents; None: the first such line ends the run.
         id_key: key of the id by which `dropped` names documents; "" names them by file and line.
         suffix: suffix of the format of the kept lines, see `output_formats`.
-        earlier: shards of earlier outputs: documents that duplicate one of theirs are dropped.
+        earlier: shards of earlier outputs; documents that duplicate one of their documents are dropped.
         kept_keys: folder of the keys of the kept documents, for `earlier` of later runs; None does not write
             them.
     """

@@ -30,6 +30,7 @@ SLURM = Path(__file__).resolve().parents[3] / "infra/slurm"
 SHARDS = 16
 KILLS = [2, pytest.param(7, marks=pytest.mark.long)]  # of the workers of each executor
 LONGEST = 300  # seconds, for what may not hang
+PROGRAM = [sys.executable, "-m", "mega_data"]
 
 
 def dumps(folder: Path) -> Path:
@@ -54,6 +55,13 @@ def flags(inputs: Path, output: Path) -> list[str]:
 
 def files(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in sorted(folder.glob("*.jsonl"))}
+
+
+def extract_once(folder: Path) -> tuple[Path, dict[str, bytes]]:
+    """The folder of the dumps, and the files that one process writes of them."""
+    inputs = dumps(folder / "in")
+    subprocess.run([*PROGRAM, *flags(inputs, folder / "once")], check=True, capture_output=True)
+    return inputs, files(folder / "once")
 
 
 def descendants(pid: int, mark: bytes) -> list[int]:
@@ -116,11 +124,10 @@ def ray_head(environment: dict[str, str], cpus: int = 2) -> Iterator[tuple[int, 
 def test_workers_killed_at_random_are_replaced_or_told_and_the_bytes_are_the_same(
     tmp_path: Path, kills: int
 ) -> None:
-    inputs, rng, python = dumps(tmp_path / "in"), random.Random(), [sys.executable, "-m", "mega_data"]
-    subprocess.run([*python, *flags(inputs, tmp_path / "once")], check=True, capture_output=True)
-    once = files(tmp_path / "once")
+    inputs, once = extract_once(tmp_path)
+    rng = random.Random()
     assert len(once) == SHARDS
-    local, killed = [*python, *flags(inputs, tmp_path / "local"), "--workers", "2"], 0
+    local, killed = [*PROGRAM, *flags(inputs, tmp_path / "local"), "--workers", "2"], 0
     while killed < kills:
         code, log, more = run_with_kills(local, rng, 1, lambda pid: descendants(pid, b"spawn_main"))
         killed += more
@@ -155,9 +162,8 @@ def test_workers_killed_at_random_are_replaced_or_told_and_the_bytes_are_the_sam
 def test_a_ray_cluster_whose_workers_are_killed_gives_the_bytes_of_one_process(tmp_path: Path) -> None:
     if importlib.util.find_spec("ray") is None:
         pytest.skip("ray is not installed")
-    inputs, rng, python = dumps(tmp_path / "in"), random.Random(), [sys.executable, "-m", "mega_data"]
-    subprocess.run([*python, *flags(inputs, tmp_path / "once")], check=True, capture_output=True)
-    once = files(tmp_path / "once")
+    inputs, once = extract_once(tmp_path)
+    rng = random.Random()
     # code that only who gives the work has: titles tell whose was run
     for name in ("mega_data", "mega_schema"):
         shutil.copytree(Path(str(import_module(name).__file__)).parent, tmp_path / "code" / name)
@@ -167,7 +173,7 @@ def test_a_ray_cluster_whose_workers_are_killed_gives_the_bytes_of_one_process(t
     assert wanted != once
     environment = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     kills, killed, output = 7, 0, tmp_path / "ray"
-    words = [*python, *flags(inputs, output), "--executor", "ray"]
+    words = [*PROGRAM, *flags(inputs, output), "--executor", "ray"]
     process_name = f"ray::{_run_task.__name__}".encode()
     with ray_head(environment) as (head, address):
         environment |= {"RAY_ADDRESS": address, "PYTHONPATH": str(tmp_path / "code")}
@@ -239,12 +245,11 @@ def kill_node(node: subprocess.Popen[bytes]) -> None:
 def test_a_ray_cluster_that_loses_nodes_gives_the_bytes_of_one_process(tmp_path: Path) -> None:
     if importlib.util.find_spec("ray") is None:
         pytest.skip("ray is not installed")
-    inputs, rng, python = dumps(tmp_path / "in"), random.Random(), [sys.executable, "-m", "mega_data"]
-    subprocess.run([*python, *flags(inputs, tmp_path / "once")], check=True, capture_output=True)
-    once = files(tmp_path / "once")
+    inputs, once = extract_once(tmp_path)
+    rng = random.Random()
     environment = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     output, lost, runs = tmp_path / "ray", 0, 0
-    words = [*python, *flags(inputs, output), "--executor", "ray"]
+    words = [*PROGRAM, *flags(inputs, output), "--executor", "ray"]
     task_name = f"ray::{_run_task.__name__}".encode()
     with ray_head(environment, cpus=0) as (_, address), ray_nodes(address, environment) as add_node:
         environment |= {"RAY_ADDRESS": address}

@@ -111,7 +111,7 @@ class RemoteDatasetFiles:
         self.payload = RemotePayload(remote_payload, self.folder)
 
     def _copy(self, prefix: RemotePath, remote_index: Path) -> None:
-        """Copy the small files; the index last, which says that all are there."""
+        """Copy the small files, unless there are undamaged copies; the record of them is written last."""
         record = self.folder / "copies.json"
         if _has_copies(record):
             return

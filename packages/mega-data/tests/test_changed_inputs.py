@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mega_data.cli import commands
-from mega_data.commands.common import TaskProgress
+from mega_data.commands.task_progress import TaskProgress
 from mega_data.extract.mediawiki import read_dump
 from mega_schema.errors import FormatError
 

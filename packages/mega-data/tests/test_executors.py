@@ -20,7 +20,7 @@ import pytest
 from click.testing import CliRunner
 
 from mega_data.cli import commands
-from mega_data.commands.common import TaskProgress
+from mega_data.commands.task_progress import TaskProgress
 from mega_data.executors.slurm import array_element
 from mega_data.output_folder import lock_folder
 from mega_data.task_stages import TaskStage, open_run_folder

@@ -65,9 +65,9 @@ def calls(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Run the stages in this process; return the commands in their order."""
     lines = list[str]()
 
-    def call(arguments: list[str], echo: Callable[[str], object]) -> tuple[int, str]:
+    def call(arguments: list[str], counts: Path, echo: Callable[[str], object]) -> tuple[int, str]:
         lines.append(arguments[0])
-        result = CliRunner().invoke(commands, arguments)
+        result = CliRunner().invoke(commands, ["--result-file", str(counts), *arguments])
         code = 2 if isinstance(result.exception, ConfigError) else result.exit_code
         return code, result.stdout
 
@@ -210,7 +210,14 @@ def test_weights_before_inputs_are_no_inputs(folder, capfd):
         ('preset = "exact"', 'stage = "keys"', "unknown option of dedup; hint: leave it out"),
         ('preset = "exact"', "preset = [1]", "preset: wrong value: found [1], wanted a text or a number"),
         ("append-eod = true", "append-eod = 1", "append-eod: wrong value: found 1, wanted true or false"),
-        ('preset = "exact"', 'executor = "slurm-array"', "executor: runs one stage of a command"),
+        ('preset = "exact"', 'executor = "slurm-array"', "executor: unknown executor: found slurm-array, "),
+        ('preset = "exact"', 'executor = "slurm"', "unique: array-size: missing: wanted elements"),
+        ('preset = "exact"', 'executor = "slurm"\narray-size = 0', "array-size: wrong value: found 0"),
+        (
+            'preset = "exact"',
+            "array-size = 2",
+            "size: has no effect without Slurm: found 2; hint: executor =",
+        ),
         ('tokenizer-type = "NullTokenizer"', "", "stage ids: tokenizer-type: missing option of preprocess"),
         ('"{unique}"', '"{unqiue}"', "stage ids: reads an unknown stage: found {unqiue}; hint: did you mean"),
         ('"{text}"', '"{ids}"', "stages read each other: found ids -> unique -> ids"),
@@ -236,7 +243,11 @@ def test_a_folder_of_other_files_is_no_output(folder, capfd):
     assert Path("corpus/text/mine.txt").exists()
 
 
-def test_counts_are_read_from_what_each_command_prints(calls):
+def test_the_counts_of_each_command_are_in_the_report(calls):
+    messages = [{"role": role, "content": "word"} for role in ("user", "assistant")]
+    Path("chats.jsonl").write_text(json.dumps({"messages": messages}) + "\nwrong\n")
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    Path("chat.jinja").write_text(f"{template}{{% if add_generation_prompt %}}assistant: {{% endif %}}")
     Path("page.html").write_text(f"<title>t</title><p>{'word ' * 50}</p>")
     Path("p.toml").write_text(
         'output = "corpus"\n'
@@ -244,6 +255,9 @@ def test_counts_are_read_from_what_each_command_prints(calls):
         '[[stage]]\nname = "tok"\ncommand = "train-tokenizer"\ninput = "{pages}"\nvocab-size = 260\n'
         '[[stage]]\nname = "ids"\ncommand = "preprocess"\ninput = "{pages}"\n'
         'tokenizer-type = "HuggingFaceTokenizer"\ntokenizer-model = "{tok}"\n'
+        '[[stage]]\nname = "chats"\ncommand = "preprocess-chat"\ninput = "chats.jsonl"\non-error = "skip"\n'
+        'tokenizer-model = "{tok}"\nchat-template = "chat.jinja"\n'
+        '[[stage]]\nname = "turns"\ncommand = "stats"\ndata-path = "{chats}"\n'
         '[[stage]]\nname = "all"\ncommand = "merge"\ndatasets = "{ids}"\n'
         '[[stage]]\nname = "counts"\ncommand = "stats"\ndata-path = "{all}"\n'
     )
@@ -251,7 +265,8 @@ def test_counts_are_read_from_what_each_command_prints(calls):
     run()
     counts = {name: (stage["documents_in"], stage["documents_out"]) for name, stage in report().items()}
     expected = {"pages": (1, 1), "tok": (None, None), "ids": (None, 1), "all": (None, 1), "counts": (1, None)}
-    assert counts == expected
+    assert counts == {**expected, "chats": (2, 1), "turns": (1, None)}
+    assert report()["chats"]["dropped"] == {"not a conversation": 1}
 
 
 def test_stages_are_in_the_order_of_their_inputs_then_of_the_file(folder):

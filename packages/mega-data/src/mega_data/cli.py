@@ -9,7 +9,7 @@ import click
 
 from mega_data import __version__
 from mega_data.commands.clean import clean
-from mega_data.commands.common import WORKERS
+from mega_data.commands.common import ANY_PATH, WORKERS
 from mega_data.commands.convert import convert
 from mega_data.commands.corpus_stats import stats
 from mega_data.commands.dedup import dedup
@@ -28,8 +28,11 @@ from mega_schema.app.progress import progress_bar
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.version_option(__version__, prog_name="mega-data")
-def commands() -> None:
+@click.option("--result-file", type=ANY_PATH, hidden=True, help="File for the counts, of `mega-data run`.")
+@click.pass_context
+def commands(context: click.Context, result_file: Path | None) -> None:
     """Build training datasets from raw text."""
+    context.obj = result_file  # see commands.result_file
 
 
 def main() -> None:

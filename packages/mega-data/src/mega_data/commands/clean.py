@@ -27,6 +27,7 @@ from mega_data.commands.common import (
     warn_skipped,
     work_folder,
 )
+from mega_data.commands.result_file import record_counts
 from mega_data.commands.upload import uploads_output
 from mega_schema.app.output_option import OUTPUT_FOLDER, OUTPUT_FOLDER_OR_URL
 
@@ -185,4 +186,12 @@ def _finish(job: Cleaning, output: Path, damaged: Sequence[str], *, keep_work: b
     click.echo(f"{output}: {report[-1]['bytes_out'] / 1e6:.2f} MB, see report.html")
     warn_damaged(damaged)
     warn_skipped(skipped, output / QUARANTINE)
+    dropped = {
+        f"{step['step']}: {reason}": count for step in report for reason, count in step["reasons"].items()
+    }
+    record_counts(
+        documents_in=report[0]["documents_in"] + skipped,
+        documents_out=report[-1]["documents_out"],
+        dropped={**dropped, "not a document": skipped},
+    )
     exit_if_nothing_left(report[-1]["documents_out"], report[0]["documents_in"] + skipped)

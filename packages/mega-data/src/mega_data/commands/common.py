@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import click
 
+from mega_data.commands.result_file import record_stages
 from mega_schema.app.click_options import LocalPath, MultiValueCommand
-from mega_schema.app.progress import ProgressBar, progress_bar
 
 if TYPE_CHECKING:
     from mega_data.error_limit import ErrorCount, ErrorLimit
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 EXISTING = LocalPath(exists=True, dir_okay=False)
 ANY_PATH = LocalPath()
 WORKERS = click.IntRange(min=1)
-MAX_LINES = 50  # of progress of a stage in a log
 MAX_NAMED = 20  # damaged files
 EXECUTOR = click.Choice(["local", "slurm-array", "ray"])
 ON_ERROR = click.Choice(["fail", "skip"])
@@ -215,6 +214,8 @@ def is_whole_run(executor: str, only: str | None) -> bool:
 def check_has_stage(executor: str, only: str | None, stages: Iterable[str]) -> None:
     """Refuse an element of a job array without --stage, before it creates the folder of the run.
 
+    The call with `--stage plan` writes the names of the stages to the result file.
+
     Raises:
         ConfigError: the element has no stage; it cannot know when the others are finished.
     """
@@ -222,6 +223,8 @@ def check_has_stage(executor: str, only: str | None, stages: Iterable[str]) -> N
 
     if only is None and not is_whole_run(executor, only):
         refuse_whole_run(stages)
+    if only == "plan":
+        record_stages(stages)
 
 
 @contextmanager
@@ -307,6 +310,7 @@ def run_stages(
     """
     import os
 
+    from mega_data.commands.task_progress import task_progress
     from mega_data.executors.dispatch import execute
     from mega_data.task_stages import read_result
 
@@ -338,51 +342,6 @@ def run_stages(
     if results is not None:
         errors.end_pass()
     return results
-
-
-class TaskProgress:
-    """Progress of a stage: finished tasks, time left, and amounts and rate if the bytes are known.
-
-    A log gets a line for each task; or, for more than MAX_LINES tasks or unknown bytes, a line every ten
-    seconds and a last one.
-    """
-
-    def __init__(self, label: str, stage: TaskStage, tasks: Sequence[int], bar: ProgressBar) -> None:
-        """Start the display of a stage.
-
-        Args:
-            tasks: the tasks that earlier processes have not finished.
-            bar: counts bytes, or tasks if the bytes are unknown.
-        """
-        self.label = label
-        self.tasks = len(stage.own_tasks)
-        self.count = self.tasks - len(tasks)
-        self.has_sizes = _pending_bytes(stage, tasks) > 0
-        self.bar = bar
-        bar(0 if self.has_sizes else self.count, label=self._counted_label())  # the rate counts from here
-
-    def __call__(self, result: TaskResult) -> None:
-        self.count += 1
-        show = self.count == self.tasks or (self.has_sizes and self.tasks <= MAX_LINES)
-        amounts = (result["read"], result["documents"]) if self.has_sizes else (1, 0)
-        self.bar(*amounts, label=self._counted_label(), show=show)
-
-    def _counted_label(self) -> str:
-        return f"{self.label} {self.count}/{self.tasks}"
-
-
-def _pending_bytes(stage: TaskStage, tasks: Sequence[int]) -> int:
-    """Return the bytes that the tasks read; 0 if they are unknown."""
-    return sum(stage.sizes[task] for task in tasks) if stage.sizes else 0
-
-
-@contextmanager
-def task_progress(label: str, stage: TaskStage, tasks: Sequence[int]) -> Iterator[TaskProgress]:
-    """Yield the progress of a stage; a terminal keeps its last state."""
-    size = _pending_bytes(stage, tasks)
-    total, unit = (size, "bytes") if size else (len(stage.own_tasks), None)
-    with progress_bar(label, total, unit=unit, transient=False) as bar:
-        yield TaskProgress(label, stage, tasks, bar)
 
 
 class RepeatableOptionCommand(MultiValueCommand):

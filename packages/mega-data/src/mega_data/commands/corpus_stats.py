@@ -19,6 +19,7 @@ from mega_data.commands.common import (
     run_job,
     work_folder,
 )
+from mega_data.commands.result_file import record_counts
 from mega_schema.app.output_option import OUTPUT_FOLDER
 
 if TYPE_CHECKING:
@@ -172,5 +173,6 @@ def _finish(job: CorpusStats, output: Path, *, keep_work: bool) -> None:
     for name, summary in report["frequent"].items():
         top = ", ".join(f"{value} {count:,}" for value, count in [*summary["top"].items()][:5])
         click.echo(f"  {name}: {top}")
+    record_counts(documents_in=report["documents"], dropped={"not a document": report["skipped"]})
     if report["skipped"]:
         click.echo(f"note: {report['skipped']:,} lines are not documents", err=True)

@@ -22,6 +22,7 @@ from mega_data.commands.common import (
     warn_skipped,
     work_folder,
 )
+from mega_data.commands.result_file import record_counts
 from mega_data.commands.upload import uploads_output
 from mega_schema.app.click_options import LocalPath
 from mega_schema.app.output_option import OUTPUT_FOLDER, OUTPUT_FOLDER_OR_URL
@@ -183,4 +184,12 @@ def _finish(
     )
     warn_damaged(damaged)
     warn_skipped(counts["skipped"], output / QUARANTINE)
+    record_counts(
+        documents_in=counts["documents"] + counts["skipped"],
+        documents_out=counts["kept"],
+        dropped={
+            "like an earlier one": counts["documents"] - counts["kept"],
+            "not a document": counts["skipped"],
+        },
+    )
     exit_if_nothing_left(counts["kept"], counts["documents"] + counts["skipped"])

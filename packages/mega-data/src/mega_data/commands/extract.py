@@ -22,6 +22,7 @@ from mega_data.commands.common import (
     run_job,
     work_folder,
 )
+from mega_data.commands.result_file import record_counts
 from mega_data.commands.upload import uploads_output
 from mega_schema.app.output_option import OUTPUT_ANY, OUTPUT_FOLDER
 
@@ -158,4 +159,6 @@ def _print_summary(results: Sequence[TaskResult], output: Path, files: int) -> N
         click.echo(f"  left out {count:,}: {reason}")
     if counts["lost"]:
         click.echo(f"  lost to damage: {counts['lost']:,} bytes of the files")
+    documents = counts["documents"]
+    record_counts(documents_in=documents + reasons.total(), documents_out=documents, dropped=reasons)
     exit_if_nothing_left(counts["documents"], reasons.total())

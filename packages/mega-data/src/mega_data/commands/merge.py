@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from mega_data.commands.common import ANY_PATH, WORKERS, RepeatableOptionCommand, warn_replaced
+from mega_data.commands.result_file import record_counts
 from mega_schema.app.click_options import LocalPath
 from mega_schema.app.output_option import OUTPUT_PREFIX
 from mega_schema.app.progress import progress_bar
@@ -83,6 +84,7 @@ def merge(
         f"{output_prefix}: {len(opened_datasets)} datasets, {result.documents:,} documents, "
         f"{result.sequences:,} sequences, {result.tokens:,} tokens, {rate:.0f} MB/s"
     )
+    record_counts(documents_out=result.documents)
     if result.differing:
         click.echo(
             f"note: made with different options: {', '.join(result.differing)} (see each PREFIX.json)",

@@ -16,6 +16,7 @@ from mega_data.commands.common import (
     run_job,
     work_folder,
 )
+from mega_data.commands.result_file import record_counts
 from mega_schema.app.output_option import OUTPUT_FOLDER
 
 if TYPE_CHECKING:
@@ -290,6 +291,11 @@ def _dump(report: Report) -> str:
 def _print(report: Report, line: str) -> None:
     from mega_data.mix.mix_report import format_table, warnings
 
+    rows = [row for rows in report["splits"].values() for row in rows]
+    record_counts(
+        documents_in=sum(row["available_documents"] for row in rows),
+        documents_out=sum(row["documents"] for row in rows),
+    )
     click.echo("\n".join(format_table(report)))
     click.echo(line)
     for warning in warnings(report):

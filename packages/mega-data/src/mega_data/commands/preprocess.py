@@ -22,6 +22,7 @@ from mega_data.commands.common import (
     warn_skipped,
 )
 from mega_data.commands.megatron_flags import megatron_flags, tokenizer_values
+from mega_data.commands.result_file import record_counts
 from mega_data.commands.upload import uploads_dataset
 from mega_schema.app.output_option import OUTPUT_FOLDER, OUTPUT_PREFIX_OR_URL
 from mega_schema.app.progress import progress_bar
@@ -291,4 +292,5 @@ def _report(result: PreprocessResult) -> None:
         f"{result.size:,} bytes, {result.rate:.1f} MB/s"
     )
     warn_skipped(result.skipped, result.quarantine)
+    record_counts(documents_out=result.documents, dropped={"not a document": result.skipped})
     exit_if_nothing_left(result.documents, result.skipped)

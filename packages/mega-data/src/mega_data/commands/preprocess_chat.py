@@ -22,6 +22,7 @@ from mega_data.commands.common import (
     warn_replaced,
     work_folder,
 )
+from mega_data.commands.result_file import record_counts
 from mega_schema.app.output_option import OUTPUT_FOLDER, OUTPUT_PREFIX
 
 if TYPE_CHECKING:
@@ -134,4 +135,10 @@ def _finish(
         remove_folder(job.work)
     if counts["skipped"]:
         click.echo(f"note: {counts['skipped']:,} conversations were skipped", err=True)
-    exit_if_nothing_left(counts["documents"], counts["documents"] + counts["skipped"])
+    conversations = counts["documents"] + counts["skipped"]
+    record_counts(
+        documents_in=conversations,
+        documents_out=counts["documents"],
+        dropped={"not a conversation": counts["skipped"]},
+    )
+    exit_if_nothing_left(counts["documents"], conversations)

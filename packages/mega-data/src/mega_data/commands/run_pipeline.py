@@ -33,8 +33,10 @@ def run_pipeline(context: click.Context, pipeline: Path, dry_run: bool) -> None:
     runs.check_folders()
     if dry_run:
         for stage, is_pending in runs.plan_stages():
-            click.echo(f"{runs.command_line(stage)}{'' if is_pending else '  # unchanged'}")
+            place = f"  # Slurm arrays of {stage.array_size}" if stage.array_size else ""
+            click.echo(f"{runs.command_line(stage)}{place if is_pending else '  # unchanged'}")
         return
+    runs.check_programs()
     with lock_folder(runs.pipeline.output, shared=False):
         states = dict[str, str]()
         try:

@@ -46,6 +46,7 @@ OUTPUT_OPTIONS: Final = MappingProxyType(
         "dedup": "--output",
         "train-tokenizer": "--output",
         "preprocess": "--output-prefix",
+        "preprocess-chat": "--output-prefix",
         "merge": "--output-prefix",
         "mix": "--output",
         "stats": "--output",
@@ -53,6 +54,12 @@ OUTPUT_OPTIONS: Final = MappingProxyType(
 )
 # options of a run of one command in parts, or without output
 _NOT_HERE: Final = frozenset({"stage", "dry-run", "help", "work-dir"})
+# that change the speed of a command and not its output
+SPEED_OPTIONS: Final = frozenset({"workers", "executor", "memory"})
+_SLURM_OPTIONS: Final = frozenset({"executor", "workers"})  # that an array's script sets
+_ARRAY_SIZE: Final = "array-size"
+_SLURM: Final = "slurm"
+_EXECUTORS: Final = ("local", "ray", _SLURM)
 _TEXT_INPUTS: Final = "input"  # files, globs, folders and URLs
 _DATASET_INPUTS: Final = frozenset({"data-path", "datasets"})
 _REFERENCE: Final = re.compile(r"\{([^{}]*)\}")
@@ -67,12 +74,14 @@ class PipelineStage:
     Attributes:
         options: values by the names of the flags, without dashes; references are not replaced.
         folder: folder of all that the stage writes.
+        array_size: elements of the Slurm arrays that run its tasks; 0: they run without Slurm.
     """
 
     name: str
     command: str
     options: Mapping[str, Any]
     folder: Path
+    array_size: int = 0
 
     @property
     def references(self) -> list[str]:
@@ -93,6 +102,10 @@ class PipelineStage:
             key = next(iter(_words(self.options.get("json-keys", self.options.get("json-key", "text")))))
             unit = "sentence" if self.options.get("split-sentences") else "document"
             return str(sibling(self.output, f"_{key}_{unit}"))
+        if self.command == "preprocess-chat":
+            from mega_data.chat.chat_tasks import CHAT_KEY
+
+            return str(sibling(self.output, f"_{CHAT_KEY}_document"))
         return str(self.output)
 
     def arguments(self, results: Mapping[str, str]) -> list[str]:
@@ -103,7 +116,7 @@ class PipelineStage:
         """
         words = [self.command]
         for name, value in self.options.items():
-            if value is False:
+            if value is False or (self.array_size and name in _SLURM_OPTIONS):
                 continue
             words.append(f"--{name}")
             if value is not True:
@@ -196,6 +209,7 @@ def _make_stage(
     flags = {flag[2:]: param for param in params for flag in (*param.opts, *param.secondary_opts)}
     output_option = OUTPUT_OPTIONS[command][2:]
     known = sorted(flags.keys() - _NOT_HERE - {output_option})
+    array_size = _array_size(where, table, has_tasks="executor" in known)
     for key, value in table.items():
         if key not in known:
             hint = did_you_mean(key, known)
@@ -206,7 +220,21 @@ def _make_stage(
     missing = [flag_of(param) for param in params if param.required and not _is_given(param, table)]
     if missing := [flag for flag in missing if flag[2:] != output_option]:
         raise ConfigError(f"{where}: {missing[0][2:]}", f"missing option of {command}")
-    return PipelineStage(name, command, MappingProxyType(table), output / name)
+    return PipelineStage(name, command, MappingProxyType(table), output / name, array_size)
+
+
+def _array_size(where: str, table: dict[str, Any], *, has_tasks: bool) -> int:
+    """Take the size of the Slurm arrays from the table of a stage; return 0 without Slurm."""
+    size, is_slurm = table.pop(_ARRAY_SIZE, None), has_tasks and table.get("executor") == _SLURM
+    if size is not None and not is_slurm:
+        hint = f'executor = "{_SLURM}"' if has_tasks else "leave it out: the command has no tasks"
+        raise ConfigError(f"{where}: {_ARRAY_SIZE}", "has no effect without Slurm", found=size, hint=hint)
+    key, wanted, hint = f"{where}: {_ARRAY_SIZE}", "elements of each job array", f"{_ARRAY_SIZE} = 16"
+    if is_slurm and size is None:
+        raise ConfigError(key, "missing", wanted=wanted, hint=hint)
+    if is_slurm and (type(size) is not int or size < 1):
+        raise ConfigError(key, "wrong value", found=repr(size), wanted=wanted, hint=hint)
+    return size or 0
 
 
 def _is_given(param: click.Option, table: Mapping[str, Any]) -> bool:
@@ -223,9 +251,9 @@ def _check_value(where: str, param: click.Option, value: Any) -> None:
         wanted = "a text, a number or a list of them" if param.multiple else "a text or a number"
     if not is_valid:
         raise ConfigError(where, "wrong value", found=repr(value), wanted=wanted)
-    if param.name == "executor" and value == "slurm-array":
-        hint = 'executor = "ray", or submit the commands of --dry-run'
-        raise ConfigError(where, "runs one stage of a command", found=value, wanted="local or ray", hint=hint)
+    if param.name == "executor" and value not in _EXECUTORS:
+        wanted, hint = " | ".join(_EXECUTORS), did_you_mean(str(value), _EXECUTORS)
+        raise ConfigError(where, "unknown executor", found=value, wanted=wanted, hint=hint)
 
 
 def _sort_stages(path: Path, stages: Sequence[PipelineStage]) -> list[PipelineStage]:
@@ -278,7 +306,8 @@ def input_files(stage: PipelineStage, results: Mapping[str, str]) -> list[Path]:
         results: `result` of the stages that the options name.
     """
     files = dict[Path, None]()
-    for value in stage.options.values():
+    values = [value for name, value in stage.options.items() if name not in SPEED_OPTIONS]
+    for value in values:
         for word in _words(value):
             text = _REFERENCE.sub(lambda m: results[m[1]], word)
             if not url_scheme(text):

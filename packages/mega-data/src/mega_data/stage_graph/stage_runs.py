@@ -1,6 +1,7 @@
 """Run the stages of a pipeline, and record each so that it is not run again while nothing has changed.
 
 OUTPUT/.pipeline/NAME.json     fingerprint of the stage's command line and input files, and its result
+OUTPUT/.pipeline/NAME/         counts of the stage's command, and the logs of its Slurm jobs
 OUTPUT/NAME/...                what the stage writes
 OUTPUT/report.json, .html      the report of all stages
 """
@@ -9,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import shlex
 import subprocess
 import sys
@@ -17,31 +17,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final
 
 from mega_data import __version__
 from mega_data.jsonl_shards import file_bytes, file_states
 from mega_data.output_folder import REPORT_PAGE
-from mega_data.readers.inputs import REPORT
-from mega_data.stage_graph.pipeline_file import PipelineFile, PipelineStage, input_files
+from mega_data.stage_graph.pipeline_file import SPEED_OPTIONS, PipelineFile, PipelineStage, input_files
+from mega_data.stage_graph.slurm_jobs import SlurmJobs, check_slurm
 from mega_data.task_stages import remove_folder, write_file
 from mega_schema.outputs import check_output
 
 RECORDS: Final = ".pipeline"
-# names of options that change the speed of a command and not its output
-_SPEED: Final = frozenset({"workers", "executor", "memory"})
-# the last line of a command's result -> its documents
-_COUNTS: Final = MappingProxyType(
-    {
-        "extract": re.compile(r": (?P<out>[\d,]+) documents, .* from [\d,]+ files"),
-        "dedup": re.compile(r": kept (?P<out>[\d,]+) of (?P<into>[\d,]+) documents"),
-        "preprocess": re.compile(r": (?P<out>[\d,]+) documents, [\d,]+ tokens"),
-        "merge": re.compile(r": [\d,]+ datasets, (?P<out>[\d,]+) documents"),
-        "stats": re.compile(r": (?P<into>[\d,]+) documents, see"),
-    }
-)
-_LEFT_OUT: Final = re.compile(r"^  left out ([\d,]+): (.*)$", re.MULTILINE)
 
 
 @dataclass(slots=True)
@@ -84,7 +70,7 @@ class StageRuns:
 
     def fingerprint(self, stage: PipelineStage) -> str:
         """Hash the command line and the states of the files that it reads."""
-        options = {name: value for name, value in stage.options.items() if name not in _SPEED}
+        options = {name: value for name, value in stage.options.items() if name not in SPEED_OPTIONS}
         files = file_states(input_files(stage, self.pipeline.results))
         values = [__version__, stage.command, options, str(stage.output.resolve()), files]
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
@@ -130,13 +116,46 @@ class StageRuns:
         self._write_record(stage, record)
         stage.folder.mkdir(parents=True, exist_ok=True)
         started_at = time.monotonic()
-        code, record.printed = _run_command(self.arguments(stage), echo)
+        folder = self._record_file(stage).with_suffix("")
+        remove_folder(folder)
+        folder.mkdir()
+        result = folder / "result.json"
+        arguments = self.arguments(stage)
+        if stage.array_size:
+            code, record.printed = self._run_on_slurm(stage, arguments, result, echo)
+        else:
+            code, record.printed = _run_command(arguments, result, echo)
         record.seconds = time.monotonic() - started_at
         if code == 0:
-            _count(stage, record)
+            files = [path for path in stage.folder.rglob("*") if path.is_file()]
+            record.bytes_out = sum(file_bytes(path) for path in files if not path.name.startswith("."))
+            for name, value in _read_result(result).items():
+                setattr(record, name, value)
             record.is_finished = True
             self._write_record(stage, record)
         return code
+
+    def _run_on_slurm(
+        self, stage: PipelineStage, arguments: list[str], result: Path, echo: Callable[[str], object]
+    ) -> tuple[int, str]:
+        """Plan the tasks of a command here, and run them on Slurm; see `_run_command`."""
+        code, printed = _run_command([*arguments, "--stage", "plan"], result, echo)
+        if code:
+            return code, printed
+        stages = _read_result(result)["stages"]
+        result.unlink()
+        jobs = SlurmJobs(stage.name, result.parent, stage.array_size, stage.options.get("workers"))
+        return jobs.run(stages, arguments, result, echo)
+
+    def check_programs(self) -> None:
+        """Refuse a machine that cannot submit the jobs of a stage.
+
+        Raises:
+            ConfigError: a stage needs Slurm.
+        """
+        for stage in self.pipeline.stages:
+            if stage.array_size:
+                check_slurm(f"{self.pipeline.path}: stage {stage.name}: executor")
 
     def check_folders(self) -> None:
         """Refuse an output folder with files of other programs.
@@ -180,9 +199,19 @@ class StageRuns:
         write_file(self._record_file(stage), json.dumps(asdict(record), indent=1, ensure_ascii=False))
 
 
-def _run_command(arguments: list[str], echo: Callable[[str], object]) -> tuple[int, str]:
-    """Run `mega-data` in a process of its own; return its exit code and what it printed."""
-    command = [sys.executable, "-m", "mega_data", *arguments]
+def _read_result(result: Path) -> dict[str, Any]:
+    """Read what a command wrote to its result file; empty if it has no counts."""
+    values: dict[str, Any] = json.loads(result.read_bytes()) if result.is_file() else {}
+    return values
+
+
+def _run_command(arguments: list[str], result: Path, echo: Callable[[str], object]) -> tuple[int, str]:
+    """Run `mega-data` in a process of its own; return its exit code and what it printed.
+
+    Args:
+        result: file for the counts of the command.
+    """
+    command = [sys.executable, "-m", "mega_data", "--result-file", str(result), *arguments]
     lines = list[str]()
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, errors="replace") as process:
         try:
@@ -194,41 +223,3 @@ def _run_command(arguments: list[str], echo: Callable[[str], object]) -> tuple[i
             process.terminate()  # it keeps what is finished
             raise
     return process.returncode, "".join(lines)
-
-
-def _count(stage: PipelineStage, record: StageRecord) -> None:
-    """Fill in the counts of a finished stage, from its report or from what it printed."""
-    files = [path for path in stage.folder.rglob("*") if path.is_file() and not path.name.startswith(".")]
-    record.bytes_out = sum(map(file_bytes, files))
-    report = stage.folder / REPORT
-    values = json.loads(report.read_bytes()) if report.is_file() else {}
-    if stage.command == "clean":
-        steps = values["steps"]
-        record.documents_in = steps[0]["documents_in"] + values["skipped"]
-        record.documents_out = steps[-1]["documents_out"]
-        record.dropped = _clean_reasons(values)
-    elif stage.command == "mix":
-        rows = [row for rows in values["splits"].values() for row in rows]
-        record.documents_in = sum(row["available_documents"] for row in rows)
-        record.documents_out = sum(row["documents"] for row in rows)
-    elif (pattern := _COUNTS.get(stage.command)) and (match := pattern.search(record.printed)):
-        counts = {name: _number(text) for name, text in match.groupdict().items()}
-        record.documents_in, record.documents_out = counts.get("into"), counts.get("out")
-    if stage.command == "dedup" and record.documents_in is not None and record.documents_out is not None:
-        record.dropped = {"like an earlier one": record.documents_in - record.documents_out}
-    if stage.command == "extract":
-        record.dropped = {reason: _number(count) for count, reason in _LEFT_OUT.findall(record.printed)}
-        record.documents_in = (record.documents_out or 0) + sum(record.dropped.values())
-
-
-def _clean_reasons(values: Mapping[str, Any]) -> dict[str, int]:
-    reasons = {
-        f"{step['step']}: {reason}": count
-        for step in values["steps"]
-        for reason, count in step["reasons"].items()
-    }
-    return {**reasons, **({"not a document": values["skipped"]} if values["skipped"] else {})}
-
-
-def _number(text: str) -> int:
-    return int(text.replace(",", ""))

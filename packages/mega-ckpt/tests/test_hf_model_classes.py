@@ -62,6 +62,28 @@ def _random(kind: str, seed: int) -> ModelSpec:
             token_types=draw.choice([1, 2, 3]),
             post_norm_residual=kind == "bert",
         )
+    if kind == "modernbert":
+        windows_of_layers = draw.choice(
+            [{}, {"sliding_window": draw.randint(1, 9), "global_attention_every": draw.randint(2, 3)}]
+        )
+        heads_of_class = draw.choice(
+            [{"head_transform": "gelu_tanh"}, {"head_transform": "none", "head_bias": False}]
+        )
+        return bert(
+            **{**common, "tied": True, "layers": 4},
+            **heads_of_class,
+            **windows_of_layers,
+            ffn=draw.randint(1, 50),
+            activation="geglu",
+            positions="rope",
+            rope_theta=draw.choice([160000.0, 7.0]),
+            rope_theta_local=draw.choice([10000.0, 5.0]),
+            norm_bias=draw.random() < 0.5,
+            embed_norm=True,
+            first_attention_norm=False,
+            **dict.fromkeys(("bias", "qkv_bias", "pooler", "binary_head"), False),
+            token_types=None,
+        )
     rope: dict[str, Any] = {"rope_theta": draw.choice([10000.0, 500000.0])}
     rope |= draw.choice(
         [
@@ -156,8 +178,8 @@ def test_megatrons_default_bert_is_refused_with_the_flags_that_train_another(
     with pytest.raises(ConfigError) as caught:
         convert(run_folder(_small_bert()), tmp_path / "hf", "mega", "hf")
     assert str(caught.value).endswith(
-        "model.head_transform: is not supported by any class of Hugging Face: found gelu_erf, wanted "
-        "none | gelu_tanh; hint: train with --no-bias-gelu-fusion, or with --activation gelu_tanh"
+        "model.head_transform: is not supported by MegatronBertForPreTraining: found gelu_erf, wanted "
+        "gelu_tanh; hint: train with --no-bias-gelu-fusion, or with --activation gelu_tanh"
     )
     assert not (tmp_path / "hf").exists()
 

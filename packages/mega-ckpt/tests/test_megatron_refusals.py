@@ -27,7 +27,7 @@ from mega_schema.checkpoint.checkpoint_dir import LATEST
 from mega_schema.checkpoint.reader import Checkpoint
 from mega_schema.errors import ConfigError, FormatError, LayoutError, MegaError
 from mega_schema.parallel_layout import Layout
-from mega_schema.spec import ModelSpec, gpt
+from mega_schema.spec import ModelSpec, bert, gpt
 
 Folder = Callable[..., Path]
 FILE = "model_optim_rng.pt"
@@ -287,6 +287,7 @@ def test_a_model_that_megatron_has_not_is_refused(
         (gpt(**SMALL, parallel_residual=True), "megatron", ""),
         (gpt(**SMALL, positions="rope", rope_scaling=8.0, rope_scaling_context=64), "megatron", ""),
         (gpt(**SMALL, qk_norm=True, embed_norm=True), "megatron", ""),
+        (bert(**SMALL, norm_bias=False), "megatron", ""),
         (gpt(**SMALL, qk_norm=True), "megatron", "; hint: --to megatron-core may have it"),
         (gpt(**SMALL, bias=False, qkv_bias=False), "megatron-core", "; hint: --to megatron may have it"),
         (gpt(**SMALL, bias=False, qkv_bias=False, qk_norm=True), "megatron-core", ""),

@@ -184,7 +184,7 @@ def test_slopes_fall_by_one_ratio_and_fill_up_from_twice_as_many_heads(
 
 @pytest.mark.parametrize("tp", [2, 3])
 def test_a_rank_has_the_slopes_of_its_heads(tp: int) -> None:
-    parts = [AttentionMask.from_spec(SPECS["alibi"], Axis("tp", tp, rank)).slopes for rank in range(tp)]
+    parts = [AttentionMask.from_spec(SPECS["alibi"], Axis("tp", tp, rank), 0).slopes for rank in range(tp)]
     assert sum(parts, ()) == alibi_slopes(6)
 
 

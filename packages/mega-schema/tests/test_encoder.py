@@ -41,6 +41,21 @@ SPECS: dict[str, ModelSpec] = {
     "rotary without biases": bert(
         **SMALL, positions="rope", activation="geglu", bias=False, qkv_bias=False, token_types=None
     ),
+    "modern": bert(
+        **SMALL,
+        positions="rope",
+        activation="geglu",
+        bias=False,
+        qkv_bias=False,
+        norm_bias=False,
+        embed_norm=True,
+        first_attention_norm=False,
+        sliding_window=3,
+        global_attention_every=2,
+        token_types=None,
+        pooler=False,
+        binary_head=False,
+    ),
     "three token types": bert(**SMALL, token_types=3, tied=False),
     "hidden states only": bert(**SMALL, binary_head=False, head_transform="none", head_bias=False),
 }
@@ -101,7 +116,7 @@ def _reference(spec: ModelSpec, weights: dict[str, Tensor], row: int) -> tuple[T
     return (x @ head.T + weights.get("head.bias", torch.zeros(len(head))))[:, : spec.vocab], binary
 
 
-@pytest.mark.parametrize("name", [name for name in SPECS if name != "rotary without biases"])
+@pytest.mark.parametrize("name", [name for name, spec in SPECS.items() if spec.positions == "learned"])
 @torch.no_grad()
 def test_logits_are_those_of_the_equations(name: str) -> None:
     spec = SPECS[name]
@@ -227,6 +242,8 @@ def test_names_are_unique_and_norms_and_biases_alone_do_not_decay(name: str) -> 
         ("megatron-bert-345m", 336.2),
         ("megatron-bert-1.3b", 1279),
         ("megatron-bert-3.9b", 3863),
+        ("modernbert-base", 149.6),
+        ("modernbert-large", 395.8),
     ],
 )
 def test_a_preset_has_the_published_number_of_parameters(name: str, millions: float) -> None:
@@ -261,10 +278,16 @@ def test_a_manifest_from_before_encoders_is_a_decoder() -> None:
         (gpt, {"causal": 0}, "model.causal: not a boolean: found 0"),
         (bert, {"causal": True}, "model.token_types: is not supported in a decoder"),
         (
-            bert,
-            {"sliding_window": 4},
-            "model.sliding_window: is not supported in an encoder: found 4, wanted",
+            gpt,
+            {"norm_bias": False},
+            "model.norm_bias: is not supported in a decoder: found False, wanted True",
         ),
+        (
+            bert,
+            {"global_attention_every": 3},
+            "model.global_attention_every: needs model.sliding_window: found 3, wanted None, or a window",
+        ),
+        (bert, {"rope_theta_local": 0.0}, "model.rope_theta_local: not above 0: found 0, wanted 1 or more"),
         (bert, {"positions": "alibi"}, "model.positions: is not supported in an encoder: found alibi"),
         (bert, {"pooler": False}, "model.binary_head: needs model.pooler: found True, wanted False"),
         (bert, {"family": "gpt"}, "model.family: does not fit model.causal: found gpt, wanted bert"),
@@ -288,6 +311,7 @@ def test_an_encoder_is_refused_where_a_decoder_is_needed() -> None:
     [
         ("bert", "model_type: is of an encoder, which predicts no next token: found bert, wanted "),
         ("megatron-bert", "model_type: is of an encoder, which predicts no next token: found megatron-bert"),
+        ("modernbert", "model_type: is of an encoder, which predicts no next token: found modernbert"),
         ("t5", "model_type: is of an encoder with a decoder, which cannot be run yet: found t5, wanted "),
     ],
 )

@@ -36,9 +36,10 @@ class Attention(nn.Module):
         self.kernels = rt.kernels
         self.recompute_norm = rt.recompute.recomputes("layernorm")
         self.recompute_activation = rt.recompute.recomputes("mlp_act")
-        self.mask = AttentionMask.from_spec(m, rt.tp)
+        self.mask = AttentionMask.from_spec(m, rt.tp, layer)
         self.interleaved_dim = m.rotary_dim if m.rope_interleaved else 0
-        self.attn_norm = build_norm(rt, prefix + "attn_norm")
+        has_norm = layer > 0 or m.first_attention_norm
+        self.attn_norm = build_norm(rt, prefix + "attn_norm") if has_norm else nn.Identity()
         self.qkv_widths = rt.block_lengths(prefix + "qkv.weight")
         self.qkv = ColumnLinear(rt, prefix + "qkv", bias=m.qkv_bias)
         self.q_norm = build_norm(rt, prefix + "q_norm") if m.qk_norm else None

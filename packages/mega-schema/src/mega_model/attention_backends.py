@@ -97,13 +97,14 @@ class PackedAttention:
 
     def _build_visible(self, mask: AttentionMask, q: Tensor) -> Visible:
         """Build the mask of which keys each query sees, from positions in the row."""
-        assert self.causal or mask.is_plain, "windows and slopes need causal attention"
+        assert self.causal or not mask.slopes, "slopes need causal attention"
         document_BS = self.document_BS
         if document_BS is None and mask.is_plain:
             return "before" if self.causal else None
         key_S = torch.arange(self.length, device=q.device)
         query_s = token_positions(self.length, self.cp, device=q.device)
-        visible = mask.visible(query_s, key_S) if self.causal else None
+        near = self.causal or mask.window is not None
+        visible = mask.visible(query_s, key_S, causal=self.causal) if near else None
         if document_BS is not None:
             same_document_B1sS = (document_BS[:, query_s, None] == document_BS[:, None, :])[:, None]
             visible = same_document_B1sS if visible is None else same_document_B1sS & visible

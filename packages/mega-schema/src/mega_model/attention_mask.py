@@ -1,6 +1,6 @@
 """Attention masks that depend on distance: sliding windows and ALiBi.
 
-A model has one rule. The attention backend knows the positions of its keys, and asks the rule for a mask.
+A layer has one rule. The attention backend knows the positions of its keys, and asks the rule for a mask.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ class AttentionMask:
     """The distance rule for the heads of one rank.
 
     Attributes:
-        window: keys that a token sees, itself included (arXiv:2310.06825 §2); None: all before it.
+        window: keys that a token sees, itself included (arXiv:2310.06825 §2), and without causality as many
+            on the other side; None: all.
         slopes: per head, the ALiBi slope by which distance lowers the score (arXiv:2108.12409); empty: no
             ALiBi.
     """
@@ -28,21 +29,29 @@ class AttentionMask:
     slopes: tuple[float, ...] = ()
 
     @classmethod
-    def from_spec(cls, spec: ModelSpec, tp: Axis) -> AttentionMask:
-        """Return the rule for the heads that this rank of tp holds."""
+    def from_spec(cls, spec: ModelSpec, tp: Axis, layer: int) -> AttentionMask:
+        """Return the rule of a layer for the heads that this rank of tp holds."""
+        window = spec.sliding_window if spec.is_local(layer) else None
         if spec.positions != "alibi":
-            return cls(spec.sliding_window)
+            return cls(window)
         heads = spec.heads // tp.size
-        return cls(spec.sliding_window, alibi_slopes(spec.heads)[tp.rank * heads : (tp.rank + 1) * heads])
+        return cls(window, alibi_slopes(spec.heads)[tp.rank * heads : (tp.rank + 1) * heads])
 
     @property
     def is_plain(self) -> bool:
-        """Whether the mask is causal only, without window or slopes."""
+        """Whether there is no window and no slope."""
         return self.window is None and not self.slopes
 
-    def visible(self, query_s: Tensor, key_S: Tensor) -> Tensor:
-        """Return the mask, (s, S) bool, of the keys that each query sees, from the positions of both."""
+    def visible(self, query_s: Tensor, key_S: Tensor, *, causal: bool = True) -> Tensor:
+        """Return the mask, (s, S) bool, of the keys that each query sees, from the positions of both.
+
+        Args:
+            causal: whether a token sees no later token; if not, there must be a window.
+        """
         distance_sS = query_s[:, None] - key_S
+        if not causal:
+            assert self.window is not None
+            return distance_sS.abs() < self.window
         near_sS = distance_sS >= 0
         return near_sS if self.window is None else near_sS & (distance_sS < self.window)
 

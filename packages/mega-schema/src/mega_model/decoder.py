@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from torch import Tensor, nn
@@ -32,6 +33,7 @@ class Decoder(nn.Module):
 
     Attributes:
         rotary: the function from positions to rotary angles; a server replaces it by a `RotaryTable`.
+        local_rotary: that of the layers with a window in a model with `global_attention_every`.
     """
 
     def __init__(self, rt: Runtime) -> None:
@@ -43,6 +45,8 @@ class Decoder(nn.Module):
         self.rotary: Callable[[Tensor], tuple[Tensor, Tensor]] = partial(
             rotary_angles, m=rt.spec, angles=rt.kernels.angles
         )
+        local = replace(rt.spec, rope_theta=rt.spec.rope_theta_local)
+        self.local_rotary = partial(rotary_angles, m=local, angles=rt.kernels.angles)
         self.recompute_groups = rt.recompute.groups(rt.stage.layers)
         self.distribute_saved = rt.recompute.distribute_saved
         if rt.stage.is_first:
@@ -126,15 +130,19 @@ class Decoder(nn.Module):
     ) -> Tensor:
         """Compute groups of layers, each with whether backward recomputes it."""
         angles = self.rotary(position_T) if self.spec.rotary_dim else None
+        has_local = self.spec.rotary_dim and self.spec.global_attention_every is not None
+        local_angles = self.local_rotary(position_T) if has_local else angles
         for layers, is_recomputed in groups:
-            run_layers = partial(self._run_layers, layers, angles, attend, drop, row_R, memory)
+            run_layers = partial(
+                self._run_layers, layers, (angles, local_angles), attend, drop, row_R, memory
+            )
             x_TD = self._recompute(run_layers, x_TD) if is_recomputed else run_layers(x_TD)
         return x_TD
 
     def _run_layers(
         self,
         layers: Sequence[int],
-        angles: Angles,
+        angles: tuple[Angles, Angles],
         attend: AttentionBackend,
         drop: DropoutFn,
         row_R: Tensor | None,
@@ -143,7 +151,8 @@ class Decoder(nn.Module):
     ) -> Tensor:
         for layer in layers:
             rows = row_R if layer == self.spec.layers - 1 else None
-            x_TD = self.layers[str(layer)](x_TD, angles, attend, drop, rows, memory)
+            is_local = self.spec.is_local(layer)
+            x_TD = self.layers[str(layer)](x_TD, angles[is_local], attend, drop, rows, memory)
         return x_TD
 
     def _recompute(self, run_layers: Callable[[Tensor], Tensor], x_TD: Tensor) -> Tensor:

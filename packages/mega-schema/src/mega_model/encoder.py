@@ -2,6 +2,7 @@
 
 x = E[token] + P[position] + S[type]
 layers as in `decoder`, with an `attend` that sees later tokens too: `PackedAttention(..., causal=False)`
+in ModernBERT most layers see a window on both sides (arXiv:2412.13663)
 logits = norm(gelu(W₁ x + b₁)) · Eᵀ + b          the masked tokens (arXiv:1810.04805)
 binary = W₃ · tanh(W₂ x[first] + b₂) + b₃        of a row's first token: next sentence, or sentence order
 """

@@ -208,7 +208,10 @@ class RMSNorm(nn.Module):
 
 
 class LayerNorm(nn.Module):
-    """(x - mean) / deviation · weight + bias, or · (1 + weight) in a model with `norm_1p`."""
+    """(x - mean) / deviation · weight + bias, or · (1 + weight) in a model with `norm_1p`.
+
+    There is no bias in a model without `norm_bias`; the kernels then add zeros.
+    """
 
     def __init__(self, rt: Runtime, name: str) -> None:
         super().__init__()
@@ -216,17 +219,20 @@ class LayerNorm(nn.Module):
         self.weight_plus_one = rt.spec.norm_1p
         self.kernels = rt.kernels
         self.weight = rt.new_param(name + ".weight")
-        self.bias = rt.new_param(name + ".bias")
+        self.bias = rt.new_param(name + ".bias") if rt.spec.norm_bias else None
 
     def forward(self, x_TD: Tensor) -> Tensor:
         return self.kernels.layer_norm(
-            x_TD, self.weight + 1 if self.weight_plus_one else self.weight, self.bias, self.eps
+            x_TD, self.weight + 1 if self.weight_plus_one else self.weight, self._shift(), self.eps
         )
 
     def add_and_norm(self, x_TD: Tensor, residual_TD: Tensor) -> tuple[Tensor, Tensor]:
         """Return x + residual, and its norm."""
         weight_D = self.weight + 1 if self.weight_plus_one else self.weight
-        return self.kernels.add_layer_norm(x_TD, residual_TD, weight_D, self.bias, self.eps)
+        return self.kernels.add_layer_norm(x_TD, residual_TD, weight_D, self._shift(), self.eps)
+
+    def _shift(self) -> Tensor:
+        return torch.zeros_like(self.weight) if self.bias is None else self.bias
 
 
 def build_norm(rt: Runtime, name: str) -> RMSNorm | LayerNorm:

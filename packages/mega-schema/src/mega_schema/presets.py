@@ -21,6 +21,26 @@ _BERT: Mapping[str, int] = MappingProxyType({"vocab": 30522, "max_seq_len": 512}
 _ORIGINAL_BERT: Mapping[str, Any] = MappingProxyType(
     {**_BERT, "post_norm_residual": True, "activation": "gelu_erf", "norm_eps": 1e-12}
 )
+_MODERN_BERT: Mapping[str, Any] = MappingProxyType(
+    {
+        "vocab": 50368,
+        "max_seq_len": 8192,
+        "activation": "geglu",
+        "positions": "rope",
+        "rope_theta": 160000.0,
+        "rope_theta_local": 10000.0,
+        "sliding_window": 65,  # 128 neighbours, half of them on each side
+        "global_attention_every": 3,
+        "embed_norm": True,
+        "first_attention_norm": False,
+        "norm_bias": False,
+        "bias": False,
+        "qkv_bias": False,
+        "token_types": None,
+        "pooler": False,
+        "binary_head": False,
+    }
+)
 _QWEN: Mapping[str, Any] = MappingProxyType({"rope_theta": 1000000.0, "norm_eps": 1e-6})
 
 PRESETS: Mapping[str, ModelSpec] = MappingProxyType(
@@ -118,6 +138,8 @@ PRESETS: Mapping[str, ModelSpec] = MappingProxyType(
         "megatron-bert-345m": bert(layers=24, hidden=1024, heads=16, **_BERT),
         "megatron-bert-1.3b": bert(layers=24, hidden=2048, heads=32, **_BERT),
         "megatron-bert-3.9b": bert(layers=48, hidden=2560, heads=40, **_BERT),  # arXiv:1909.08053 table 4
+        "modernbert-base": bert(layers=22, hidden=768, heads=12, ffn=1152, **_MODERN_BERT),
+        "modernbert-large": bert(layers=28, hidden=1024, heads=16, ffn=2624, **_MODERN_BERT),
     }
 )
 

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from types import MappingProxyType, NoneType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from types import MappingProxyType
+from typing import Any, Literal, get_type_hints
 
 from mega_schema.errors import ConfigError
+from mega_schema.field_kinds import check_kind
 
 Family = Literal["gpt", "llama", "bert", "t5"]
 Norm = Literal["layernorm", "rmsnorm"]
 Activation = Literal["gelu_tanh", "gelu_erf", "squared_relu", "swiglu", "geglu", "reglu", "liglu"]
 Positions = Literal["learned", "rope", "alibi", "sinusoidal", "none"]
 HeadTransform = Literal["none", "gelu_tanh", "gelu_erf"]
-_LARGEST = sys.float_info.max  # an integer of JSON may be larger, and is no float then
-ENCODER_FIELDS = ("token_types", "pooler", "binary_head", "head_transform")
+ENCODER_FIELDS = (
+    *("token_types", "pooler", "binary_head", "head_transform"),
+    *("norm_bias", "first_attention_norm", "global_attention_every"),
+)
 GATED: frozenset[Activation] = frozenset({"swiglu", "geglu", "reglu", "liglu"})
 
 
@@ -37,6 +39,7 @@ class ModelSpec:
         ffn: width inside the feed-forward; of each of its two halves if it is gated.
         vocab: the true vocabulary, without padding.
         max_seq_len: longest sequence, in tokens.
+        norm_bias: layer norms have a bias; only an encoder may have none.
         norm_1p: a norm multiplies by 1 + its weight, which is initially zero (Megatron's
             --apply-layernorm-1p).
         activation: the gated ones compute act(gate) · up (arXiv:2002.05202); "liglu" has no act.
@@ -58,13 +61,19 @@ class ModelSpec:
         scale_embedding: embeddings are multiplied by sqrt(hidden) (fairseq).
         embed_norm: token embeddings are normed before positions are added (BLOOM).
         qk_norm: every query and key head is normed before rotary positions (arXiv:2302.05442).
-        sliding_window: keys that a token sees, itself included; None: all before it (arXiv:2310.06825).
+        sliding_window: keys that a token sees, itself included; None: all before it (arXiv:2310.06825). In an
+            encoder it sees as many on the other side.
         causal: a token sees no later token; in a model with `encoder_layers`, of the decoder's tokens.
-            Fields from here to `head_transform` are for encoders, where this is false (arXiv:1810.04805).
+            Fields from here to `rope_theta_local` are for encoders, where this is false (arXiv:1810.04805).
         token_types: kinds of token, each with an embedding that is added; None: there are no kinds.
         pooler, binary_head: a layer with tanh over the first token of a row, and two logits of its output
             (next sentence, or the order of sentences).
         head_transform: a layer with this activation and a norm before the output matrix.
+        first_attention_norm: the first layer has a norm before its attention, as the others have.
+        global_attention_every: the first layer, and each that follows after this many, attends without a
+            window, the others with `sliding_window` and `rope_theta_local` (arXiv:2412.13663); None: all
+            layers are alike.
+        rope_theta_local: base of the rotary frequencies in the layers with a window.
         head_bias: the output matrix has a bias; only in models with an encoder.
         init, init_std: initial values of matrices: normal with this standard deviation, divided by sqrt(2
             layers) for output projections; or Xavier uniform (Glorot and Bengio 2010).
@@ -84,6 +93,7 @@ class ModelSpec:
     encoder_layers: int | None = None
     norm: Norm = "layernorm"
     norm_eps: float = 1e-5
+    norm_bias: bool = True
     norm_1p: bool = False
     activation: Activation = "gelu_tanh"
     positions: Positions = "learned"
@@ -109,6 +119,9 @@ class ModelSpec:
     pooler: bool = False
     binary_head: bool = False
     head_transform: HeadTransform = "none"
+    first_attention_norm: bool = True
+    global_attention_every: int | None = None
+    rope_theta_local: float = 10000.0
     head_bias: bool = False
     init: Literal["normal", "xavier_uniform"] = "normal"
     init_std: float = 0.02
@@ -116,7 +129,7 @@ class ModelSpec:
 
     def __post_init__(self) -> None:
         for name, kind in get_type_hints(type(self)).items():
-            _check_kind(f"model.{name}", kind, getattr(self, name))
+            check_kind(f"model.{name}", kind, getattr(self, name))
         if self.heads % self.kv_heads:
             raise ConfigError(
                 "model.kv_heads",
@@ -146,7 +159,7 @@ class ModelSpec:
                 wanted="one of the two",
             )
         self._check_direction()
-        for name in ("rope_theta", "rope_interpolation", "rope_scaling"):
+        for name in ("rope_theta", "rope_theta_local", "rope_interpolation", "rope_scaling"):
             if not getattr(self, name):
                 raise ConfigError(f"model.{name}", "not above 0", found=0, wanted="1 or more")
         if self.rope_scaling_low >= self.rope_scaling_high:
@@ -158,17 +171,23 @@ class ModelSpec:
             )
 
     def _check_direction(self) -> None:
-        """Refuse an encoder's parts in a decoder, and distance rules of decoders in an encoder."""
+        """Refuse an encoder's parts in a decoder, and a decoder's positions in an encoder."""
         fields = {field.name: field.default for field in dataclasses.fields(self)}
-        for name in ENCODER_FIELDS if self.causal else ("sliding_window",):
+        for name in ENCODER_FIELDS if self.causal else ():
             if getattr(self, name) != fields[name]:
-                kind = "a decoder" if self.causal else "an encoder"
                 raise ConfigError(
                     f"model.{name}",
-                    f"is not supported in {kind}",
+                    "is not supported in a decoder",
                     found=getattr(self, name),
-                    wanted=f"{fields[name]}, or model.causal = {str(not self.causal).lower()}",
+                    wanted=f"{fields[name]}, or model.causal = false",
                 )
+        if self.global_attention_every is not None and self.sliding_window is None:
+            raise ConfigError(
+                "model.global_attention_every",
+                "needs model.sliding_window",
+                found=self.global_attention_every,
+                wanted="None, or a window for the other layers",
+            )
         if not self.is_decoder_only and self.positions == "alibi":
             raise ConfigError(
                 "model.positions",
@@ -238,6 +257,11 @@ class ModelSpec:
         """Return whether the layer of this number attends to the encoder's output."""
         return self.encoder_layers is not None and layer >= self.encoder_layers
 
+    def is_local(self, layer: int) -> bool:
+        """Return whether the layer of this number attends within `sliding_window`."""
+        every = self.global_attention_every
+        return self.sliding_window is not None and (every is None or layer % every != 0)
+
     @property
     def rotary_dim(self) -> int:
         """Components of a head that rotary positions rotate."""
@@ -264,21 +288,6 @@ class ModelSpec:
             if name not in values and field.default is dataclasses.MISSING:
                 raise ConfigError(f"{where}.{name}", "missing", wanted=str(field.type))
         return cls(**values)  # type: ignore[arg-type]  # __post_init__ checks what the mapping cannot promise
-
-
-def _check_kind(key: str, kind: Any, value: Any) -> None:
-    if get_origin(kind) is Literal:
-        if value not in get_args(kind):
-            raise ConfigError(key, "unknown", found=value, wanted=" | ".join(get_args(kind)))
-    elif kind is int or (NoneType in get_args(kind) and value is not None):
-        if type(value) is not int or value < 1:
-            raise ConfigError(key, "not a count", found=value, wanted="an integer above 0")
-    elif kind is bool and type(value) is not bool:
-        raise ConfigError(key, "not a boolean", found=value, wanted="true | false")
-    elif kind is float and not (
-        isinstance(value, int | float) and type(value) is not bool and 0 <= value <= _LARGEST
-    ):
-        raise ConfigError(key, "not a number", found=value, wanted="0 or more")
 
 
 FAMILY_DEFAULTS: Mapping[Family, Mapping[str, Any]] = MappingProxyType(

@@ -34,6 +34,7 @@ from mega_schema.checkpoint.reader import MODEL
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.params import count_params
 from mega_schema.sharding import Slab
+from mega_schema.spec import ModelSpec
 
 if TYPE_CHECKING:
     import torch
@@ -114,11 +115,17 @@ def tokens_to_check(tokens: int | None, want: str, source: CheckpointSource) -> 
     torch_is_here = importlib.util.find_spec("torch") is not None
     if tokens is None:
         small = want == "hf" and count_params(table(source.spec)) < _SMALL_MODEL
-        return TOKENS if small and torch_is_here else 0
+        return _default_tokens(source.spec) if small and torch_is_here else 0
     if tokens and not torch_is_here:
         hint = f"{install_hint('mega-ckpt', 'torch')}, or --no-check-logits"
         raise ConfigError("--check-logits", "runs the model, and torch is not installed", hint=hint)
     return tokens
+
+
+def _default_tokens(spec: ModelSpec) -> int:
+    """Return the number of tokens of the default check, with pairs outside the window of an encoder."""
+    window = spec.sliding_window if not spec.causal else None
+    return max(TOKENS, 2 * (window or 0))
 
 
 def compare_logits(read: LoadedSide, written: LoadedSide, tokens: int) -> LogitsDifference:
@@ -206,12 +213,14 @@ def _run_transformers(side: LoadedSide, stored: Mapping[str, str], token_BS: np.
     for name, entry in folder.entries.items():
         rounded = dtypes.cast(entry.values(), entry.dtype, kinds[name], name)
         weights[name] = torch.from_numpy(np.array(dtypes.cast(rounded, kinds[name], "F32", name)))
+    # the default id of padding may be outside the vocabulary
+    config = {**config_json.from_spec(folder.spec, side.path), "pad_token_id": None}
     model_class = getattr(transformers, config_json.class_of(folder.spec, side.path).architecture)
     try:
         with _silence(transformers), torch.no_grad():
             model, report = model_class.from_pretrained(
                 None,
-                config=model_class.config_class(**config_json.from_spec(folder.spec, side.path)),
+                config=model_class.config_class(**config),
                 state_dict=weights,
                 dtype=torch.float32,
                 attn_implementation="eager",

@@ -88,7 +88,8 @@ def attention(m: ModelSpec, layer: int) -> Iterator[Param]:
     q = m.q_rows
     kv = m.kv_rows
     heads = Split("tp", 0, (q, kv, kv), unit=m.head_dim, repeats=(1, 2))
-    yield from norm(m, prefix + "attn_norm", layer)
+    if layer or m.first_attention_norm:
+        yield from norm(m, prefix + "attn_norm", layer)
     yield matrix(m, prefix + "qkv.weight", (q + 2 * kv, d), layer, heads)
     if m.qkv_bias:
         yield bias(prefix + "qkv.bias", (q + 2 * kv,), layer, heads)
@@ -119,5 +120,5 @@ def feed_forward(m: ModelSpec, layer: int) -> Iterator[Param]:
 def _norm(m: ModelSpec, name: str, width: int, stage: StageRef, *, is_per_head: bool) -> Iterator[Param]:
     scale = ZEROS if m.norm_1p else ONES
     yield Param(name + ".weight", (width,), stage, scale, decay=False, is_per_head=is_per_head)
-    if m.norm == "layernorm":
+    if m.norm == "layernorm" and m.norm_bias:
         yield Param(name + ".bias", (width,), stage, ZEROS, decay=False, is_per_head=is_per_head)

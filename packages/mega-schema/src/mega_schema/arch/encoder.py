@@ -2,6 +2,7 @@
 
 In the original BERT a norm follows each sum. That is a model with `post_norm_residual`: the norm of the
 embeddings is `layers.0.attn_norm`, that after the last feed-forward is `final_norm` (arXiv:1810.04805).
+ModernBERT has no `layers.0.attn_norm`, and norms without a bias (arXiv:2412.13663).
 """
 
 from __future__ import annotations

@@ -122,6 +122,7 @@ def _max_rows(layer: LinearLayer) -> int:
 def _layer_arrays(block: DecoderBlock) -> list[Array | None]:
     """Return a layer's weights, biases, scales and sums, in the order of the kernel's table."""
     qkv, out, up, down = _linear_layers(block)
+    assert isinstance(block.attn_norm, LayerNorm | RMSNorm)  # only an encoder may have none
     owners = (block.attn_norm, qkv, out, block.ffn_norm, up, down)
     biases = [getattr(owner, "bias", None) for owner in owners]  # RMSNorm has none
     weights = [_weight(owner) for owner in owners]

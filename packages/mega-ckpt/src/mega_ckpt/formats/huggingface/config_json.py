@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from mega_ckpt.formats.huggingface.alternating_layers import read_layers, write_layers
 from mega_ckpt.formats.huggingface.model_classes import CLASSES, NEEDED, HfConfigKey, HfModelClass
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.spec import ModelSpec
@@ -27,7 +28,7 @@ _DEFAULTS: Mapping[str, object] = MappingProxyType({f.name: f.default for f in d
 # config.json has no initialization, and the family changes no result
 _FREE = frozenset({"family", "vocab_multiple", "init"})
 
-# how to train a model with another value of a field that no class supports
+# how to train a model with another value of a field that no class supports, or not with the others
 _HINTS: Mapping[str, str] = MappingProxyType(
     {"head_transform": "train with --no-bias-gelu-fusion, or with --activation gelu_tanh"}
 )
@@ -85,6 +86,8 @@ def from_spec(spec: ModelSpec, where: object) -> dict[str, Any]:
     for key in hf_class.keys:
         value = getattr(spec, key.ours)
         config[key.theirs] = value if key.values is None else _inverse(key.values)[value]
+    if hf_class.window == "alternating" and hf_class.rope is not None:
+        return config | write_layers(hf_class.rope, spec)
     return config | _rope_keys(hf_class, spec) | _window_keys(hf_class, spec)
 
 
@@ -115,16 +118,19 @@ def class_of(spec: ModelSpec, where: object) -> HfModelClass:
         f"is not supported by {nearest.architecture}",
         found=getattr(spec, name),
         wanted=fields[name],
+        hint=_HINTS.get(name, ""),
     )
 
 
-def _fields(hf_class: HfModelClass, config: Mapping[str, Any], where: object) -> dict[str, object]:
+def _fields(hf_class: HfModelClass, config: Mapping[str, Any], where: object) -> dict[str, Any]:
     _require_values(config, {**_FIXED, **hf_class.fixed}, where)
-    fields: dict[str, object] = {"family": hf_class.family}
+    fields: dict[str, Any] = {"family": hf_class.family}
     for key in hf_class.keys:
         fields[key.ours] = _read_key(key, config, fields, where)
     for name, rule in hf_class.implied.items():
         fields[name] = _apply_rule(rule, fields, where)
+    if hf_class.window == "alternating" and hf_class.rope is not None:
+        return fields | read_layers(hf_class.rope, config, fields["layers"], where)
     if hf_class.rope is not None:
         fields |= _rope(hf_class, config, where)
     if hf_class.window is not None:
@@ -265,6 +271,10 @@ def _mismatches(hf_class: HfModelClass, spec: ModelSpec) -> dict[str, object]:
     for name, value in fields.items():
         if name in _FREE or (name == "sliding_window" and hf_class.window is not None):
             continue
+        if name == "global_attention_every" and hf_class.window == "alternating":
+            if value is None and spec.sliding_window is not None:
+                lacking[name] = "a number of layers"
+            continue
         if name in keys:
             values = keys[name].values
             if values is not None and value not in values.values():
@@ -292,6 +302,8 @@ def _rope_mismatch(hf_class: HfModelClass, spec: ModelSpec, name: str) -> str | 
         return "False"
     if name == "rotary_fraction" and hf_class.rope.fraction is None and spec.rotary_fraction != 1:
         return "1.0"
+    if hf_class.rope.local_base is not None and name in ("rope_interpolation", "rope_scaling"):
+        return str(_DEFAULTS[name]) if getattr(spec, name) != _DEFAULTS[name] else None
     if name == "rope_interpolation" and spec.rope_scaling != 1 and spec.rope_interpolation != 1:
         return "1, with positions that are scaled"
     return None

@@ -21,6 +21,8 @@ _DROPOUT: Mapping[str, float] = MappingProxyType(
         "embd_pdrop": 0.1,
         "resid_pdrop": 0.1,
         "attention_dropout": 0.0,
+        "embedding_dropout": 0.0,
+        "mlp_dropout": 0.0,
         "hidden_dropout": 0.0,
         "hidden_dropout_prob": 0.1,
         "attention_probs_dropout_prob": 0.1,

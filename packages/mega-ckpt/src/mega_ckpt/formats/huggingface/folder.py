@@ -94,7 +94,12 @@ def _rename_encoder_tensors(
         module, _, kind = name.rpartition(".")
         renamed[f"{module}.{_OLD_NAMES.get(kind, kind)}"] = entry
     bias, copy = f"{names.outer['head.bias']}.bias", f"{names.head}.bias"
-    if copy in renamed and bias in renamed and not tensors_equal(renamed.pop(copy), renamed[bias]):
+    if (
+        copy != bias
+        and copy in renamed
+        and bias in renamed
+        and not tensors_equal(renamed.pop(copy), renamed[bias])
+    ):
         raise FormatError(f"{folder}: {copy}", f"is not {bias}, which it is tied to")
     return renamed
 

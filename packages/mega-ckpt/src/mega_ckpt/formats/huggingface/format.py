@@ -73,8 +73,9 @@ def _with_token_types(spec: ModelSpec) -> ModelSpec:
     """Return the model with one token type if it is an encoder without token types.
 
     Hugging Face's classes of BERT have at least one. Its embedding is zero, so the model computes the same.
+    The class with rotary positions, ModernBERT, has none.
     """
-    if spec.causal or spec.token_types is not None:
+    if spec.causal or spec.token_types is not None or spec.positions == "rope":
         return spec
     return replace(spec, token_types=1)
 

@@ -48,11 +48,15 @@ class RopeKeys:
     Attributes:
         base, fraction: keys of the base of the angles, and of the fraction of rotated components; None: all.
         missing: the fraction if its key is missing.
+        default_base: the base if its key is missing.
+        local_base: key of the base in layers with a window; None: all layers have one base.
     """
 
     base: str = "rope_theta"
     fraction: str | None = None
     missing: float = 1.0
+    default_base: float = 10000.0
+    local_base: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +70,8 @@ class HfModelClass:
         fixed: keys that change the computation, with the one value that Mega supports.
         implied: fields of `ModelSpec` without a key, with a value or a rule.
         rope: None: positions are not rotary.
-        window: "switch": `use_sliding_window` and the layers it is for; "key": as in `keys`; None: there is
-            no window.
+        window: "switch": `use_sliding_window` and the layers it is for; "key": as in `keys`; "alternating":
+            layers with and without a window alternate, see `alternating_layers`; None: there is no window.
     """
 
     model_type: str
@@ -77,7 +81,7 @@ class HfModelClass:
     fixed: Mapping[str, object]
     implied: Mapping[str, object]
     rope: RopeKeys | None = None
-    window: Literal["key", "switch"] | None = None
+    window: Literal["key", "switch", "alternating"] | None = None
 
 
 def same_heads(fields: Mapping[str, Any]) -> object:
@@ -112,6 +116,7 @@ _ACTIVATIONS: Mapping[str, str] = MappingProxyType(
 _GELU: Mapping[str, str] = MappingProxyType(
     {theirs: ours for theirs, ours in _ACTIVATIONS.items() if ours.startswith("gelu")}
 )
+_GEGLU: Mapping[str, str] = MappingProxyType({"gelu": "geglu"})
 _SILU: Mapping[str, str] = MappingProxyType({"swish": "swiglu", "silu": "swiglu"})
 _INIT = HfConfigKey("initializer_range", "init_std", 0.02)
 
@@ -265,6 +270,51 @@ def _bert(
     )
 
 
+def _modern_bert(architecture: str, *, head: bool) -> HfModelClass:
+    """Build a class with ModernBERT's keys; `head` is that of the masked tokens."""
+    head_keys = (
+        HfConfigKey("classifier_activation", "head_transform", "gelu_erf", values=_GELU),
+        HfConfigKey("decoder_bias", "head_bias", True),
+    )
+    return HfModelClass(
+        "modernbert",
+        architecture,
+        "bert",
+        (
+            HfConfigKey("vocab_size", "vocab"),
+            HfConfigKey("max_position_embeddings", "max_seq_len", 8192),
+            HfConfigKey("hidden_size", "hidden"),
+            HfConfigKey("num_hidden_layers", "layers"),
+            HfConfigKey("num_attention_heads", "heads"),
+            HfConfigKey("intermediate_size", "ffn"),
+            HfConfigKey("hidden_activation", "activation", "geglu", values=_GEGLU),
+            HfConfigKey("norm_eps", "norm_eps", 1e-5),
+            HfConfigKey("norm_bias", "norm_bias", False),
+            _INIT,
+            *(head_keys if head else ()),
+        ),
+        fixed={
+            "tie_word_embeddings": True,
+            "attention_bias": False,
+            "mlp_bias": False,
+            "classifier_bias": False,
+        },
+        implied={
+            "kv_heads": same_heads,
+            "head_dim": even_width,
+            "causal": False,
+            "positions": "rope",
+            "embed_norm": True,
+            "first_attention_norm": False,
+            "bias": False,
+            "qkv_bias": False,
+            **({} if head else {"head_transform": "none", "head_bias": False}),
+        },
+        rope=RopeKeys("global_rope_theta", default_base=160000.0, local_base="local_rope_theta"),
+        window="alternating",
+    )
+
+
 def _all_berts(model_type: str, prefix: str, *, post_norm: bool) -> tuple[HfModelClass, ...]:
     build = partial(_bert, model_type, post_norm=post_norm)
     return (
@@ -309,4 +359,6 @@ CLASSES: tuple[HfModelClass, ...] = (
     _NEOX,
     *_all_berts("bert", "Bert", post_norm=True),
     *_all_berts("megatron-bert", "MegatronBert", post_norm=False),
+    _modern_bert("ModernBertForMaskedLM", head=True),
+    _modern_bert("ModernBertModel", head=False),
 )

@@ -157,9 +157,25 @@ _MEGATRON_BERT = HfNames(
     outer=_BERT_HEADS,
     head="cls.predictions.decoder",
 )
+# Wqkv and Wi are runs of rows as in Mega: queries, keys and values; the activated rows, and their factor
+_MODERN_BERT = HfNames(
+    "model.",
+    "layers",
+    {"embed": "embeddings.tok_embeddings", "embed_norm": "embeddings.norm", "final_norm": "final_norm"},
+    {
+        "attn_norm": "attn_norm",
+        "qkv": "attn.Wqkv",
+        "out": "attn.Wo",
+        "ffn_norm": "mlp_norm",
+        "gate_up": "mlp.Wi",
+        "down": "mlp.Wo",
+    },
+    outer={"head.dense": "head.dense", "head.norm": "head.norm", "head.bias": "decoder"},
+    head="decoder",
+)
 _NAMES: Mapping[str, HfNames] = MappingProxyType(
     {"gpt2": _GPT2, "bloom": _BLOOM, "gpt_neox": _NEOX}
-    | {"bert": _BERT, "megatron-bert": _MEGATRON_BERT}
+    | {"bert": _BERT, "megatron-bert": _MEGATRON_BERT, "modernbert": _MODERN_BERT}
     | dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), _LLAMA)
 )
 

@@ -241,11 +241,15 @@ def _unsupported_options(spec: ModelSpec, core: bool) -> Iterator[tuple[str, obj
 
 
 def _unsupported_encoder_options(spec: ModelSpec, core: bool) -> Iterator[tuple[str, object]]:
-    """Yield what Megatron's BERT has no choice of: all its heads, or all but those of two sentences."""
+    """Yield what Megatron's BERT has no choice of.
+
+    It has all its heads or all but those of two sentences, biases, and layers that are alike.
+    """
     if core:
         yield "causal", True
-    heads: dict[str, object] = {"tied": True, "bias": True, "head_bias": True, "pooler": spec.binary_head}
-    for name, value in heads.items():
+    required: dict[str, object] = {"tied": True, "bias": True, "head_bias": True, "pooler": spec.binary_head}
+    required |= {"norm_bias": True, "first_attention_norm": True, "global_attention_every": None}
+    for name, value in required.items():
         if getattr(spec, name) != value:
             yield name, value
     if spec.head_transform != "gelu_erf" and (spec.head_transform, spec.activation) != (

@@ -227,7 +227,7 @@ REFUSED = {
     "--curriculum-start-length 8 --curriculum-steps 5": "--curriculum-start-length: does not apply to BERT: ",
     "--batch-invariant": "--batch-invariant: does not apply to BERT: its attention kernel is causal",
     "--preset gpt2-124m": "command: trains another family: found bert, wanted gpt; hint: mega-train gpt",
-    "--window-size 8,0": "--window-size: is not supported in an encoder",
+    "--window-size 8,0": "--window-size: not a window of as many tokens before as after: found 8,0",
     "--position-embedding-type alibi": "--position-embedding-type: is not supported in an encoder: ",
     "--seq-length 4": "--seq-length: too short for 3 special tokens and text: found 4, wanted 5 or more",
 }

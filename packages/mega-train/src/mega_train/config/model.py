@@ -89,7 +89,9 @@ class ModelConfig:
         "--rope-scaling-factor", None, "factor of --use-rope-scaling; 8 if not given"
     )
     sliding_window: str | None = option(
-        "--window-size", None, "LEFT,0: attend to the token and this many before it; to all if not given"
+        "--window-size",
+        None,
+        "LEFT,0: attend to the token and this many before it; BERT's N,N: and after it; to all if not given",
     )
     untied: bool = option(
         "--untie-embeddings-and-output-weights", False, "separate embedding and output weights"

@@ -224,7 +224,7 @@ def _given_values(run: RunConfig, family: Family) -> dict[str, Any]:
         "rope_interleaved": m.rope_interleaved or None,
         "rope_interpolation": m.rope_interpolation,
         "rope_scaling": _rope_scaling(m),
-        "sliding_window": _window(m.sliding_window),
+        "sliding_window": _window(m.sliding_window, family),
         "init": "xavier_uniform" if m.xavier else None,
         "init_std": m.init_std,
         "tied": False if m.untied else None,
@@ -300,12 +300,24 @@ def _rope_scaling(m: ModelConfig) -> float | None:
     return 8.0 if m.rope_scaling is None else m.rope_scaling
 
 
-def _window(text: str | None) -> int | None:
-    """Convert Megatron's (left, right) window to a number of visible tokens, the token itself included."""
+def _window(text: str | None, family: Family) -> int | None:
+    """Convert Megatron's (left, right) window to a number of visible tokens, the token itself included.
+
+    An encoder's window has as many tokens on the right as on the left; this number is that of the left.
+    """
     if text is None:
         return None
-    match = re.fullmatch(r"\(?\s*(\d+)\s*(?:,\s*0\s*)?\)?", text)
-    if match is None:
+    match = re.fullmatch(r"\(?\s*(\d+)\s*(?:,\s*(\d+)\s*)?\)?", text)
+    if family == "bert":
+        if match is None or match[2] is None or int(match[1]) != int(match[2]):
+            raise ConfigError(
+                "--window-size",
+                "not a window of as many tokens before as after",
+                found=text,
+                wanted="N,N",
+                hint="--window-size 64,64",
+            )
+    elif match is None or int(match[2] or 0):
         raise ConfigError(
             "--window-size",
             "not a window of tokens before",

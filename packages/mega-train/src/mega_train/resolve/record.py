@@ -49,7 +49,7 @@ def _candidates(spec: ModelSpec) -> Iterator[ModelConfig]:
 def all_model_keys(spec: ModelSpec) -> ModelConfig:
     """Return the model section with every key that describes the model.
 
-    Sinusoidal positions have none, nor has the head of an encoder.
+    Sinusoidal positions have none, nor have the head of an encoder and what only ModernBERT's presets have.
     """
     return ModelConfig(
         family=spec.family,
@@ -87,10 +87,18 @@ def all_model_keys(spec: ModelSpec) -> ModelConfig:
         rope_interpolation=spec.rope_interpolation,
         rope_scaled=spec.rope_scaling != 1,
         rope_scaling=spec.rope_scaling if spec.rope_scaling != 1 else None,
-        sliding_window=None if spec.sliding_window is None else f"{spec.sliding_window - 1},0",
+        sliding_window=_window(spec),
         untied=not spec.tied,
         no_bias=not spec.bias,
         qkv_bias=spec.qkv_bias and not spec.bias,
         init_std=spec.init_std,
         xavier=spec.init == "xavier_uniform",
     )
+
+
+def _window(spec: ModelSpec) -> str | None:
+    """Return the window in tokens before and after a token."""
+    if spec.sliding_window is None:
+        return None
+    before = spec.sliding_window - 1
+    return f"{before},{0 if spec.causal else before}"

@@ -7,7 +7,6 @@ unit: the next byte of a plain file, block of bz2, member of gz, frame or stream
 from __future__ import annotations
 
 import bz2
-import gzip
 import io
 import lzma
 import os
@@ -18,7 +17,9 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
+
+from isal import isal_zlib
 
 from mega_data.readers.magic import HEAD_BYTES, detect_compression, head_compression, name_compression
 from mega_data.readers.versions import check_version, version_of_stat
@@ -30,6 +31,7 @@ SPLITTABLE = ("", ".bz2")  # can be read from any offset
 _CHUNK = 1 << 20
 _MAX_FRAME_TEXT = 1 << 22  # bytes of text to hold until the checksum of a frame
 _READ_BYTES = 1 << 10  # decompressed at a time: the output of a zip bomb must fit in memory
+_GZIP_DAMAGE = cast("type[Exception]", isal_zlib.error)  # its stub declares an instance
 GZIP_MAGIC, ZSTD_MAGIC = b"\x1f\x8b\x08", b"\x28\xb5\x2f\xfd"
 _XZ, _LZ4 = b"\xfd7zXZ\0", b"\x04\x22\x4d\x18"
 
@@ -101,7 +103,7 @@ def decompress(raw: IO[bytes], path: Path) -> Iterator[IO[bytes]]:
         CorruptFileError: the file is damaged.
     """
     compression = name_compression(path) or head_compression(_peek(raw))
-    damage_errors: tuple[type[Exception], ...] = (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error)
+    damage_errors: tuple[type[Exception], ...] = (EOFError, _GZIP_DAMAGE, lzma.LZMAError)
     if compression == ".zst":
         damage_errors = (*damage_errors, import_for_file(path, "zstandard", "zst").ZstdError)
     if compression == ".lz4":
@@ -124,7 +126,8 @@ def _peek(raw: IO[bytes]) -> bytes:
 
 def _open_decoder(path: Path, compression: str, raw: IO[bytes]) -> Any:
     if compression == ".gz":
-        return gzip.GzipFile(fileobj=raw)
+        members = _FrameReader(raw, lambda: isal_zlib.decompressobj(31), _GZIP_DAMAGE, 1 << 14, padding=b"\0")
+        return io.BufferedReader(members, 1 << 20)
     if compression == ".xz":
         return lzma.LZMAFile(raw)
     if compression == ".bz2":
@@ -140,19 +143,25 @@ def _open_decoder(path: Path, compression: str, raw: IO[bytes]) -> Any:
 
 
 class _FrameReader(io.RawIOBase):
-    """The text of a .zst or .bz2 file.
+    """The text of a .gz, .zst or .bz2 file.
 
-    The libraries' own readers do not detect a truncated .zst, and take a damaged stream of a .bz2 for its
-    end.
+    The libraries' own readers do not detect a truncated .zst, take a damaged stream of a .bz2 for its end,
+    and lose the text before the end of a truncated .gz.
     """
 
     def __init__(
-        self, raw: IO[bytes], open_frame: Callable[[], Any], damage_error: type[Exception], read_bytes: int
+        self,
+        raw: IO[bytes],
+        open_frame: Callable[[], Any],
+        damage_error: type[Exception],
+        read_bytes: int,
+        padding: bytes = b"",
     ) -> None:
         self._raw = raw
         self._open_frame = open_frame
         self._damage_error = damage_error
         self._read_bytes = read_bytes  # compressed, at a time
+        self._padding = padding  # byte that may lie between frames
         self._damage: Exception | None = None  # after the text that is not yet read
         self._frame: Any = None
         self._text = memoryview(b"")
@@ -175,7 +184,9 @@ class _FrameReader(io.RawIOBase):
 
     def _decompress(self, compressed: bytes) -> bytes:
         text = list[bytes]()
-        while compressed:
+        while (
+            compressed := compressed if self._frame or not self._padding else compressed.lstrip(self._padding)
+        ):
             frame = self._frame or self._open_frame()
             try:
                 text.append(frame.decompress(compressed))

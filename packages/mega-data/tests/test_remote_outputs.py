@@ -98,6 +98,50 @@ def test_a_dataset_is_uploaded_with_its_index_last(store: Any, monkeypatch: pyte
     assert order[-1] == "bucket/data/corpus_text_document.idx"
 
 
+def test_mixes_statistics_and_chats_in_a_bucket_have_the_files_of_local_ones(
+    store: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run(f"{ENCODE} --output-prefix corpus") == 0
+    for command in ("mix --data-path corpus_text_document", "mix --input in", "stats --input in"):
+        name = command.replace(" ", "").replace("-", "")
+        assert run(f"{command} --output {name}") == 0
+        assert run(f"{command} --output s3://bucket/{name} --work-dir work") == 0
+    local = (
+        local_files("mixdatapathcorpus_text_document")
+        | local_files("mixinputin")
+        | local_files("statsinputin")
+    )
+    remote = objects(store)
+    blend = "mixdatapathcorpus_text_document/blend.json"
+    assert json.loads(local.pop(blend))["train"] == ["train_document"]
+    url = "s3://bucket/mixdatapathcorpus_text_document"
+    assert json.loads(remote.pop(blend))["train"] == [f"{url}/train_document"]
+    assert remote == local
+    out = capfd.readouterr().out
+    assert f"{url}/blend.json: mega-train --per-split-data-args-path blend.json\n" in out
+    assert "s3://bucket/statsinputin: 500 documents" in out
+    weights = (
+        "mix --data-path corpus_text_document --weights-only --output s3://bucket/weights --work-dir work"
+    )
+    assert run(weights) == 0
+    assert sorted(objects(store).keys() - remote.keys() - {blend})[-1] == "weights/report.json"
+    assert list(Path("work").iterdir()) == []
+
+
+def test_chats_in_a_bucket_have_the_files_of_local_ones(store: Any) -> None:
+    messages = [{"role": role, "content": "7"} for role in ("user", "assistant")]
+    Path("in/a.jsonl").write_text(json.dumps({"messages": messages, "text": "7 7"}) + "\n")
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    Path("chat.jinja").write_text(f"{template}{{% if add_generation_prompt %}}assistant: {{% endif %}}")
+    assert run("train-tokenizer --input in --vocab-size 260 --output tok") == 0
+    command = "preprocess-chat --input in --tokenizer-model tok --chat-template chat.jinja --output-prefix"
+    assert run(f"{command} chats") == 0
+    assert run(f"{command} s3://bucket/chats --work-dir work") == 0
+    local = {name: data for name, data in local_files(".").items() if name.startswith("chats_")}
+    assert len(local) > 3
+    assert objects(store) == local
+
+
 @pytest.mark.long
 def test_a_large_file_arrives_in_parts(store: Any) -> None:
     from mega_data.remote_output import RemoteOutput

@@ -224,6 +224,11 @@ def test_weights_before_inputs_are_no_inputs(folder, capfd):
         ('"raw/*.jsonl"', '"row/*.jsonl"', "stage text: input: no such input: found row/*.jsonl"),
         ('"{ids}"', '"ids"', "stage mixed: data-path: no such input: found ids"),
         ("[[stage]]", "[[stage", "p.toml: not TOML"),
+        (
+            '"corpus"',
+            '"s3://b/corpus"',
+            "p.toml: output: is a URL: found s3://b/corpus, wanted a path of this",
+        ),
     ],
 )
 def test_a_wrong_pipeline_is_refused_and_nothing_is_written(text, replacement, message, capfd):
@@ -233,6 +238,7 @@ def test_a_wrong_pipeline_is_refused_and_nothing_is_written(text, replacement, m
     assert message in err
     assert err.count("\n") == 1
     assert not Path("corpus").exists()
+    assert not Path("s3:").exists()
 
 
 def test_a_folder_of_other_files_is_no_output(folder, capfd):

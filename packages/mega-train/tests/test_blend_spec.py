@@ -210,6 +210,34 @@ def test_a_file_that_means_nothing_is_told(tmp_path: Path, key: str, text: str, 
     assert _refusal(**{key: file}) == line.format(file=file)
 
 
+def test_a_relative_prefix_in_a_file_of_lists_is_beside_it_or_in_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mixed").mkdir()
+    for name in ("mixed/train_document.idx", "valid_document.idx"):
+        (tmp_path / name).touch()
+    file = tmp_path / "mixed/blend.json"
+    file.write_text(
+        json.dumps({"train": [0.3, "train_document", 0.7, "s3://b/x"], "valid": ["valid_document"]})
+    )
+    spec = parse_data_spec(_data(split_paths_file=Path("mixed/blend.json")))
+    assert _prefixes(spec.training) == ["mixed/train_document", "s3://b/x"]
+    assert _prefixes(spec.validation[0]) == ["valid_document"]
+    (tmp_path / "train_document.idx").touch()
+    assert _refusal(split_paths_file=Path("mixed/blend.json")) == (
+        "mixed/blend.json: train_document: names two datasets: "
+        "found mixed/train_document and train_document; "
+        f"hint: write one of them: {tmp_path}/mixed/train_document"
+    )
+    (tmp_path / "train_document.idx").unlink()
+    (tmp_path / "train_document.idx").hardlink_to(tmp_path / "mixed/train_document.idx")
+    assert (
+        _prefixes(parse_data_spec(_data(split_paths_file=file)).training)[0]
+        == f"{tmp_path}/mixed/train_document"
+    )
+
+
 def test_a_file_that_is_missing_or_too_much_is_told(tmp_path: Path) -> None:
     file = tmp_path / "words"
     assert _refusal(path_file=file) == f"--data-args-path: no such file: found {file}"

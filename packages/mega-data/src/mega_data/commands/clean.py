@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 @click.option("--workers", type=WORKERS, default=1, help="Worker processes.")
 @click.option("--executor", type=EXECUTOR, default="local", help="Where the tasks run.")
 @click.option("--stage", "only", help=f"Run only plan, PASS/STAGE or PASS/STAGE:TASK; {LAST_CALL_HELP}")
-@uploads_output
+@uploads_output("inputs")
 def clean(
     inputs: tuple[str, ...],
     json_key: str,

@@ -20,7 +20,8 @@ from mega_data.commands.common import (
     work_folder,
 )
 from mega_data.commands.result_file import record_counts
-from mega_schema.app.output_option import OUTPUT_FOLDER
+from mega_data.commands.upload import output_url, uploads_output
+from mega_schema.app.output_option import OUTPUT_FOLDER, OUTPUT_FOLDER_OR_URL
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,7 +40,12 @@ _TOKENIZER_FILES = ("tokenizer_model", "vocab_file", "merge_file", "vocab_size")
     help="JSON lines, .csv, .tsv or .parquet, also compressed: files, globs, folders, URLs, saved datasets.",
 )
 @click.option("--data-path", "prefixes", type=ANY_PATH, multiple=True, help="Prefixes of indexed datasets.")
-@click.option("--output", type=OUTPUT_FOLDER, required=True, help="Folder for report.json and report.html.")
+@click.option(
+    "--output",
+    type=OUTPUT_FOLDER_OR_URL,
+    required=True,
+    help="Folder, or s3:// URL, for report.json and report.html.",
+)
 @click.option("--json-key", default="text", help="Key of the text; meta.text: text in the object meta.")
 @click.option("--url-key", default="", help="Key of the address: count domains.")
 @click.option("--languages", is_flag=True, help="Identify languages, by py3langid or --language-model.")
@@ -55,9 +61,13 @@ _TOKENIZER_FILES = ("tokenizer_model", "vocab_file", "merge_file", "vocab_size")
 )
 @max_errors_option("wrong lines")
 @click.option(
-    "--work-dir", "work", type=OUTPUT_FOLDER, help="Folder for intermediate files.  [default: OUTPUT/.work]"
+    "--work-dir",
+    "work",
+    type=OUTPUT_FOLDER,
+    help="Folder for intermediate files; with a URL also for the output.  [default: OUTPUT/.work]",
 )
 @placement_options()
+@uploads_output("words", "prefixes")
 def stats(
     words: tuple[str, ...],
     prefixes: tuple[Path, ...],
@@ -163,7 +173,7 @@ def _finish(job: CorpusStats, output: Path, *, keep_work: bool) -> None:
     publish(output, "stats", job.work)
     if not keep_work:
         remove_folder(job.work)
-    click.echo(f"{output}: {report['documents']:,} documents, see report.html")
+    click.echo(f"{output_url() or output}: {report['documents']:,} documents, see report.html")
     for name, summary in report["lengths"].items():
         percentiles = summary["percentiles"]
         click.echo(

@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 @click.option("--keep-dropped", is_flag=True, help="Write dropped lines to OUTPUT/dropped.")
 @click.option("--memory", type=click.IntRange(min=1), default=256, help="MiB for sorting pairs, per worker.")
 @placement_options()
-@uploads_output
+@uploads_output("inputs")
 def dedup(
     inputs: tuple[str, ...],
     json_key: str,

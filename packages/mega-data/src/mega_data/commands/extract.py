@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     help="Folder for intermediate files; with a URL also for the output.  [default: OUTPUT.work]",
 )
 @placement_options()
-@uploads_output
+@uploads_output("inputs")
 def extract(
     inputs: tuple[str, ...],
     output: Path,

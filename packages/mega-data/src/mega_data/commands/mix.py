@@ -17,7 +17,8 @@ from mega_data.commands.common import (
     work_folder,
 )
 from mega_data.commands.result_file import record_counts
-from mega_schema.app.output_option import OUTPUT_FOLDER
+from mega_data.commands.upload import output_url, uploads_output
+from mega_schema.app.output_option import OUTPUT_FOLDER, OUTPUT_FOLDER_OR_URL
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,9 +45,10 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--output",
-    type=OUTPUT_FOLDER,
+    type=OUTPUT_FOLDER_OR_URL,
     required=True,
-    help="Folder for train_document, valid_document and test_document, or train-00000.jsonl and so on.",
+    help="Folder, or s3:// URL, for train_document, valid_document and test_document, or for "
+    "train-00000.jsonl and so on.",
 )
 @click.option(
     "--split",
@@ -62,10 +64,14 @@ if TYPE_CHECKING:
 @click.option("--weights-only", is_flag=True, help="Write only the blend file and report.json, no dataset.")
 @click.option("--assume-same-tokenizer", is_flag=True, help="Accept datasets without PREFIX.json.")
 @click.option(
-    "--work-dir", "work", type=OUTPUT_FOLDER, help="Folder for intermediate files.  [default: OUTPUT/.work]"
+    "--work-dir",
+    "work",
+    type=OUTPUT_FOLDER,
+    help="Folder for intermediate files; with a URL also for the output.  [default: OUTPUT/.work]",
 )
 @click.option("--memory", type=click.IntRange(min=1), default=256, help="MiB of memory per worker.")
 @placement_options()
+@uploads_output("words", "texts")
 def mix(
     words: tuple[str, ...],
     texts: tuple[str, ...],
@@ -92,7 +98,7 @@ def mix(
         found = "both" if words else "neither"
         raise ConfigError("--data-path, --input", "exactly one is required", found=found)
     if weights_only:
-        options = {"--split": split, "--work-dir": work, "--stage": only}
+        options = {"--split": split, "--work-dir": None if output_url() else work, "--stage": only}
         for name, value in options.items():
             if value is not None:
                 hint = "mega-train --split" if name == "--split" else "leave it out"
@@ -198,7 +204,8 @@ def _write_blend(sources: Sequence[MixSource], epochs: Sequence[float], output: 
         write_text(output / BLEND_WORDS, weight_blend(report))
         write_text(output / REPORT, _dump(report))
         write_marker(output, "mix", list_written(output))
-    _print(report, f"{output / BLEND_WORDS}: mega-train --data-args-path {output / BLEND_WORDS}")
+    blend = output / BLEND_WORDS if output_url() is None else Path(BLEND_WORDS)  # a copy of it
+    _print(report, f"{(output_url() or output) / BLEND_WORDS}: mega-train --data-args-path {blend}")
 
 
 def _finish(job: DatasetMix, output: Path, *, keep_work: bool) -> None:
@@ -223,13 +230,14 @@ def _finish(job: DatasetMix, output: Path, *, keep_work: bool) -> None:
         if any(row["documents"] for row in report["splits"][name]):
             job.publish(split)
             save_tokenizer(datasets, job.output / dataset_name(split))
-    write_file(job.output / BLEND, split_blend(report, output))
+    write_file(job.output / BLEND, split_blend(report, output_url()))
     write_file(job.output / REPORT, _dump(report))
     _remove_stale(job.output, output)
     publish(output, "mix", job.work)
     if not keep_work:
         remove_folder(job.work)
-    _print(report, f"{output / BLEND}: mega-train --per-split-data-args-path {output / BLEND}")
+    blend = output / BLEND if output_url() is None else Path(BLEND)  # a copy of it
+    _print(report, f"{(output_url() or output) / BLEND}: mega-train --per-split-data-args-path {blend}")
 
 
 def _finish_texts(job: TextMix, output: Path, *, keep_work: bool) -> None:
@@ -250,7 +258,7 @@ def _finish_texts(job: TextMix, output: Path, *, keep_work: bool) -> None:
     publish(output, "mix", job.work)
     if not keep_work:
         remove_folder(job.work)
-    _print(report, f"{output}: {len(report['files']):,} files")
+    _print(report, f"{output_url() or output}: {len(report['files']):,} files")
     lines = sum(row["documents"] for rows in report["splits"].values() for row in rows)
     exit_if_nothing_left(lines, lines)
 

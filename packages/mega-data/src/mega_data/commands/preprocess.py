@@ -160,7 +160,7 @@ def _modules_to_import(tokenizer_type: str) -> tuple[str, ...]:
     "--dry-run", is_flag=True, help="Print tasks, bytes and an estimate from a sample; write nothing."
 )
 @megatron_flags
-@uploads_dataset
+@uploads_dataset("words", keeps_work=False)
 def preprocess(
     words: tuple[str, ...],
     input_format: str | None,

@@ -23,7 +23,8 @@ from mega_data.commands.common import (
     work_folder,
 )
 from mega_data.commands.result_file import record_counts
-from mega_schema.app.output_option import OUTPUT_FOLDER, OUTPUT_PREFIX
+from mega_data.commands.upload import output_url, uploads_dataset
+from mega_schema.app.output_option import OUTPUT_FOLDER, OUTPUT_PREFIX_OR_URL
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,9 +38,9 @@ if TYPE_CHECKING:
 @inputs_option("JSON lines with a list of messages: files, globs, folders, also compressed.")
 @click.option(
     "--output-prefix",
-    type=OUTPUT_PREFIX,
+    type=OUTPUT_PREFIX_OR_URL,
     required=True,
-    help="Prefix of PREFIX_chat_document.",
+    help="Prefix of PREFIX_chat_document, or s3:// URL.",
 )
 @click.option("--json-key", default="messages", help="Key of the list of role and content.")
 @click.option("--tokenizer-type", default="HuggingFaceTokenizer", help="Megatron's name of the tokenizer.")
@@ -53,9 +54,11 @@ if TYPE_CHECKING:
     "--work-dir",
     "work",
     type=OUTPUT_FOLDER,
-    help="Folder for intermediate files.  [default: PREFIX_chat_document.work]",
+    help="Folder for intermediate files; with a URL also for the output.  "
+    "[default: PREFIX_chat_document.work]",
 )
 @placement_options("Encoder processes.")
+@uploads_dataset("inputs", keeps_work=True)
 def preprocess_chat(
     inputs: tuple[str, ...],
     output_prefix: Path,
@@ -128,7 +131,7 @@ def _finish(
         merge_datasets([open_dataset(job.part(task)) for task in range(len(results))], prefix)
         tokenizer.save(sibling(prefix, ".tokenizer"))
         click.echo(
-            f"{prefix}: {counts['documents']:,} documents, {counts['tokens']:,} tokens, "
+            f"{output_url() or prefix}: {counts['documents']:,} documents, {counts['tokens']:,} tokens, "
             f"{counts['loss_tokens']:,} of them with a loss"
         )
     if not keep_work:

@@ -74,10 +74,15 @@ def add_shares(splits: Mapping[str, Sequence[Report]], unit: str = "tokens") -> 
     }
 
 
-def split_blend(report: Report, output: Path) -> str:
-    """Return the content of BLEND: the dataset of each split that has tokens."""
+def split_blend(report: Report, url: Path | None) -> str:
+    """Return the content of BLEND: the dataset of each split that has tokens.
+
+    Args:
+        url: of the datasets, if they are uploaded; mega-train reads a local copy of BLEND. None: the datasets
+            are beside it.
+    """
     splits = {
-        name: [str(output.resolve() / dataset_name(split))]
+        name: [str(url / dataset_name(split)) if url else dataset_name(split)]
         for split, name in enumerate(SPLITS)
         if any(row["tokens"] for row in report["splits"][name])
     }

@@ -19,7 +19,7 @@ from typing import NoReturn
 
 from mega_schema.dataset.dataset_info import sibling
 from mega_schema.errors import ConfigError
-from mega_schema.remote_files import path_of
+from mega_schema.remote_files import is_remote, path_of
 from mega_train.config import DataConfig
 from mega_train.config.data import BlendRule, SplitRule
 from mega_train.data.splits import Range, fraction_range, parse_split, split_ranges
@@ -194,8 +194,26 @@ def _per_split_words(data: DataConfig) -> tuple[Sequence[str], Sequence[str], Se
     for use, words in zip(("train", "valid", "test"), lists, strict=True):
         if not isinstance(words, list) or not all(isinstance(word, str | int | float) for word in words):
             raise ConfigError(f"{file}: {use}", "not a list of words", found=words)
-    train, valid, test = ([str(word) for word in words] for words in lists)
+    train, valid, test = ([_find_beside(file, str(word)) for word in words] for words in lists)
     return train, valid, test
+
+
+def _find_beside(file: Path, word: str) -> str:
+    """Return a word of a file of lists; a relative prefix with the file's folder if it has such a dataset.
+
+    Other relative prefixes begin at the current folder, as in Megatron.
+
+    Raises:
+        ConfigError: there is a different dataset of this name in each of the two folders.
+    """
+    prefix = file.parent / word
+    if _parse_number(word) is not None or is_remote(word) or not sibling(prefix, ".idx").exists():
+        return word
+    index = sibling(Path(word), ".idx")
+    if index.exists() and not index.samefile(sibling(prefix, ".idx")):
+        what, hint = "names two datasets", f"write one of them: {prefix.resolve()}"
+        raise ConfigError(f"{file}: {word}", what, found=f"{prefix} and {index.with_suffix('')}", hint=hint)
+    return str(prefix)
 
 
 def _parse_blend(flag: str, words: Sequence[str]) -> tuple[list[Path], tuple[float, ...] | None]:

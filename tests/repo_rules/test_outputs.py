@@ -223,7 +223,10 @@ UPLOADED = {
     "mega-data clean --output",
     "mega-data dedup --output",
     "mega-data extract --output",
+    "mega-data mix --output",
     "mega-data preprocess --output-prefix",
+    "mega-data preprocess-chat --output-prefix",
+    "mega-data stats --output",
 }
 WRITES_NOTHING = {"mega-train plan", "mega-train validate"}
 

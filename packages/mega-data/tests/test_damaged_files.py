@@ -5,14 +5,17 @@ from __future__ import annotations
 import bz2
 import gzip
 import json
+import lzma
 import random
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
+import lz4.frame
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -20,7 +23,7 @@ import zstandard
 from click.testing import CliRunner, Result
 
 from mega_data.cli import commands
-from mega_data.error_limit import TooManyErrors
+from mega_data.error_limit import ErrorLimit, TooManyErrors
 from mega_data.preprocess import Options, preprocess
 from mega_data.readers.blocks import Block, JsonLines
 from mega_data.readers.inputs import InputFile
@@ -152,6 +155,8 @@ COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     ".gz": gzip.compress,
     ".zst": zstandard.ZstdCompressor(write_checksum=True).compress,
     ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+    ".lz4": partial(lz4.frame.compress, content_checksum=True),
 }
 
 
@@ -216,6 +221,23 @@ def check_error(error: str, path: Path, part_start: int, damage: int) -> None:
     assert 0 <= lost <= size - start
 
 
+@pytest.mark.parametrize("compression", [".xz", ".lz4"])
+@pytest.mark.parametrize("damage", [b"PADDING", b"\0\0\0\0"])
+def test_a_later_stream_that_is_none_is_not_the_end_of_the_file(
+    compression: str, damage: bytes, tmp_path: Path
+) -> None:
+    """The libraries' readers took it for the end: the streams after it were lost without an error."""
+    parts = [COMPRESS[compression](lines(ROWS[start : start + 10])) for start in (0, 10)]
+    path = tmp_path / f"a.jsonl{compression}"
+    path.write_bytes(damage.join(parts))
+    text, error = read_until_damage(read_blocks(InputFile(path, "jsonl"), keys=["text"], size=5000))
+    if compression == ".xz" and not damage.strip(b"\0"):  # padding
+        assert (text, error) == (lines(ROWS[:20]), "")
+    else:
+        assert text == lines(ROWS[:10])
+        assert error.startswith(f"{path}: damaged: found ")
+
+
 @pytest.mark.parametrize("limit", ["1%", "1000"])
 @pytest.mark.parametrize("more", [(), ("--executor", "local")])
 def test_a_damaged_file_is_above_any_limit(limit: str, more: tuple[str, ...], tmp_path: Path) -> None:
@@ -227,6 +249,30 @@ def test_a_damaged_file_is_above_any_limit(limit: str, more: tuple[str, ...], tm
     assert str(failed.exception).endswith("; hint: copy the file again, or run without --max-errors")
     assert not [*(tmp_path / "out").glob("*.bin")]
     assert call("preprocess", folder, tmp_path / "out", *words).exit_code == 0
+
+
+def test_a_limit_counts_the_damage_that_an_earlier_process_without_one_skipped(tmp_path: Path) -> None:
+    """A run that was stopped after a damaged file, and resumed with --max-errors, did not know of it."""
+    folder = corpus(tmp_path / "in", "b.jsonl.zst")
+    files = [folder / name for name in ("a.jsonl", "b.jsonl.zst", "c.jsonl")]
+    tokenizer = open_tokenizer("NullTokenizer", vocab_size=100)
+    documents = 0
+
+    def stop(size: int, count: int) -> None:
+        nonlocal documents
+        documents += count
+        if documents > 160:  # in the last file
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        preprocess(files, tmp_path / "p", tokenizer, Options(skip=True), block=500, note=1, progress=stop)
+    limited = Options(skip=True, max_errors=ErrorLimit(count=1000))
+    with pytest.raises(TooManyErrors, match=r"any damaged file is above the limit: found .*b\.jsonl\.zst"):
+        preprocess(files, tmp_path / "p", tokenizer, limited, block=500, note=1)
+    preprocess(files, tmp_path / "p", tokenizer, Options(skip=True), block=500, note=1)
+    preprocess(files, tmp_path / "fresh", tokenizer, Options(skip=True))
+    name = "_text_document.bin"
+    assert (tmp_path / f"p{name}").read_bytes() == (tmp_path / f"fresh{name}").read_bytes()
 
 
 def test_a_size_of_tasks_without_tasks_is_refused(tmp_path: Path) -> None:

@@ -141,6 +141,8 @@ def preprocess(
             if output.is_resumed:
                 log.warning("resuming after %.1f MB that an earlier run encoded", bytes_before / 1e6)
                 progress(output.resume_point.consumed, output.documents)
+                if output.resume_point.damage:  # an earlier process had no limit
+                    options.max_errors.check_damage(output.resume_point.damage)
             stream.resume_from(output.resume_point)
             work = encoding.make_work(search.find(stream.sample_texts()))
             _write_blocks(
@@ -207,6 +209,7 @@ def _write_blocks(
         inputs[block.input].check_version(versions[block.input])
         path = inputs[block.input].path
         point = output.resume_point
+        damage = point.damage
         first_row = 1 + (point.rows if block.input == point.input else 0)
         errors = (error for error in block.errors if not options.skip or error.is_fatal)
         if (error := next(errors, None)) is not None:
@@ -221,6 +224,7 @@ def _write_blocks(
         for row_error in block.errors:
             if row_error.ends_file:
                 log.warning("%s: the rest of it is skipped", row_error.damage_notice(path))
+                damage = damage or row_error.damage_notice(path)
             output.quarantine(row_error.to_json(path, first_row))
         output.resume_point = InputPosition(
             input=block.input,
@@ -229,6 +233,7 @@ def _write_blocks(
             size=point.size + block.size,
             consumed=point.consumed + block.consumed_bytes,
             skipped=point.skipped + len(block.errors),
+            damage=damage,
         )
         progress(block.consumed_bytes, len(block.keys[0].sequences))
         options.max_errors.check(output.resume_point.skipped, output.first_error)

@@ -98,6 +98,7 @@ class ResumableOutput:
                 size=self.resume_point.size,
                 consumed=self.resume_point.consumed,
                 skipped=self.resume_point.skipped,
+                damage=self.resume_point.damage,
             )
             line = {"input": self.inputs[number], **self._snapshot(point)}
             self._inputs_file.write(json.dumps(line).encode() + b"\n")

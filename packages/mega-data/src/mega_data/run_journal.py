@@ -29,6 +29,7 @@ class InputPosition:
         size: bytes of text read from all inputs.
         consumed: bytes on disk of that text; files may be compressed.
         skipped: skipped rows.
+        damage: the first damaged file, and why its rest was skipped; "" for none.
     """
 
     input: int = 0
@@ -37,6 +38,7 @@ class InputPosition:
     size: int = 0
     consumed: int = 0
     skipped: int = 0
+    damage: str = ""
 
 
 @dataclass(frozen=True, slots=True)

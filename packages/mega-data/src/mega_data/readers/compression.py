@@ -126,27 +126,28 @@ def _peek(raw: IO[bytes]) -> bytes:
 
 def _open_decoder(path: Path, compression: str, raw: IO[bytes]) -> Any:
     if compression == ".gz":
-        members = _FrameReader(raw, lambda: isal_zlib.decompressobj(31), _GZIP_DAMAGE, 1 << 14, padding=b"\0")
-        return io.BufferedReader(members, 1 << 20)
-    if compression == ".xz":
-        return lzma.LZMAFile(raw)
-    if compression == ".bz2":
-        return io.BufferedReader(_FrameReader(raw, bz2.BZ2Decompressor, OSError, _READ_BYTES), 1 << 20)
-    if compression == ".lz4":
-        return import_for_file(path, "lz4.frame", "lz4").LZ4FrameFile(raw)
-    if compression == ".zst":
+        reader = _FrameReader(raw, lambda: isal_zlib.decompressobj(31), _GZIP_DAMAGE, 1 << 14, padding=b"\0")
+    elif compression == ".xz":
+        reader = _FrameReader(raw, lzma.LZMADecompressor, lzma.LZMAError, _READ_BYTES, padding=b"\0")
+    elif compression == ".bz2":
+        reader = _FrameReader(raw, bz2.BZ2Decompressor, OSError, _READ_BYTES)
+    elif compression == ".lz4":
+        lz4 = import_for_file(path, "lz4.frame", "lz4")
+        reader = _FrameReader(raw, lz4.LZ4FrameDecompressor, RuntimeError, 1 << 14)
+    elif compression == ".zst":
         zstandard = import_for_file(path, "zstandard", "zst")
         frames = zstandard.ZstdDecompressor()
         reader = _FrameReader(raw, frames.decompressobj, zstandard.ZstdError, 1 << 17)
-        return io.BufferedReader(reader, 1 << 20)
-    return nullcontext(raw)
+    else:
+        return nullcontext(raw)
+    return io.BufferedReader(reader, 1 << 20)
 
 
 class _FrameReader(io.RawIOBase):
-    """The text of a .gz, .zst or .bz2 file.
+    """The text of a compressed file.
 
-    The libraries' own readers do not detect a truncated .zst, take a damaged stream of a .bz2 for its end,
-    and lose the text before the end of a truncated .gz.
+    The libraries' own readers do not detect a truncated .zst, take a damaged stream of a .bz2, .xz or .lz4
+    for its end, and lose the text before the end of a truncated .gz.
     """
 
     def __init__(
@@ -155,6 +156,7 @@ class _FrameReader(io.RawIOBase):
         open_frame: Callable[[], Any],
         damage_error: type[Exception],
         read_bytes: int,
+        *,
         padding: bytes = b"",
     ) -> None:
         self._raw = raw
@@ -193,7 +195,7 @@ class _FrameReader(io.RawIOBase):
             except self._damage_error as error:
                 self._damage = error
                 break
-            compressed, self._frame = (frame.unused_data, None) if frame.eof else (b"", frame)
+            compressed, self._frame = (frame.unused_data or b"", None) if frame.eof else (b"", frame)
         return b"".join(text)
 
 

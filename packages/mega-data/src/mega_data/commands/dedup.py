@@ -1,8 +1,9 @@
-"""`mega-data dedup`: remove near-duplicate documents from a corpus."""
+"""`mega-data dedup`: remove near-duplicate documents, or repeated spans of tokens, from a corpus."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,12 @@ from mega_data.commands.common import (
     warn_skipped,
     work_folder,
 )
+from mega_data.commands.dedup_substrings import (
+    SUBSTRINGS,
+    SubstringOptions,
+    check_preset_options,
+    substring_options,
+)
 from mega_data.commands.result_file import record_counts
 from mega_data.commands.upload import uploads_output
 from mega_schema.app.click_options import LocalPath
@@ -30,6 +37,7 @@ from mega_schema.app.output_option import OUTPUT_FOLDER, OUTPUT_FOLDER_OR_URL
 if TYPE_CHECKING:
     from mega_data.dedup.pipeline import Deduplication
     from mega_data.dedup.presets import Preset
+    from mega_data.dedup.substrings import SubstringDedup
     from mega_data.task_stages import TaskResult
 
 
@@ -49,7 +57,10 @@ if TYPE_CHECKING:
     help="Folder for intermediate files; with a URL also for the output.  [default: OUTPUT/.work]",
 )
 @click.option(
-    "--preset", type=click.Choice(["megatron", "datatrove", "exact"]), default="datatrove", help="Method."
+    "--preset",
+    type=click.Choice(["megatron", "datatrove", "exact", SUBSTRINGS]),
+    default="datatrove",
+    help="Method: two for near-duplicates, equal documents, repeated spans of tokens.",
 )
 @click.option(
     "--jaccard",
@@ -63,8 +74,11 @@ if TYPE_CHECKING:
     help="Outputs of earlier runs; also drop documents that duplicate one in them.",
 )
 @click.option("--keep-keys", is_flag=True, help="Write keys for --against of later runs, 8 bytes per band.")
-@click.option("--keep-dropped", is_flag=True, help="Write dropped lines to OUTPUT/dropped.")
-@click.option("--memory", type=click.IntRange(min=1), default=256, help="MiB for sorting pairs, per worker.")
+@substring_options
+@click.option(
+    "--keep-dropped", is_flag=True, help="Write dropped lines, or removed spans, to OUTPUT/dropped."
+)
+@click.option("--memory", type=click.IntRange(min=1), default=256, help="MiB for sorting, per worker.")
 @placement_options()
 @uploads_output("inputs")
 def dedup(
@@ -79,6 +93,9 @@ def dedup(
     jaccard: float | None,
     against: tuple[Path, ...],
     keep_keys: bool,
+    min_tokens: int | None,
+    unit: str | None,
+    max_repeated: float | None,
     keep_dropped: bool,
     output_format: str,
     memory: int,
@@ -86,37 +103,32 @@ def dedup(
     executor: str,
     only: str | None,
 ) -> None:
-    """Keep the first document of each group of near-duplicates.
+    """Keep the first document of each group of near-duplicates; with substrings, the first of equal spans.
 
     The result depends neither on the workers nor on the order of the files. A killed run resumes after its
     finished tasks.
     """
-    from mega_data.dedup.earlier_output import find_earlier_shards
-    from mega_data.dedup.pipeline import Deduplication
     from mega_data.error_limit import ErrorCount
-    from mega_data.output_folder import KEYS_FOLDER, find_checked_shards, staging_folder
+    from mega_data.output_folder import find_checked_shards, staging_folder
     from mega_data.readers.inputs import DROPPED, QUARANTINE
 
     errors = ErrorCount(error_limit(on_error, max_errors))
-    preset_options = _select_preset(preset, jaccard)
+    span_options = SubstringOptions(min_tokens, unit, max_repeated)
     staging = staging_folder(output)
     files = find_checked_shards(inputs, output, work, suffix := output_suffix(output_format))
-    earlier = find_earlier_shards(against, output, preset_options, files)
+    build_job = _select_job(preset, span_options, jaccard, against, keep_keys, output, files)
     whole_run = is_whole_run(executor, only)
     with work_folder(work, output / ".work", output, whole_run=whole_run, lock=output) as folder:
-        job = Deduplication(
+        job = build_job(
             files,
             staging,
             folder,
-            preset_options,
             key=json_key,
+            id_key=id_key,
             memory=memory << 20,
             dropped=staging / DROPPED if keep_dropped else None,
             quarantine=staging / QUARANTINE if on_error == "skip" else None,
-            id_key=id_key,
             suffix=suffix,
-            earlier=earlier,
-            kept_keys=staging / KEYS_FOLDER if keep_keys else None,
         )
         results = run_job(
             job,
@@ -129,6 +141,34 @@ def dedup(
         )
         if results is not None:
             _finish(results[-1], output, job, errors.damaged, keep_work=work is not None)
+
+
+def _select_job(
+    preset: str,
+    span_options: SubstringOptions,
+    jaccard: float | None,
+    against: tuple[Path, ...],
+    keep_keys: bool,
+    output: Path,
+    files: tuple[Path, ...],
+) -> Callable[..., Deduplication | SubstringDedup]:
+    """Return a function that builds the run of a preset from the options of all presets.
+
+    Raises:
+        ConfigError: an option does not belong to the preset, or --against has no earlier output.
+    """
+    from mega_data.dedup.earlier_output import find_earlier_shards
+    from mega_data.dedup.pipeline import Deduplication
+    from mega_data.output_folder import KEYS_FOLDER, staging_folder
+
+    has_options = {"jaccard": jaccard is not None, "against": bool(against), "keep-keys": keep_keys}
+    check_preset_options(preset, span_options, has_options)
+    if preset == SUBSTRINGS:
+        return span_options.build_job
+    document_preset = _select_preset(preset, jaccard)
+    earlier = find_earlier_shards(against, output, document_preset, files)
+    kept_keys = staging_folder(output) / KEYS_FOLDER if keep_keys else None
+    return partial(Deduplication, preset=document_preset, earlier=earlier, kept_keys=kept_keys)
 
 
 def _select_preset(name: str, jaccard: float | None) -> Preset:
@@ -154,7 +194,7 @@ def _select_preset(name: str, jaccard: float | None) -> Preset:
 def _finish(
     shards: Sequence[TaskResult],
     output: Path,
-    job: Deduplication,
+    job: Deduplication | SubstringDedup,
     damaged: Sequence[str],
     *,
     keep_work: bool,
@@ -168,19 +208,21 @@ def _finish(
         SystemExit: no document was kept: exit code 1.
     """
     from mega_data.dedup.earlier_output import write_preset
+    from mega_data.dedup.pipeline import Deduplication
     from mega_data.output_folder import publish
     from mega_data.readers.inputs import QUARANTINE
     from mega_data.task_stages import remove_folder
 
-    if job.kept_keys is not None:
+    if isinstance(job, Deduplication) and job.kept_keys is not None:
         write_preset(job.kept_keys, job.preset)
     publish(output, "dedup", job.work)
     if not keep_work:
         remove_folder(job.work)
     counts = {name: sum(shard[name] for shard in shards) for name in shards[0]}
+    removed = f", removed {counts['spans']:,} spans" if "spans" in counts else ""
     click.echo(
         f"{output}: kept {counts['kept']:,} of {counts['documents']:,} documents, "
-        f"{counts['kept_bytes'] / 1e6:.2f} of {counts['bytes'] / 1e6:.2f} MB"
+        f"{counts['kept_bytes'] / 1e6:.2f} of {counts['bytes'] / 1e6:.2f} MB{removed}"
     )
     warn_damaged(damaged)
     warn_skipped(counts["skipped"], output / QUARANTINE)

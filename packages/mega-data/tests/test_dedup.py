@@ -21,10 +21,11 @@ from click.testing import CliRunner
 
 from mega_data.cli import commands
 from mega_data.dedup.band_store import count_documents, open_column_writer, read_column
+from mega_data.dedup.kernels.reference import HASH_BITS
 from mega_data.dedup.minhash import EMPTY, NO_KEY, band_keys, minhash_signatures
 from mega_data.dedup.pipeline import Deduplication
 from mega_data.dedup.presets import PRESETS, Preset
-from mega_data.dedup.shingles import HASH_BITS, Shingles
+from mega_data.dedup.shingles import Shingles
 from mega_data.dedup.union_find import MAX_COMPARED, find_root, union, union_similar
 from mega_data.executors.local import run
 from mega_data.jsonl_shards import find_shards, read_lines

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mega_data.dedup.shingles import HASH_BITS, Keys
+from mega_data.dedup.kernels.reference import HASH_BITS, Keys
 from mega_data.output_formats import open_output
 
 MAX_MAPPED_SHARDS = 64  # each has two memory maps, each of them an open file

@@ -22,6 +22,7 @@ from typing import Any
 
 from mega_data.dedup.corpus_shards import CorpusShards
 from mega_data.dedup.earlier_output import EarlierShard
+from mega_data.dedup.kernels import load_kernels
 from mega_data.dedup.presets import Preset
 from mega_data.dedup.sorted_runs import MAX_CELLS
 from mega_data.dedup.stages import (
@@ -82,6 +83,7 @@ class Deduplication:
         Raises:
             ConfigError: the folder holds another run.
         """
+        load_kernels()  # compiled once, before the workers need them
         options: dict[str, Any] = {"preset": asdict(self.preset), "key": self.key, "id_key": self.id_key}
         options |= {"output_format": self.suffix, "layout": LAYOUT}
         options |= {"earlier": len(self.earlier), "kept_keys": str(self.kept_keys)}

@@ -1,4 +1,4 @@
-"""Hash the shingles of many texts at once, in numpy.
+"""Hash the shingles of many texts at once.
 
 A shingle is one 64-bit key: its document's number in the batch in the upper 20 bits, a 44-bit hash below.
 Sorted keys are therefore each document's shingle set, ordered by hash.
@@ -11,41 +11,48 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from functools import cache
 from hashlib import blake2b
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mega_data.dedup.kernels import Kernels, load_kernels
+from mega_data.dedup.kernels.reference import (
+    DIGIT,
+    DROPPED,
+    FIRST,
+    HASH_BITS,
+    IDEOGRAPH,
+    LETTER,
+    MULTIPLIER,
+    SPACE,
+    Keys,
+    Numbers,
+)
 from mega_data.dedup.presets import Preset
 
-Keys = NDArray[np.uint64]
-Flags = NDArray[np.bool_]
-HASH_BITS = 44
 MAX_DOCUMENTS = 1 << (64 - HASH_BITS)  # per batch
 PIECE_CHARACTERS = 1 << 18  # of a text that are processed at once, at about 52 bytes each
 # A text can be split before these without changing a word, its lower case or its marks: ASCII white space,
 # and ideographs, each of which is a word
 _BREAK = re.compile("[ \t\n\r\u3400-\u9fff]")
 
-SPACE, LETTER, DIGIT, DROPPED, IDEOGRAPH = range(5)
 _TABLE_SIZE = 1 << 16  # characters beyond it are letters
 _POWERS = 1 << 12  # a longer word reuses them from the first
-_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # odd, from the golden ratio
-_FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)  # splitmix64's multipliers
 
 
 class Shingles:
     """Compute the shingle sets of documents for a preset."""
 
-    def __init__(self, preset: Preset) -> None:
+    def __init__(self, preset: Preset, kernels: Kernels | None = None) -> None:
         self.preset = preset
+        self._kernels = kernels or load_kernels()
         # glibc reuses freed memory up to twice the largest mmapped block that was freed, at first 128 KiB.
         # Without this block, half of the time is page faults of new arrays
         np.empty(31 << 20, np.uint8)
-        self._seed = np.uint64((preset.seed * int(_FIRST) + 1) % 2**64)
+        self._seed = (preset.seed * int(FIRST) + 1) % 2**64
         words = preset.unit == "words"
         self._classes = _character_classes() if words else np.empty(0, np.uint8)
-        powers = np.full(_POWERS if words else 0, _MULTIPLIER, np.uint64)
+        powers = np.full(_POWERS if words else 0, MULTIPLIER, np.uint64)
         self._powers = np.multiply.accumulate(powers)
 
     def keys_in_pieces(self, texts: Sequence[str], piece: int = PIECE_CHARACTERS) -> Iterator[Keys]:
@@ -110,68 +117,22 @@ class Shingles:
             documents, units = _character_codes(texts)
         return self._shingle_keys(documents, units)
 
-    def _shingle_keys(self, documents: NDArray[np.int64], units: Keys) -> Keys:
+    def _shingle_keys(self, documents: Numbers, units: Keys) -> Keys:
         """Return the keys of all shingles of these units."""
         size = self.preset.size
         # a window of characters ends one before the text's end, see `keys`
         last = size if self.preset.unit == "characters" else size - 1
-        count = len(units) - last
-        if count <= 0:
-            return np.empty(0, np.uint64)
-        hashes = units[:count] + self._seed
-        for offset in range(1, size):
-            hashes *= _MULTIPLIER
-            hashes += units[offset : offset + count]
-        in_one_document = documents[:count] == documents[last:]
-        hashes *= _FIRST
-        hashes ^= hashes >> np.uint64(32)
-        hashes *= _SECOND
-        keys: Keys = _pack_keys(documents[:count], hashes)[in_one_document]
-        return keys
+        return self._kernels.shingle_keys(documents, units, size, last, self._seed)
 
-    def _word_hashes(self, texts: Sequence[str]) -> tuple[NDArray[np.int64], Keys]:
+    def _word_hashes(self, texts: Sequence[str]) -> tuple[Numbers, Keys]:
         """Return the document and the hash of each word."""
         # a line break between documents ends the word before it
         folded = [
             text.lower() if text.isascii() else unicodedata.normalize("NFD", text.lower()) for text in texts
         ]
-        codes = _code_points("\n".join(folded) + "\n")
         ends = np.cumsum([len(text) + 1 for text in folded])
-        classes = self._classes[np.minimum(codes, _TABLE_SIZE - 1)]
-        is_kept = classes != DROPPED
-        is_digit = classes == DIGIT
-        is_kept[1:] &= ~(is_digit[1:] & is_digit[:-1])
-        codes[is_digit] = ord("0")
-        if not is_kept.all():
-            ends = np.cumsum(is_kept)[ends - 1]
-            codes, classes = codes[is_kept], classes[is_kept]
-        is_word = classes != SPACE
-        is_ideograph = classes == IDEOGRAPH
-        is_start = is_word.copy()
-        is_start[1:] &= ~is_word[:-1] | is_ideograph[1:] | is_ideograph[:-1]
-        starts = np.flatnonzero(is_start)
-        if not len(starts):
-            return np.empty(0, np.int64), np.empty(0, np.uint64)
-        places = np.arange(len(codes))
-        places -= np.repeat(
-            np.concatenate([[0], starts]), np.diff(np.concatenate([[0], starts, [len(codes)]]))
-        )
-        values = codes.astype(np.uint64)
-        values *= _FIRST
-        values ^= values >> np.uint64(29)
-        values *= self._powers[places & (_POWERS - 1)]
-        values *= is_word
-        words = np.add.reduceat(values, starts)
-        words ^= words >> np.uint64(31)
-        words *= _SECOND
-        return np.searchsorted(ends, starts, "right"), words
-
-
-def _pack_keys(documents: NDArray[Any], hashes: Keys) -> Keys:
-    keys = documents.astype(np.uint64)
-    keys <<= np.uint64(HASH_BITS)
-    keys |= hashes >> np.uint64(64 - HASH_BITS)
-    return keys
+        codes = _code_points("\n".join(folded) + "\n")
+        return self._kernels.hash_words(codes, ends, self._classes, self._powers)
 
 
 def text_digests(texts: Sequence[str]) -> Keys:
@@ -183,19 +144,16 @@ def text_digests(texts: Sequence[str]) -> Keys:
     return np.frombuffer(b"".join(hashes), "<u8").reshape(-1, 2)
 
 
-def _character_codes(texts: Sequence[str]) -> tuple[NDArray[np.int64], Keys]:
+def _character_codes(texts: Sequence[str]) -> tuple[Numbers, Keys]:
     """Return the document and the code point of each character."""
     documents = np.repeat(np.arange(len(texts)), [len(text) for text in texts])
-    text = "".join(texts)
-    if text.isascii():  # without an intermediate array
-        return documents, np.frombuffer(text.encode("ascii"), np.uint8).astype(np.uint64)
-    return documents, _code_points(text).astype(np.uint64)
+    return documents, _code_points("".join(texts)).astype(np.uint64)
 
 
-def _code_points(text: str) -> NDArray[np.uint32]:
+def _code_points(text: str) -> NDArray[np.uint8] | NDArray[np.uint32]:
     if text.isascii():
-        return np.frombuffer(text.encode("ascii"), np.uint8).astype(np.uint32)
-    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4").astype(np.uint32)
+        return np.frombuffer(text.encode("ascii"), np.uint8)
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
 
 
 @cache

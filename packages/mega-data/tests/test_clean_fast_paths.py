@@ -5,17 +5,33 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
+from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from mega_data.clean import repetition, words
 from mega_data.clean.array_langid import make_identifier
+from mega_data.clean.kernels import load_kernels
 from mega_data.clean.quality import GopherQuality
 from mega_data.clean.repetition import repetition_reason
 from mega_data.clean.step import Row
-from mega_data.clean.words import WordTable
+from mega_data.clean.words import word_table
+
+
+@pytest.fixture(params=["c++", "numpy"])
+def _kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Run a test with the kernels of this machine and without any."""
+    if request.param == "numpy":
+        for module in (words, repetition):
+            monkeypatch.setattr(module, "load_kernels", lambda: None)
+    elif load_kernels() is None:
+        pytest.skip("no kernels in C++ here")
+    word_table.cache_clear()
+    yield
+    word_table.cache_clear()
 
 
 def repetition_by_definition(text: str) -> str:
@@ -59,6 +75,7 @@ def random_text(rng: random.Random) -> str:
     return "".join(word + rng.choice([" ", " ", " ", " ", "  ", "\n", "\n\n"]) for word in words)
 
 
+@pytest.mark.usefixtures("_kernels")
 @pytest.mark.parametrize("seed", range(10))
 def test_repetition_is_that_of_the_definition(seed: int) -> None:
     rng = random.Random(seed)
@@ -66,12 +83,14 @@ def test_repetition_is_that_of_the_definition(seed: int) -> None:
     assert [repetition_reason(text) for text in texts] == [repetition_by_definition(text) for text in texts]
 
 
+@pytest.mark.usefixtures("_kernels")
 @given(st.text("ab \n", max_size=60))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_repetition_of_few_characters_is_that_of_the_definition(text: str) -> None:
     assert repetition_reason(text) == repetition_by_definition(text)
 
 
+@pytest.mark.usefixtures("_kernels")
 def test_a_large_vocabulary_is_counted_exactly() -> None:
     """The numbers of a 5-gram of 20,000 distinct words do not fit in 64 bits."""
     words = [f"word{number}" for number in range(20_000)]
@@ -81,14 +100,32 @@ def test_a_large_vocabulary_is_counted_exactly() -> None:
     )
 
 
+@pytest.mark.usefixtures("_kernels")
 def test_a_word_table_counts_the_words() -> None:
-    table = WordTable(["the", "cat", "saw", "the", "dog"])
-    assert table.distinct == ["the", "cat", "saw", "dog"]
+    table = word_table("the cat saw\nthe dog")
+    assert list(table.distinct) == ["the", "cat", "saw", "dog"]
+    assert (table.distinct[-1], [*table.distinct[1:3]]) == ("dog", ["cat", "saw"])
     assert table.numbers.tolist() == [0, 1, 2, 0, 3]
     assert table.lengths.tolist() == [3, 3, 3, 3, 3]
     assert table.counts.tolist() == [2, 1, 1, 1]
     assert table.characters.tolist() == [6, 3, 3, 3]
-    assert len(WordTable([])) == 0
+    assert len(word_table("")) == len(word_table(" \u2003\n")) == 0
+
+
+@pytest.mark.usefixtures("_kernels")
+@given(st.text(st.one_of(st.sampled_from("ab\u0130é \n\x1c\x85\u2028\u3000\ud800"), st.characters())))
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_words_are_those_of_python(text: str) -> None:
+    table = word_table(text)
+    assert [table.distinct[number] for number in table.numbers.tolist()] == text.split()
+    assert list(table.distinct) == list(dict.fromkeys(text.split()))
+
+
+def test_white_space_is_that_of_python() -> None:
+    spaces = [chr(code) for code in range(0x110000) if chr(code).isspace()]
+    assert word_table("a".join(spaces)).lengths.tolist() == [1] * (len(spaces) - 1)
+    assert word_table("".join(map(chr, range(0x3001, 0x110000)))).lengths.tolist() == [0x110000 - 0x3001]
+    assert len(word_table("".join(map(chr, range(0x3001))))) == len("".join(map(chr, range(0x3001))).split())
 
 
 def quality_by_definition(text: str, step: GopherQuality) -> str:
@@ -111,6 +148,7 @@ def quality_by_definition(text: str, step: GopherQuality) -> str:
     return "fewer than two stop words" if len(stops) < min(2, len(set(step.stop_words))) else ""
 
 
+@pytest.mark.usefixtures("_kernels")
 @pytest.mark.parametrize(
     "options", [{}, {"fewest": 3, "stop_words": ("the",)}, {"fewest": 0, "stop_words": ()}]
 )

@@ -207,6 +207,9 @@ def _line_reason(text: str, ellipses: int) -> str:
 
 def _have_letters(table: WordTable, share: float) -> bool:
     """Return whether this share of the words contains a letter."""
+    flags = table.has_ascii_letter
+    if flags is not None and int(table.counts[flags].sum()) >= share * len(table):
+        return True
     # most words consist of letters, which is several times faster to ask than whether one is a letter
     for has_letter in (str.isalpha, _has_letter):
         is_counted = np.fromiter(map(has_letter, table.distinct), bool, count=len(table.distinct))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from mega_data.clean.kernels import WordKernels, load_kernels
 from mega_data.clean.step import RowFunction
 from mega_data.clean.words import WordTable, word_table
 
@@ -39,7 +40,9 @@ def repetition_reason(text: str) -> str:
             return f"more than 30% of {name} are repeated"
         if sum(map(len, repeated)) > 0.2 * len(text):
             return f"more than 20% of characters in repeated {name}"
-    return _ngram_reason(word_table(text), len(text))
+    table = word_table(text)
+    kernels = load_kernels()
+    return _ngram_reason(table, len(text)) if kernels is None else _cpp_reason(kernels, table, len(text))
 
 
 def _repeated_parts(parts: Sequence[str]) -> list[str]:
@@ -53,6 +56,21 @@ def _repeated_parts(parts: Sequence[str]) -> list[str]:
             repeated.append(part)
         seen.add(part)
     return repeated
+
+
+def _cpp_reason(kernels: WordKernels, table: WordTable, characters: int) -> str:
+    """Return the result of `_ngram_reason`."""
+    counts = kernels.repeated_characters(table.numbers, table.lengths)
+    limits = (*_TOP_LIMITS, *_REPEATED_LIMITS)
+    for (size, limit), count in zip(limits, counts, strict=False):
+        if count > limit * characters:
+            return _reason(size, limit)
+    return ""
+
+
+def _reason(size: int, limit: float) -> str:
+    where = f"one {size}-gram" if size <= _TOP_LIMITS[-1][0] else f"repeated {size}-grams"
+    return f"more than {limit:.0%} of characters in {where}"
 
 
 def _ngram_reason(table: WordTable, characters: int) -> str:
@@ -78,9 +96,9 @@ def _ngram_reason(table: WordTable, characters: int) -> str:
         if size <= _TOP_LIMITS[-1][0]:
             count, first = _most_frequent(positions, classes)
             if count * (offsets[first + size] - offsets[first]) > limit * characters:
-                return f"more than {limit:.0%} of characters in one {size}-gram"
+                return _reason(size, limit)
         elif _repeated_characters(positions, classes, table, size) > limit * characters:
-            return f"more than {limit:.0%} of characters in repeated {size}-grams"
+            return _reason(size, limit)
     return ""
 
 

@@ -25,7 +25,6 @@ class CppKernels:
     def __init__(self) -> None:
         library = load_library(str(Path(__file__).parent), _FLAGS)
         array, number = c_void_p, c_long
-        word_arguments = [array, number, array, array, number, array, number, array, array]
         self._hash_words = {
             np.dtype(np.uint8): library.mega_hash_words_u8,
             np.dtype(np.uint32): library.mega_hash_words_u32,
@@ -33,7 +32,7 @@ class CppKernels:
         self._shingle_keys = library.mega_shingle_keys
         self._update_smallest = library.mega_update_smallest
         for function in self._hash_words.values():
-            function.argtypes = word_arguments
+            function.argtypes = [array, number, array, array, number, array, number, array, array]
             function.restype = number
         self._shingle_keys.argtypes = [array, array, number, number, number, c_uint64, number, array]
         self._shingle_keys.restype = number

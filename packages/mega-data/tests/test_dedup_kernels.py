@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mega_data.dedup.kernels import REFERENCE, Kernels, load_kernels
+from mega_data.dedup.kernels import REFERENCE, HashKernels, load_kernels
 from mega_data.dedup.kernels.cpp import CppKernels
 from mega_data.dedup.minhash import band_keys, minhash_signatures
 from mega_data.dedup.presets import PRESETS
@@ -27,7 +27,7 @@ TEXTS = st.lists(
 
 
 @pytest.fixture(scope="module")
-def cpp() -> Kernels:
+def cpp() -> HashKernels:
     try:
         CppKernels()
     except CompileError as error:
@@ -35,7 +35,7 @@ def cpp() -> Kernels:
     return load_kernels()
 
 
-def signatures(name: str, texts: list[str], kernels: Kernels, piece: int) -> np.ndarray:
+def signatures(name: str, texts: list[str], kernels: HashKernels, piece: int) -> np.ndarray:
     preset = PRESETS[name]
     parts = Shingles(preset, kernels).keys_in_pieces(texts, piece)
     return minhash_signatures(parts, len(texts), preset.bins, kernels)
@@ -46,7 +46,7 @@ def signatures(name: str, texts: list[str], kernels: Kernels, piece: int) -> np.
 @given(texts=TEXTS)
 @example(texts=["x" * 5000 + " a b c d e"])  # a word with more characters than there are powers
 @example(texts=["", "\n\n", "1 2 33 444 5 6", "a我b9我 c d e f"])
-def test_cpp_kernels_equal_numpys_in_every_bit(cpp: Kernels, name: str, texts: list[str]) -> None:
+def test_cpp_kernels_equal_numpys_in_every_bit(cpp: HashKernels, name: str, texts: list[str]) -> None:
     shingles = Shingles(PRESETS[name], REFERENCE), Shingles(PRESETS[name], cpp)
     by_definition, by_cpp = (part.keys(texts) for part in shingles)
     assert by_cpp.dtype == by_definition.dtype

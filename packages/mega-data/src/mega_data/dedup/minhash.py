@@ -13,14 +13,14 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from mega_data.dedup.kernels import Kernels, load_kernels
+from mega_data.dedup.kernels import HashKernels, load_kernels
 from mega_data.dedup.kernels.reference import EMPTY, MIX, MULTIPLIER, Keys
 
 NO_KEY = np.uint64(0)  # the band key of a document without shingles
 
 
 def minhash_signatures(
-    parts: Iterable[Keys], documents: int, bins: int, kernels: Kernels | None = None
+    parts: Iterable[Keys], documents: int, bins: int, kernels: HashKernels | None = None
 ) -> NDArray[np.uint64]:
     """Return (documents, bins) smallest hashes; a row of EMPTY for a document without shingles.
 

@@ -15,7 +15,7 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
-from mega_data.dedup.kernels import Kernels, load_kernels
+from mega_data.dedup.kernels import HashKernels, load_kernels
 from mega_data.dedup.kernels.reference import (
     DIGIT,
     DROPPED,
@@ -43,7 +43,7 @@ _POWERS = 1 << 12  # a longer word reuses them from the first
 class Shingles:
     """Compute the shingle sets of documents for a preset."""
 
-    def __init__(self, preset: Preset, kernels: Kernels | None = None) -> None:
+    def __init__(self, preset: Preset, kernels: HashKernels | None = None) -> None:
         self.preset = preset
         self._kernels = kernels or load_kernels()
         # glibc reuses freed memory up to twice the largest mmapped block that was freed, at first 128 KiB.

@@ -21,7 +21,7 @@ _SIZES = 9  # of n-grams, from 2 to 10 words
 
 
 class WordKernels:
-    """The kernels of `words.cpp`.
+    """The C++ kernels of this folder.
 
     Raises:
         CompileError: they cannot be compiled on this machine.

@@ -1,4 +1,4 @@
-"""Kernels that hash shingles: in C++ where a compiler is installed, otherwise in numpy."""
+"""HashKernels that hash shingles: in C++ where a compiler is installed, otherwise in numpy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logging.getLogger("mega.data")
 
 
 @dataclass(frozen=True, slots=True)
-class Kernels:
+class HashKernels:
     """Functions with the arguments and results of those in `reference`."""
 
     hash_words: Callable[..., tuple[Numbers, Keys]]
@@ -25,17 +25,17 @@ class Kernels:
     fill_empty: Callable[[Keys], None]
 
 
-REFERENCE = Kernels(
+REFERENCE = HashKernels(
     reference.hash_words, reference.shingle_keys, reference.update_smallest, reference.fill_empty
 )
 
 
 @cache
-def load_kernels() -> Kernels:
+def load_kernels() -> HashKernels:
     """Return the fastest kernels of this machine; the first call on a machine compiles them in a second."""
     try:
         cpp = CppKernels()
     except CompileError as error:
         log.info("dedup hashes with numpy: %s", error)
         return REFERENCE
-    return Kernels(cpp.hash_words, cpp.shingle_keys, cpp.update_smallest, cpp.fill_empty)
+    return HashKernels(cpp.hash_words, cpp.shingle_keys, cpp.update_smallest, cpp.fill_empty)

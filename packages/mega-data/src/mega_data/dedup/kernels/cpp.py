@@ -16,7 +16,7 @@ _FLAGS = ("-std=c++17", "-O3", "-fPIC")  # without instructions of one CPU: othe
 
 
 class CppKernels:
-    """The kernels of `kernels.cpp`, for the fields of `Kernels`.
+    """The C++ kernels of this folder, for the fields of `HashKernels`.
 
     Raises:
         CompileError: they cannot be compiled on this machine.

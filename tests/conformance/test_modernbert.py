@@ -117,8 +117,8 @@ def test_logits_and_gradients_are_those_of_transformers(case: str, tmp_path: Pat
         }
         for foreign, name in pairs.items():
             gradient = gradients[foreign if foreign in gradients else prefix + foreign]
-            found = ours[name][: len(gradient)]  # without the padding of the vocabulary
-            torch.testing.assert_close(found, gradient, atol=1e-5, rtol=1e-5, msg=name)
+            our_gradient = ours[name][: len(gradient)]  # without the padding of the vocabulary
+            torch.testing.assert_close(our_gradient, gradient, atol=1e-5, rtol=1e-5, msg=name)
 
 
 @pytest.mark.parametrize("case", CASES)

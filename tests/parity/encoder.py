@@ -36,6 +36,17 @@ SPECS = {
     "megatron": bert(**SMALL),
     "original": bert(**SMALL, post_norm_residual=True, activation="gelu_erf"),
     "untied without a binary head": bert(**SMALL, pooler=False, binary_head=False, tied=False),
+    "modern": bert(
+        **SMALL,
+        positions="rope",
+        activation="geglu",
+        embed_norm=True,
+        sliding_window=3,
+        global_attention_every=2,
+        token_types=None,
+        **dict.fromkeys(("bias", "qkv_bias", "norm_bias", "first_attention_norm"), False),
+        **dict.fromkeys(("pooler", "binary_head"), False),
+    ),
 }
 
 

@@ -83,6 +83,18 @@ MODELS: dict[str, tuple[Family, dict[str, Any]]] = {
             "make_vocab_size_divisible_by": 8,
         },
     ),
+    "modernbert": (
+        "bert",
+        {
+            "preset": "modernbert-base",
+            "num_layers": 4,
+            "hidden_size": 32,
+            "num_attention_heads": 4,
+            "window_size": "3,3",
+            "vocab_size": 204,
+            "make_vocab_size_divisible_by": 8,
+        },
+    ),
     "t5": (
         "t5",
         {

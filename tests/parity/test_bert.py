@@ -21,11 +21,16 @@ INTERLEAVED = PP | {"parallel__num_virtual_stages_per_pipeline_rank": 2}
 FULL = {"recompute__recompute_granularity": "full"}
 SELECTIVE = {"recompute__recompute_granularity": "selective"}
 NO_HEAD = {"encoder_data__bert_no_binary_head": True}
+UNPAD = {"encoder_data__unpad_samples": True}
 DROPOUT = {"train__hidden_dropout": 0.1, "train__attention_dropout": 0.1}
 
 
 def _trains_alike(values: dict[str, Any], world: World, meet: str, folder: Path) -> None:
     same_as_one_process("bert", world, meet, folder, **values)
+
+
+def _modern_trains_alike(values: dict[str, Any], world: World, meet: str, folder: Path) -> None:
+    same_as_one_process("modernbert", world, meet, folder, **NO_HEAD, **values)
 
 
 def _validates_alike(world: World, meet: str, folder: Path) -> None:
@@ -55,6 +60,14 @@ CASES: dict[int, dict[str, Body]] = {
         "data": partial(_trains_alike, {}),
         "zero_1_without_binary_head": partial(_trains_alike, NO_HEAD | {"parallel__zero_stage": 1}),
         "zero_3_with_full_recomputation": partial(_trains_alike, FULL | {"parallel__zero_stage": 3}),
+        "unpadded_interleaved_pipeline": partial(_trains_alike, INTERLEAVED | UNPAD | DROPOUT),
+        "modern_unpadded_sequence_with_recomputation": partial(
+            _modern_trains_alike, SP | SELECTIVE | UNPAD | DROPOUT
+        ),
+        "modern_tensor": partial(_modern_trains_alike, TP),
+        "modern_zero_3_with_full_recomputation": partial(
+            _modern_trains_alike, FULL | UNPAD | {"parallel__zero_stage": 3}
+        ),
         "validation": _validates_alike,
         "resumes_from_tensor_on_pipeline": partial(_resumes, SP, PP),
         "resumes_from_pipeline_on_zero_2": partial(_resumes, PP, {"parallel__zero_stage": 2}),
@@ -62,6 +75,10 @@ CASES: dict[int, dict[str, Body]] = {
     4: {
         "tensor_sequence_pipeline": partial(_trains_alike, SP | PP),
         "sequence_without_binary_head_data": partial(_trains_alike, SP | NO_HEAD | DROPOUT),
+        "modern_unpadded_tensor_sequence_pipeline": partial(_modern_trains_alike, SP | PP | UNPAD),
+        "modern_unpadded_pipeline_zero_2": partial(
+            _modern_trains_alike, INTERLEAVED | UNPAD | {"parallel__zero_stage": 2}
+        ),
         "pipeline_zero_2": partial(_trains_alike, INTERLEAVED | FULL | {"parallel__zero_stage": 2}),
         "resumes_from_tensor_pipeline_on_zero_3": partial(
             _resumes, SP | PP, TP | {"parallel__zero_stage": 3}
@@ -70,7 +87,10 @@ CASES: dict[int, dict[str, Body]] = {
 }
 
 
-SHORT = {"sequence_with_recomputation", "interleaved_pipeline_with_dropout", "zero_1_without_binary_head"}
+SHORT = {
+    *("sequence_with_recomputation", "interleaved_pipeline_with_dropout", "zero_1_without_binary_head"),
+    "modern_unpadded_sequence_with_recomputation",
+}
 
 
 @pytest.fixture(scope="module")

@@ -77,6 +77,14 @@ ALONE: dict[str, tuple[str, dict[str, Any]]] = {
         "gpt",
         {"model__position_embedding_type": "alibi", "model__embed_layernorm": True},
     ),
+    "modernbert": (
+        "modernbert",
+        {
+            "encoder_data__bert_no_binary_head": True,
+            "batch__micro_batch_size": 2,
+            "model__window_size": "7,7",
+        },
+    ),
     "llama, a window": ("llama", {"model__ffn_hidden_size": 160, "model__window_size": "7,0"}),
     "gpt, norms of heads": ("gpt", {"model__qk_layernorm": True}),
     "llama, norms of heads": ("llama", {"model__ffn_hidden_size": 160, "model__qk_layernorm": True}),
@@ -182,9 +190,9 @@ def _agree(model: str, values: dict[str, Any], world: World, meet: str, folder: 
         run.mesh.destroy()
 
 
-def _without_gradient(forward: Callable[..., Tensor], *arguments: object) -> Tensor:
+def _without_gradient(forward: Callable[..., Tensor], *arguments: object, **options: object) -> Tensor:
     """As on a GPU, which the plan is for: there it is not known by what backward will scale the loss."""
-    return forward(*arguments[:5])
+    return forward(*arguments[:5], **{name: x for name, x in options.items() if name != "gradient"})
 
 
 def _local(weight: Tensor) -> Tensor:

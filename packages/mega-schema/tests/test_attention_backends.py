@@ -19,6 +19,7 @@ from mega_model.dropout import Dropout, token_keys
 from mega_model.init import initial_values
 from mega_model.kernels.reference import attention
 from mega_model.runtime import Runtime
+from mega_model.unpadded_attention import UnpaddedAttention
 from mega_schema.arch import table
 from mega_schema.spec import ModelSpec, gpt, llama
 
@@ -199,3 +200,15 @@ def test_the_last_queries_see_on_a_cpu_what_torchs_own_mask_shows_them(queries: 
 def test_the_model_does_not_import_the_compiler() -> None:
     code = "import sys, mega_model.build, mega_model.generate; sys.exit('torch._dynamo' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("window", [None, 3, 9])
+def test_rows_without_padding_attend_as_padded_rows_do(causal: bool, window: int | None) -> None:
+    lengths = [7, 300, 2, 1, 8]  # three groups: the row of 300 is longer than a group
+    q, k, v = torch.randn(3, sum(lengths), 4, 8, generator=torch.Generator().manual_seed(3))
+    mask = AttentionMask(window)
+    output = UnpaddedAttention.from_lengths(lengths, causal=causal)(0, q, k, v, mask)
+    parts = zip(*(x.split(lengths) for x in (q, k, v)), strict=True)
+    rows = [PackedAttention(1, len(part[0]), causal=causal)(0, *part, mask) for part in parts]
+    torch.testing.assert_close(output, torch.cat(rows), atol=1e-5, rtol=1e-5)

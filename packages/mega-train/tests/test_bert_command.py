@@ -220,6 +220,7 @@ REFUSED = {
     "--context-parallel-size 2": "--context-parallel-size: is not supported for BERT: ",
     "--decoder-seq-length 64": "--decoder-seq-length: applies to T5 only: found 64; hint: mega-train t5",
     "--decoder-num-layers 2": "--decoder-num-layers: applies to T5 only: found 2; hint: mega-train t5",
+    "--preset modernbert-base --unpad-samples": "--bert-no-binary-head: is missing: the model has no binary",
     "--mask-prob 0": "--mask-prob: out of range: found 0.0, wanted between 0 and 1",
     "--short-seq-prob 2": "--short-seq-prob: out of range: found 2.0, wanted 0 to 1",
     "--reset-attention-mask": "--reset-attention-mask: does not apply to BERT: a sample of",
@@ -241,7 +242,7 @@ def test_options_that_bert_does_not_have_are_one_line(corpus: Path, tmp_path: Pa
     assert (out, list(tmp_path.glob("run/iter_*"))) == ("", [])
 
 
-@pytest.mark.parametrize("words", ["--mask-prob 0.2", "--bert-no-binary-head", "--mask-type pieces"])
+@pytest.mark.parametrize("words", ["--mask-prob 0.2", "--unpad-samples", "--mask-type pieces"])
 def test_a_gpt_refuses_the_options_of_bert(corpus: Path, words: str) -> None:
     _, err = _run("gpt", "--data-path", str(corpus), *MODEL, *TRAINING, *words.split(), code=2)
     flag, *value = words.split()

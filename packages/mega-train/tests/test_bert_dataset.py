@@ -96,6 +96,12 @@ def test_words_are_masked_whole_and_pieces_by_themselves(dataset: IndexedDataset
     assert split_words("pieces") > 100
 
 
+def test_single_tokens_are_masked_with_the_given_probability() -> None:
+    masked = _masker("tokens", 0.3).mask(np.arange(5, 105), 100, np.random.RandomState(3), 3)
+    assert [len(span) for span in masked.spans] == [1] * 30
+    assert masked.positions.tolist() == sorted(position for span in masked.spans for position in span)
+
+
 def test_permuted_tokens_have_a_loss_and_stay_in_the_sample(dataset: IndexedDataset) -> None:
     word_samples = _samples(dataset, _masker("words"))
     permuted_samples = _samples(dataset, _masker("permutation"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from mega_model.distributed.mesh import Mesh
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.tokenizer.tokenizer import open_tokenizer
 from mega_train.config import DataConfig
-from mega_train.config.encoder_data import EncoderDataConfig, EncoderFamily
+from mega_train.config.encoder_data import EncoderDataConfig, EncoderFamily, MaskType
 from mega_train.data.cache_folders import CACHE_FOLDER
 from mega_train.data.datasets import Datasets
 from mega_train.data.encoder import encoder_splits
@@ -117,7 +117,7 @@ def test_every_mask_type_builds_samples(prefixes: tuple[str, str]) -> None:
         training = _build(prefixes[:1], options=EncoderDataConfig(**options)).training
         return [training[i]["text"].tolist() for i in range(len(training))]
 
-    kinds = [texts(mask_type=kind) for kind in ("words", "pieces", "long-words", "geometric", "permutation")]
+    kinds = [texts(mask_type=kind) for kind in get_args(MaskType)]
     assert all(kinds.count(kind) == 1 for kind in kinds)
     assert texts(no_binary_head=True) not in kinds
 

@@ -42,6 +42,11 @@ def test_a_plan_tells_memory_traffic_flops_and_time() -> None:
     assert len(text.splitlines()) < 20
 
 
+def test_a_plan_of_modernbert_counts_its_parameters() -> None:
+    text = run_plan("plan", "--preset", "modernbert-base", "--bert-no-binary-head", "--seq-length", "1024")
+    assert text.startswith("bert, 149,655,232 parameters, fp32 on 1 x H100 80GB SXM\n")
+
+
 def test_a_plan_as_json_says_the_same() -> None:
     plan = json.loads(run_plan(*GPT3, *CUT, "--json"))
     assert plan["parameters"] == 174_615_846_912

@@ -164,6 +164,13 @@ def test_eager_kernels_are_slower_where_a_definition_is_many_operations() -> Non
         assert (eager.gemm, eager.attention) == (fused.gemm, fused.attention)
 
 
+def test_an_encoder_computes_the_scores_of_later_tokens_too() -> None:
+    encoder = replace(GPT, family="bert", causal=False)
+    causal, both_ways = (estimate(job(spec), HARDWARE["h100"]).seconds for spec in (GPT, encoder))
+    assert both_ways.attention == pytest.approx(2 * causal.attention)
+    assert both_ways.gemm == causal.gemm
+
+
 def test_flash_attention_2_is_slower_than_kernels_for_hopper_on_hopper_alone() -> None:
     old = Implementation(attention="flash-2")
     for name, share in (("a100", 1), ("h100", 0.45 / 0.35), ("h200", 0.45 / 0.35)):

@@ -99,6 +99,8 @@ class PackedAttention:
         """Build the mask of which keys each query sees, from positions in the row."""
         assert self.causal or not mask.slopes, "slopes need causal attention"
         document_BS = self.document_BS
+        if not self.causal and mask.window is not None and mask.window >= self.length:
+            mask = PLAIN  # the window hides no token
         if document_BS is None and mask.is_plain:
             return "before" if self.causal else None
         key_S = torch.arange(self.length, device=q.device)

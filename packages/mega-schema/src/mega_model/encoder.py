@@ -48,6 +48,7 @@ class Encoder(Decoder):
         token_type_T: Tensor | None = None,
         masked_M: Tensor | None = None,
         order_B: Tensor | None = None,
+        first_B: Tensor | None = None,
     ) -> Tensor:
         """Run this stage's part of the forward pass.
 
@@ -58,6 +59,7 @@ class Encoder(Decoder):
             masked_M: index of each token with a target, the same on every rank of tp; the head computes only
                 these. Not with sequence parallelism, whose ranks hold different numbers of masked tokens.
             order_B: label of each row for the binary head; None: its loss is not computed.
+            first_B: index of each row's first token on the whole token axis; None: rows have equal lengths.
 
         Returns:
             as `Decoder.forward`; with `order_B`, (2,) the summed losses of the masked tokens and of the rows.
@@ -68,8 +70,9 @@ class Encoder(Decoder):
         loss: Tensor = self.head(x_TD if masked_M is None else x_TD[masked_M], target_T, gradient)
         if order_B is None:
             return loss
-        rows = len(order_B)
-        first_B = torch.arange(rows, device=x_TD.device) * (len(position_T) // rows)
+        if first_B is None:
+            rows = len(order_B)
+            first_B = torch.arange(rows, device=x_TD.device) * (len(position_T) // rows)
         logits_B2 = self.binary_logits(x_TD, first_B).float()
         return torch.stack((loss, F.cross_entropy(logits_B2, order_B, reduction="sum")))
 

@@ -8,7 +8,7 @@ from typing import Literal
 from mega_schema.app.config import option
 
 EncoderFamily = Literal["bert", "t5"]
-MaskType = Literal["words", "pieces", "long-words", "geometric", "permutation"]
+MaskType = Literal["words", "pieces", "tokens", "long-words", "geometric", "permutation"]
 SampleRule = Literal["mcore", "legacy"]
 
 
@@ -21,13 +21,17 @@ class EncoderDataConfig:
     mask_type: MaskType = option(
         "--mask-type",
         "words",
-        "what is masked together: 1 to 3 words; 1 to 3 word pieces; 1 to 3 words, long n-grams more often; "
-        "1 to 10 words by a geometric distribution; or words, with as many other tokens permuted",
+        "what is masked together: 1 to 3 words; 1 to 3 word pieces; one token; 1 to 3 words, "
+        "long n-grams more often; 1 to 10 words by a geometric distribution; or words, with as many other "
+        "tokens permuted",
     )
     no_binary_head: bool = option(
         "--bert-no-binary-head",
         False,
         "one segment without token types, and no head that predicts the order of two segments",
+    )
+    unpad: bool = option(
+        "--unpad-samples", False, "compute no padding of BERT's samples; with --sample-rule legacy's mask"
     )
     sample_rule: SampleRule = option(
         "--sample-rule", "mcore", "padding masks of Megatron core 0.16, or those of Megatron and core 0.9"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -9,6 +11,7 @@ from mega_model.attention_backends import AttentionBackend, PackedAttention
 from mega_model.dropout import Dropout
 from mega_model.kernels import Kernels
 from mega_model.recompute import RecomputedAttention
+from mega_model.unpadded_attention import UnpaddedAttention
 from mega_schema.recompute_policy import RecomputePolicy
 
 
@@ -34,6 +37,25 @@ def encoder_attention(
         length,
         torch.from_numpy(real_BS).to(device, non_blocking=True) if has_padding else None,
         causal=causal,
+        dropout=dropout,
+        attention=kernels.attention,
+        softmax=kernels.masked_softmax,
+    )
+    return recomputed_core_attention(attend, recompute)
+
+
+def unpadded_attention(
+    kernels: Kernels,
+    recompute: RecomputePolicy,
+    lengths: Sequence[int],
+    dropout: Dropout | None,
+    device: torch.device,
+) -> AttentionBackend:
+    """Return attention among the tokens of each row, for rows of these lengths without padding."""
+    attend = UnpaddedAttention.from_lengths(
+        lengths,
+        causal=False,
+        device=device,
         dropout=dropout,
         attention=kernels.attention,
         softmax=kernels.masked_softmax,

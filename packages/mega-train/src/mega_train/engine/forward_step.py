@@ -83,8 +83,7 @@ class ForwardStep:
         """Return the tokens of a sample of which the model predicts the targets."""
         return int(batch.shape[-1]) - 1
 
-    @property
-    def boundary(self) -> tuple[int, int]:
+    def boundary(self, micro: int) -> tuple[int, int]:
         tp = self.mesh.tp
         tokens = self.config.micro_batch_size * self.seq_length // self.mesh.cp.size
         return tokens // tp.size if tp.sequence else tokens, self.config.spec.hidden

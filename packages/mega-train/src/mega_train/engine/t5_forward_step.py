@@ -28,9 +28,8 @@ class T5ForwardStep(ForwardStep):
     def length_of(self, batch: np.ndarray) -> int:
         return self.config.run.encoder_data.decoder_length
 
-    @property
-    def boundary(self) -> tuple[int, int]:
-        """Tokens of both sides, see `EncoderDecoder`."""
+    def boundary(self, micro: int) -> tuple[int, int]:
+        """Return the tokens of both sides, see `EncoderDecoder`."""
         tp = self.mesh.tp
         tokens = self.config.micro_batch_size * (self.config.seq_length + self.seq_length)
         return tokens // tp.size if tp.sequence else tokens, self.config.spec.hidden

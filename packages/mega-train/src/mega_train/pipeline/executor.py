@@ -43,9 +43,8 @@ class PipelineWork(Protocol):
         Its storage is freed once it is sent, so nothing that the backward pass reads may share it.
         """
 
-    @property
-    def boundary(self) -> tuple[int, int]:
-        """Shape (T, D) of this rank's activations between stages."""
+    def boundary(self, micro: int) -> tuple[int, int]:
+        """Return the shape (T, D) of this rank's activations between stages."""
 
 
 def execute(
@@ -114,9 +113,9 @@ class _Executor:
         key = action.chunk, action.micro
         match action:
             case ReceiveInput():
-                self.pending[action] = self.input.begin(self._empty_buffer())
+                self.pending[action] = self.input.begin(self._empty_buffer(action.micro))
             case ReceiveGradient():
-                self.pending[action] = self.output_gradient.begin(self._empty_buffer())
+                self.pending[action] = self.output_gradient.begin(self._empty_buffer(action.micro))
             case SendOutput():
                 output = self.outputs[key] if self.training else self.outputs.pop(key)
                 self.output.begin(output.detach(), free_after_send=self.training)
@@ -141,8 +140,8 @@ class _Executor:
         self.input_gradient.wait()
         return self.losses
 
-    def _empty_buffer(self) -> Tensor:
-        return torch.empty(self.work.boundary, dtype=self.dtype, device=self.device)
+    def _empty_buffer(self, micro: int) -> Tensor:
+        return torch.empty(self.work.boundary(micro), dtype=self.dtype, device=self.device)
 
     def _forward(self, key: PassKey) -> None:
         message = self.pending.pop(ReceiveInput(*key), None)

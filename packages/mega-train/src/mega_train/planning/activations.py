@@ -158,8 +158,9 @@ def _is_copied(workload: Workload) -> bool:
 
 
 def embedding_bytes(workload: Workload) -> float:
-    """Return the bytes of the embedding: token ids and positions, 8 bytes each."""
-    return workload.tokens * (8 + 1) + workload.outer_tokens * 8
+    """Return the bytes of the embedding: token ids and positions, 8 bytes each, and its norm's input."""
+    norm = _norm_bytes(workload) if workload.spec.embed_norm else 0
+    return workload.tokens * (8 + 1) + workload.outer_tokens * (8 + norm)
 
 
 def loss_bytes(workload: Workload) -> float:

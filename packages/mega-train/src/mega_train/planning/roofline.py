@@ -246,8 +246,8 @@ def attention_flops(workload: Workload) -> float:
 def _attention_seconds(workload: Workload, hardware: Hardware, *, is_backward: bool) -> float:
     """Return the seconds of attention between the qkv and the output products.
 
-    Fused kernels skip masked scores and need 2.5 times the FLOPs in backward (arXiv:2205.14135); otherwise
-    softmax and dropout read and write the scores in memory.
+    Fused kernels skip the scores of later tokens and need 2.5 times the FLOPs in backward (arXiv:2205.14135);
+    otherwise softmax and dropout read and write the scores in memory.
     """
     if workload.implementation.attention != "scores":
         efficiency = (
@@ -255,7 +255,7 @@ def _attention_seconds(workload: Workload, hardware: Hardware, *, is_backward: b
             if workload.implementation.attention == "flash-2"
             else hardware.attention
         )
-        flops = attention_flops(workload) / 2
+        flops = attention_flops(workload) / (2 if workload.spec.causal else 1)
         return (
             (2.5 if is_backward else 1.0)
             * flops

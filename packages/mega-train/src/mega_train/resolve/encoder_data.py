@@ -13,7 +13,7 @@ from mega_train.config import CurriculumConfig, EncoderDataConfig, ParallelConfi
 from mega_train.data.encoder.probabilities import check_probabilities
 
 # options of the section that one family has; both have the others
-_BERT_ONLY = frozenset({"mask_type", "no_binary_head"})
+_BERT_ONLY = frozenset({"mask_type", "no_binary_head", "unpad"})
 _T5_ONLY = frozenset({"decoder_length"})
 _OTHER_OPTIONS: Mapping[str, Collection[str]] = MappingProxyType({"bert": _T5_ONLY, "t5": _BERT_ONLY})
 

@@ -50,6 +50,7 @@ BERT_NGRAMS: Mapping[MaskType, NgramRule] = MappingProxyType(
     {
         "words": NgramRule(3),
         "pieces": NgramRule(3, is_whole_word=False),
+        "tokens": NgramRule(1, is_whole_word=False),
         "long-words": NgramRule(3, favors_long=True),
         "geometric": NgramRule(10, is_geometric=True),
         "permutation": NgramRule(3, has_permutation=True),

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from mega_data.clean import selection
 from mega_data.clean.registry import step_from_flag, steps_from_toml
 from mega_data.clean.step import Row
 from mega_data.cli import commands
@@ -72,6 +73,41 @@ def clean(*arguments: object) -> Any:
 
 def files(folder: Path) -> dict[str, bytes]:
     return {str(f.relative_to(folder)): f.read_bytes() for f in sorted(folder.rglob("*")) if f.is_file()}
+
+
+@pytest.mark.parametrize("action", ["drop", "keep", "replace"])
+def test_a_pattern_that_needs_exponential_time_ends_the_run_with_the_line(
+    action: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run did not end."""
+    monkeypatch.setattr(selection, "_SECONDS", 0.05)
+    texts = ["aab", "a" * 40]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    words = ("--step", f"regex:pattern=(a+)+b,action={action}", "--output", tmp_path / "out")
+    result = clean("--input", tmp_path / "a.jsonl", *words)
+    assert str(result.exception) == (
+        f"{tmp_path / 'a.jsonl'}:2: step regex: pattern: needs more than 0 seconds for a document: "
+        "found (a+)+b; hint: no repeat within a repeat, such as (a+)+"
+    )
+    assert not [*(tmp_path / "out").glob("*.jsonl")]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_key_of_a_step_that_no_document_has_is_noted_once(workers: int, tmp_path: Path) -> None:
+    """A mistyped key was silent: the step did nothing, or dropped everything."""
+    for name, url in (("a", "url"), ("b", "link")):
+        rows = [{"text": f"{name} {number}", "meta": {url: "http://a.example"}} for number in range(3)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    steps = ("regex:pattern=x,key=ttle", "regex:pattern=x,key=meta.url", "sample:rate=1,key=id")
+    words = [word for step in steps for word in ("--step", step)]
+    result = clean(
+        "--input", tmp_path / "*.jsonl", *words, "--output", tmp_path / "out", "--workers", workers
+    )
+    assert result.exit_code == 0
+    assert [line for line in result.stderr.splitlines() if line.startswith("note: ")] == [
+        "note: step regex: no document has the key 'ttle': found text, meta",
+        "note: step sample: no document has the key 'id': found text, meta",
+    ]
 
 
 def test_a_function_changes_keeps_or_drops_a_document(module: str) -> None:

@@ -147,7 +147,7 @@ def test_a_sample_that_is_smaller_than_asked_says_how_small(tmp_path, monkeypatc
     monkeypatch.setattr(python_docs_corpus, "_own_roots", lambda: [tmp_path])
     words = ["sample", "--output", str(tmp_path / "c.jsonl"), "--workers", "1"]
     result = CliRunner().invoke(commands, words, catch_exceptions=False)
-    assert "1 documents, 0.00 MB" in result.stdout
+    assert "1 document, 0.00 MB" in result.stdout
     assert result.stderr == "note: 10 MB were requested; this Python has no more text\n"
 
 

@@ -108,7 +108,7 @@ def test_wrong_lines_end_the_run_or_are_counted(capfd):
     stats("--input", "a.jsonl", "--output", "out", code=2)
     assert "a.jsonl:2: not JSON" in capfd.readouterr().err
     stats("--input", "a.jsonl", "--output", "out", "--on-error", "skip")
-    assert "note: 1 lines are not documents" in capfd.readouterr().err
+    assert "note: 1 line is not a document" in capfd.readouterr().err
     assert (read("out")["documents"], read("out")["skipped"]) == (1, 1)
     stats("--input", "a.jsonl", "--output", "new", "--on-error", "skip", "--max-errors", "0", code=2)
     assert "too many rows are wrong" in capfd.readouterr().err

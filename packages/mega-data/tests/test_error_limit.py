@@ -155,4 +155,4 @@ def test_an_extraction_without_a_document_exits_with_1(tmp_path: Path) -> None:
     (tmp_path / "a.html").write_text("<html></html>")
     result = call("extract", "--input", tmp_path / "a.html", "--output", tmp_path / "out")
     assert result.exit_code == 1
-    assert "none of 1 documents is left: exit code 1" in result.stderr
+    assert "none of 1 document is left: exit code 1" in result.stderr

@@ -129,7 +129,7 @@ def test_pages_and_a_tokenizer_below_the_input_folder_are_not_read_again(tmp_pat
         first = call(*words)
         assert first.exit_code == 0, first.exception
         assert call(*words).stdout == first.stdout
-    assert "1 documents" in call("extract", *words[1:3], "--output", tmp_path / "other").stdout
+    assert "1 document" in call("extract", *words[1:3], "--output", tmp_path / "other").stdout
     assert names(tmp_path, tmp_path / "in") == ["in/a.jsonl", "in/extract/p.html.jsonl"]
 
 

@@ -130,6 +130,23 @@ def test_shards_of_an_earlier_run_do_not_stay_beside_those_of_another(tmp_path: 
     assert "dropped" not in visible(output)  # of the run before
 
 
+@pytest.mark.parametrize(
+    "line",
+    ["clean --step whitespace", "dedup --preset exact", "mix", "stats", "train-tokenizer --vocab-size 260"],
+)
+def test_a_run_that_replaces_the_output_of_an_earlier_one_says_so(
+    line: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Only `preprocess` and `merge` did; a run with other options replaced the files without a word."""
+    words = (*line.split(), "--input", corpus(tmp_path / "in", 1), "--output", tmp_path / "out")
+    kind = "tokenizer" if line.startswith("train") else "output"
+    note = f"note: {tmp_path / 'out'}: this {kind} exists; it is replaced when this run ends\n"
+    call(*words)
+    assert note not in capfd.readouterr().err
+    call(*words)
+    assert capfd.readouterr().err.count(note) == 1
+
+
 def test_a_work_folder_in_which_another_element_writes_its_plan_is_not_refused(tmp_path: Path) -> None:
     output, work = tmp_path / "out", tmp_path / "work"
     work.mkdir()

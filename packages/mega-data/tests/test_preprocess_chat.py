@@ -158,7 +158,7 @@ def test_a_line_that_is_no_conversation_ends_the_run_or_is_skipped(line, message
     assert message in capfd.readouterr().err
     assert not list(Path().glob("out*"))
     encode(tokenizer_folder, "out", "--input", "a.jsonl", "--on-error", "skip")
-    assert "note: 1 conversations were skipped" in capfd.readouterr().err
+    assert "note: 1 conversation was skipped" in capfd.readouterr().err
     assert len(open_dataset(Path("out_chat_document")).documents) == 2
 
 

@@ -8,6 +8,7 @@ import pickle
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 
 import numpy as np
 import pytest
@@ -185,6 +186,26 @@ def test_a_damaged_copy_is_copied_again(tmp_path: Path, name: str, is_removed: b
         assert reopened[0].tolist() == [1, 2, 3]
         assert reopened.remote is not None
         assert open_tokenizer_folder(reopened.remote.tokenizer).identity == tokenizer.identity
+
+
+def test_processes_check_the_copies_at_the_same_time(
+    web: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each rank of a machine waited for the checks of the others, seconds for a large index."""
+    open_remote(web, tmp_path)
+    barrier = Barrier(3)
+    checksum_of = remote_dataset._checksum_of
+
+    def wait_for_others(path: Path) -> int:
+        barrier.wait(timeout=10)
+        return checksum_of(path)
+
+    monkeypatch.setattr(remote_dataset, "_checksum_of", wait_for_others)
+    requests = block_requests(web)
+    with ThreadPoolExecutor(3) as threads:
+        datasets = list(threads.map(lambda _: open_remote(web, tmp_path), range(3)))
+    assert len({len(data) for data in datasets}) == 1
+    assert block_requests(web) == requests
 
 
 def test_a_server_that_fails_now_and_then(web: FileServer, files: Path, tmp_path: Path) -> None:

@@ -140,6 +140,14 @@ def test_a_web_server_that_lists_its_files_answers_a_glob(server: FileServer) ->
     assert find_remote_files(f"{server.url}/none", lambda name: True) == []
 
 
+@pytest.mark.parametrize(("scheme", "part"), [("http", "host"), ("s3", "bucket")])
+def test_a_url_without_a_host_is_refused_at_once(scheme: str, part: str) -> None:
+    """The next part was taken for the host, and the request was repeated for seconds."""
+    with pytest.raises(ConfigError) as refused:
+        path_of(f"{scheme}:///x")
+    assert str(refused.value) == f"{scheme}:///x: names no {part}; hint: {scheme}://{part.upper()}/FILE"
+
+
 @pytest.mark.parametrize(
     ("url", "missing", "hint"),
     [

@@ -77,6 +77,17 @@ def test_a_blend_in_s3_trains_as_one_of_this_machine(
     assert (tmp_path / "remote" / "iter_0000004" / "tokenizer").is_dir()
 
 
+def test_a_file_in_place_of_the_folder_for_tokens_is_one_refusal(
+    bucket: tuple[Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was a table of two: the dataset that could not be opened was refused too."""
+    (tmp_path / "cache").touch()
+    words = f"--data-path s3://bucket/data/a --object-storage-cache-path {tmp_path / 'cache'}"
+    code, error = train(words, capsys)
+    message = f"is a file: found {tmp_path / 'cache'}, wanted a folder"
+    assert (code, error) == (2, f"error: --object-storage-cache-path: {message}\n")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

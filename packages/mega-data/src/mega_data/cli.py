@@ -22,6 +22,7 @@ from mega_data.commands.preprocess_chat import preprocess_chat
 from mega_data.commands.run_pipeline import run_pipeline
 from mega_data.commands.train_tokenizer import train_tokenizer
 from mega_schema.app.cli_runner import raise_at_sigterm, run_command
+from mega_schema.app.counts import format_count
 from mega_schema.app.output_option import OUTPUT_FILE
 from mega_schema.app.progress import progress_bar
 
@@ -73,10 +74,12 @@ def sample(
             progress=progress,
         )
     write_documents(output, corpus.train)
-    click.echo(f"{output}: {len(corpus.train):,} documents, {corpus.train_bytes / 1e6:.2f} MB")
+    documents = format_count(len(corpus.train), "document")
+    click.echo(f"{output}: {documents}, {corpus.train_bytes / 1e6:.2f} MB")
     if held_out:
         write_documents(held_out, corpus.held_out)
-        click.echo(f"{held_out}: {len(corpus.held_out):,} documents, {corpus.held_out_bytes / 1e6:.2f} MB")
+        documents = format_count(len(corpus.held_out), "document")
+        click.echo(f"{held_out}: {documents}, {corpus.held_out_bytes / 1e6:.2f} MB")
     if corpus.train_bytes < size:
         click.echo(f"note: {megabytes:g} MB were requested; this Python has no more text", err=True)
 

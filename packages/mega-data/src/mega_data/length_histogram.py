@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mega_schema.app.counts import format_count
 from mega_schema.app.install_hint import install_hint
 from mega_schema.atomic_io import atomic_write
 from mega_schema.dataset.idx_content import CHUNK, chunks
@@ -139,7 +140,8 @@ def plot_lengths(data: IndexedDataset, output: Path) -> None:
         axes.grid(alpha=0.3)
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    total = f"{sum(bins.documents) + bins.empty:,} documents ({bins.empty:,} empty), {data.tokens:,} tokens"
+    documents = format_count(sum(bins.documents) + bins.empty, "document")
+    total = f"{documents} ({bins.empty:,} empty), {format_count(data.tokens, 'token')}"
     document_axes.set_title(f"{data.prefix.name}\n{total}", fontsize="medium")
     token_axes.set_xlabel("tokens of a document")
     with atomic_write(output) as partial:

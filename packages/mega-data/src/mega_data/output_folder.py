@@ -185,6 +185,11 @@ def write_marker(folder: Path, command: str, files: Sequence[str] | None = None)
     temporary.replace(folder / MARKER)
 
 
+def has_finished_run(folder: Path) -> bool:
+    """Return whether a folder has the files of a finished run."""
+    return any((folder / name).exists() for name in _published_names(folder))
+
+
 def check_stale(output: Path, names: Iterable[str]) -> None:
     """Refuse an output folder in which files of an earlier run would remain.
 

@@ -22,7 +22,7 @@ from types import MappingProxyType
 from typing import IO, Any, Final, Self, TypeVar
 
 from mega_schema.errors import AccessError, ConfigError, FormatError, MegaError
-from mega_schema.urls import format_url, url_scheme
+from mega_schema.urls import check_host, format_url, url_scheme
 
 # scheme -> the library of its file system
 REMOTE_SCHEMES: Final = MappingProxyType(
@@ -56,8 +56,8 @@ def is_remote(path: str | Path) -> bool:
 
 
 def path_of(text: str) -> Path:
-    """Return the path that a text names, a RemotePath for a URL of REMOTE_SCHEMES."""
-    return RemotePath(text) if is_remote(text) else Path(text)
+    """Return the path that a text names, a RemotePath for a URL of REMOTE_SCHEMES; see `check_host`."""
+    return RemotePath(check_host("", text)) if is_remote(text) else Path(text)
 
 
 def check_libraries(option: str, url: str | Path, hint: str) -> None:

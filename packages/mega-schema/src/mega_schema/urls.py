@@ -39,6 +39,25 @@ def format_url(path: str | Path) -> str:
     return f"{scheme}://{'/' * (scheme == 'file')}{rest.lstrip('/')}"
 
 
+def check_host(option: str, url: str) -> str:
+    """Return a URL; refuse one without a host or bucket, as `http:///x`: a path takes the next part for it.
+
+    Args:
+        option: the command-line option that names it; "" begins the message with the URL.
+
+    Raises:
+        ConfigError: the URL is refused.
+    """
+    scheme, _, rest = url.partition("://")
+    if rest[:1] not in ("", "/"):
+        return url
+    part = "host" if scheme.lower() in ("http", "https") else "bucket"
+    hint = f"{scheme}://{part.upper()}/FILE"
+    if not option:
+        raise ConfigError(url, f"names no {part}", hint=hint)
+    raise ConfigError(option, f"names no {part}", found=url, hint=hint)
+
+
 def check_local(option: str, path: str | Path, schemes: Sequence[str] = ()) -> None:
     """Refuse a URL where a path of this machine is needed, or a URL of some schemes that the caller handles.
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from mega_data.clean.decontaminate import Decontaminate
+from mega_data.clean.missing_keys import MISSING_KEYS, find_missing_keys, missing_keys, watch_keys
 from mega_data.clean.python_step import DocumentError, PythonStep
 from mega_data.clean.registry import DuplicateFilter, NamedStep
 from mega_data.clean.sentence_dedup import SentenceDedup, SentenceDedupStep
@@ -100,7 +101,7 @@ class CleaningPass:
         """Write the cleaned documents of a shard and return its counts."""
         path = self.inputs[shard]
         stats = [StepStats(named_step.name) for named_step in self.steps]
-        functions = [named_step.step.start() for named_step in self._steps_with_counts()]
+        functions = watch_keys(named_step.step for named_step in self._steps_with_counts())
         folders = (self.output, self.dropped, self.quarantine)
         with split_outputs(path, *folders, self.suffix) as (out, dropped, quarantine):
             record = _dropped_recorder(dropped)
@@ -117,7 +118,8 @@ class CleaningPass:
                     raise error.locate(path, number) from error.__cause__
         errors = quarantine_counts(quarantine, stats[0].documents_in)
         counts = {"read": file_bytes(path), "documents": stats[0].documents_in}
-        return {"steps": [step_stats.to_dict() for step_stats in stats], **counts, **errors}
+        steps = [step_stats.to_dict() for step_stats in stats]
+        return {"steps": steps, MISSING_KEYS: missing_keys(functions), **counts, **errors}
 
     def total(self, _: int) -> TaskResult:
         """Sum the n-gram counts of each decontamination over the corpus."""
@@ -270,6 +272,15 @@ class Cleaning:
             for cleaning_pass in passes
             for shard in read_results(cleaning_pass.stages()[-1], cleaning_pass.work)
         )
+
+    def missing_keys(self) -> Iterator[tuple[NamedStep, list[str]]]:
+        """Yield the steps whose key no document has, and the keys of a document."""
+        for cleaning_pass in self.passes():
+            if isinstance(cleaning_pass, CleaningPass):
+                shards = read_results(cleaning_pass.stages()[-1], cleaning_pass.work)
+                for number, named_step in enumerate(cleaning_pass.steps):
+                    if keys := find_missing_keys(number, shards):
+                        yield named_step, keys
 
     def report(self) -> list[dict[str, Any]]:
         """Return the counts of each step over all shards."""

@@ -7,6 +7,7 @@ from html import escape
 from typing import Any
 
 from mega_schema.app import html_page as frame
+from mega_schema.app.counts import format_count
 
 _MAX_LANGUAGES = 12  # shown; the others are one row
 
@@ -20,7 +21,8 @@ def render_report(title: str, steps: Sequence[Mapping[str, Any]], skipped: int =
     """
     body = [_overview(steps)]
     if skipped:
-        body.append(f"<p>{skipped:,} lines are not documents; see quarantine/.</p>")
+        lines = format_count(skipped, "line is not a document", "lines are not documents")
+        body.append(f"<p>{lines}; see quarantine/.</p>")
     for number, step in enumerate(steps, 1):
         body.append(f"<h2>{number}. {escape(step['step'])}</h2>")
         body.append(_reasons(step))

@@ -8,18 +8,25 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
 
+from mega_data.clean.python_step import DocumentError
 from mega_data.clean.step import Row, RowFunction, Verdict
+from mega_data.cpu_limit import TimeLimitReached, limit_cpu_seconds
 from mega_data.readers.nested_keys import value_or_none
 from mega_schema.app.config import did_you_mean
 from mega_schema.errors import ConfigError
 
 _NO_RATE = -1.0  # a number that no user can give
+_SECONDS = 20.0  # of CPU time for the pattern, per document
+_SECONDS_PER_MEGABYTE = 5.0  # more
 _ACTIONS = ("drop", "keep", "replace")
 
 
 @dataclass(frozen=True, slots=True)
 class RegexStep:
     """Drop or keep documents in which a pattern of Python's `re` occurs, or replace its occurrences.
+
+    A document for which the pattern needs minutes ends the run: the time of some patterns grows exponentially
+    with the text.
 
     Attributes:
         action: drop, keep or replace.
@@ -56,7 +63,19 @@ class RegexStep:
             return [row] if new_value == value else [row.with_values(**{self.key or row.key: new_value})]
 
         functions: dict[str, Callable[[Row], Verdict]] = {"drop": drop, "keep": keep, "replace": substitute}
-        return functions[self.action]
+        apply = functions[self.action]
+
+        def work(row: Row) -> Verdict:
+            seconds = _SECONDS + _SECONDS_PER_MEGABYTE * len(row.text) / 1e6
+            try:
+                with limit_cpu_seconds(seconds):
+                    return apply(row)
+            except TimeLimitReached:
+                where, what = "step regex: pattern", f"needs more than {seconds:.0f} seconds for a document"
+                hint = "no repeat within a repeat, such as (a+)+"
+                raise DocumentError(where, what, found=self.pattern, hint=hint) from None
+
+        return work
 
     def _compile(self) -> re.Pattern[str]:
         """Compile the pattern.

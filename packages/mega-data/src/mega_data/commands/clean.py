@@ -20,6 +20,7 @@ from mega_data.commands.common import (
     error_limit,
     exit_if_nothing_left,
     is_whole_run,
+    mark_output,
     output_format_option,
     output_suffix,
     run_stages,
@@ -29,6 +30,7 @@ from mega_data.commands.common import (
 )
 from mega_data.commands.result_file import record_counts
 from mega_data.commands.upload import uploads_output
+from mega_schema.app.counts import format_count
 from mega_schema.app.output_option import OUTPUT_FOLDER, OUTPUT_FOLDER_OR_URL
 
 if TYPE_CHECKING:
@@ -91,7 +93,7 @@ def clean(
     from mega_data.clean.pipeline import Cleaning
     from mega_data.clean.registry import step_from_flag, steps_from_toml
     from mega_data.error_limit import ErrorCount
-    from mega_data.output_folder import find_checked_shards, staging_folder, write_marker
+    from mega_data.output_folder import find_checked_shards, staging_folder
 
     errors = ErrorCount(error_limit(on_error, max_errors))
     steps = (*(steps_from_toml(config) if config else ()), *map(step_from_flag, flags))
@@ -119,7 +121,7 @@ def clean(
         )
         check_has_stage(executor, only, stages)
         job.begin()
-        write_marker(output, "clean")
+        mark_output(output, "clean", only)
         only_pass, only_stage = _split_stage(only, passes)
         with check_inputs_unchanged(folder):
             for name, cleaning_pass in passes.items():
@@ -171,19 +173,23 @@ def _finish(job: Cleaning, output: Path, damaged: Sequence[str], *, keep_work: b
     skipped = job.count_skipped()
     values = {"skipped": skipped, "damaged": damaged, "steps": report}
     write_file(job.output / REPORT, json.dumps(values, indent=1, ensure_ascii=False))
-    write_file(
-        job.output / REPORT_PAGE, render_report(f"Cleaning of {len(job.inputs):,} files", report, skipped)
-    )
+    title = f"Cleaning of {format_count(len(job.inputs), 'file')}"
+    write_file(job.output / REPORT_PAGE, render_report(title, report, skipped))
+    missing_keys = list(job.missing_keys())
     publish(output, "clean", job.work)
     if not keep_work:
         remove_folder(job.work)
     for step in report:
-        click.echo(f"{step['step']}: {step['documents_out']:,} of {step['documents_in']:,} documents")
+        documents = format_count(step["documents_in"], "document")
+        click.echo(f"{step['step']}: {step['documents_out']:,} of {documents}")
         for reason, count in sorted(step["reasons"].items(), key=lambda item: -item[1]):
             click.echo(f"  {count:,}  {reason}")
         for kind, count in step["replaced"].items():
             click.echo(f"  {count:,}  {kind} replaced")
     click.echo(f"{output}: {report[-1]['bytes_out'] / 1e6:.2f} MB, see report.html")
+    for named_step, keys in missing_keys:
+        what = f"no document has the key {named_step.step.key!r}: found {', '.join(keys)}"
+        click.echo(f"note: step {named_step.name}: {what}", err=True)
     warn_damaged(damaged)
     warn_skipped(skipped, output / QUARANTINE)
     dropped = {

@@ -11,6 +11,7 @@ import click
 
 from mega_data.commands.result_file import record_stages
 from mega_schema.app.click_options import LocalPath, MultiValueCommand
+from mega_schema.app.counts import format_count
 
 if TYPE_CHECKING:
     from mega_data.error_limit import ErrorCount, ErrorLimit
@@ -158,20 +159,30 @@ def exit_if_nothing_left(written: int, read: int) -> None:
     """
     if written:
         return
-    reason = f"none of {read:,} documents is left" if read else "the inputs hold no document"
+    reason = f"none of {format_count(read, 'document')} is left" if read else "the inputs hold no document"
     click.echo(f"note: {reason}: exit code 1", err=True)
     raise SystemExit(1)
 
 
-def warn_replaced(prefix: Path) -> None:
-    """Print that a dataset exists already and that this run replaces it."""
-    click.echo(f"note: {prefix}: this dataset exists; it is replaced when this run ends", err=True)
+def warn_replaced(output: Path, kind: str = "dataset") -> None:
+    """Print that an output exists already and that this run replaces it."""
+    click.echo(f"note: {output}: this {kind} exists; it is replaced when this run ends", err=True)
+
+
+def mark_output(output: Path, command: str, only: str | None) -> None:
+    """Record in an output folder the command that writes it; note that it replaces a finished run."""
+    from mega_data.output_folder import has_finished_run, write_marker
+
+    if only in (None, "plan") and has_finished_run(output):
+        warn_replaced(output, "output")
+    write_marker(output, command)
 
 
 def warn_skipped(count: int, folder: Path) -> None:
     """Print how many lines are in the quarantine, if there are any."""
     if count:
-        click.echo(f"note: {count:,} lines were skipped, see {folder}", err=True)
+        lines = format_count(count, "line was skipped", "lines were skipped")
+        click.echo(f"note: {lines}, see {folder}", err=True)
 
 
 def warn_damaged(files: Sequence[str]) -> None:
@@ -179,7 +190,9 @@ def warn_damaged(files: Sequence[str]) -> None:
     for why in files[:MAX_NAMED]:
         click.echo(f"note: {why}: the rest of it was skipped", err=True)
     if len(files) > MAX_NAMED:
-        click.echo(f"note: the rest of {len(files) - MAX_NAMED:,} more files was skipped", err=True)
+        click.echo(
+            f"note: the rest of {format_count(len(files) - MAX_NAMED, 'more file')} was skipped", err=True
+        )
 
 
 @contextmanager
@@ -278,13 +291,11 @@ def run_job(
         ConfigError: the folder holds another run, or this is an element of a job array without a stage.
         FormatError: an input has changed since the run began.
     """
-    from mega_data.output_folder import write_marker
-
     stages = job.stages()
     check_has_stage(executor, only, (stage.name for stage in stages))
     job.begin()
     if marked is not None:
-        write_marker(*marked)
+        mark_output(*marked, only)
     with check_inputs_unchanged(folder):
         return run_stages(stages, folder, executor=executor, workers=workers, only=only, errors=errors)
 

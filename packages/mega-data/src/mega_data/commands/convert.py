@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from mega_data.commands.common import ANY_PATH, WORKERS, warn_replaced
+from mega_schema.app.counts import format_count
 from mega_schema.app.output_option import OUTPUT_PREFIX
 from mega_schema.app.progress import progress_bar
 
@@ -66,7 +67,7 @@ def convert(
         tokenizer = open_tokenizer("HuggingFaceTokenizer", model=tokenizer_model) if tokenizer_model else None
         with progress_bar("converting", size) as progress:
             count = to_json_lines(data, output_prefix, key=json_key, tokenizer=tokenizer, progress=progress)
-        click.echo(f"{output_prefix}: {count:,} documents from {data.index_format}")
+        click.echo(f"{output_prefix}: {format_count(count, 'document')} from {data.index_format}")
         return
     index_format = canonical_format(target)
     with progress_bar("converting", size) as progress:
@@ -79,8 +80,8 @@ def convert(
             progress=progress,
         )
     click.echo(
-        f"{output_prefix}: {result.index_format} from {data.index_format}, {result.sequences:,} sequences, "
-        f"{result.tokens:,} tokens"
+        f"{output_prefix}: {result.index_format} from {data.index_format}, "
+        f"{format_count(result.sequences, 'sequence')}, {format_count(result.tokens, 'token')}"
     )
     if loses_documents(data, index_format):
         click.echo("note: fairseq's formats have no documents; each sequence is one now", err=True)

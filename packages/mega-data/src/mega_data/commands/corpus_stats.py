@@ -21,6 +21,7 @@ from mega_data.commands.common import (
 )
 from mega_data.commands.result_file import record_counts
 from mega_data.commands.upload import output_url, uploads_output
+from mega_schema.app.counts import format_count
 from mega_schema.app.output_option import OUTPUT_FOLDER, OUTPUT_FOLDER_OR_URL
 
 if TYPE_CHECKING:
@@ -168,12 +169,12 @@ def _finish(job: CorpusStats, output: Path, *, keep_work: bool) -> None:
     report = job.report()
     staging = staging_folder(output)
     write_file(staging / REPORT, json.dumps(report, indent=1, ensure_ascii=False))
-    title = f"Statistics of {report['documents']:,} documents"
+    title = f"Statistics of {format_count(report['documents'], 'document')}"
     write_file(staging / REPORT_PAGE, render_stats(title, report))
     publish(output, "stats", job.work)
     if not keep_work:
         remove_folder(job.work)
-    click.echo(f"{output_url() or output}: {report['documents']:,} documents, see report.html")
+    click.echo(f"{output_url() or output}: {format_count(report['documents'], 'document')}, see report.html")
     for name, summary in report["lengths"].items():
         percentiles = summary["percentiles"]
         click.echo(
@@ -185,4 +186,5 @@ def _finish(job: CorpusStats, output: Path, *, keep_work: bool) -> None:
         click.echo(f"  {name}: {top}")
     record_counts(documents_in=report["documents"], dropped={"not a document": report["skipped"]})
     if report["skipped"]:
-        click.echo(f"note: {report['skipped']:,} lines are not documents", err=True)
+        lines = format_count(report["skipped"], "line is not a document", "lines are not documents")
+        click.echo(f"note: {lines}", err=True)

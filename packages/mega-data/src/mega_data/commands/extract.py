@@ -20,10 +20,12 @@ from mega_data.commands.common import (
     output_suffix,
     placement_options,
     run_job,
+    warn_replaced,
     work_folder,
 )
 from mega_data.commands.result_file import record_counts
 from mega_data.commands.upload import uploads_output
+from mega_schema.app.counts import format_count
 from mega_schema.app.output_option import OUTPUT_ANY, OUTPUT_FOLDER
 
 if TYPE_CHECKING:
@@ -113,7 +115,8 @@ def extract(
     check_outputs(files, output, work, suffix, keep_dropped=keep_dropped)
     parts = split_inputs(files, file_format, split_mb * 1_000_000)
     default_work = output.with_name(f"{output.name}.work")
-    one_file = is_one_file(output)
+    if (one_file := is_one_file(output)) and only in (None, "plan") and output.exists():
+        warn_replaced(output, "file")
     lock = work or default_work if one_file else output
     with work_folder(work, default_work, output, whole_run=is_whole_run(executor, only), lock=lock) as folder:
         target = output if one_file else staging_folder(output)
@@ -154,11 +157,12 @@ def _print_summary(results: Sequence[TaskResult], output: Path, files: int) -> N
         counts.update({name: result[name] for name in ("documents", "bytes", "lost")})
         reasons.update(result["reasons"])
     size = f"{counts['bytes'] / 1e6:.2f} MB"
-    click.echo(f"{output}: {counts['documents']:,} documents, {size} from {files:,} files")
+    documents = format_count(counts["documents"], "document")
+    click.echo(f"{output}: {documents}, {size} from {format_count(files, 'file')}")
     for reason, count in sorted(reasons.items()):
         click.echo(f"  left out {count:,}: {reason}")
     if counts["lost"]:
-        click.echo(f"  lost to damage: {counts['lost']:,} bytes of the files")
-    documents = counts["documents"]
-    record_counts(documents_in=documents + reasons.total(), documents_out=documents, dropped=reasons)
+        click.echo(f"  lost to damage: {format_count(counts['lost'], 'byte')} of the files")
+    written = counts["documents"]
+    record_counts(documents_in=written + reasons.total(), documents_out=written, dropped=reasons)
     exit_if_nothing_left(counts["documents"], reasons.total())

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from mega_data.commands.common import ANY_PATH
+from mega_schema.app.counts import format_count
 from mega_schema.app.output_option import OUTPUT_FILE
 
 
@@ -31,9 +32,10 @@ def inspect(prefix: Path, documents: int, characters: int, plot: Path | None, mu
     summary = summarize(data)
     tokenizer = open_dataset_tokenizer(data)
     click.echo(
-        f"{summary.documents:,} documents ({summary.empty_documents:,} empty)  "
-        f"{summary.sequences:,} sequences  "
-        f"{summary.tokens:,} tokens  {summary.dtype}  {summary.size:,} bytes  {data.index_format}"
+        f"{format_count(summary.documents, 'document')} ({summary.empty_documents:,} empty)  "
+        f"{format_count(summary.sequences, 'sequence')}  "
+        f"{format_count(summary.tokens, 'token')}  {summary.dtype}  "
+        f"{format_count(summary.size, 'byte')}  {data.index_format}"
     )
     if summary.lengths:
         shares = "  ".join(f"{p}%: {n:,}" for p, n in zip(PERCENTILES, summary.lengths, strict=True))
@@ -65,4 +67,4 @@ def verify(prefix: Path, vocab_size: int | None, multimodal: bool) -> None:
     data = open_dataset(prefix, multimodal=multimodal)
     compared = look(data, vocab_size)
     ids = f"ids below {compared:,}" if compared else "ids not compared (no PREFIX.json, no --vocab-size)"
-    click.echo(f"{prefix}: {len(data):,} sequences whole, {ids}")
+    click.echo(f"{prefix}: {format_count(len(data), 'sequence')} whole, {ids}")

@@ -9,6 +9,7 @@ import click
 from mega_data.commands.common import ANY_PATH, WORKERS, RepeatableOptionCommand, warn_replaced
 from mega_data.commands.result_file import record_counts
 from mega_schema.app.click_options import LocalPath
+from mega_schema.app.counts import format_count
 from mega_schema.app.output_option import OUTPUT_PREFIX
 from mega_schema.app.progress import progress_bar
 
@@ -81,8 +82,10 @@ def merge(
         )
     rate = result.size / 1e6 / max(result.seconds, 1e-9)
     click.echo(
-        f"{output_prefix}: {len(opened_datasets)} datasets, {result.documents:,} documents, "
-        f"{result.sequences:,} sequences, {result.tokens:,} tokens, {rate:.0f} MB/s"
+        f"{output_prefix}: {format_count(len(opened_datasets), 'dataset')}, "
+        f"{format_count(result.documents, 'document')}, "
+        f"{format_count(result.sequences, 'sequence')}, {format_count(result.tokens, 'token')}, "
+        f"{rate:.0f} MB/s"
     )
     record_counts(documents_out=result.documents)
     if result.differing:

@@ -14,10 +14,12 @@ from mega_data.commands.common import (
     is_whole_run,
     placement_options,
     run_job,
+    warn_replaced,
     work_folder,
 )
 from mega_data.commands.result_file import record_counts
 from mega_data.commands.upload import output_url, uploads_output
+from mega_schema.app.counts import format_count
 from mega_schema.app.output_option import OUTPUT_FOLDER, OUTPUT_FOLDER_OR_URL
 
 if TYPE_CHECKING:
@@ -194,10 +196,12 @@ class _MixRun:
 
 def _write_blend(sources: Sequence[MixSource], epochs: Sequence[float], output: Path) -> None:
     from mega_data.mix.mix_report import BLEND, BLEND_WORDS, report_weights, weight_blend
-    from mega_data.output_folder import list_written, lock_folder, write_marker
+    from mega_data.output_folder import has_finished_run, list_written, lock_folder, write_marker
     from mega_data.readers.inputs import REPORT
     from mega_schema.atomic_io import write_text
 
+    if has_finished_run(output):
+        warn_replaced(output, "output")
     with lock_folder(output, shared=False):
         report = report_weights(sources, epochs)
         (output / BLEND).unlink(missing_ok=True)  # of an earlier mix
@@ -258,7 +262,7 @@ def _finish_texts(job: TextMix, output: Path, *, keep_work: bool) -> None:
     publish(output, "mix", job.work)
     if not keep_work:
         remove_folder(job.work)
-    _print(report, f"{output_url() or output}: {len(report['files']):,} files")
+    _print(report, f"{output_url() or output}: {format_count(len(report['files']), 'file')}")
     lines = sum(row["documents"] for rows in report["splits"].values() for row in rows)
     exit_if_nothing_left(lines, lines)
 

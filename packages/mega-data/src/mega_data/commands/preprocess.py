@@ -24,6 +24,7 @@ from mega_data.commands.common import (
 from mega_data.commands.megatron_flags import megatron_flags, tokenizer_values
 from mega_data.commands.result_file import record_counts
 from mega_data.commands.upload import uploads_dataset
+from mega_schema.app.counts import format_count
 from mega_schema.app.output_option import OUTPUT_FOLDER, OUTPUT_PREFIX_OR_URL
 from mega_schema.app.progress import progress_bar
 
@@ -288,8 +289,9 @@ def _encode_stream(
 def _report(result: PreprocessResult) -> None:
     """Print what the run wrote; exit with an error if all rows were wrong."""
     click.echo(
-        f"{' '.join(map(str, result.prefixes))}: {result.documents:,} documents, {result.tokens:,} tokens, "
-        f"{result.size:,} bytes, {result.rate:.1f} MB/s"
+        f"{' '.join(map(str, result.prefixes))}: {format_count(result.documents, 'document')}, "
+        f"{format_count(result.tokens, 'token')}, "
+        f"{format_count(result.size, 'byte')}, {result.rate:.1f} MB/s"
     )
     warn_skipped(result.skipped, result.quarantine)
     record_counts(documents_out=result.documents, dropped={"not a document": result.skipped})

@@ -24,6 +24,7 @@ from mega_data.commands.common import (
 )
 from mega_data.commands.result_file import record_counts
 from mega_data.commands.upload import output_url, uploads_dataset
+from mega_schema.app.counts import format_count
 from mega_schema.app.output_option import OUTPUT_FOLDER, OUTPUT_PREFIX_OR_URL
 
 if TYPE_CHECKING:
@@ -131,13 +132,15 @@ def _finish(
         merge_datasets([open_dataset(job.part(task)) for task in range(len(results))], prefix)
         tokenizer.save(sibling(prefix, ".tokenizer"))
         click.echo(
-            f"{output_url() or prefix}: {counts['documents']:,} documents, {counts['tokens']:,} tokens, "
+            f"{output_url() or prefix}: {format_count(counts['documents'], 'document')}, "
+            f"{format_count(counts['tokens'], 'token')}, "
             f"{counts['loss_tokens']:,} of them with a loss"
         )
     if not keep_work:
         remove_folder(job.work)
     if counts["skipped"]:
-        click.echo(f"note: {counts['skipped']:,} conversations were skipped", err=True)
+        words = ("conversation was skipped", "conversations were skipped")
+        click.echo(f"note: {format_count(counts['skipped'], *words)}", err=True)
     conversations = counts["documents"] + counts["skipped"]
     record_counts(
         documents_in=conversations,

@@ -16,6 +16,7 @@ from mega_data.readers.blocks import Block, DamagedBlock
 from mega_data.readers.inputs import InputFile
 from mega_data.readers.ranges import InputRange, read_range, split_inputs, undivided_reason
 from mega_data.readers.streams import BLOCK_BYTES
+from mega_schema.app.counts import format_count
 from mega_schema.app.progress import format_duration
 from mega_schema.errors import CorruptFileError
 from mega_schema.tokenizer.tokenizer import Tokenizer
@@ -36,7 +37,8 @@ def print_estimate(
     check_options(options, tokenizer)
     ranges = split_inputs(inputs, split_bytes)
     disk_bytes = sum(part.size for part in ranges)
-    click.echo(f"{len(ranges):,} tasks, {len(inputs):,} files, {disk_bytes / 1e6:.2f} MB on disk")
+    tasks, files = format_count(len(ranges), "task"), format_count(len(inputs), "file")
+    click.echo(f"{tasks}, {files}, {disk_bytes / 1e6:.2f} MB on disk")
     _print_undivided(ranges, split_bytes)
     stream = InputStream(inputs, options.keys, options.unit, BLOCK_BYTES, skip=options.skip)
     plan = EncodingPlan.for_run(tokenizer, options, stream)
@@ -65,7 +67,8 @@ def print_estimate(
         f"{format_duration(seconds)} with {workers} workers"
     )
     if wrong:
-        click.echo(f"{wrong:,} of {documents + wrong:,} rows of the sample are wrong")
+        rows = format_count(documents + wrong, "row")
+        click.echo(f"{wrong:,} of {rows} of the sample {'is' if wrong == 1 else 'are'} wrong")
 
 
 def _print_undivided(ranges: Sequence[InputRange], split_bytes: int) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from mega_data.commands.common import RepeatableOptionCommand, adapter_option, open_adapter
+from mega_data.commands.common import RepeatableOptionCommand, adapter_option, open_adapter, warn_replaced
 from mega_data.commands.preprocess import INPUT_HELP
 from mega_schema.app.output_option import OUTPUT_FOLDER
 
@@ -51,6 +51,8 @@ def train_tokenizer(
     inputs = expand_inputs(words, adapter=open_adapter(adapter))
     files = [item.path for item in inputs if not item.is_stdin]
     check_output("--output", output, "folder", inputs=files, is_ours=is_tokenizer)
+    if output.is_dir() and any(output.iterdir()):
+        warn_replaced(output, "tokenizer")
     tokenizer = run_interruptible(
         lambda: train(read_texts(inputs, json_key, max_documents), vocab_size, kind=kind, lowercase=lowercase)
     )

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from mega_data.corpus_stats.length_bins import EDGES
 from mega_schema.app import html_page
+from mega_schema.app.counts import format_count
 
 _WIDTH: Final = 760  # pixels of a plot
 _HEIGHT: Final = 190
@@ -29,10 +30,12 @@ _TITLES: Final = MappingProxyType({"domains": "Domains", "languages": "Languages
 def render_stats(title: str, report: Mapping[str, Any]) -> str:
     """Render the result of `CorpusStats.report` as HTML."""
     inputs = len(report["inputs"])
-    places = "1 input" if inputs == 1 else f"{inputs:,} inputs"
-    body = [f"<p>{report['documents']:,} documents in {places}.</p>"]
+    places = format_count(inputs, "input")
+    body = [f"<p>{format_count(report['documents'], 'document')} in {places}.</p>"]
     if report["skipped"]:
-        body.append(f"<p>{report['skipped']:,} lines are not documents and were skipped.</p>")
+        words = ("line is not a document and was skipped", "lines are not documents and were skipped")
+        skipped = format_count(report["skipped"], *words)
+        body.append(f"<p>{skipped}.</p>")
     body.append(_summary_table(report["lengths"]))
     for name, summary in report["lengths"].items():
         body.append(f"<h2>{escape(name.capitalize())} of a document</h2>")
@@ -89,7 +92,7 @@ def _plot_histogram(bins: Sequence[Mapping[str, int]], caption: str) -> str:
             parts.append(f'<text x="{x_label:.1f}" y="{_HEIGHT - 6}">{label}</text>')
         if count := counts.get(EDGES[number], 0):
             bar = max(1.0, count / highest * height)
-            title = f"{EDGES[number]:,} to {EDGES[number + 1] - 1:,}: {count:,} documents"
+            title = f"{EDGES[number]:,} to {EDGES[number + 1] - 1:,}: {format_count(count, 'document')}"
             parts.append(
                 f'<rect x="{x:.1f}" y="{base - bar:.1f}" width="{max(1.0, width - 1):.1f}" '
                 f'height="{bar:.1f}"><title>{title}</title></rect>'

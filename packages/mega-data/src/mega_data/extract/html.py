@@ -12,18 +12,15 @@ from __future__ import annotations
 
 import codecs
 import logging
-import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from resiliparse.extract.html2text import extract_plain_text
 from resiliparse.parse.encoding import bytes_to_str, detect_encoding
 from resiliparse.parse.html import DOMContext, HTMLTree, traverse_dom
 
+from mega_data.cpu_limit import TimeLimitReached, limit_cpu_seconds
 from mega_schema.app.install_hint import install_hint
 from mega_schema.errors import ConfigError
 
@@ -37,10 +34,6 @@ MAX_DEPTH_SUM: Final = 10_000_000  # about a second; a page of 5,000 elements 40
 
 class SlowPageError(Exception):
     """A page takes an extractor more time than its limit."""
-
-
-class _TimeLimitReached(BaseException):
-    """Ends a call of trafilatura, which handles exceptions of other classes itself."""
 
 
 def html_text(
@@ -89,31 +82,12 @@ def _trafilatura_text(markup: str) -> str:
     """Return the main text of a page; "" for none."""
     extract = load_trafilatura().extract
     try:
-        with _limit_cpu_seconds(_PAGE_SECONDS + _SECONDS_PER_MEGABYTE * len(markup) / 1e6):
+        with limit_cpu_seconds(_PAGE_SECONDS + _SECONDS_PER_MEGABYTE * len(markup) / 1e6):
             # its own deduplication remembers earlier pages, so the text would depend on them
             text = extract(markup, favor_precision=True, include_comments=False, deduplicate=False)
-    except _TimeLimitReached:
+    except TimeLimitReached:
         raise SlowPageError from None
     return text or ""
-
-
-@contextmanager
-def _limit_cpu_seconds(seconds: float) -> Iterator[None]:
-    """Raise _TimeLimitReached in the block after CPU seconds of the process; only in the main thread."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(number: int, frame: object) -> NoReturn:
-        raise _TimeLimitReached
-
-    before = signal.signal(signal.SIGVTALRM, stop)
-    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, before)
 
 
 class _TooDeepError(Exception):

@@ -28,7 +28,7 @@ from mega_schema.app.install_hint import install_hint
 from mega_schema.errors import ConfigError
 from mega_schema.outputs import TOKENIZER_FILES
 from mega_schema.remote_files import REMOTE_SCHEMES, check_libraries, find_remote_files, is_remote
-from mega_schema.urls import check_local
+from mega_schema.urls import check_host, check_local
 
 log = logging.getLogger("mega.data")
 
@@ -67,6 +67,7 @@ class FileResolver:
         return [path for path in paths if self._is_new(path)]
 
     def _resolve_url(self, word: str) -> list[Path]:
+        check_host("--input", word)
         check_libraries("--input", word, install_hint("mega-data", "remote"))
         return [*find_remote_files(word, self._is_readable_below)]
 

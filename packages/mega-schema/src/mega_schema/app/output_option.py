@@ -13,7 +13,7 @@ import click
 from mega_schema.app.click_options import flag_of
 from mega_schema.errors import ConfigError
 from mega_schema.remote_files import WRITABLE_SCHEMES, RemotePath, is_remote
-from mega_schema.urls import check_local
+from mega_schema.urls import check_host, check_local
 
 
 class OutputPath(click.Path):
@@ -32,6 +32,7 @@ class OutputPath(click.Path):
         if str(value) == "":
             raise ConfigError(option, "is empty", wanted=f"the path of a {self.kind}")
         if self.accepts_urls and is_remote(str(value)):
+            check_host(option, str(value))
             return RemotePath(str(value))
         check_local(option, value, WRITABLE_SCHEMES if self.accepts_urls else ())
         if self.kind != "folder" and str(value).endswith(("/", "/.", "/..")):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from mega_schema.app.counts import format_count
 from mega_schema.errors import ConfigError, escape_controls
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class ProgressBar:
         """Format amounts, rate and time left, as far as they are known."""
         parts = [] if self._unit is None else [self._format_amount()]
         if self.documents:
-            parts.append(f"{self.documents:,} documents")
+            parts.append(format_count(self.documents, "document"))
         if self._rate is not None and self._unit is not None:
             is_bytes = self._unit == "bytes"
             parts.append(f"{self._rate / 1e6:.1f} MB/s" if is_bytes else f"{self._rate:,.1f} {self._unit}/s")

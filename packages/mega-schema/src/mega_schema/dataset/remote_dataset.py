@@ -103,18 +103,26 @@ class RemoteDatasetFiles:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             if self.folder.stat().st_uid != os.getuid():
                 raise PermissionError(errno.EPERM, "belongs to another user")
-            with (self.folder / "lock").open("wb") as lock:
-                lock_file(lock.fileno(), self.folder, wait=True)  # other ranks wait for the first
-                self._copy(prefix, remote_index)
+            self._ensure_copies(prefix, remote_index)
         except OSError as error:
             raise _cache_error(self.folder, error) from None
         self.payload = RemotePayload(remote_payload, self.folder)
 
-    def _copy(self, prefix: RemotePath, remote_index: Path) -> None:
-        """Copy the small files, unless there are undamaged copies; the record of them is written last."""
+    def _ensure_copies(self, prefix: RemotePath, remote_index: Path) -> None:
+        """Copy the small files, unless there are undamaged copies. One rank copies; all check at once."""
         record = self.folder / "copies.json"
-        if _has_copies(record):
-            return
+        while True:
+            version = _record_version(record)
+            if _has_copies(record):
+                return
+            with (self.folder / "lock").open("wb") as lock:
+                lock_file(lock.fileno(), self.folder, wait=True)
+                if _record_version(record) == version:  # no other rank has copied them since
+                    self._copy(record, prefix, remote_index)
+                    return
+
+    def _copy(self, record: Path, prefix: RemotePath, remote_index: Path) -> None:
+        """Copy the small files; the record of them is written last."""
         record.unlink(missing_ok=True)
         copies = {self.index: remote_index}
         if (info := sibling(prefix, ".json")).is_file():
@@ -292,6 +300,15 @@ def _consecutive(blocks: Sequence[int]) -> Iterator[range]:
         if i == len(blocks) or blocks[i] != blocks[i - 1] + 1 or i - first == _MAX_RANGE:
             yield range(blocks[first], blocks[i - 1] + 1)
             first = i
+
+
+def _record_version(record: Path) -> tuple[int, int] | None:
+    """Return what changes when a record is written again; None if there is none."""
+    try:
+        stat = record.stat()
+    except FileNotFoundError:
+        return None
+    return stat.st_ino, stat.st_mtime_ns
 
 
 def _has_copies(record: Path) -> bool:

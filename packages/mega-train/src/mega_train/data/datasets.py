@@ -11,6 +11,7 @@ from pathlib import Path
 from mega_schema.dataset.dataset_info import sibling
 from mega_schema.dataset.indexed_dataset import IndexedDataset
 from mega_schema.errors import ConfigError, FormatError
+from mega_schema.outputs import check_output
 from mega_schema.tokenizer.identity import TokenizerIdentity, check_same_tokenizer
 from mega_train.config import DataConfig
 from mega_train.data.blend_spec import DataSpec, parse_data_spec
@@ -30,7 +31,7 @@ class Datasets:
         """Open all datasets that the flags name.
 
         Raises:
-            ConfigError: the flags are wrong.
+            ConfigError: the flags are wrong, or the folder for remote datasets is refused.
             FormatError: a dataset is missing or damaged, or two are of different tokenizers.
         """
         spec = parse_data_spec(data)
@@ -38,6 +39,9 @@ class Datasets:
         if data.threads < 1:
             flag = "--num-dataset-builder-threads"
             raise ConfigError(flag, "not a number of threads", found=data.threads, wanted="1 or more")
+        if data.object_storage_cache is not None:
+            option = "--object-storage-cache-path"
+            check_output(option, data.object_storage_cache, "folder", is_ours=lambda _: True)
         opened = _open_all(list(flags), data.threads, data.object_storage_cache)
         by_prefix = dict(zip(flags, opened, strict=True))
         datasets = cls(spec, by_prefix)

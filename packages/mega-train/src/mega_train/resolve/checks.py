@@ -75,7 +75,6 @@ def check_folders(run: RunConfig) -> Iterator[MegaError]:
     for option, folder in (
         ("--save", run.checkpoint.save),
         ("--data-cache-path", run.data.cache),
-        ("--object-storage-cache-path", run.data.object_storage_cache),
         ("--tensorboard-dir", run.log.tensorboard_dir),
         ("--wandb-save-dir", run.log.wandb_save_dir),
         ("--codecarbon-dir", run.log.codecarbon_dir),

@@ -56,6 +56,21 @@ def test_the_loss_and_both_gradients_are_those_of_whole_logits(tokens: int) -> N
     assert torch.count_nonzero(grads[1][VOCAB:]) == 0
 
 
+@pytest.mark.usefixtures("chunks")
+@pytest.mark.parametrize("gradient", [None, 0.3])
+def test_weights_multiply_the_loss_and_the_gradients_of_each_token(gradient: float | None) -> None:
+    x, weight, target = _case(3, 8)
+    weights = torch.linspace(1.8, 0, 8)
+    gradients = WeightGradients()
+    actual = _head(x, weight, target, loss_weight_T=weights, gradients=gradients, gradient=gradient)
+    logits = x.double() @ weight[:VOCAB].double().t()
+    losses = F.cross_entropy(logits, target, reduction="none", ignore_index=IGNORED)
+    wanted = (losses * weights).sum().float()
+    torch.testing.assert_close(actual, wanted)
+    grads = torch.autograd.grad(0.3 * actual, (x, weight))
+    torch.testing.assert_close(grads, torch.autograd.grad(0.3 * wanted, (x, weight)))
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_as_near_as_its_roundings_allow(dtype: torch.dtype) -> None:
     x, weight, target = _case(3, 50)

@@ -121,7 +121,7 @@ class PackedAttention:
         return k, v
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, visible: Visible, key_BNs: Tensor | None) -> Tensor:
-        return _attend(self.attention, self.softmax, q, k, v, visible, self.dropout, key_BNs)
+        return attend_with_dropout(self.attention, self.softmax, q, k, v, visible, self.dropout, key_BNs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ class PaddedCrossAttention:
             visible = visible[:, None, None, :].expand(-1, 1, q.shape[2], -1)
         drop = self.dropout
         key_BNs = None if drop is None else drop.score_keys(layer, self.rows, q.shape[1])
-        out = _attend(self.attention, self.softmax, q, k, v, visible, drop, key_BNs)
+        out = attend_with_dropout(self.attention, self.softmax, q, k, v, visible, drop, key_BNs)
         return out.transpose(1, 2).flatten(0, 1)
 
 
@@ -212,7 +212,7 @@ class KVCacheAttention:
         self.rows = row_B.numel()
 
 
-def _attend(
+def attend_with_dropout(
     attention: Callable[[Tensor, Tensor, Tensor, Visible], Tensor],
     softmax: Callable[[Tensor, Tensor | None, float], Tensor],
     q: Tensor,

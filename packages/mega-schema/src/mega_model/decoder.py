@@ -71,6 +71,7 @@ class Decoder(nn.Module):
         drop: DropoutFn = no_dropout,
         target_T: Tensor | None = None,
         gradient: float | None = None,
+        loss_weight_T: Tensor | None = None,
     ) -> Tensor:
         """Run this stage's part of the forward pass.
 
@@ -80,14 +81,14 @@ class Decoder(nn.Module):
             drop: dropout of the residual branches.
             target_T: the next token of each token, or IGNORED; whole on every rank of tp. None: return
                 logits.
-            gradient: gradient of the summed loss, see `head_loss`.
+            gradient, loss_weight_T: of the summed loss, see `head_loss`.
 
         Returns:
             (T, D) for the next stage; on the last stage the summed loss of the tokens in nats, or this rank's
             (T, V) logits.
         """
         x_TD = self.hidden_states(x, position_T, attend, drop)
-        return self.head(x_TD, target_T, gradient) if self.stage.is_last else x_TD
+        return self.head(x_TD, target_T, gradient, loss_weight_T) if self.stage.is_last else x_TD
 
     def hidden_states(
         self,

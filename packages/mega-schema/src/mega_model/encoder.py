@@ -45,6 +45,7 @@ class Encoder(Decoder):
         drop: DropoutFn = no_dropout,
         target_T: Tensor | None = None,
         gradient: float | None = None,
+        loss_weight_T: Tensor | None = None,
         token_type_T: Tensor | None = None,
         masked_M: Tensor | None = None,
         order_B: Tensor | None = None,
@@ -54,7 +55,7 @@ class Encoder(Decoder):
 
         Args:
             target_T: the original token of each masked token, or IGNORED; (M,) with `masked_M`.
-            gradient: gradient of the summed loss of the masked tokens, see `head_loss`.
+            gradient, loss_weight_T: of the summed loss of the masked tokens, see `head_loss`.
             token_type_T: type of every token, whole on every rank; None: all are of type 0.
             masked_M: index of each token with a target, the same on every rank of tp; the head computes only
                 these. Not with sequence parallelism, whose ranks hold different numbers of masked tokens.
@@ -67,7 +68,9 @@ class Encoder(Decoder):
         x_TD = self.hidden_states(x, position_T, attend, drop, None, token_type_T)
         if not self.stage.is_last:
             return x_TD
-        loss: Tensor = self.head(x_TD if masked_M is None else x_TD[masked_M], target_T, gradient)
+        loss: Tensor = self.head(
+            x_TD if masked_M is None else x_TD[masked_M], target_T, gradient, loss_weight_T
+        )
         if order_B is None:
             return loss
         if first_B is None:

@@ -67,6 +67,7 @@ class EncoderDecoder(Decoder):
         drop: DropoutFn = no_dropout,
         target_T: Tensor | None = None,
         gradient: float | None = None,
+        loss_weight_T: Tensor | None = None,
         source: EncoderInput | None = None,
     ) -> Tensor:
         """Run this stage's part of the forward pass.
@@ -80,7 +81,7 @@ class EncoderDecoder(Decoder):
             as `Decoder.forward`, with (E + T, D) for the next stage.
         """
         x = self.hidden_states(x, position_T, attend, drop, None, source)
-        return self.head(x, target_T, gradient) if self.stage.is_last else x
+        return self.head(x, target_T, gradient, loss_weight_T) if self.stage.is_last else x
 
     def hidden_states(
         self,

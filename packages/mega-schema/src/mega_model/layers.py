@@ -62,11 +62,17 @@ class LMHead(nn.Module):
         self.linear = rt.kernels.linear
         self.kernel = rt.kernels.cross_entropy
 
-    def forward(self, x: Tensor, target_T: Tensor | None = None, gradient: float | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        target_T: Tensor | None = None,
+        gradient: float | None = None,
+        loss_weight_T: Tensor | None = None,
+    ) -> Tensor:
         """Return this rank's logits, (T, V); with targets, the summed loss of the tokens in nats.
 
         Args:
-            gradient: gradient of that sum, see `head_loss`.
+            gradient, loss_weight_T: gradient of that sum, and weights of its terms; see `head_loss`.
         """
         if target_T is None:
             return column_linear(x, self.weight, self.bias, self.tp, self.gradients, self.linear)
@@ -81,6 +87,7 @@ class LMHead(nn.Module):
             linear=self.linear,
             gradient=gradient,
             bias_V=self.bias,
+            loss_weight_T=loss_weight_T,
         )
 
     def token_losses(self, x: Tensor, target_T: Tensor) -> Tensor:
@@ -107,8 +114,14 @@ class MaskedLMHead(LMHead):
         self.approximate: Literal["none", "tanh"] = "none" if rt.spec.head_transform == "gelu_erf" else "tanh"
         self.bias_gelu = rt.kernels.bias_gelu
 
-    def forward(self, x: Tensor, target_T: Tensor | None = None, gradient: float | None = None) -> Tensor:
-        return super().forward(self._transform(x), target_T, gradient)
+    def forward(
+        self,
+        x: Tensor,
+        target_T: Tensor | None = None,
+        gradient: float | None = None,
+        loss_weight_T: Tensor | None = None,
+    ) -> Tensor:
+        return super().forward(self._transform(x), target_T, gradient, loss_weight_T)
 
     def token_losses(self, x: Tensor, target_T: Tensor) -> Tensor:
         return super().token_losses(self._transform(x), target_T)

@@ -34,6 +34,7 @@ def head_loss(
     linear: Linear = linear,
     gradient: float | None = None,
     bias_V: Tensor | None = None,
+    loss_weight_T: Tensor | None = None,
 ) -> Tensor:
     """Compute the summed cross-entropy of x Wᵀ + b over the tokens, in nats, in chunks of tokens.
 
@@ -50,6 +51,7 @@ def head_loss(
             token.
         gradient: the gradient of the sum that backward will receive, if the caller knows it.
         bias_V: this rank's entries of b, padding included; None: there is no bias.
+        loss_weight_T: factor of the loss of each token, float32; None: 1.
 
     Returns:
         a float32 number, the same on every rank of tp.
@@ -62,7 +64,7 @@ def head_loss(
     """
     _check_targets(target_T, vocab)
     options = vocab, tp, gradients, (kernel, linear), gradient, torch.is_grad_enabled()
-    return _HeadLoss.apply(x_TD, weight_VD, bias_V, target_T, *options)
+    return _HeadLoss.apply(x_TD, weight_VD, bias_V, target_T, *options, loss_weight_T)
 
 
 @torch.no_grad()
@@ -130,6 +132,7 @@ class _HeadLoss(torch.autograd.Function):
         kernels: tuple[CrossEntropy, Linear],
         gradient: float | None,
         grad_enabled: bool,
+        loss_weight_T: Tensor | None,
     ) -> Tensor:
         needs_x, needs_weight, needs_bias = (grad_enabled and needs for needs in ctx.needs_input_grad[:3])
         local_T, columns_in_vocab = _local_targets(target_T, weight_VD.shape[0], vocab, tp)
@@ -159,6 +162,9 @@ class _HeadLoss(torch.autograd.Function):
             x_CD = whole_TD[begin:end]
             z_CV = linear(x_CD, used_VD, used_V)
             loss_T[begin:end] = cross_entropy(z_CV, local_T[begin:end], tp, scale)
+            if loss_weight_T is not None:
+                loss_T[begin:end] *= loss_weight_T[begin:end]
+                z_CV *= loss_weight_T[begin:end, None].to(z_CV.dtype)
             if grad_TD is not None:
                 grad_TD[begin:end] = linear(z_CV, used_VD.t())
             if grad_V is not None:
@@ -191,8 +197,8 @@ class _HeadLoss(torch.autograd.Function):
         if ctx.grad_accumulated:
             if not math.isnan(ctx.scale) and not math.isclose(float(grad), ctx.scale, rel_tol=1e-5):
                 raise RuntimeError(f"the gradient of the loss is {float(grad)}, expected {ctx.scale}")
-            return grad_x, None, grad_V, *[None] * 7
+            return grad_x, None, grad_V, *[None] * 8
         grad = grad / ctx.scale
         grad_weight = None if grad_VD is None else ctx.gradients.accumulate_scaled(ctx.weight, grad_VD, grad)
         grad_bias = None if grad_V is None else grad_V * grad
-        return None if grad_x is None else grad_x * grad, grad_weight, grad_bias, *[None] * 7
+        return None if grad_x is None else grad_x * grad, grad_weight, grad_bias, *[None] * 8

@@ -110,7 +110,7 @@ def find_prefix_spans(document_BS: NDArray[Any], prefix_BS: NDArray[Any]) -> lis
 
 
 def _calls(span: PrefixSpan) -> list[tuple[int, int, Visible]]:
-    """List the calls of the kernel: first and last + 1 of the queries, and which keys of the span they see."""
+    """List the calls of the kernel: first and last + 1 of the queries, and which of their keys they see."""
     calls: list[tuple[int, int, Visible]] = [
         (span.begin, span.middle, None),
         (span.middle, span.end, "before"),

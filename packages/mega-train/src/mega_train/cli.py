@@ -48,17 +48,20 @@ def app() -> None:
     """
 
 
-def _add_training_command(name: Family, help: str) -> Callable[..., int]:
+def _add_training_command(name: Family | Literal["prefix"], help: str) -> Callable[..., int]:
     @app.command(name, cls=GroupedHelp, help=help)
     @add_flags(RunConfig)
     def command(config: Path | None, sets: Sequence[str], **options: Any) -> int:
         from mega_model.distributed.mesh import World
         from mega_train.checkpointing.foreign_checkpoint import convert_foreign_load
+        from mega_train.commands.prefix import as_prefix_run
         from mega_train.engine.train import prepare, train
 
         world = World.from_env()
-        run = convert_foreign_load(load_config(RunConfig, config, options, sets), world)
-        return train(prepare(run, name, world), world, sys.stdout)
+        run = load_config(RunConfig, config, options, sets)
+        run, family = as_prefix_run(run) if name == "prefix" else (run, name)
+        run = convert_foreign_load(run, world)
+        return train(prepare(run, family, world), world, sys.stdout)
 
     return command
 
@@ -67,6 +70,8 @@ _add_training_command("gpt", "Train a GPT-2 style model.")
 _add_training_command("llama", "Train a Llama style model.")
 _add_training_command("bert", "Train BERT on masked tokens and the order of sentences.")
 _add_training_command("t5", "Train T5 to restore masked spans, with an encoder and a decoder.")
+
+_add_training_command("prefix", "Train a prefix language model: a decoder that sees a whole prefix.")
 
 
 @app.command(cls=GroupedHelp)

@@ -29,6 +29,7 @@ _DATA_KEYS = frozenset(
         *(f"data.{use}_weighted_split_paths_path" for use in _SPLITS),
         *("data.sft", "data.sft_keys", "data.split", "data.split_rule", "data.blend_rule"),
         *("data.renormalize_blend_weights", "data.dataloader_type", "data.data_sharding"),
+        *("objective.prefix_lm", "objective.loss_on_targets_only"),
         *("encoder_data.mask_prob", "encoder_data.short_seq_prob", "encoder_data.mask_type"),
         *("encoder_data.bert_no_binary_head", "encoder_data.sample_rule"),
     }

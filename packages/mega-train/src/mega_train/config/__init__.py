@@ -12,6 +12,7 @@ from mega_train.config.data import DataConfig, EvaluationConfig, TokenizerConfig
 from mega_train.config.encoder_data import EncoderDataConfig
 from mega_train.config.logging import LoggingConfig, ProfileConfig
 from mega_train.config.model import ModelConfig
+from mega_train.config.objective import ObjectiveConfig
 from mega_train.config.parallel import ParallelConfig, RecomputeConfig
 from mega_train.config.training import BatchConfig, CurriculumConfig, OptimizerConfig, TrainConfig
 
@@ -23,6 +24,7 @@ __all__ = [
     "EvaluationConfig",
     "LoggingConfig",
     "ModelConfig",
+    "ObjectiveConfig",
     "OptimizerConfig",
     "ParallelConfig",
     "ProfileConfig",
@@ -46,6 +48,7 @@ class RunConfig:
     train: TrainConfig = TrainConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     data: DataConfig = DataConfig()
+    objective: ObjectiveConfig = ObjectiveConfig()
     encoder_data: EncoderDataConfig = EncoderDataConfig()
     tokenizer: TokenizerConfig = TokenizerConfig()
     evaluation: EvaluationConfig = EvaluationConfig()

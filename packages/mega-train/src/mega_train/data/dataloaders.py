@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -24,6 +24,7 @@ from mega_train.data.encoder.bert_reader import BertReader
 from mega_train.data.encoder.encoder_splits import EncoderSplits, build_encoder_splits
 from mega_train.data.encoder.sentence_datasets import SentenceDatasets
 from mega_train.data.encoder.t5_reader import T5Reader
+from mega_train.data.prefix_reader import PrefixReader
 from mega_train.data.sample_index import SampleIndexSpec
 from mega_train.data.sampler import CyclicSampler, Sampler, SequentialSampler
 from mega_train.data.sft import PackedSftDataset, SftExamples
@@ -41,7 +42,8 @@ class SampleReader(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, i: int) -> np.ndarray:
-        """Return sample `i`: (length + 1,) tokens, (4, length + 1) of `data.sft`; of encoders (5, length)."""
+        """Return sample `i`: (length + 1,) tokens, (4, length + 1) of `data.sft`, (5, length + 1)
+        of `prefix_reader`; of encoders (5, length)."""
 
     def prefetch(self, numbers: Iterable[int]) -> None:
         """Begin to read samples that will be asked for."""
@@ -65,6 +67,14 @@ class DataSplits:
     def __iter__(self) -> Iterator[SampleReader]:
         yield from (self.training, *self.validation.values(), *self.test.values())
 
+    def map(self, wrap: Callable[[SampleReader], SampleReader]) -> DataSplits:
+        """Return the splits with every reader wrapped."""
+        validation, test = (
+            {name: wrap(reader) for name, reader in readers.items()}
+            for readers in (self.validation, self.test)
+        )
+        return DataSplits(wrap(self.training), validation, test)
+
 
 def build_data_splits(
     config: DataSplitsConfig,
@@ -83,6 +93,14 @@ def build_data_splits(
         FormatError: a dataset for BERT or T5 is not split into sentences.
         MegaError: the sample order cannot be cached in any folder.
     """
+    splits = _build_causal_splits(config, datasets, mesh)
+    rule = config.prefix_rule
+    return splits if rule is None else splits.map(lambda reader: PrefixReader(reader, rule))
+
+
+def _build_causal_splits(
+    config: DataSplitsConfig, datasets: RunDatasets | IndexedDataset, mesh: Mesh
+) -> DataSplits:
     if isinstance(datasets, SftExamples):
         return _build_sft_splits(config, datasets, tell=mesh.rank == 0)
     if isinstance(datasets, SentenceDatasets):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mega_train.config import DataConfig
+from mega_train.data.prefix_reader import PrefixRule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +19,7 @@ class DataSplitsConfig:
         seed: of the sample order.
         train_samples: training samples that the run needs.
         valid_samples, test_samples: samples to evaluate; without any, the split is not built.
+        prefix_rule: how samples get prefixes; None: they get none.
         save: folder of the run's checkpoints, where the sample order may be cached.
     """
 
@@ -27,4 +29,5 @@ class DataSplitsConfig:
     train_samples: int
     valid_samples: int
     test_samples: int
+    prefix_rule: PrefixRule | None = None
     save: Path | None = None

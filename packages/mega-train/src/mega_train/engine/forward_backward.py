@@ -11,11 +11,11 @@ from torch import Tensor
 from mega_model.decoder import Decoder
 from mega_model.distributed.mesh import Mesh
 from mega_model.runtime import Runtime
-from mega_schema.spec import ModelSpec
 from mega_train.data.dataloaders import SampleReader
 from mega_train.data.micro_batches import MicroBatchLoader
 from mega_train.engine.bert_forward_step import BertForwardStep
 from mega_train.engine.forward_step import ForwardStep
+from mega_train.engine.prefix_forward_step import PrefixForwardStep
 from mega_train.engine.t5_forward_step import T5ForwardStep
 from mega_train.optim.loss_scaler import DynamicLossScaler
 from mega_train.pipeline.executor import execute
@@ -86,7 +86,7 @@ class ForwardBackward:
             kept_length = seq_length if config.spec.is_decoder_only else None
             loaded = self._loader.load(reader, first_sample, num_micro_batches, kept_length)
         dropout_seeds = loaded.sample_numbers if train else None
-        step = forward_step_class(config.spec)
+        step = forward_step_class(config)
         work = step(self._models, config, mesh, loaded.batches, self._loss_scaler.value, dropout_seeds)
         losses = execute(
             self._pipeline_schedule(num_micro_batches, train=train),
@@ -121,8 +121,11 @@ class ForwardBackward:
         self.heartbeat += 1
 
 
-def forward_step_class(spec: ModelSpec) -> type[ForwardStep]:
-    """Return the forward step of the kind of model."""
+def forward_step_class(config: ResolvedConfig) -> type[ForwardStep]:
+    """Return the forward step of the kind of model and of its objective."""
+    spec = config.spec
+    if config.run.objective.prefix:
+        return PrefixForwardStep
     if spec.encoder_layers is not None:
         return T5ForwardStep
     return ForwardStep if spec.causal else BertForwardStep

@@ -92,26 +92,30 @@ class ForwardStep:
         model = self.models[chunk]
         token_BS, target_BS, position_BS, document_BS = self._split_micro_batch(micro)
         dropout = self._dropout(micro)
-        rows, length = token_BS.shape
-        attend = self._attention(model.kernels, rows, length, document_BS, dropout)
+        attend = self._attention(model.kernels, micro, document_BS, dropout)
         x = self._local_tokens(token_BS) if received is None else received
         if self.config.recompute.recomputes("core_attn"):
             attend = RecomputedAttention(attend)
         inputs = x, self._local_tokens(position_BS), attend, dropout or no_dropout
         if not model.stage.is_last:
             return model(*inputs)
+        weight_BS = self._loss_weights(target_BS)
         loss_tokens = self.loss_tokens
         if loss_tokens is None:
-            loss_tokens = (target_BS != IGNORED).sum().clamp(min=1) * len(self.batches)
+            loss_tokens = _at_least_one(_sum_weights(target_BS, weight_BS)) * len(self.batches)
         loss_grad = self.loss_scale * self.mesh.cp.size / float(loss_tokens) if self.knows_loss_grad else None
-        return scale_loss(
-            model(*inputs, self._local_tokens(target_BS), loss_grad) * self.mesh.cp.size / loss_tokens,
-            self.loss_scale,
-        )
+        weight_T = None if weight_BS is None else self._local_tokens(weight_BS)
+        loss = model(*inputs, self._local_tokens(target_BS), loss_grad, weight_T)
+        return scale_loss(loss * self.mesh.cp.size / loss_tokens, self.loss_scale)
+
+    def _loss_weights(self, target_BS: Tensor) -> Tensor | None:
+        """Return the weight of each target's loss, (B, S) float32, 0 without a target; None: all weigh 1."""
+        return None
 
     def _attention(
-        self, kernels: Kernels, rows: int, length: int, document_BS: Tensor | None, dropout: Dropout | None
+        self, kernels: Kernels, micro: int, document_BS: Tensor | None, dropout: Dropout | None
     ) -> AttentionBackend:
+        rows, length = len(self.batches[micro]), self.seq_length
         train = self.config.run.train
         if train.batch_invariant and (dropout is None or not train.attention_dropout):
             numba = load_kernels(package="mega-train")
@@ -131,8 +135,9 @@ class ForwardStep:
 
         The mean over the replicas cancels that division.
         """
-        counts = [(self._split_micro_batch(micro)[1] != IGNORED).sum() for micro in range(len(self.batches))]
-        return self.mesh.dp.reduce(torch.stack(counts).sum()).clamp(min=1) / self.mesh.dp.size
+        targets = [self._split_micro_batch(micro)[1] for micro in range(len(self.batches))]
+        counts = [_sum_weights(target_BS, self._loss_weights(target_BS)) for target_BS in targets]
+        return _at_least_one(self.mesh.dp.reduce(torch.stack(counts).sum())) / self.mesh.dp.size
 
     def _local_tokens(self, x_BS: Tensor) -> Tensor:
         """Select the values of this rank's tokens, flattened to (T,)."""
@@ -158,13 +163,22 @@ class ForwardStep:
         return split_batch(batch, self.data_config, self.config.eod)
 
 
+def _sum_weights(target_BS: Tensor, weight_BS: Tensor | None) -> Tensor:
+    return ((target_BS != IGNORED) if weight_BS is None else weight_BS).sum()
+
+
+def _at_least_one(count: Tensor) -> Tensor:
+    """Return a divisor: 1 if there is nothing to divide."""
+    return torch.where(count > 0, count, 1)
+
+
 def split_batch(
     batch: Tensor, data_config: DataConfig, eod: int | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Split a batch into tokens, targets, positions and, for limited attention, documents; (B, S) each.
 
     Args:
-        batch: (B, S + 1) token ids, or (B, 4, S + 1) of `data.sft`.
+        batch: (B, S + 1) token ids, or (B, 4 or 5, S + 1) of `data.sft` or `data.prefix_reader`.
         eod: the end-of-document token, if `data_config` needs it.
     """
     if batch.ndim == 3:

@@ -47,6 +47,7 @@ from mega_train.resolve.flag_names import with_flag_names
 from mega_train.resolve.fp8 import fp8_recipe
 from mega_train.resolve.logging import check_evaluations, check_log, check_profile
 from mega_train.resolve.model import model_spec
+from mega_train.resolve.objective import check_objective
 from mega_train.resolve.optimizer import check_optimizer, param_schedules, peak_lr
 from mega_train.resolve.record import recorded_model
 from mega_train.resolve.resolved_config import ResolvedConfig
@@ -206,6 +207,7 @@ def _resolve_layout(
     fp8 = refusals.attempt(fp8_recipe, run, spec, layout)
     refusals.extend(check_batch_invariant(run.train, spec, layout))
     refusals.extend(check_encoder_data(run, spec, layout))
+    refusals.extend(check_objective(run, spec, layout))
     length = spec.max_seq_len if run.batch.length is None else run.batch.length
     if not refusals.extend(check_length(run, spec, length, layout)):
         return None

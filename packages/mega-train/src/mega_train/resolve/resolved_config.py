@@ -10,6 +10,7 @@ from mega_schema.parallel_layout import Layout
 from mega_schema.recompute_policy import RecomputePolicy
 from mega_schema.spec import ModelSpec
 from mega_train.config import RunConfig
+from mega_train.data.prefix_reader import PrefixRule
 from mega_train.data.splits_config import DataSplitsConfig
 from mega_train.distributed.bucket_layout import DEFAULT_BUCKET_ELEMENTS, ShardingConfig
 from mega_train.resolve.checks import zero_stage
@@ -122,5 +123,19 @@ class ResolvedConfig:
             train_samples=max(self.train_samples, end),
             valid_samples=self.valid_samples,
             test_samples=self.test_samples,
+            prefix_rule=self._prefix_rule(),
             save=self.run.checkpoint.save,
+        )
+
+    def _prefix_rule(self) -> PrefixRule | None:
+        data = self.run.data
+        if not self.run.objective.prefix:
+            return None
+        return PrefixRule(
+            self.run.train.seed,
+            self.eod,
+            per_document=data.reset_attention,
+            resets_positions=data.reset_positions and self.spec.positions != "rope",
+            masks_eod=data.eod_mask_loss,
+            targets_only=self.run.objective.targets_only,
         )

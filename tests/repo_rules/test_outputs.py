@@ -185,7 +185,7 @@ OUTPUTS = {
     "mega-train report --output": Output("--output", "file", "runs/small"),
 } | {
     f"mega-train {family} {option}": Output(option, "folder", TRAINING, shared=True)
-    for family in ("gpt", "llama", "bert", "t5")
+    for family in ("gpt", "llama", "bert", "t5", "prefix")
     for option in (
         "--save",
         "--data-cache-path",

@@ -152,6 +152,17 @@ ACCEPTED = {
             "model.make_vocab_size_divisible_by": 62720,
         },
     ),
+    "bigscience_prefix_lm": (
+        8,
+        {
+            "tp": 2,
+            "pp": 2,
+            "dp": 2,
+            "ZeRO stage": 1,
+            "batch size of the first step": 2,
+            "training samples": 200,
+        },
+    ),
     "megatron_2026_llama3_8b_fp8": (8, {"cp": 2, "dp": 4, "model.vocab_size": 128_257, "ZeRO stage": 1}),
     "turkish_gpt2": (8, {"dp": 8, "gradient accumulation steps": 1, "model.vocab_size": 50257}),
     "megatron_llama2_finetune": (
@@ -181,6 +192,7 @@ WITHOUT_DROPOUT = {
     "megatron_gpt3_175b",
     "bigscience_tr8_104b",
     "bigscience_tr11_176b",
+    "bigscience_prefix_lm",
     "turkish_gpt2",
     "megatron_llama2_finetune",
 }
@@ -193,6 +205,8 @@ def _validate(script: str, world: int, variables: Mapping[str, str]) -> tuple[in
         "megatron_t5_mp_23.06": "t5",
     }
     family = ["--family", families.get(script, "gpt")]
+    if script == "bigscience_prefix_lm":
+        family.append("--prefix-lm")
     if script == "fairseq_megatron_11b":  # the folder of data is its first word, and it says the processes
         return mega_train("validate", *words_of(script, variables), *family, "--json")
     return mega_train("validate", *family, "--world", str(world), "--json", *words_of(script, variables))
@@ -220,3 +234,13 @@ def test_a_ramp_up_counted_in_iterations_is_refused_as_in_megatron(variables: di
     code, out, err = _validate("megatron_2026_gpt3_175b", 1024, {**variables, "RAMPUP": ""})
     assert code == 0, err
     assert json.loads(out)["global batch size"] == 1536
+
+
+def test_bigscience_trains_a_prefix_language_model_by_its_own_flags(variables: dict[str, str]) -> None:
+    words = words_of("bigscience_prefix_lm", variables)
+    one_process = ["--tensor-model-parallel-size", "1", "--pipeline-model-parallel-size", "1"]
+    shrunk = [*one_process, "--hidden-size", "16", "--seq-length", "32", "--kernels", "reference"]
+    code, out, err = mega_train("prefix", *words, *shrunk)
+    assert code == 0, err
+    assert "iteration 10/" in out
+    assert "validation at iteration 10" in out

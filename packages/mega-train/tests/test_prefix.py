@@ -35,7 +35,7 @@ Ints = NDArray[np.int64]
 TOKENS = np.array([EOD, 5, 6, 7, EOD, 8, 9, EOD, 1, 2, 3, 4, 5])
 
 
-def _expected(row: Ints, rule: PrefixRule) -> tuple[Ints, Ints, Ints]:
+def _reference_masks(row: Ints, rule: PrefixRule) -> tuple[Ints, Ints, Ints]:
     """Attention (S, S), loss mask (S,) and positions (S,) as pretrain_prefix_lm.py defines them, in loops.
 
     The prefixes are those that were drawn.
@@ -80,11 +80,11 @@ def test_masks_losses_and_positions_are_those_of_bigscience(per_document: bool, 
     )
     for number in range(200):
         row = rule.add_prefixes(TOKENS, number)
-        visible, loss, position = _expected(row, rule)
+        visible, loss, position = _reference_masks(row, rule)
         document, prefix = row[EXAMPLE, :-1], row[PREFIX, :-1]
         is_before = np.tril(np.ones_like(visible))
-        found = (document[:, None] == document) & ((is_before == 1) | (prefix == 1))
-        np.testing.assert_array_equal(found, visible)
+        mask = (document[:, None] == document) & ((is_before == 1) | (prefix == 1))
+        np.testing.assert_array_equal(mask, visible)
         np.testing.assert_array_equal(row[LEARNT, 1:], loss)
         np.testing.assert_array_equal(row[POSITION, :-1], position)
         np.testing.assert_array_equal(row[TOKEN], TOKENS)

@@ -6,7 +6,7 @@ import gc
 import hashlib
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -35,6 +35,7 @@ from mega_train.data.dataloaders import RunDatasets
 from mega_train.data.datasets import Datasets
 from mega_train.data.encoder.sentence_datasets import SentenceDatasets
 from mega_train.data.sft import PromptResponsePairs
+from mega_train.data.span_corruption import SpanVocabulary
 from mega_train.engine.trainer import Trainer
 from mega_train.resolve import resolve
 from tests.encoder_fixture import write_corpus
@@ -163,6 +164,9 @@ def _open(
     dataset = IndexedDataset(prefix)
     assert dataset.info is not None
     identity = dataset.info.tokenizer
+    if run.objective.noise_density is not None:
+        vocabulary = SpanVocabulary(sentinels=tuple(range(90, 100)), separator=100)
+        return replace(Datasets.from_dataset(dataset, run.data), span_vocabulary=vocabulary), identity
     if family not in ("bert", "t5"):
         return dataset, identity
     datasets = Datasets.from_dataset(dataset, run.data)

@@ -25,6 +25,7 @@ DOCUMENTS = TARGETS | {
     "data__eod_mask_loss": True,
 }
 PROMPTS = PREFIX | {"data__sft": True}
+SPANS = PREFIX | {"objective__noise_density": 0.3, "objective__mean_noise_span_length": 2.0}
 TP = {"parallel__tensor_model_parallel_size": 2}
 SP = TP | {"parallel__sequence_parallel": True}
 PP = {"parallel__pipeline_model_parallel_size": 2}
@@ -61,6 +62,7 @@ CASES: dict[int, dict[str, Body]] = {
         "interleaved_pipeline_with_dropout": partial(_trains_alike, "gpt", TARGETS | INTERLEAVED | DROPOUT),
         "tensor_of_a_llama": partial(_trains_alike, "llama", PREFIX | TP),
         "pipeline_of_alibi": partial(_trains_alike, "gpt", DOCUMENTS | ALIBI | PP),
+        "pipeline_of_spans": partial(_trains_alike, "llama", SPANS | PP),
         "data_with_prompts": partial(_trains_alike, "gpt", PROMPTS),
         "zero_1_with_a_loss_per_token": partial(
             _trains_alike,
@@ -75,6 +77,12 @@ CASES: dict[int, dict[str, Body]] = {
     },
     4: {
         "tensor_sequence_pipeline": partial(_trains_alike, "gpt", DOCUMENTS | SP | PP),
+        "spans_over_tensor_sequence_pipeline": partial(
+            _trains_alike, "gpt", SPANS | SP | INTERLEAVED | SELECTIVE | DROPOUT
+        ),
+        "spans_resume_from_tensor_on_zero_2": partial(
+            _resumes, SPANS | SP | PP, SPANS | TP | {"parallel__zero_stage": 2}
+        ),
         "interleaved_pipeline_zero_2": partial(
             _trains_alike, "llama", TARGETS | INTERLEAVED | FULL | {"parallel__zero_stage": 2}
         ),

@@ -103,7 +103,7 @@ def test_the_prefix_of_an_example_is_its_prompt() -> None:
     row = np.zeros((4, 9), np.int64)
     row[EXAMPLE] = [0, 0, 0, 0, 1, 1, 1, 1, 2]
     row[LEARNT] = [0, 0, 1, 1, 0, 1, 0, 1, 0]
-    assert add_prompt_prefixes(row)[PREFIX].tolist() == [1, 1, 0, 0, 1, 0, 0, 0, 1]
+    assert add_prompt_prefixes(row, 0)[PREFIX].tolist() == [1, 1, 0, 0, 1, 0, 0, 0, 1]
 
 
 def _trainer(corpus: Path, resolve_config: Callable[..., Any], **values: Any) -> Trainer:
@@ -202,7 +202,7 @@ def test_the_family_is_that_of_flags_preset_or_checkpoint(resolve_config: Callab
 
 
 REFUSED = {
-    "--context-parallel-size 2": "--context-parallel-size: is not supported with prefixes: their ",
+    "--context-parallel-size 2": "--context-parallel-size: is not supported for prefix language ",
     "--window-size 8,0": "--window-size: is not defined for tokens of a prefix, which see later tokens too: ",
     "--batch-invariant": "--batch-invariant: does not apply to prefix language models: its attention kernel ",
     "--curriculum-start-length 8 --curriculum-steps 5": "--curriculum-start-length: does not apply to ",

@@ -187,7 +187,7 @@ REFUSED = {
     "--qk-layernorm": "--qk-layernorm: is not supported in an encoder with a decoder",
     "--position-embedding-type alibi": "--position-embedding-type: is not supported in an encoder: ",
     "--seq-length 3 --max-position-embeddings 32": "--seq-length: too short for 2 special tokens and text: ",
-    "--noise-density 0.15": "--noise-density: span corruption of documents that are not split ",
+    "--noise-density 0.15": "--noise-density: applies to decoders only: found t5, wanted gpt | llama",
 }
 
 

@@ -30,6 +30,7 @@ _DATA_KEYS = frozenset(
         *("data.sft", "data.sft_keys", "data.split", "data.split_rule", "data.blend_rule"),
         *("data.renormalize_blend_weights", "data.dataloader_type", "data.data_sharding"),
         *("objective.prefix_lm", "objective.loss_on_targets_only"),
+        *("objective.noise_density", "objective.mean_noise_span_length"),
         *("encoder_data.mask_prob", "encoder_data.short_seq_prob", "encoder_data.mask_type"),
         *("encoder_data.bert_no_binary_head", "encoder_data.sample_rule"),
     }

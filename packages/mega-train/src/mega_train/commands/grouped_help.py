@@ -42,7 +42,7 @@ TITLES: Mapping[str, str] = MappingProxyType(
         "train": "duration, seed, precision, dropout, kernels, device",
         "optimizer": "optimizer, learning rate and weight decay schedules",
         "data": "datasets, blends, splits, masks",
-        "objective": "prefix language models",
+        "objective": "prefix language models, span corruption",
         "encoder_data": "samples of BERT and T5",
         "tokenizer": "the tokenizer of datasets that do not record theirs",
         "evaluation": "validation during training",

@@ -9,7 +9,7 @@ from mega_schema.app.config import option
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectiveConfig:
-    """Options of prefix language models."""
+    """Options of prefix language models and of span corruption."""
 
     prefix: bool = option(
         "--prefix-lm",
@@ -24,3 +24,20 @@ class ObjectiveConfig:
         False,
         "multiply the loss of token i of S by 2 (S - i) / (S + 1) (prefix language models)",
     )
+    noise_density: float | None = option(
+        "--noise-density",
+        None,
+        "span corruption: share of the tokens that sentinels replace, to be predicted after the text",
+    )
+    span_length: float | None = option(
+        "--mean-noise-span-length", None, "mean tokens that a sentinel replaces; 3 if not given"
+    )
+
+    @property
+    def mean_span_length(self) -> float:
+        return 3 if self.span_length is None else self.span_length
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether the model is trained to predict each next token of the text from those before."""
+        return not self.prefix and self.noise_density is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -24,7 +25,7 @@ from mega_train.data.encoder.bert_reader import BertReader
 from mega_train.data.encoder.encoder_splits import EncoderSplits, build_encoder_splits
 from mega_train.data.encoder.sentence_datasets import SentenceDatasets
 from mega_train.data.encoder.t5_reader import T5Reader
-from mega_train.data.prefix_reader import PrefixReader
+from mega_train.data.prefix_reader import PrefixReader, add_prompt_prefixes
 from mega_train.data.sample_index import SampleIndexSpec
 from mega_train.data.sampler import CyclicSampler, Sampler, SequentialSampler
 from mega_train.data.sft import PackedSftDataset, SftExamples
@@ -94,8 +95,21 @@ def build_data_splits(
         MegaError: the sample order cannot be cached in any folder.
     """
     splits = _build_causal_splits(config, datasets, mesh)
-    rule = config.prefix_rule
-    return splits if rule is None else splits.map(lambda reader: PrefixReader(reader, rule))
+    build_row = _row_builder(config, datasets)
+    return splits if build_row is None else splits.map(lambda reader: PrefixReader(reader, build_row))
+
+
+def _row_builder(
+    config: DataSplitsConfig, datasets: RunDatasets | IndexedDataset
+) -> Callable[[np.ndarray, int], np.ndarray] | None:
+    """Return the function that adds prefixes or corrupts spans; None if the objective is causal."""
+    if config.span_rule is not None:
+        assert isinstance(datasets, Datasets), "resolve refuses --sft"
+        assert datasets.span_vocabulary is not None, "prepare looks it up"
+        return partial(config.span_rule.corrupt, vocabulary=datasets.span_vocabulary)
+    if config.prefix_rule is None:
+        return None
+    return add_prompt_prefixes if isinstance(datasets, SftExamples) else config.prefix_rule.add_prefixes
 
 
 def _build_causal_splits(

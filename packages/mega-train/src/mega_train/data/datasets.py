@@ -17,14 +17,20 @@ from mega_train.config import DataConfig
 from mega_train.data.blend_spec import DataSpec, parse_data_spec
 from mega_train.data.mock import MockDataset
 from mega_train.data.path_hints import open_dataset
+from mega_train.data.span_corruption import SpanVocabulary
 
 
 @dataclass(frozen=True, slots=True)
 class Datasets:
-    """The open datasets of a run, and the specification of its splits."""
+    """The open datasets of a run, and the specification of its splits.
+
+    Attributes:
+        span_vocabulary: the special tokens of span corruption, for a run with it.
+    """
 
     spec: DataSpec
     by_prefix: Mapping[Path, IndexedDataset]
+    span_vocabulary: SpanVocabulary | None = None
 
     @classmethod
     def open(cls, data: DataConfig) -> Datasets:

@@ -5,7 +5,7 @@ The draws are a function of the seed and the sample's number, so every layout an
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -86,10 +86,13 @@ class PrefixRule:
         return row
 
 
-def add_prompt_prefixes(row_4S1: Ints) -> Ints:
+def add_prompt_prefixes(row_4S1: Ints, number: int) -> Ints:
     """Return (5, S + 1): the rows of `data.sft`, where the prefix of an example is its prompt.
 
     Of a conversation it is the text before the first turn of the assistant.
+
+    Args:
+        number: of the sample; nothing depends on it.
     """
     learnt = np.cumsum(row_4S1[LEARNT])
     begins = np.flatnonzero(np.diff(row_4S1[EXAMPLE], prepend=-1))
@@ -101,16 +104,20 @@ def add_prompt_prefixes(row_4S1: Ints) -> Ints:
 class PrefixReader:
     """Random access to the samples of a split with their prefixes: (5, length + 1) int64."""
 
-    def __init__(self, samples: CausalSamples, rule: PrefixRule) -> None:
+    def __init__(self, samples: CausalSamples, build_row: Callable[[Ints, int], Ints]) -> None:
+        """Read samples through a function.
+
+        Args:
+            build_row: builds the rows of a sample from the sample and its number.
+        """
         self.samples = samples
-        self.rule = rule
+        self.build_row = build_row
 
     def __len__(self) -> int:
         return len(self.samples)
 
     def __getitem__(self, i: int) -> Ints:
-        sample = self.samples[i]
-        return self.rule.add_prefixes(sample, i) if sample.ndim == 1 else add_prompt_prefixes(sample)
+        return self.build_row(self.samples[i], i)
 
     def prefetch(self, numbers: Iterable[int]) -> None:
         """Begin to read samples of remote datasets."""

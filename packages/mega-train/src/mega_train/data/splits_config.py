@@ -7,6 +7,7 @@ from pathlib import Path
 
 from mega_train.config import DataConfig
 from mega_train.data.prefix_reader import PrefixRule
+from mega_train.data.span_corruption import SpanRule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +21,7 @@ class DataSplitsConfig:
         train_samples: training samples that the run needs.
         valid_samples, test_samples: samples to evaluate; without any, the split is not built.
         prefix_rule: how samples get prefixes; None: they get none.
+        span_rule: how the tokens of a sample are corrupted; None: they are not.
         save: folder of the run's checkpoints, where the sample order may be cached.
     """
 
@@ -30,4 +32,5 @@ class DataSplitsConfig:
     valid_samples: int
     test_samples: int
     prefix_rule: PrefixRule | None = None
+    span_rule: SpanRule | None = None
     save: Path | None = None

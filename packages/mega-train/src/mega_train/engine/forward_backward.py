@@ -124,7 +124,7 @@ class ForwardBackward:
 def forward_step_class(config: ResolvedConfig) -> type[ForwardStep]:
     """Return the forward step of the kind of model and of its objective."""
     spec = config.spec
-    if config.run.objective.prefix:
+    if not config.run.objective.is_causal:
         return PrefixForwardStep
     if spec.encoder_layers is not None:
         return T5ForwardStep

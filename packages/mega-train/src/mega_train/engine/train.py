@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TextIO
@@ -37,6 +37,7 @@ from mega_train.data.datasets import Datasets
 from mega_train.data.encoder.sentence_datasets import SentenceDatasets
 from mega_train.data.identities import compute_identities
 from mega_train.data.sft import SftExamples, open_examples
+from mega_train.data.span_corruption import SpanVocabulary
 from mega_train.data.tokenizer_from_flags import (
     check_tokenizer_flag,
     open_tokenizer_from_flags,
@@ -160,11 +161,16 @@ def prepare(
 def _add_vocabulary(
     datasets: Datasets | SftExamples, tokenizer: Path | Tokenizer | None, config: ResolvedConfig
 ) -> RunDatasets:
-    """Return the datasets, for BERT and T5 with the vocabulary by which their tokens are masked.
+    """Return the datasets, for BERT, T5 and span corruption with the special tokens of their samples.
 
     Raises:
-        MegaError: the tokenizer is not known, or has no mask token or no sentinels.
+        MegaError: the tokenizer is not known, or has no mask token or too few sentinels.
     """
+    if config.span_rule is not None:
+        assert isinstance(datasets, Datasets), "resolve refuses --sft"
+        vocabulary = SpanVocabulary.from_tokenizer(tokenizer)
+        config.span_rule.check_sentinels(vocabulary)
+        return replace(datasets, span_vocabulary=vocabulary)
     if config.spec.is_decoder_only:
         return datasets
     assert isinstance(datasets, Datasets), "resolve refuses --sft"

@@ -207,10 +207,10 @@ def _resolve_layout(
     fp8 = refusals.attempt(fp8_recipe, run, spec, layout)
     refusals.extend(check_batch_invariant(run.train, spec, layout))
     refusals.extend(check_encoder_data(run, spec, layout))
-    refusals.extend(check_objective(run, spec, layout))
     length = spec.max_seq_len if run.batch.length is None else run.batch.length
     if not refusals.extend(check_length(run, spec, length, layout)):
         return None
+    refusals.extend(check_objective(run, spec, layout, length))
     seq_lengths = refusals.attempt(seq_length_schedule, run, length, layout)
     recompute = refusals.attempt(recompute_policy, run, layout, run.batch.micro * length // layout.cp)
     if staged_layout is None or seq_lengths is None or recompute is None:

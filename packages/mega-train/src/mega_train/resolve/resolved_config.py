@@ -11,6 +11,7 @@ from mega_schema.recompute_policy import RecomputePolicy
 from mega_schema.spec import ModelSpec
 from mega_train.config import RunConfig
 from mega_train.data.prefix_reader import PrefixRule
+from mega_train.data.span_corruption import SpanLengths, SpanRule
 from mega_train.data.splits_config import DataSplitsConfig
 from mega_train.distributed.bucket_layout import DEFAULT_BUCKET_ELEMENTS, ShardingConfig
 from mega_train.resolve.checks import zero_stage
@@ -118,18 +119,28 @@ class ResolvedConfig:
         end = self.batch_size_schedule.samples_after(consumed_samples, max(0, self.iterations - iteration))
         return DataSplitsConfig(
             options=self.run.data,
-            seq_length=self.seq_length,
+            seq_length=self.seq_length if self.span_rule is None else self.span_rule.lengths.tokens - 1,
             seed=self.run.train.seed,
             train_samples=max(self.train_samples, end),
             valid_samples=self.valid_samples,
             test_samples=self.test_samples,
             prefix_rule=self._prefix_rule(),
+            span_rule=self.span_rule,
             save=self.run.checkpoint.save,
         )
 
+    @property
+    def span_rule(self) -> SpanRule | None:
+        """The rule of span corruption; None without it."""
+        objective = self.run.objective
+        if objective.noise_density is None:
+            return None
+        lengths = SpanLengths.fit(self.seq_length, objective.noise_density, objective.mean_span_length)
+        return SpanRule(self.seq_length, lengths, self.run.train.seed, objective.prefix)
+
     def _prefix_rule(self) -> PrefixRule | None:
         data = self.run.data
-        if not self.run.objective.prefix:
+        if not self.run.objective.prefix or self.span_rule is not None:
             return None
         return PrefixRule(
             self.run.train.seed,

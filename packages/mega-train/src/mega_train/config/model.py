@@ -16,7 +16,7 @@ class ModelConfig:
     family: Family | None = option(
         "--family", None, "family of the model; the commands gpt, llama, bert and t5 set it"
     )
-    preset: str | None = option("--preset", None, "a named model, such as gpt2-124m or llama3-8b")
+    preset: str | None = option("--preset", None, "a named model, such as llama3-8b")
     layers: int | None = option("--num-layers", None, "number of transformer layers")
     decoder_layers: int | None = option(
         "--decoder-num-layers", None, "layers of T5's decoder; --num-layers, the encoder's, if not given"

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TextIO
@@ -34,16 +34,15 @@ from mega_train.config import RunConfig
 from mega_train.config.refusals import Refusals
 from mega_train.data.dataloaders import RunDatasets
 from mega_train.data.datasets import Datasets
-from mega_train.data.encoder.sentence_datasets import SentenceDatasets
 from mega_train.data.identities import compute_identities
 from mega_train.data.sft import SftExamples, open_examples
-from mega_train.data.span_corruption import SpanVocabulary
 from mega_train.data.tokenizer_from_flags import (
     check_tokenizer_flag,
     open_tokenizer_from_flags,
     tokenizer_folder,
 )
 from mega_train.engine.determinism import check_nccl_algorithm, deterministic_algorithms
+from mega_train.engine.special_tokens import add_vocabulary
 from mega_train.engine.train_loop import TrainLoop
 from mega_train.engine.trainer import Trainer, choose_run_kernels
 from mega_train.fault_tolerance.exit_conditions import ExitConditions
@@ -143,7 +142,7 @@ def prepare(
         refusals=refusals,
     )
     assert datasets is not None
-    run_datasets = _add_vocabulary(datasets, tokenizer, config)
+    run_datasets = add_vocabulary(datasets, tokenizer, config)
     _check_machine(config, world)
     changes = find_changes(config.run, checkpoint, partial(compute_identities, config.run.data, datasets))
     return PreparedRun(
@@ -156,25 +155,6 @@ def prepare(
         tuple(changes),
         resume_point.refusal,
     )
-
-
-def _add_vocabulary(
-    datasets: Datasets | SftExamples, tokenizer: Path | Tokenizer | None, config: ResolvedConfig
-) -> RunDatasets:
-    """Return the datasets, for BERT, T5 and span corruption with the special tokens of their samples.
-
-    Raises:
-        MegaError: the tokenizer is not known, or has no mask token or too few sentinels.
-    """
-    if config.span_rule is not None:
-        assert isinstance(datasets, Datasets), "resolve refuses --sft"
-        vocabulary = SpanVocabulary.from_tokenizer(tokenizer)
-        config.span_rule.check_sentinels(vocabulary)
-        return replace(datasets, span_vocabulary=vocabulary)
-    if config.spec.is_decoder_only:
-        return datasets
-    assert isinstance(datasets, Datasets), "resolve refuses --sft"
-    return SentenceDatasets.from_tokenizer(config.spec.family, datasets, tokenizer, config.run.encoder_data)
 
 
 def _check_machine(config: ResolvedConfig, world: World) -> None:

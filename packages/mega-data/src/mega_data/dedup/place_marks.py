@@ -102,6 +102,13 @@ class ShardFlags:
         """Return the place of the first token of a document."""
         return int(self._firsts[document])
 
+    def offsets_of(self, documents: Sequence[int]) -> NDArray[np.int64]:
+        """Return the place of each document's first token, less the tokens of the documents before it."""
+        firsts = self._firsts[documents].astype(np.int64)
+        tokens = self._firsts[np.array(documents) + 1].astype(np.int64) - firsts
+        offsets: NDArray[np.int64] = firsts - np.cumsum(tokens) + tokens
+        return offsets
+
     def row_at(self, place: int) -> list[int]:
         """Return the mark at a place that is marked, after one that is not."""
         row: list[int] = self._run_rows[int(np.searchsorted(self._run_starts, place))].tolist()

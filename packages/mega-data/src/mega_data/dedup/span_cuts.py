@@ -62,6 +62,7 @@ class SpanCuts:
         if self.max_repeated is None:
             counts["spans"] = 0
         counts |= {"skipped": len(quarantined), "read": self.corpus.bytes_of(self.shard)}
+        tokenization = Tokenization(self.unit, self.span, lanes=0)
         with ExitStack() as stack:
             out = stack.enter_context(open_output(output / output_name(source, suffix)))
             record = stack.enter_context(open_output(dropped / output_name(source))) if dropped else None
@@ -76,7 +77,7 @@ class SpanCuts:
                     values = parse_document(line, source, number, self.corpus.key, self.corpus.id_key)
                     document = _Document(row, number, exact_numbers(line, values), len(is_marked))
                     if self.max_repeated is None:
-                        line = self._cut(document, ranges, record)
+                        line = self._cut(document, ranges, tokenization, record)
                         counts["spans"] += len(ranges)
                     elif self._is_dropped(document, ranges, record):
                         line = b""
@@ -86,10 +87,16 @@ class SpanCuts:
                     out.write(line if line.endswith(b"\n") else line + b"\n")
         return counts
 
-    def _cut(self, document: _Document, ranges: Sequence[Range], record: IO[bytes] | None) -> bytes:
+    def _cut(
+        self,
+        document: _Document,
+        ranges: Sequence[Range],
+        tokenization: Tokenization,
+        record: IO[bytes] | None,
+    ) -> bytes:
         """Return the line of a document without some ranges of tokens; empty if no token remains."""
         text = text_of(document.values, self.corpus.key)
-        cuts = self._character_ranges(text, ranges)
+        cuts = _character_ranges(text, ranges, tokenization)
         if record is not None:
             first_place = self.flags.first_of(document.row)
             for (start, end), (token, _) in zip(cuts, ranges, strict=True):
@@ -107,13 +114,6 @@ class SpanCuts:
         if self.unit == "words" and ends[-1] == len(text):
             remaining = remaining.rstrip()
         return dump_line(replace_value(document.values, self.corpus.key, remaining))
-
-    def _character_ranges(self, text: str, ranges: Sequence[Range]) -> list[Range]:
-        """Convert ranges of tokens to ranges of characters, each up to the token behind it."""
-        blocks = Tokenization(self.unit, self.span, lanes=1).blocks([text])
-        starts = np.concatenate([block.starts[block.carried :] for block in blocks]).tolist()
-        starts.append(len(text))
-        return [(starts[first], starts[end]) for first, end in ranges]
 
     def _is_dropped(self, document: _Document, ranges: Sequence[Range], record: IO[bytes] | None) -> bool:
         """Return whether the share of a document's tokens in some ranges is too large."""
@@ -148,6 +148,13 @@ class _Document:
     number: int
     values: dict[str, Any]
     tokens: int
+
+
+def _character_ranges(text: str, ranges: Sequence[Range], tokenization: Tokenization) -> list[Range]:
+    """Convert ranges of tokens to ranges of characters, each up to the token behind it."""
+    blocks = tokenization.blocks([text])
+    starts = np.concatenate([*(block.starts[block.carried :] for block in blocks), [len(text)]])
+    return [*map(tuple, starts[np.array(ranges)].tolist())]
 
 
 def merge_spans(starts: NDArray[np.int64], span: int) -> list[Range]:

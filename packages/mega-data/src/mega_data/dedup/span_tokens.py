@@ -43,7 +43,7 @@ class TokenBlock:
     """Consecutive tokens of some texts.
 
     Attributes:
-        lanes: 64-bit hashes of the tokens, one or two different ones.
+        lanes: 64-bit hashes of the tokens, up to two different ones.
         texts: number of the text of each token.
         starts: place of each token in its text, in characters.
         carried: number of tokens at the start that the previous block contains.
@@ -61,7 +61,7 @@ class Tokenization:
     Args:
         span: tokens of the spans to hash; a block of the middle of a long text begins with the `span` - 1
             tokens before it.
-        lanes: hashes per token, 1 or 2.
+        lanes: hashes per token, 0 to 2.
     """
 
     def __init__(self, unit: Unit, span: int, lanes: int) -> None:

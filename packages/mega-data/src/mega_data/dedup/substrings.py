@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mega_data.dedup.corpus_shards import CorpusShards
+from mega_data.dedup.corpus_shards import BATCH_CHARACTERS, CorpusShards
 from mega_data.dedup.ids import open_id_writer
 from mega_data.dedup.key_runs import Numbers, SortedRows, list_runs, open_run_writer, read_sorted
 from mega_data.dedup.place_marks import PlaceMarks, ShardFlags
@@ -186,33 +186,52 @@ class SubstringDedup:
         tokenization = Tokenization(self.unit, self.span, lanes=2)
         documents = count = 0
         with open_run_writer(self._spans_path(shard), 3, self.memory) as put:
-            for row, text in self._texts(shard, flags):
-                documents += 1
-                is_repeated = flags.of_document(row)
-                assert is_repeated is not None
-                place = 0  # in the document
-                for block in tokenization.blocks([text]):
-                    block_anchors = find_anchors(block, self.span)
+            for texts, firsts, is_repeated in self._read_marked(shard, flags):
+                documents += len(texts)
+                place = 0  # in the batch
+                for block in tokenization.blocks(texts):
+                    anchors = find_anchors(block, self.span)
                     first = place - block.carried
-                    spans = block_anchors.spans[is_repeated[block_anchors.anchors + first]]
+                    spans = anchors.spans[is_repeated[anchors.anchors + first]]
                     if len(spans):
                         hashes = [
                             span_hashes(values, self.span, lane)[spans]
                             for lane, values in enumerate(block.lanes)
                         ]
-                        put([*hashes, (spans + first + flags.first_of(row)).astype(np.uint64)])
+                        places = spans + first + firsts[block.texts[spans]]
+                        put([*hashes, places.astype(np.uint64)])
                         count += len(spans)
                     place += len(block.starts) - block.carried
         return {"read": self.corpus.bytes_of(shard), "documents": documents, "spans": count}
 
-    def _texts(self, shard: int, flags: ShardFlags) -> Iterator[tuple[int, str]]:
-        """Yield the row and the text of each document of a shard that has a marked token."""
+    def _read_marked(
+        self, shard: int, flags: ShardFlags
+    ) -> Iterator[tuple[list[str], NDArray[np.int64], NDArray[np.bool_]]]:
+        """Yield the documents of a shard that have a marked token, in batches.
+
+        A batch has the texts; for each text the difference between a token's place in the shard and in the
+        batch; and a flag for each token of the batch.
+        """
         source = self.corpus.inputs[shard]
         on_error = skip_row if self.corpus.quarantine is not None else fail_on_row
+        texts: list[str] = []
+        rows: list[int] = []
+        batch_flags: list[NDArray[np.bool_]] = []
+        characters = 0
         for row, (number, line) in enumerate(read_whole_lines(source, on_error)):
-            if flags.of_document(row) is not None:
-                values = parse_document(line, source, number, self.corpus.key, self.corpus.id_key)
-                yield row, text_of(values, self.corpus.key)
+            if (document_flags := flags.of_document(row)) is None:
+                continue
+            values = parse_document(line, source, number, self.corpus.key, self.corpus.id_key)
+            texts.append(text_of(values, self.corpus.key))
+            rows.append(row)
+            batch_flags.append(document_flags)
+            characters += len(texts[-1])
+            if characters >= BATCH_CHARACTERS:
+                yield texts, flags.offsets_of(rows), np.concatenate(batch_flags)
+                texts, rows, batch_flags = [], [], []
+                characters = 0
+        if texts:
+            yield texts, flags.offsets_of(rows), np.concatenate(batch_flags)
 
     def later(self, part: int) -> TaskResult:
         """Write the spans of a key range that have an equal span before them."""

@@ -24,6 +24,7 @@ from mega_data.clean.decontaminate import Decontaminate
 from mega_data.clean.fineweb import FinewebQuality
 from mega_data.clean.language import Language
 from mega_data.clean.normalize import FixText, Punctuation, Whitespace
+from mega_data.clean.perplexity import PerplexityStep
 from mega_data.clean.pii import PiiStep
 from mega_data.clean.python_step import PythonStep
 from mega_data.clean.quality import (
@@ -73,6 +74,7 @@ STEPS: Mapping[str, type[Any]] = MappingProxyType(
         "gopher-repetition": GopherRepetition,
         "fineweb-quality": FinewebQuality,
         "classifier": ClassifierStep,
+        "perplexity": PerplexityStep,
         "urls": UrlFilter,
         "url-list": UrlList,
         "regex": RegexStep,

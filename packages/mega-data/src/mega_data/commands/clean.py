@@ -87,8 +87,9 @@ def clean(
     """Repair documents and drop those that are not worth training on, step by step.
 
     Steps: fix-text, punctuation, whitespace, pii, language, length, tokens, javascript, c4, gopher-quality,
-    gopher-repetition, fineweb-quality, classifier, urls, url-list, regex, sample, python:MODULE:FUNCTION,
-    decontaminate, duplicates, spans. The workers do not change the result. A killed run resumes.
+    gopher-repetition, fineweb-quality, classifier, perplexity, urls, url-list, regex, sample,
+    python:MODULE:FUNCTION, decontaminate, duplicates, spans. The workers do not change the
+    result. A killed run resumes.
     """
     from mega_data.clean.pipeline import Cleaning
     from mega_data.clean.registry import step_from_flag, steps_from_toml

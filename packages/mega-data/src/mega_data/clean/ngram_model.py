@@ -70,7 +70,7 @@ class NgramModel:
         """
         numbers = list[int]()
         places = list[int]()
-        begin, end, unknown = self.words[BEGIN], self.words[END], self._unknown
+        begin, end, unknown = self.words[BEGIN], self.words[END], self._unknown_number
         for sentence in sentences:
             numbers += [begin, *(self.words.get(word, unknown) for word in sentence), end]
             places += range(len(sentence) + 2)
@@ -80,7 +80,7 @@ class NgramModel:
         return float(logs[is_scored].sum(dtype=np.float64)), int(np.count_nonzero(is_scored))
 
     @property
-    def _unknown(self) -> int:
+    def _unknown_number(self) -> int:
         return self.words.get(UNKNOWN, len(self.words))
 
     @property

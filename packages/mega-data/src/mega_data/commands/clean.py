@@ -88,8 +88,7 @@ def clean(
 
     Steps: fix-text, punctuation, whitespace, pii, language, length, tokens, javascript, c4, gopher-quality,
     gopher-repetition, fineweb-quality, classifier, perplexity, urls, url-list, regex, sample,
-    python:MODULE:FUNCTION, decontaminate, duplicates, spans. The workers do not change the
-    result. A killed run resumes.
+    python:MODULE:FUNCTION, decontaminate, duplicates, spans. Workers do not change the result. Runs resume.
     """
     from mega_data.clean.pipeline import Cleaning
     from mega_data.clean.registry import step_from_flag, steps_from_toml

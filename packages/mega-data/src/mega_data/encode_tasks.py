@@ -1,4 +1,4 @@
-"""Encode inputs to indexed datasets as tasks: a file, or a range of a large one, is a task.
+"""Encode inputs to indexed datasets as tasks: a file, a range of a large one, or several small ones.
 
     PREFIX.unfinished/tasks/
         plan.json, done/    the run and its finished tasks, see `task_stages`
@@ -16,6 +16,7 @@ import json
 import os
 import pickle
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -84,6 +85,7 @@ class EncodingTasks:
     """A run of `preprocess` in tasks.
 
     Attributes:
+        groups: the ranges that each task reads.
         encoder: from `pack_encoder`.
         infos: content of PREFIX.json for each key, without counts.
         skip: move wrong rows, and the rest of a damaged file, to the quarantine; else stop at the first.
@@ -91,7 +93,7 @@ class EncodingTasks:
         index_format: mmap or cached.
     """
 
-    ranges: tuple[InputRange, ...]
+    groups: tuple[tuple[InputRange, ...], ...]
     folder: Path
     encoder: bytes
     infos: tuple[DatasetInfo, ...]
@@ -99,6 +101,10 @@ class EncodingTasks:
     skip: bool
     unit: str
     index_format: str
+
+    @property
+    def ranges(self) -> list[InputRange]:
+        return [part for group in self.groups for part in group]
 
     @property
     def inputs(self) -> list[InputFile]:
@@ -114,7 +120,7 @@ class EncodingTasks:
         Raises:
             ConfigError: the folder holds another run.
         """
-        owners = [part.input for part in self.ranges]
+        owners = [tuple(part.input for part in group) for group in self.groups]
         starts = dict[int, list[int]]()
         for part in self.ranges:
             starts.setdefault(part.input, []).append(part.start)
@@ -129,6 +135,7 @@ class EncodingTasks:
             "index-format": self.index_format,
             "split-mb": [len(cuts) for cuts in starts.values()],
             "skip": self.skip,
+            "tasks": [*map(len, self.groups)],
         }
         after_kill = whole_run and not (self.folder / _OFFSETS).exists()
         reuse = ReusableTasks("done/encode", owners, "skip", self.folder / "parts", after_kill)
@@ -137,21 +144,20 @@ class EncodingTasks:
 
     def stages(self) -> list[TaskStage]:
         """Return the stages; each is finished before the next begins."""
-        tasks = len(self.ranges)
-        encode = TaskStage("encode", tasks, self.encode, sizes=tuple(part.size for part in self.ranges))
+        encode = TaskStage("encode", len(self.groups), self.encode, sizes=tuple(map(_bytes_of, self.groups)))
         index = TaskStage("index", 1, self.index, after=encode)
         return [encode, index, TaskStage("join", len(self._join_groups()), self.join, after=index)]
 
     def encode(self, task: int) -> TaskResult:
-        """Write the part of a range and return its counts.
+        """Write the part of a task and return its counts.
 
         Raises:
             FormatError: a row is wrong, and wrong rows are not skipped.
         """
-        part = self.ranges[task]
         work = _open_encoder(self.encoder)
-        rows = size = skipped = 0
-        first = damaged = ""
+        counts = Counter[str](rows=0, bytes=0, skipped=0)
+        first = ""
+        damaged = list[str]()
         folder = self._part_folder(task)
         with full_disk_errors(folder), _new_folder(folder) as partial, ExitStack() as stack:
             datasets = [
@@ -161,12 +167,13 @@ class EncodingTasks:
             for file in files:
                 stack.enter_context(file)
             quarantine: IO[bytes] | None = None
-            for block in self._encoded_blocks(part, work):
+            for part, rows, block in self._encoded_blocks(task, work):
                 for error in block.errors:
                     if not self.skip or error.is_fatal:
                         raise _row_error(part, error, rows)
                     first = first or f"{_row_place(part, rows + error.row + 1)}, {error.what}"
-                    damaged = damaged or (error.damage_notice(part.item.path) if error.ends_file else "")
+                    if error.ends_file:
+                        damaged.append(error.damage_notice(part.item.path))
                     row = error.to_json(part.item.path, (part.first_row or 0) + rows + 1)
                     if quarantine is None:
                         quarantine = stack.enter_context((partial / QUARANTINE).open("wb"))
@@ -174,26 +181,32 @@ class EncodingTasks:
                     quarantine.write(json.dumps(row, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
                 for dataset, documents in zip(datasets, block.keys, strict=True):
                     dataset.add(documents)
-                rows += block.rows
-                size += block.size
-                skipped += len(block.errors)
+                counts.update(rows=block.rows, bytes=block.size, skipped=len(block.errors))
             for file in files:
                 sync(file)
-        counts = [dataset.counts() for dataset in datasets]
-        total = counts[0]["documents"]
-        result = {"documents": total, "rows": rows, "bytes": size, "read": part.size, "skipped": skipped}
-        return {**result, "counts": counts, **error_counts(skipped, first, total + skipped, damaged)}
+        by_key = [dataset.counts() for dataset in datasets]
+        total = by_key[0]["documents"]
+        result = {"documents": total, "read": _bytes_of(self.groups[task]), **counts, "counts": by_key}
+        return {**result, **error_counts(counts["skipped"], first, total + counts["skipped"], *damaged)}
 
-    def _encoded_blocks(self, part: InputRange, work: BlockEncoder) -> Iterator[EncodedBlock]:
-        def blocks() -> Iterator[Block]:
-            try:
-                yield from read_range(part, work.keys, BLOCK_BYTES, self.unit)
-            except CorruptFileError as error:
-                if not self.skip:
-                    raise
-                yield DamagedBlock(error.what, str(error.values.get("found", "")))
+    def _encoded_blocks(
+        self, task: int, work: BlockEncoder
+    ) -> Iterator[tuple[InputRange, int, EncodedBlock]]:
+        """Yield the blocks of a task, each with its range and the rows of the range before it."""
+        for part in self.groups[task]:
+            rows = 0
+            for block in self._blocks(part, work.keys):
+                encoded = work((part.input, block))
+                yield part, rows, encoded
+                rows += encoded.rows
 
-        return (work((part.input, block)) for block in blocks())
+    def _blocks(self, part: InputRange, keys: Sequence[str]) -> Iterator[Block]:
+        try:
+            yield from read_range(part, keys, BLOCK_BYTES, self.unit)
+        except CorruptFileError as error:
+            if not self.skip:
+                raise
+            yield DamagedBlock(error.what, str(error.values.get("found", "")))
 
     def index(self, _: int) -> TaskResult:
         """Write the index of each key, the offsets of the parts, and the skipped rows."""
@@ -216,7 +229,7 @@ class EncodingTasks:
 
     def _index_contents(self, key: int, sequences: Sequence[int], documents: int) -> IndexStreams:
         def lengths() -> Iterator[NDArray[Any]]:
-            for task in range(len(self.ranges)):
+            for task in range(len(self.groups)):
                 yield from read_chunks(self._part_folder(task) / f"{key}.lengths", np.int32)
 
         def boundaries() -> Iterator[NDArray[Any]]:
@@ -235,8 +248,9 @@ class EncodingTasks:
         """Write the skipped rows of all parts, with the number of each in its file."""
         with (self.folder / QUARANTINE).open("wb") as out:
             rows_before = 0
-            for task, (part, result) in enumerate(zip(self.ranges, results, strict=True)):
-                rows_before = rows_before if part.first_row is None else 0
+            for task, (group, result) in enumerate(zip(self.groups, results, strict=True)):
+                # several inputs are whole
+                rows_before = rows_before if group[0].first_row is None else 0
                 if result["skipped"]:
                     for line in (self._part_folder(task) / QUARANTINE).read_bytes().splitlines():
                         row = json.loads(line)
@@ -279,12 +293,12 @@ class EncodingTasks:
         """Return the parts that each task of `join` copies: many small ones are flushed to the disk once."""
         starts = [0]
         size = 0
-        for number, part in enumerate(self.ranges):
+        for number, group in enumerate(self.groups):
             if size >= _JOIN_BYTES:
                 starts.append(number)
                 size = 0
-            size += part.size
-        return [range(*ends) for ends in pairwise([*starts, len(self.ranges)])]
+            size += _bytes_of(group)
+        return [range(*ends) for ends in pairwise([*starts, len(self.groups)])]
 
     def publish(self, prefixes: Sequence[Path], quarantine: Path) -> None:
         """Rename the files of a finished run to datasets, in place of earlier ones.
@@ -304,6 +318,11 @@ class EncodingTasks:
 
     def _part_folder(self, task: int) -> Path:
         return self.folder / "parts" / f"{task:05d}"
+
+
+def _bytes_of(group: Sequence[InputRange]) -> int:
+    """Return the bytes on disk."""
+    return sum(part.size for part in group)
 
 
 def pack_encoder(encoder: BlockEncoder) -> bytes:

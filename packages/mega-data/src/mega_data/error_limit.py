@@ -119,9 +119,9 @@ class ErrorCount:
         self.damaged += (why for why in errors.get("damaged", ()) if why not in self.damaged)
         if self._is_first_pass:
             self.rows += errors["rows"]
+        self.limit.check(self.count, lambda: self.first)
         for why in errors.get("damaged", ()):
             self.limit.check_damage(why)
-        self.limit.check(self.count, lambda: self.first)
 
     def end_pass(self) -> None:
         """Check the fraction after all rows were read. Later passes add no rows.
@@ -133,12 +133,13 @@ class ErrorCount:
         self.limit.check(self.count, lambda: self.first, self.rows)
 
 
-def error_counts(count: int, first: str, rows: int, damaged: str = "") -> dict[str, Any]:
+def error_counts(count: int, first: str, rows: int, *damaged: str) -> dict[str, Any]:
     """Build the part of a task's result that reports skipped rows.
 
     Args:
         rows: read rows, including the skipped ones.
-        damaged: file whose rest was skipped, and why; "" for none.
+        damaged: files whose rest was skipped, and why; "" for none.
     """
     errors: dict[str, Any] = {"count": count, "first": first, "rows": rows}
-    return {ERRORS: {**errors, "damaged": [damaged]} if damaged else errors}
+    reasons = [why for why in damaged if why]
+    return {ERRORS: {**errors, "damaged": reasons} if reasons else errors}

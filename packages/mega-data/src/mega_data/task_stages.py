@@ -58,7 +58,7 @@ class ReusableTasks:
 
     Attributes:
         markers: folder, in the work folder, of the markers of the stage whose tasks read one input each.
-        owners: number of the input of each task of the stage.
+        owners: number of the input of each task of the stage, or of all its inputs.
         skip: name of the option that skips wrong lines: a run with it reuses the tasks of a run without it.
         outputs: folder of the tasks' output; removed if no task is reusable.
         after_kill: the tasks remain valid too if a killed run, which left no sign of its end, had other
@@ -66,7 +66,7 @@ class ReusableTasks:
     """
 
     markers: str
-    owners: Sequence[int]
+    owners: Sequence[int | tuple[int, ...]]
     skip: str
     outputs: Path
     after_kill: bool = False
@@ -129,7 +129,8 @@ def _keep_finished_tasks(
     if options_fit and _have_equal_paths(recorded, current):
         pairs = enumerate(zip(recorded["inputs"], current["inputs"], strict=True))
         unchanged = {number for number, (old_state, new_state) in pairs if old_state == new_state}
-        tasks = [task for task, owner in enumerate(reuse.owners) if owner in unchanged]
+        owners = [{owner} if isinstance(owner, int) else {*owner} for owner in reuse.owners]
+        tasks = [task for task, numbers in enumerate(owners) if numbers <= unchanged]
         kept_markers = {folder / reuse.markers / f"{task:05d}.json" for task in tasks}
     for marker in [*folder.glob("**/done/*/*.json")]:
         if marker not in kept_markers:

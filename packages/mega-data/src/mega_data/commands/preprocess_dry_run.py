@@ -14,7 +14,7 @@ from mega_data.input_stream import InputStream
 from mega_data.process_pool import ProcessPool
 from mega_data.readers.blocks import Block, DamagedBlock
 from mega_data.readers.inputs import InputFile
-from mega_data.readers.ranges import InputRange, read_range, split_inputs, undivided_reason
+from mega_data.readers.ranges import InputRange, plan_tasks, read_range, undivided_reason
 from mega_data.readers.streams import BLOCK_BYTES
 from mega_schema.app.counts import format_count
 from mega_schema.app.progress import format_duration
@@ -35,9 +35,10 @@ def print_estimate(
     """
     check_task_inputs(inputs)
     check_options(options, tokenizer)
-    ranges = split_inputs(inputs, split_bytes)
+    groups = plan_tasks(inputs, split_bytes)
+    ranges = [part for group in groups for part in group]
     disk_bytes = sum(part.size for part in ranges)
-    tasks, files = format_count(len(ranges), "task"), format_count(len(inputs), "file")
+    tasks, files = format_count(len(groups), "task"), format_count(len(inputs), "file")
     click.echo(f"{tasks}, {files}, {disk_bytes / 1e6:.2f} MB on disk")
     _print_undivided(ranges, split_bytes)
     stream = InputStream(inputs, options.keys, options.unit, BLOCK_BYTES, skip=options.skip)
@@ -57,7 +58,7 @@ def print_estimate(
     if not read:
         click.echo("the sample has no bytes: no estimate")
         return
-    seconds = (time.monotonic() - started_at) * disk_bytes / read / min(workers, len(ranges))
+    seconds = (time.monotonic() - started_at) * disk_bytes / read / min(workers, len(groups))
     scale = disk_bytes / read
     # of an index: a length and a pointer for each sequence, a boundary for each document
     size = tokens * work.dtype.itemsize + 12 * sequences + 8 * documents * len(options.keys)

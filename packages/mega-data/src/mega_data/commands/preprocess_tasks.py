@@ -23,7 +23,7 @@ from mega_data.input_stream import InputStream
 from mega_data.preprocess import PreprocessResult, quarantine_path, unfinished_folder
 from mega_data.process_pool import ProcessPool
 from mega_data.readers.inputs import InputFile
-from mega_data.readers.ranges import split_inputs
+from mega_data.readers.ranges import plan_tasks
 from mega_data.readers.streams import BLOCK_BYTES
 from mega_data.resumable_output import LOCK, lock_unfinished
 from mega_data.task_stages import FAILED, TaskResult, finish_removal, remove_folder
@@ -104,7 +104,7 @@ def _make_job(
     with ProcessPool(1) as processes:
         work = plan.make_work(plan.start_search(processes).find(stream.sample_texts()))
     job = EncodingTasks(
-        split_inputs(inputs, split_bytes),
+        plan_tasks(inputs, split_bytes),
         folder,
         pack_encoder(work),
         plan.dataset_infos([str(item.path) for item in inputs]),

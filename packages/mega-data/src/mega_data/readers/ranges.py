@@ -26,6 +26,7 @@ from mega_data.readers.versions import check_unchanged, report_unreadable
 from mega_schema.errors import CorruptFileError, FormatError
 from mega_schema.remote_files import is_remote
 
+_GROUPS_PER_RANGE = 64  # groups of small inputs in the size of a range
 _COUNTED_BYTES = 1 << 20  # read at a time to count lines
 _UNDIVIDED = MappingProxyType({".gz": "it has one member", ".zst": "it has one frame"})
 
@@ -56,6 +57,32 @@ class InputRange:
     def first_row(self) -> int | None:
         """Return the number of rows before the range, None if it is unknown."""
         return self.start if self.item.format == "table" or not self.start else None
+
+
+def group_small_inputs(ranges: Sequence[InputRange], size: int) -> tuple[tuple[InputRange, ...], ...]:
+    """Group consecutive whole inputs of up to `size` bytes together; the other ranges are groups of one."""
+    groups = list[tuple[InputRange, ...]]()
+    group_bytes = 0
+    for part in ranges:
+        range_bytes = part.size if part.is_whole else size + 1
+        group_bytes += range_bytes
+        if not groups or group_bytes > size:
+            groups.append((part,))
+            group_bytes = range_bytes
+        else:
+            groups[-1] += (part,)
+    return tuple(groups)
+
+
+def plan_tasks(inputs: Sequence[InputFile], size: int) -> tuple[tuple[InputRange, ...], ...]:
+    """Divide inputs into tasks: ranges of about `size` bytes, and small files together.
+
+    Each task flushes its own files to the disk, which takes longer than the work on a small input.
+
+    Raises:
+        ConfigError: a library that an input needs is not installed.
+    """
+    return group_small_inputs(split_inputs(inputs, size), size // _GROUPS_PER_RANGE)
 
 
 def split_inputs(inputs: Sequence[InputFile], size: int) -> tuple[InputRange, ...]:

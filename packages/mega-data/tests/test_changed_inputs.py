@@ -17,7 +17,10 @@ FLAGS = {
     "clean": ("--step", "duplicates", "--step", "spans"),
     "dedup": ("--jaccard", "0.5"),
     "extract": ("--split-mb", "1"),
-    "preprocess": ("--executor", "local", "--tokenizer-type", "NullTokenizer", "--vocab-size", "9999"),
+    "preprocess": (
+        *("--executor", "local", "--split-mb", "1"),
+        *("--tokenizer-type", "NullTokenizer", "--vocab-size", "9999"),
+    ),
 }
 
 
@@ -28,8 +31,9 @@ def document(number: int) -> str:
 def make_inputs(folder: Path, command: str) -> list[Path]:
     folder.mkdir()
     if command != "extract":
+        count = 100 if command == "preprocess" else 20  # small inputs share a task of preprocess
         for shard in range(3):
-            rows = (json.dumps({"text": document(shard % 2 + n)}) + "\n" for n in range(20))
+            rows = (json.dumps({"text": document(shard % 2 + n)}) + "\n" for n in range(count))
             (folder / f"{shard}.jsonl").write_text("".join(rows))
         return sorted(folder.iterdir())
     for shard, numbers in enumerate((range(2600), range(50))):  # the first is two tasks

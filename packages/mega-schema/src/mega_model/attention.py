@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -45,6 +46,7 @@ class Attention(nn.Module):
         self.q_norm = build_norm(rt, prefix + "q_norm") if m.qk_norm else None
         self.k_norm = build_norm(rt, prefix + "k_norm") if m.qk_norm else None
         self.out = RowLinear(rt, prefix + "out", bias=m.bias)
+        self.query_scale = _query_scale(m)
 
     def attention(
         self,
@@ -62,6 +64,8 @@ class Attention(nn.Module):
         q, k, v = self._split_heads(qkv_TW, angles)
         if row_R is not None:
             q = q[row_R]
+        if self.query_scale != 1:
+            q = q * self.query_scale
         return self.out(attend(self.layer, q, k, v, self.mask).flatten(1))
 
     def _split_heads(self, qkv_TW: Tensor, angles: Angles) -> tuple[Tensor, Tensor, Tensor]:
@@ -117,6 +121,7 @@ class CrossAttention(nn.Module):
         self.kv_widths = rt.block_lengths(prefix + "kv.weight")
         self.kv = ColumnLinear(rt, prefix + "kv", bias=m.qkv_bias)
         self.out = RowLinear(rt, prefix + "out", bias=m.bias)
+        self.query_scale = _query_scale(m)
 
     def forward(self, x_TD: Tensor, y_TD: Tensor, memory: Memory) -> Tensor:
         """Compute attention of y, where y is `norm` of x, to the encoder's output, (T, D).
@@ -124,9 +129,16 @@ class CrossAttention(nn.Module):
         x is needed only to recompute y in backward.
         """
         q_TW = self.q(y_TD, recompute_closure(self.recompute_norm, self.norm, x_TD))
+        if self.query_scale != 1:
+            q_TW = q_TW * self.query_scale
         k_EW, v_EW = self.kv(memory.states_ED).split(self.kv_widths, -1)
         q, k, v = (y.unflatten(-1, (-1, self.head_dim)) for y in (q_TW, k_EW, v_EW))
         return self.out(memory.attend(self.layer, q, k, v).flatten(1))
+
+
+def _query_scale(m: ModelSpec) -> float:
+    """Return the factor of the queries that cancels the backends' 1/√H in a model without it."""
+    return 1.0 if m.scale_attention else math.sqrt(m.head_dim)
 
 
 def _norm_heads(norm: nn.Module, x_TNH: Tensor) -> Tensor:

@@ -18,8 +18,9 @@ from mega_model.attention_mask import PLAIN, AttentionMask
 from mega_model.context_parallel import all_gather_kv, chunk_ends, token_positions
 from mega_model.distributed.mesh import Axis
 from mega_model.dropout import Dropout
-from mega_model.kernels import Visible
+from mega_model.kernels import Visible, cpu_attention
 from mega_model.kernels.reference import attention, masked_softmax, to_attention_dtype
+from mega_model.kernels.relative_bias import expand_bias, relative_attention
 from mega_schema.spec import ModelSpec
 
 
@@ -83,8 +84,9 @@ class PackedAttention:
         if mask not in self._visible:
             self._visible[mask] = self._build_visible(mask, q)
         visible = self._visible[mask]
+        assert mask.bias_ND is None or self.cp.size == 1, "relative positions need whole rows"
         if not isinstance(visible, str) or self.cp.size == 1:
-            out = self._attend(q, k, v, visible, score_key)
+            out = self._attend(q, k, v, visible, score_key, mask.bias_ND)
         else:
             halves = zip(
                 q.chunk(2, 2), chunk_ends(self.length, self.cp), _split_halves(score_key), strict=True
@@ -120,8 +122,18 @@ class PackedAttention:
             k, v = all_gather_kv(torch.stack((k_TKH, v_TKH)), self.rows, self.cp)
         return k, v
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, visible: Visible, key_BNs: Tensor | None) -> Tensor:
-        return attend_with_dropout(self.attention, self.softmax, q, k, v, visible, self.dropout, key_BNs)
+    def _attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        visible: Visible,
+        key_BNs: Tensor | None,
+        bias_ND: Tensor | None = None,
+    ) -> Tensor:
+        return attend_with_dropout(
+            self.attention, self.softmax, q, k, v, visible, self.dropout, key_BNs, bias_ND
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,12 +233,18 @@ def attend_with_dropout(
     visible: Visible,
     dropout: Dropout | None,
     key_BNs: Tensor | None,
+    bias_ND: Tensor | None = None,
 ) -> Tensor:
     """Compute attention by the kernel, or with dropout of the probabilities if there are keys for it."""
+    if key_BNs is None and bias_ND is not None:
+        is_blockwise = q.device.type == "cpu" and q.dtype != torch.float64
+        kernel = cpu_attention.relative_attention if is_blockwise else relative_attention
+        return kernel(q, k, v, visible, bias_ND)
     if key_BNs is None:
         return attention(q, k, v, visible)
     assert dropout is not None
-    return _attention_with_dropout(q, k, v, visible, partial(dropout.drop_scores, row_BNs=key_BNs), softmax)
+    drop = partial(dropout.drop_scores, row_BNs=key_BNs)
+    return _attention_with_dropout(q, k, v, visible, drop, softmax, bias_ND)
 
 
 def _split_halves(key_BNs: Tensor | None) -> Sequence[Tensor | None]:
@@ -240,6 +258,7 @@ def _attention_with_dropout(
     visible: Visible,
     drop: Callable[[Tensor], Tensor],
     softmax: Callable[[Tensor, Tensor | None, float], Tensor],
+    bias_ND: Tensor | None,
 ) -> Tensor:
     """Attention with dropout of the probabilities, which are materialised in full.
 
@@ -255,6 +274,8 @@ def _attention_with_dropout(
     # Scale the queries, not the scores: float16 does not overflow, and autograd then keeps a copy of the
     # queries instead of the whole QKV projection that they are a view of.
     score = (q * q.shape[-1] ** -0.5) @ k.transpose(2, 3)
+    if bias_ND is not None:
+        score = score + expand_bias(bias_ND, queries, keys).to(score.dtype)
     return (drop(softmax(score, visible, 1.0)) @ v).to(q_BNsH.dtype)
 
 

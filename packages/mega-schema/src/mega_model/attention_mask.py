@@ -1,11 +1,11 @@
-"""Attention masks that depend on distance: sliding windows and ALiBi.
+"""Attention rules that depend on distance: sliding windows, ALiBi and T5's relative positions.
 
 A layer has one rule. The attention backend knows the positions of its keys, and asks the rule for a mask.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -23,10 +23,14 @@ class AttentionMask:
             on the other side; None: all.
         slopes: per head, the ALiBi slope by which distance lowers the score (arXiv:2108.12409); empty: no
             ALiBi.
+        bias_ND: per head, a learned bias of the score, float32, by the distance from query to key in tokens,
+            -M to M; D = 2M + 1. Distances beyond have the value of M. The mask is the same with and without
+            it, so it is not compared.
     """
 
     window: int | None = None
     slopes: tuple[float, ...] = ()
+    bias_ND: Tensor | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def from_spec(cls, spec: ModelSpec, tp: Axis, layer: int) -> AttentionMask:

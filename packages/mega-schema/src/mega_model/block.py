@@ -99,9 +99,11 @@ def activation(rt: Runtime) -> Callable[..., Tensor]:
     functions: dict[str, Callable[..., Tensor]] = {
         "gelu_tanh": lambda x, bias: rt.kernels.bias_gelu(x, bias, "tanh"),
         "gelu_erf": lambda x, bias: rt.kernels.bias_gelu(x, bias, "none"),
+        "relu": F.relu,
         "squared_relu": lambda x: F.relu(x).square(),
         "swiglu": rt.kernels.swiglu,
         "geglu": partial(_multiply_by_gate, lambda gate: rt.kernels.bias_gelu(gate, None, "none")),
+        "geglu_tanh": partial(_multiply_by_gate, lambda gate: rt.kernels.bias_gelu(gate, None, "tanh")),
         "reglu": partial(_multiply_by_gate, F.relu),
         "liglu": partial(_multiply_by_gate, lambda gate: gate),
     }

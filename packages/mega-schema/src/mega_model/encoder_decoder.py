@@ -4,7 +4,8 @@ memory = norm(layers of E[token] + P[position])       the encoder's tokens, in b
 x = E[token] + P[position]                            the decoder's tokens
 for every layer of the decoder: as in `decoder`, and between attention and feed-forward
                   x = x + O · attend(Q of norm(x), K and V of memory)
-logits = norm(x) · Hᵀ + b                             H is E if they are tied
+logits = norm(x) · Hᵀ + b                             H is E if they are tied; T5 1.0 divides norm(x) by √D
+scores of tokens of one side get a learned bias by distance in a model with relative positions
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from mega_model.attention_backends import AttentionBackend
 from mega_model.decoder import Decoder
 from mega_model.dropout import DropoutFn, no_dropout
 from mega_model.layers import build_norm
+from mega_model.relative_positions import RelativePositions
 from mega_model.runtime import Runtime
 
 
@@ -56,6 +58,8 @@ class EncoderDecoder(Decoder):
         self.encoder_groups = rt.recompute.groups([i for i in layers if i < encoder_layers])
         self.recompute_groups = rt.recompute.groups([i for i in layers if i >= encoder_layers])
         self.encoder_norm = build_norm(rt, "encoder_norm") if encoder_layers - 1 in layers else None
+        self.relative_bias = RelativePositions(rt)
+        self.output_scale = rt.spec.hidden**-0.5 if rt.spec.scale_output else 1.0
         if rt.stage.is_first:
             rt.weight_gradients.share_weight(self.embed.weight)  # the encoder's tokens and the decoder's
 
@@ -104,9 +108,14 @@ class EncoderDecoder(Decoder):
         else:
             source_tokens = len(self.tp.local_shard(source.position_E))
             x_ED, x_TD = x[:source_tokens], x[source_tokens:]
-        x_ED = self.run_groups(self.encoder_groups, x_ED, source.position_E, source.attend, source.drop)
+        encoder_attend = self.relative_bias.wrap(source.attend, causal=False)
+        x_ED = self.run_groups(self.encoder_groups, x_ED, source.position_E, encoder_attend, source.drop)
         if self.encoder_norm is not None:
             x_ED = self.encoder_norm(x_ED)
         memory = Memory(x_ED, source.cross_attend)
+        attend = self.relative_bias.wrap(attend, causal=True)
         x_TD = self.run_groups(self.recompute_groups, x_TD, position_T, attend, drop, row_R, memory)
-        return self.final_norm(x_TD) if self.stage.is_last else torch.cat((x_ED, x_TD))
+        if not self.stage.is_last:
+            return torch.cat((x_ED, x_TD))
+        x_TD = self.final_norm(x_TD)
+        return x_TD if self.output_scale == 1 else x_TD * self.output_scale

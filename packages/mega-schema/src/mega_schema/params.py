@@ -99,7 +99,9 @@ def is_embedding_or_output(row: Param) -> bool:
 
 def is_layer_matrix(row: Param) -> bool:
     """Whether the row is a matrix of a layer: not an embedding, position table or head."""
-    return isinstance(row.stage, int) and len(row.shape) == 2
+    return (
+        isinstance(row.stage, int) and len(row.shape) == 2 and not row.name.startswith("relative_bias.")
+    )
 
 
 def count_params(rows: Iterable[Param]) -> int:

@@ -11,17 +11,18 @@ from typing import Any, Literal, get_type_hints
 
 from mega_schema.errors import ConfigError
 from mega_schema.field_kinds import check_kind
+from mega_schema.spec_rules import check_direction, check_relative_positions
 
 Family = Literal["gpt", "llama", "bert", "t5"]
 Norm = Literal["layernorm", "rmsnorm"]
-Activation = Literal["gelu_tanh", "gelu_erf", "squared_relu", "swiglu", "geglu", "reglu", "liglu"]
-Positions = Literal["learned", "rope", "alibi", "sinusoidal", "none"]
+Activation = Literal[
+    "gelu_tanh", "gelu_erf", "relu", "squared_relu", "swiglu", "geglu", "geglu_tanh", "reglu", "liglu"
+]
+Positions = Literal["learned", "rope", "alibi", "sinusoidal", "relative", "none"]
 HeadTransform = Literal["none", "gelu_tanh", "gelu_erf"]
-ENCODER_FIELDS = (
-    *("token_types", "pooler", "binary_head", "head_transform"),
-    *("norm_bias", "first_attention_norm", "global_attention_every"),
+GATED: frozenset[Activation] = frozenset(
+    {"swiglu", "geglu", "geglu_tanh", "reglu", "liglu"}
 )
-GATED: frozenset[Activation] = frozenset({"swiglu", "geglu", "reglu", "liglu"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +45,11 @@ class ModelSpec:
             --apply-layernorm-1p).
         activation: the gated ones compute act(gate) · up (arXiv:2002.05202); "liglu" has no act.
         positions: position encoding; "rope" is arXiv:2104.09864, "alibi" arXiv:2108.12409, "sinusoidal"
-            fairseq's.
+            fairseq's, "relative" T5's (arXiv:1910.10683 §2.1).
+        relative_buckets, relative_max_distance: rows of the table of "relative" positions, and the distance
+            in tokens from which all share the last row.
+        relative_per_layer: each layer has a table of its own, as in UMT5; otherwise the encoder has one and
+            the decoder has one.
         rope_theta, rotary_fraction: base of the frequencies, and the fraction of a head's components that are
             rotated.
         rope_interleaved: rotary pairs are (2i, 2i + 1), not (i, i + half of the rotated components).
@@ -53,6 +58,8 @@ class ModelSpec:
             `rope_scaling_context` tokens are divided by it, those with more than `rope_scaling_high` are not,
             those between are interpolated.
         tied: the output weight is the embedding.
+        scale_output: the states are divided by sqrt(hidden) before the output matrix (T5 1.0).
+        scale_attention: attention scores are divided by sqrt(head_dim); T5's are not.
         bias, qkv_bias: linear layers have biases; the QKV projection has one.
         post_norm_residual: the residual branch carries the normed input (Megatron's
             --apply-residual-connection-post-layernorm).
@@ -105,7 +112,12 @@ class ModelSpec:
     rope_scaling_low: float = 1.0
     rope_scaling_high: float = 4.0
     rope_scaling_context: int = 8192
+    relative_buckets: int = 32
+    relative_max_distance: int = 128
+    relative_per_layer: bool = False
     tied: bool = True
+    scale_output: bool = False
+    scale_attention: bool = True
     bias: bool = True
     qkv_bias: bool = True
     post_norm_residual: bool = False
@@ -158,7 +170,8 @@ class ModelSpec:
                 found="both",
                 wanted="one of the two",
             )
-        self._check_direction()
+        check_direction(self)
+        check_relative_positions(self)
         for name in ("rope_theta", "rope_theta_local", "rope_interpolation", "rope_scaling"):
             if not getattr(self, name):
                 raise ConfigError(f"model.{name}", "not above 0", found=0, wanted="1 or more")
@@ -169,64 +182,6 @@ class ModelSpec:
                 found=self.rope_scaling_low,
                 wanted=f"less than {self.rope_scaling_high:g}",
             )
-
-    def _check_direction(self) -> None:
-        """Refuse an encoder's parts in a decoder, and a decoder's positions in an encoder."""
-        fields = {field.name: field.default for field in dataclasses.fields(self)}
-        for name in ENCODER_FIELDS if self.causal else ():
-            if getattr(self, name) != fields[name]:
-                raise ConfigError(
-                    f"model.{name}",
-                    "is not supported in a decoder",
-                    found=getattr(self, name),
-                    wanted=f"{fields[name]}, or model.causal = false",
-                )
-        if self.global_attention_every is not None and self.sliding_window is None:
-            raise ConfigError(
-                "model.global_attention_every",
-                "needs model.sliding_window",
-                found=self.global_attention_every,
-                wanted="None, or a window for the other layers",
-            )
-        if not self.is_decoder_only and self.positions == "alibi":
-            raise ConfigError(
-                "model.positions",
-                "is not supported in an encoder",
-                found=self.positions,
-                wanted="learned | rope | sinusoidal | none",
-            )
-        if self.binary_head and not self.pooler:
-            raise ConfigError("model.binary_head", "needs model.pooler", found=True, wanted=False)
-        if self.head_bias and self.is_decoder_only:
-            raise ConfigError(
-                "model.head_bias", "is not supported in a decoder", found=True, wanted="False, or an encoder"
-            )
-        families = ("gpt", "llama") if self.is_decoder_only else ("t5",) if self.causal else ("bert",)
-        if self.family not in families:
-            field = "model.causal" if self.encoder_layers is None else "model.encoder_layers"
-            wanted = " | ".join(families)
-            raise ConfigError("model.family", f"does not fit {field}", found=self.family, wanted=wanted)
-        if self.encoder_layers is not None:
-            self._check_encoder_decoder(self.encoder_layers)
-
-    def _check_encoder_decoder(self, encoder_layers: int) -> None:
-        """Refuse what a model with an encoder and a decoder does not have."""
-        if not self.causal or encoder_layers >= self.layers:
-            raise ConfigError(
-                "model.encoder_layers",
-                "leaves no layer for a decoder",
-                found=f"{encoder_layers} of {self.layers}, causal={str(self.causal).lower()}",
-                wanted=f"fewer than {self.layers} and model.causal = true",
-            )
-        fields = {field.name: field.default for field in dataclasses.fields(self)}
-        for name in ("sliding_window", "parallel_residual", "qk_norm"):
-            if getattr(self, name) != fields[name]:
-                raise ConfigError(
-                    f"model.{name}",
-                    "is not supported in an encoder with a decoder",
-                    found=getattr(self, name),
-                    wanted=fields[name],
-                )
 
     @property
     def is_decoder_only(self) -> bool:

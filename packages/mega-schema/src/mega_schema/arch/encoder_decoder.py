@@ -7,6 +7,7 @@ between its attention and its feed-forward.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from mega_schema.arch import decoder
 from mega_schema.params import Param
@@ -18,10 +19,12 @@ def rows(m: ModelSpec, encoder_layers: int) -> Iterator[Param]:
     """Yield the row of every parameter, in the order of the forward pass."""
     yield from decoder.embeddings(m)
     for i in range(encoder_layers):
+        yield from _relative_bias(m, i, 0)
         yield from decoder.attention(m, i)
         yield from decoder.feed_forward(m, i)
     yield from decoder.norm(m, "encoder_norm", encoder_layers - 1)
     for i in range(encoder_layers, m.layers):
+        yield from _relative_bias(m, i, encoder_layers)
         yield from decoder.attention(m, i)
         yield from _cross_attention(m, i)
         yield from decoder.feed_forward(m, i)
@@ -29,6 +32,20 @@ def rows(m: ModelSpec, encoder_layers: int) -> Iterator[Param]:
     yield decoder.head(m)
     if m.head_bias:
         yield decoder.head_bias(m)
+
+
+def _relative_bias(m: ModelSpec, layer: int, first_layer: int) -> Iterator[Param]:
+    """Yield the row of a layer's table of relative positions, tied to that of its side's first layer.
+
+    A pipeline stage holds one table for all its layers of a side, by the name of the first of them.
+    """
+    if m.positions != "relative":
+        return
+    row = decoder.matrix(
+        m, f"relative_bias.{layer}.weight", (m.relative_buckets, m.heads), layer, Split("tp", 1)
+    )
+    is_shared = layer != first_layer and not m.relative_per_layer
+    yield replace(row, tied_to=f"relative_bias.{first_layer}.weight" if is_shared else None)
 
 
 def _cross_attention(m: ModelSpec, layer: int) -> Iterator[Param]:

@@ -8,8 +8,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, T5Config, T5ForConditionalGeneration
-from transformers import UMT5Config, UMT5ForConditionalGeneration
+from transformers import (
+    PreTrainedModel,
+    T5Config,
+    T5ForConditionalGeneration,
+    UMT5Config,
+    UMT5ForConditionalGeneration,
+)
 
 from mega_model.attention_backends import PackedAttention, PaddedCrossAttention
 from mega_model.build import build_model, fill_weights

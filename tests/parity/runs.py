@@ -107,6 +107,36 @@ MODELS: dict[str, tuple[Family, dict[str, Any]]] = {
             "make_vocab_size_divisible_by": 8,
         },
     ),
+    # heads of another width than hidden / heads; one table of relative positions for each side
+    "t5 1.0": (
+        "t5",
+        {
+            "preset": "t5-small",
+            "num_layers": 2,
+            "decoder_num_layers": 3,
+            "hidden_size": 32,
+            "num_attention_heads": 4,
+            "kv_channels": 16,
+            "ffn_hidden_size": 48,
+            "vocab_size": 234,
+            "make_vocab_size_divisible_by": 8,
+            "relative_attention_num_buckets": 8,
+            "relative_attention_max_distance": 12,
+        },
+    ),
+    "umt5": (
+        "t5",
+        {
+            "preset": "umt5-small",
+            "num_layers": 2,
+            "hidden_size": 32,
+            "num_attention_heads": 4,
+            "kv_channels": 8,
+            "ffn_hidden_size": 48,
+            "vocab_size": 234,
+            "make_vocab_size_divisible_by": 8,
+        },
+    ),
     "llama": (
         "llama",
         {

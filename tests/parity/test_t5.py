@@ -30,8 +30,10 @@ UNTIED = {"model__untie_embeddings_and_output_weights": True}
 GROUPED = {"model__num_query_groups": 2}
 
 
-def _trains_alike(values: dict[str, Any], world: World, meet: str, folder: Path) -> None:
-    same_as_one_process("t5", world, meet, folder, **values)
+def _trains_alike(
+    values: dict[str, Any], world: World, meet: str, folder: Path, *, model: str = "t5"
+) -> None:
+    same_as_one_process(model, world, meet, folder, **values)
 
 
 def _validates_alike(world: World, meet: str, folder: Path) -> None:
@@ -65,6 +67,17 @@ CASES: dict[int, dict[str, Body]] = {
         "zero_bubble": partial(_trains_alike, PP | {"parallel__pipeline_schedule": "zero-bubble"}),
         "gpipe": partial(_trains_alike, PP | UNTIED | {"parallel__pipeline_schedule": "gpipe"}),
         "validation_over_pipeline_stages": _validates_alike,
+        "relative_positions_in_each_layer": partial(_trains_alike, TP | SELECTIVE, model="umt5"),
+        "relative_positions_over_sequence_with_dropout": partial(
+            _trains_alike, SP | FULL | DROPOUT, model="t5 1.0"
+        ),
+        "relative_positions_over_interleaved_pipeline_with_zero_bubble": partial(
+            _trains_alike, INTERLEAVED, model="t5 1.0"
+        ),
+        "relative_positions_with_zero_3": partial(
+            _trains_alike, T5 | FULL | {"parallel__zero_stage": 3}, model="t5 1.0"
+        ),
+        "relative_positions_resume_from_pipeline_on_tensor": partial(resumes, "t5 1.0", SPLIT, TP, False),
         "resumes_from_sequence_on_zero_2": partial(_resumes, SP, T5 | {"parallel__zero_stage": 2}),
         "resumes_from_pipeline_on_tensor": partial(_resumes, SPLIT, TP),
         "resumes_from_zero_1_on_tensor": partial(_resumes, T5 | {"parallel__zero_stage": 1}, TP),
@@ -75,6 +88,15 @@ CASES: dict[int, dict[str, Body]] = {
         "pipeline_zero_2": partial(_trains_alike, INTERLEAVED | {"parallel__zero_stage": 2}),
         "resumes_from_sequence_pipeline_on_zero_3": partial(
             _resumes, SP | PP, T5 | {"parallel__zero_stage": 3}
+        ),
+        "relative_positions_over_tensor_pipeline": partial(
+            _trains_alike, SP | SPLIT | SELECTIVE, model="t5 1.0"
+        ),
+        "relative_positions_over_deep_pipeline": partial(
+            _trains_alike, T5 | {"parallel__pipeline_model_parallel_size": 4}, model="t5 1.0"
+        ),
+        "relative_positions_over_interleaved_pipeline_with_zero_2": partial(
+            _trains_alike, INTERLEAVED | {"parallel__zero_stage": 2}, model="t5 1.0"
         ),
         "sequence_data": partial(_trains_alike, SP | SELECTIVE),
         "tensor_over_replicated_key_heads": partial(
@@ -88,7 +110,12 @@ CASES: dict[int, dict[str, Body]] = {
 }
 
 
-SHORT = {"sequence_with_recomputation_and_dropout", "pipeline_split_at_the_decoder", "zero_1_with_dropout"}
+SHORT = {
+    "relative_positions_over_tensor_pipeline",
+    "sequence_with_recomputation_and_dropout",
+    "pipeline_split_at_the_decoder",
+    "zero_1_with_dropout",
+}
 
 
 @pytest.fixture(scope="module")

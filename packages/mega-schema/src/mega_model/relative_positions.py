@@ -42,7 +42,9 @@ class RelativePositions(nn.ModuleDict):
             side = m.has_cross_attention(layer)
             same_side = (first for first in rt.stage.layers if m.has_cross_attention(first) == side)
             self.table_of[layer] = layer if m.relative_per_layer else next(same_side)
-        super().__init__({str(layer): RelativeBias(rt, layer) for layer in sorted(set(self.table_of.values()))})
+        super().__init__(
+            {str(layer): RelativeBias(rt, layer) for layer in sorted(set(self.table_of.values()))}
+        )
 
     def wrap(self, attend: AttentionBackend, *, causal: bool) -> AttentionBackend:
         """Return the backend with the biases of the layers of one side: the decoder's are causal."""

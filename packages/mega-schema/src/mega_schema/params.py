@@ -99,9 +99,7 @@ def is_embedding_or_output(row: Param) -> bool:
 
 def is_layer_matrix(row: Param) -> bool:
     """Whether the row is a matrix of a layer: not an embedding, position table or head."""
-    return (
-        isinstance(row.stage, int) and len(row.shape) == 2 and not row.name.startswith("relative_bias.")
-    )
+    return isinstance(row.stage, int) and len(row.shape) == 2 and not row.name.startswith("relative_bias.")
 
 
 def count_params(rows: Iterable[Param]) -> int:

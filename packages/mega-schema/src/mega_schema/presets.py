@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from mega_schema.errors import ConfigError
-from mega_schema.spec import ModelSpec, bert, gpt, llama
+from mega_schema.spec import ModelSpec, bert, gpt, llama, t5
 
 _GPT2: Mapping[str, int] = MappingProxyType({"vocab": 50257, "max_seq_len": 1024})
 _LARGE: Mapping[str, int] = MappingProxyType({"vocab": 51200, "max_seq_len": 2048})
@@ -41,7 +41,40 @@ _MODERN_BERT: Mapping[str, Any] = MappingProxyType(
         "binary_head": False,
     }
 )
+_RELATIVE_T5: Mapping[str, Any] = MappingProxyType(
+    {
+        "vocab": 32128,
+        "max_seq_len": 512,
+        "norm": "rmsnorm",
+        "norm_eps": 1e-6,
+        "positions": "relative",
+        "scale_attention": False,
+        "bias": False,
+        "qkv_bias": False,
+        "head_bias": False,
+    }
+)
+_T5: Mapping[str, Any] = MappingProxyType({**_RELATIVE_T5, "activation": "relu", "scale_output": True})
+_T5_11: Mapping[str, Any] = MappingProxyType({**_RELATIVE_T5, "activation": "geglu_tanh", "tied": False})
+_UMT5: Mapping[str, Any] = MappingProxyType({**_T5_11, "vocab": 256384, "relative_per_layer": True})
+# layers of each side, hidden, heads, ffn
+_T5_11_SIZES: Mapping[str, tuple[int, int, int, int]] = MappingProxyType(
+    {
+        "small": (8, 512, 6, 1024),
+        "base": (12, 768, 12, 2048),
+        "large": (24, 1024, 16, 2816),
+        "xl": (24, 2048, 32, 5120),
+        "xxl": (24, 4096, 64, 10240),
+    }
+)
 _QWEN: Mapping[str, Any] = MappingProxyType({"rope_theta": 1000000.0, "norm_eps": 1e-6})
+
+
+def _t5(layers: int, hidden: int, heads: int, ffn: int, head_dim: int = 64, **fields: Any) -> ModelSpec:
+    """Build a T5 of equally deep sides, whose heads need not share the hidden size."""
+    sides = {"encoder_layers": layers, "decoder_layers": layers}
+    return t5(**sides, hidden=hidden, heads=heads, ffn=ffn, head_dim=head_dim, **fields)
+
 
 PRESETS: Mapping[str, ModelSpec] = MappingProxyType(
     {
@@ -140,6 +173,16 @@ PRESETS: Mapping[str, ModelSpec] = MappingProxyType(
         "megatron-bert-3.9b": bert(layers=48, hidden=2560, heads=40, **_BERT),  # arXiv:1909.08053 table 4
         "modernbert-base": bert(layers=22, hidden=768, heads=12, ffn=1152, **_MODERN_BERT),
         "modernbert-large": bert(layers=28, hidden=1024, heads=16, ffn=2624, **_MODERN_BERT),
+        # arXiv:1910.10683 §3.7
+        "t5-small": _t5(6, 512, 8, 2048, **_T5),
+        "t5-base": _t5(12, 768, 12, 3072, **_T5),
+        "t5-large": _t5(24, 1024, 16, 4096, **_T5),
+        "t5-3b": _t5(24, 1024, 32, 16384, 128, **_T5),
+        "t5-11b": _t5(24, 1024, 128, 65536, 128, **_T5),
+        **{f"t5-v1_1-{name}": _t5(*sizes, **_T5_11) for name, sizes in _T5_11_SIZES.items()},
+        **{f"flan-t5-{name}": _t5(*sizes, **_T5_11) for name, sizes in _T5_11_SIZES.items()},
+        # arXiv:2304.09151
+        **{f"umt5-{name}": _t5(*_T5_11_SIZES[name], **_UMT5) for name in ("small", "base", "xl", "xxl")},
     }
 )
 

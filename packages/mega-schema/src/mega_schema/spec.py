@@ -20,9 +20,7 @@ Activation = Literal[
 ]
 Positions = Literal["learned", "rope", "alibi", "sinusoidal", "relative", "none"]
 HeadTransform = Literal["none", "gelu_tanh", "gelu_erf"]
-GATED: frozenset[Activation] = frozenset(
-    {"swiglu", "geglu", "geglu_tanh", "reglu", "liglu"}
-)
+GATED: frozenset[Activation] = frozenset({"swiglu", "geglu", "geglu_tanh", "reglu", "liglu"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

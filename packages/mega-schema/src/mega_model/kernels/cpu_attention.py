@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mega_model.kernels.interface import Visible
-from mega_model.kernels.relative_bias import expand_bias, reduce_bias_gradient
 from mega_model.kernels.reference import attention as definition
+from mega_model.kernels.relative_bias import expand_bias, reduce_bias_gradient
 from mega_model.matmul_precision import allow_bf16_matmul, has_native
 
 _BLOCK_ROWS = 128  # R

@@ -69,8 +69,16 @@ class ModelConfig:
     bias_gelu_fusion: bool = option(
         "--no-bias-gelu-fusion", True, "compute GELU by erf, as Megatron's unfused kernel does"
     )
-    positions: Literal["learned_absolute", "rope", "alibi", "none"] | None = option(
-        "--position-embedding-type", None, "kind of position embedding"
+    positions: Literal["learned_absolute", "rope", "alibi", "relative", "none"] | None = option(
+        "--position-embedding-type", None, "kind of position embedding; relative is T5's, and for T5 only"
+    )
+    relative_buckets: int | None = option(
+        "--relative-attention-num-buckets", None, "rows of the table of relative positions; 32 if not given"
+    )
+    relative_max_distance: int | None = option(
+        "--relative-attention-max-distance",
+        None,
+        "distance in tokens from which relative positions share one row; 128 if not given",
     )
     rope_theta: float | None = option("--rotary-base", None, "base of the rotary angles; 10000 if not given")
     rotary_fraction: float | None = option(

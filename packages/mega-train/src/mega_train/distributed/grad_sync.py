@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Sequence
 from typing import Protocol
 
@@ -87,6 +88,11 @@ class GradientSync:
         self.names = [row.name for row in table]
         self.num_elements = count_params(table)
         self.tied_names = tied_across_stages(table, mesh)
+        self._tied_layer_sizes = {  # elements on a rank of tp, at most
+            row.name: math.prod(row.local_shape(mesh.tp.size))
+            for row in table
+            if row.name in self.tied_names and isinstance(row.stage, int)
+        }
         self.shards: Sequence[Tensor] = ()
 
     def reduce(self, scale: float = 1.0) -> None:
@@ -105,6 +111,7 @@ class GradientSync:
         self._sum_partial_grads()
         all_reduce_replicated(self._flat_gradients(), self.mesh.tp)
         self._sync_tied_embeddings()
+        self._sum_tied_layers()
 
     def _sum_partial_grads(self) -> None:
         """Sum over tp the gradients to which each rank contributes a part.
@@ -213,11 +220,32 @@ class GradientSync:
         """Add up the two gradients of an embedding that the first stage and the last stage share."""
         pp = self.mesh.pp
         for row, gradient in zip(self.rows, self.shards, strict=True):
-            if (row.tied_to or row.name) in self.tied_names:
+            if (row.tied_to or row.name) in self.tied_names and not isinstance(row.stage, int):
                 received = torch.empty_like(gradient)
                 peer = pp.size - 1 - pp.rank
                 pp.exchange([(gradient, peer)], [(received, peer)])
                 gradient.add_(received)
+
+    def _sum_tied_layers(self) -> None:
+        """Sum over pp the gradients of a table that layers of several stages share.
+
+        A rank of an interleaved pipeline may hold it more than once, and another not at all.
+        """
+        sizes = self._tied_layer_sizes
+        if not sizes:
+            return
+        totals = torch.zeros(sum(sizes.values()), device=self.mesh.device)
+        parts = dict(zip(sizes, totals.split(list(sizes.values())), strict=True))
+        held = [
+            (parts[row.tied_to or row.name], gradient)
+            for row, gradient in zip(self.rows, self.shards, strict=True)
+            if (row.tied_to or row.name) in sizes
+        ]
+        for total, gradient in held:
+            total[: gradient.numel()] += gradient
+        self.mesh.pp.reduce(totals)
+        for total, gradient in held:
+            gradient.copy_(total[: gradient.numel()])
 
 
 def tied_across_stages(table: Collection[Param], mesh: Mesh) -> Collection[str]:

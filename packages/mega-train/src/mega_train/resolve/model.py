@@ -219,6 +219,8 @@ def _given_values(run: RunConfig, family: Family) -> dict[str, Any]:
         "activation": _activation(m, family),
         "head_transform": _head_transform(m, family),
         "positions": "learned" if m.positions == "learned_absolute" else m.positions,
+        "relative_buckets": m.relative_buckets,
+        "relative_max_distance": m.relative_max_distance,
         "rope_theta": m.rope_theta,
         "rotary_fraction": m.rotary_fraction,
         "rope_interleaved": m.rope_interleaved or None,

@@ -49,7 +49,8 @@ def _candidates(spec: ModelSpec) -> Iterator[ModelConfig]:
 def all_model_keys(spec: ModelSpec) -> ModelConfig:
     """Return the model section with every key that describes the model.
 
-    Sinusoidal positions have none, nor have the head of an encoder and what only ModernBERT's presets have.
+    Sinusoidal positions have none, nor have the head of an encoder and what only the presets of ModernBERT
+    and T5 have.
     """
     return ModelConfig(
         family=spec.family,
@@ -81,6 +82,8 @@ def all_model_keys(spec: ModelSpec) -> ModelConfig:
             if spec.positions == "sinusoidal"  # only presets have it
             else spec.positions
         ),
+        relative_buckets=spec.relative_buckets,
+        relative_max_distance=spec.relative_max_distance,
         rope_theta=spec.rope_theta,
         rotary_fraction=spec.rotary_fraction,
         rope_interleaved=spec.rope_interleaved,

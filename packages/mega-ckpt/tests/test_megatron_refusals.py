@@ -27,6 +27,7 @@ from mega_schema.checkpoint.checkpoint_dir import LATEST
 from mega_schema.checkpoint.reader import Checkpoint
 from mega_schema.errors import ConfigError, FormatError, LayoutError, MegaError
 from mega_schema.parallel_layout import Layout
+from mega_schema.presets import preset
 from mega_schema.spec import ModelSpec, bert, gpt
 
 Folder = Callable[..., Path]
@@ -261,6 +262,13 @@ SMALL = {"layers": 2, "hidden": 8, "heads": 4, "vocab": 11, "max_seq_len": 6}
     ("spec", "message"),
     [
         (gpt(**SMALL, positions="alibi"), "model.positions: is not supported by Megatron: found alibi"),
+        (gpt(**SMALL, activation="relu"), "model.activation: is not supported by Megatron: found relu"),
+        (
+            dataclasses.replace(
+                preset("t5-small"), activation="gelu_tanh", bias=True, qkv_bias=True, head_bias=True
+            ),
+            "model.positions: is not supported by Megatron: found relative",
+        ),
         (gpt(**SMALL, activation="geglu"), "model.activation: is not supported by Megatron: found geglu"),
         (
             gpt(**SMALL, scale_embedding=True),

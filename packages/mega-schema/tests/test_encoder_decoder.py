@@ -247,6 +247,14 @@ def test_initial_values_of_output_projections_scale_with_the_depth_of_the_encode
         ({"sliding_window": 4}, "model.sliding_window: is not supported in an encoder with a decoder"),
         ({"positions": "alibi"}, "model.positions: is not supported in an encoder"),
         ({"token_types": 2}, "model.token_types: is not supported in a decoder"),
+        (
+            {"positions": "relative", "relative_buckets": 6},
+            "model.relative_buckets: cannot be halved by direction and by distance: found 6",
+        ),
+        (
+            {"positions": "relative", "relative_max_distance": 16},
+            "model.relative_max_distance: is within the distances that have a bucket of their own: found 16",
+        ),
     ],
 )
 def test_a_model_that_cannot_be_is_one_line(fields: dict[str, Any], message: str) -> None:
@@ -260,6 +268,8 @@ def test_a_family_without_an_encoder_refuses_its_fields() -> None:
     for fields, message in (
         ({"encoder_layers": 1}, "model.family: does not fit model.encoder_layers"),
         ({"head_bias": True}, "model.head_bias: is not supported in a decoder"),
+        ({"scale_output": True}, "model.scale_output: is not supported in a decoder alone"),
+        ({"positions": "relative"}, "model.positions: is supported only in an encoder with a decoder"),
     ):
         with pytest.raises(ConfigError) as caught:
             gpt(**sizes, **fields)  # type: ignore[arg-type]

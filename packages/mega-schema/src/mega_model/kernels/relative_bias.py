@@ -45,7 +45,7 @@ def relative_attention(
     """Compute softmax(q kᵀ / √H + bias) v over the visible keys, (B, N, s, H); torch chooses the algorithm.
 
     Args:
-        visible: a boolean mask, "before" or None, see `Visible`.
+        visible: a boolean mask, "before" or None, as in `interface`.
         bias_ND: bias of each head, float32, by the distance from query to key, see `AttentionMask`.
     """
     q, k, v = (to_attention_dtype(x) for x in (q_BNsH, k_BKSH, v_BKSH))

@@ -236,15 +236,15 @@ class GradientSync:
             return
         totals = torch.zeros(sum(sizes.values()), device=self.mesh.device)
         parts = dict(zip(sizes, totals.split(list(sizes.values())), strict=True))
-        held = [
+        shared = [
             (parts[row.tied_to or row.name], gradient)
             for row, gradient in zip(self.rows, self.shards, strict=True)
             if (row.tied_to or row.name) in sizes
         ]
-        for total, gradient in held:
+        for total, gradient in shared:
             total[: gradient.numel()] += gradient
         self.mesh.pp.reduce(totals)
-        for total, gradient in held:
+        for total, gradient in shared:
             gradient.copy_(total[: gradient.numel()])
 
 

@@ -211,7 +211,7 @@ def _check_supported(spec: ModelSpec, where: object, *, core: bool) -> None:
 def _unsupported_options(spec: ModelSpec, core: bool) -> Iterator[tuple[str, object]]:
     if spec.positions in ("alibi", "sinusoidal"):
         yield "positions", "learned | rope | none"
-    if spec.activation in GATED - {"swiglu"}:
+    if spec.activation in (GATED | {"relu"}) - {"swiglu"}:
         yield "activation", "gelu_tanh | gelu_erf | squared_relu | swiglu"
     if core and spec.activation == "gelu_tanh" and not spec.bias:
         yield "activation", "gelu_erf | squared_relu | swiglu, without biases"
@@ -231,6 +231,7 @@ def _unsupported_options(spec: ModelSpec, core: bool) -> Iterator[tuple[str, obj
         required |= {"rope_scaling_low": 1.0, "rope_scaling_high": 4.0, "rope_scaling_context": 8192}
     if spec.encoder_layers is not None:
         required |= {"kv_heads": spec.heads, "head_bias": True, "tied": True, "positions": "learned"}
+        required |= {"scale_output": False, "scale_attention": True}
     if core:
         required |= {"post_norm_residual": False, "encoder_layers": None}
     else:

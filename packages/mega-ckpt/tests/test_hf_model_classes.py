@@ -19,7 +19,7 @@ from mega_ckpt.operations.convert import convert
 from mega_schema.arch import table
 from mega_schema.checkpoint.reader import MODEL, Checkpoint
 from mega_schema.errors import ConfigError, FormatError
-from mega_schema.spec import ModelSpec, bert, gpt, llama
+from mega_schema.spec import ModelSpec, bert, gpt, llama, t5
 
 SEEDS = range(6)
 KINDS = list(dict.fromkeys(model_class.model_type for model_class in CLASSES))
@@ -61,6 +61,22 @@ def _random(kind: str, seed: int) -> ModelSpec:
             activation=activation,
             token_types=draw.choice([1, 2, 3]),
             post_norm_residual=kind == "bert",
+        )
+    if kind in ("t5", "umt5"):
+        del common["layers"], common["init_std"]
+        relative: dict[str, Any] = {"positions": "relative", "scale_attention": False, "norm": "rmsnorm"}
+        return t5(
+            **common,
+            **relative,
+            **dict.fromkeys(("bias", "qkv_bias", "head_bias"), False),
+            encoder_layers=draw.randint(1, 3),
+            decoder_layers=draw.randint(1, 3),
+            head_dim=draw.choice([3, 8]),
+            ffn=draw.randint(1, 50),
+            activation=draw.choice(["relu", "geglu_tanh"]),
+            relative_buckets=draw.choice([8, 32]),
+            relative_per_layer=kind == "umt5",
+            scale_output=common["tied"],
         )
     if kind == "modernbert":
         windows_of_layers = draw.choice(

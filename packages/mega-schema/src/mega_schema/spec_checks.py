@@ -15,7 +15,8 @@ _NO_NEXT_TOKEN = "is of an encoder, which predicts no next token"
 _NOT_RUN_YET = "is of an encoder with a decoder, which cannot be run yet"
 # model_type of a config.json
 _FOREIGN_ENCODERS: Mapping[str, str] = MappingProxyType(
-    dict.fromkeys(("bert", "megatron-bert", "modernbert"), _NO_NEXT_TOKEN) | {"t5": _NOT_RUN_YET}
+    dict.fromkeys(("bert", "megatron-bert", "modernbert"), _NO_NEXT_TOKEN)
+    | dict.fromkeys(("t5", "umt5"), _NOT_RUN_YET)
 )
 
 

@@ -227,7 +227,10 @@ def _run_transformers(side: LoadedSide, stored: Mapping[str, str], token_BS: np.
                 output_loading_info=True,
             )
             token_ids_BS = torch.from_numpy(token_BS)
-            if folder.spec.causal:
+            if folder.spec.encoder_layers is not None:  # both sides read the same tokens
+                inputs = {"input_ids": token_ids_BS, "decoder_input_ids": token_ids_BS}
+                logits = model(**inputs, use_cache=False).logits
+            elif folder.spec.causal:
                 logits = model(token_ids_BS, use_cache=False).logits
             else:
                 logits = _encoder_logits(model, token_ids_BS)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mega_ckpt.formats.huggingface.model_classes import RopeKeys
+from mega_ckpt.formats.huggingface.class_tables import RopeKeys
 from mega_schema.errors import FormatError
 from mega_schema.spec import ModelSpec
 

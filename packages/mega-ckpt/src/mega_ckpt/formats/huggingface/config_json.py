@@ -11,7 +11,8 @@ from types import MappingProxyType
 from typing import Any
 
 from mega_ckpt.formats.huggingface.alternating_layers import read_layers, write_layers
-from mega_ckpt.formats.huggingface.model_classes import CLASSES, NEEDED, HfConfigKey, HfModelClass
+from mega_ckpt.formats.huggingface.class_tables import NEEDED, HfConfigKey, HfModelClass
+from mega_ckpt.formats.huggingface.model_classes import CLASSES
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.spec import ModelSpec
 
@@ -25,8 +26,8 @@ _LLAMA3: Mapping[str, str] = MappingProxyType(
     }
 )
 _DEFAULTS: Mapping[str, object] = MappingProxyType({f.name: f.default for f in dataclasses.fields(ModelSpec)})
-# config.json has no initialization, and the family changes no result
-_FREE = frozenset({"family", "vocab_multiple", "init"})
+# not every config.json has an initialization, and the family changes no result
+_FREE = frozenset({"family", "vocab_multiple", "init", "init_std"})
 
 # how to train a model with another value of a field that no class supports, or not with the others
 _HINTS: Mapping[str, str] = MappingProxyType(
@@ -86,6 +87,8 @@ def from_spec(spec: ModelSpec, where: object) -> dict[str, Any]:
     for key in hf_class.keys:
         value = getattr(spec, key.ours)
         config[key.theirs] = value if key.values is None else _inverse(key.values)[value]
+    if hf_class.decoder_layers is not None and spec.encoder_layers is not None:
+        config[hf_class.decoder_layers] = spec.layers - spec.encoder_layers
     if hf_class.window == "alternating" and hf_class.rope is not None:
         return config | write_layers(hf_class.rope, spec)
     return config | _rope_keys(hf_class, spec) | _window_keys(hf_class, spec)
@@ -127,6 +130,9 @@ def _fields(hf_class: HfModelClass, config: Mapping[str, Any], where: object) ->
     fields: dict[str, Any] = {"family": hf_class.family}
     for key in hf_class.keys:
         fields[key.ours] = _read_key(key, config, fields, where)
+    if hf_class.decoder_layers is not None:
+        encoder_layers, layers = fields["encoder_layers"], config.get(hf_class.decoder_layers)
+        fields["layers"] = encoder_layers + (encoder_layers if layers is None else layers)
     for name, rule in hf_class.implied.items():
         fields[name] = _apply_rule(rule, fields, where)
     if hf_class.window == "alternating" and hf_class.rope is not None:
@@ -274,6 +280,8 @@ def _mismatches(hf_class: HfModelClass, spec: ModelSpec) -> dict[str, object]:
         if name == "global_attention_every" and hf_class.window == "alternating":
             if value is None and spec.sliding_window is not None:
                 lacking[name] = "a number of layers"
+            continue
+        if name == "layers" and hf_class.decoder_layers is not None:
             continue
         if name in keys:
             values = keys[name].values

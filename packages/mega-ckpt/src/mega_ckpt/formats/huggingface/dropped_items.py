@@ -25,6 +25,7 @@ _DROPOUT: Mapping[str, float] = MappingProxyType(
         "mlp_dropout": 0.0,
         "hidden_dropout": 0.0,
         "hidden_dropout_prob": 0.1,
+        "dropout_rate": 0.1,
         "attention_probs_dropout_prob": 0.1,
     }
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -16,6 +16,7 @@ from mega_ckpt.formats.huggingface import config_json
 from mega_ckpt.formats.huggingface import tokenizer as hf_tokenizer
 from mega_ckpt.formats.huggingface.names import BUFFERS, HfNames, names_of
 from mega_ckpt.formats.huggingface.shards import INDEX, WEIGHTS
+from mega_ckpt.formats.huggingface.t5_names import COPIES
 from mega_ckpt.formats.huggingface.tokenizer import GENERATION, TOKENIZER_JSON
 from mega_ckpt.formats.user_overrides import NO_TOKENIZER
 from mega_ckpt.tensors import safetensors_io
@@ -71,6 +72,8 @@ def open_hf_folder(folder: Path) -> HfFolder:
     embedding, head = f"{names.inner}{names.whole['embed']}.weight", f"{names.head}.weight"
     heads = (head, f"{names.other_head}.weight")
     entries = {head if n in heads else n: e for n, e in entries.items() if not n.endswith(BUFFERS)}
+    if spec.encoder_layers is not None:
+        spec, entries = _read_tied_tensors(folder, config, spec, entries)
     if not spec.causal:
         entries = _rename_encoder_tensors(folder, names, entries)
     if embedding.removeprefix(names.inner) in entries:  # only the inner model was saved, as OpenAI's
@@ -102,6 +105,29 @@ def _rename_encoder_tensors(
     ):
         raise FormatError(f"{folder}: {copy}", f"is not {bias}, which it is tied to")
     return renamed
+
+
+def _read_tied_tensors(
+    folder: Path, config: Mapping[str, Any], spec: ModelSpec, entries: Mapping[str, MappedTensor]
+) -> tuple[ModelSpec, dict[str, MappedTensor]]:
+    """Drop the copies of T5's embedding, and find whether the output matrix is tied to it.
+
+    transformers 5 records every T5 as tied, and in `scale_decoder_outputs` what the key of the tie meant
+    before. It reads an output matrix that differs from the embedding as untied.
+    """
+    names = names_of(spec)
+    embedding, head = f"{names.whole['embed']}.weight", f"{names.head}.weight"
+    whole = {name: entry for name, entry in entries.items() if name not in COPIES}
+    if embedding not in whole:
+        return spec, whole  # refused later as a missing tensor
+    for name in COPIES:
+        if name in entries and not tensors_equal(entries[name], whole[embedding]):
+            raise FormatError(f"{folder}: {name}", f"is not {embedding}, which it is tied to")
+    scale_output = config.get("scale_decoder_outputs", spec.scale_output)
+    if scale_output is spec.tied:
+        return spec, whole
+    tied = head not in whole or tensors_equal(whole[head], whole[embedding])
+    return replace(spec, tied=tied, scale_output=scale_output), whole
 
 
 def has_tokenizer(folder: Path) -> bool:
@@ -148,6 +174,9 @@ def write_folder(
         MegaError: the disk is full, or refused the write for another reason.
     """
     special = _special_ids(tokenizer)
+    if spec.encoder_layers is not None:  # T5's decoder begins with padding, where there is no other start
+        start = special["bos_token_id"] if special["bos_token_id"] is not None else special["pad_token_id"]
+        special["decoder_start_token_id"] = start or 0
     torch_name = _TORCH_NAMES[dtype]
     with disk_errors(folder), atomic_folder(folder, contains_file(CONFIG)) as new:
         weights(new)

@@ -6,103 +6,22 @@ otherwise the class does not support the model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import Literal
 
-from mega_schema.spec import Family
-
-Rule = Callable[[Mapping[str, Any]], object]
-"""A value derived from fields of `ModelSpec`; None if it would not be an integer."""
-
-NEEDED: Final = object()
-
-
-@dataclass(frozen=True, slots=True)
-class HfConfigKey:
-    """One key of config.json and the field of `ModelSpec` with the same meaning.
-
-    Attributes:
-        theirs: name of the key.
-        ours: a field of `ModelSpec`.
-        missing, null: default of the class if the key is missing, and if it is null: a value of the field, a
-            rule, or NEEDED.
-        older: other names of the key, in files of older versions.
-        values: Hugging Face's values to ours, if they differ; of several equal ones the last is written.
-    """
-
-    theirs: str
-    ours: str
-    missing: object = NEEDED
-    null: object = NEEDED
-    older: tuple[str, ...] = ()
-    values: Mapping[str, str] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class RopeKeys:
-    """Keys of rotary positions other than `rope_parameters`, which transformers 5 uses for all classes.
-
-    Attributes:
-        base, fraction: keys of the base of the angles, and of the fraction of rotated components; None: all.
-        missing: the fraction if its key is missing.
-        default_base: the base if its key is missing.
-        local_base: key of the base in layers with a window; None: all layers have one base.
-    """
-
-    base: str = "rope_theta"
-    fraction: str | None = None
-    missing: float = 1.0
-    default_base: float = 10000.0
-    local_base: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class HfModelClass:
-    """A class of `transformers`.
-
-    Attributes:
-        model_type, architecture: its two names in a config.json.
-        family: the name of the defaults nearest to the class, recorded in the spec.
-        keys: ordered so that a rule comes after the keys it depends on.
-        fixed: keys that change the computation, with the one value that Mega supports.
-        implied: fields of `ModelSpec` without a key, with a value or a rule.
-        rope: None: positions are not rotary.
-        window: "switch": `use_sliding_window` and the layers it is for; "key": as in `keys`; "alternating":
-            layers with and without a window alternate, see `alternating_layers`; None: there is no window.
-    """
-
-    model_type: str
-    architecture: str
-    family: Family
-    keys: tuple[HfConfigKey, ...]
-    fixed: Mapping[str, object]
-    implied: Mapping[str, object]
-    rope: RopeKeys | None = None
-    window: Literal["key", "switch", "alternating"] | None = None
-
-
-def same_heads(fields: Mapping[str, Any]) -> object:
-    """Return as many key heads as query heads."""
-    return fields["heads"]
-
-
-def even_width(fields: Mapping[str, Any]) -> object:
-    """Return the hidden size divided by the heads; None if it does not divide."""
-    return None if fields["hidden"] % fields["heads"] else fields["hidden"] // fields["heads"]
-
-
-def same_activation(fields: Mapping[str, Any]) -> object:
-    """Return the activation of the feed-forward."""
-    return fields["activation"]
-
-
-def four_times(fields: Mapping[str, Any]) -> object:
-    """Return a feed-forward width of four times the hidden size."""
-    return 4 * fields["hidden"]
-
+from mega_ckpt.formats.huggingface.class_tables import (
+    NEEDED,
+    HfConfigKey,
+    HfModelClass,
+    RopeKeys,
+    even_width,
+    four_times,
+    same_activation,
+    same_as_tied,
+    same_heads,
+)
 
 _ACTIVATIONS: Mapping[str, str] = MappingProxyType(
     {
@@ -117,6 +36,17 @@ _GELU: Mapping[str, str] = MappingProxyType(
     {theirs: ours for theirs, ours in _ACTIVATIONS.items() if ours.startswith("gelu")}
 )
 _GEGLU: Mapping[str, str] = MappingProxyType({"gelu": "geglu"})
+_T5_ACTIVATIONS: Mapping[str, str] = MappingProxyType(
+    {
+        "relu": "relu",
+        "gelu": "gelu_erf",
+        "gelu_new": "gelu_tanh",
+        "gated-relu": "reglu",
+        "gated-silu": "swiglu",
+        "gated-gelu_new": "geglu_tanh",
+        "gated-gelu": "geglu_tanh",  # transformers replaces it by gelu_new
+    }
+)
 _SILU: Mapping[str, str] = MappingProxyType({"swish": "swiglu", "silu": "swiglu"})
 _INIT = HfConfigKey("initializer_range", "init_std", 0.02)
 
@@ -315,6 +245,43 @@ def _modern_bert(architecture: str, *, head: bool) -> HfModelClass:
     )
 
 
+def _t5(model_type: str, architecture: str, *, per_layer: bool) -> HfModelClass:
+    """Build a class with T5's keys; `per_layer`: each layer has a table of relative positions."""
+    activation = "geglu_tanh" if per_layer else "relu"
+    return HfModelClass(
+        model_type,
+        architecture,
+        "t5",
+        (
+            HfConfigKey("vocab_size", "vocab"),
+            HfConfigKey("n_positions", "max_seq_len", 512),
+            HfConfigKey("d_model", "hidden"),
+            HfConfigKey("num_layers", "encoder_layers"),
+            HfConfigKey("num_heads", "heads"),
+            HfConfigKey("d_kv", "head_dim", 64),
+            HfConfigKey("d_ff", "ffn"),
+            HfConfigKey("feed_forward_proj", "activation", activation, values=_T5_ACTIVATIONS),
+            HfConfigKey("layer_norm_epsilon", "norm_eps", 1e-6),
+            HfConfigKey("relative_attention_num_buckets", "relative_buckets", 32),
+            HfConfigKey("relative_attention_max_distance", "relative_max_distance", 128),
+            HfConfigKey("tie_word_embeddings", "tied", True),
+        ),
+        fixed={"is_encoder_decoder": True, "is_decoder": False},
+        implied={
+            "kv_heads": same_heads,
+            "norm": "rmsnorm",
+            "positions": "relative",
+            "relative_per_layer": per_layer,
+            "scale_output": same_as_tied,
+            "scale_attention": False,
+            "bias": False,
+            "qkv_bias": False,
+            "head_bias": False,
+        },
+        decoder_layers="num_decoder_layers",
+    )
+
+
 def _all_berts(model_type: str, prefix: str, *, post_norm: bool) -> tuple[HfModelClass, ...]:
     build = partial(_bert, model_type, post_norm=post_norm)
     return (
@@ -361,4 +328,6 @@ CLASSES: tuple[HfModelClass, ...] = (
     *_all_berts("megatron-bert", "MegatronBert", post_norm=False),
     _modern_bert("ModernBertForMaskedLM", head=True),
     _modern_bert("ModernBertModel", head=False),
+    _t5("t5", "T5ForConditionalGeneration", per_layer=False),
+    _t5("umt5", "UMT5ForConditionalGeneration", per_layer=True),
 )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from mega_ckpt.formats.huggingface.config_json import class_of
+from mega_ckpt.formats.huggingface.t5_names import t5_aliases
 from mega_ckpt.name_maps.alias import TensorAlias
 from mega_ckpt.name_maps.qkv import qkv_order
 from mega_schema.arch import table
@@ -54,6 +55,7 @@ BUFFERS = (
     ".attention.masked_bias",
     "rotary_emb.inv_freq",
     "embeddings.position_ids",
+    "EncDecAttention.relative_attention_bias.weight",  # of T5's first files; no version reads it
 )
 
 _GPT2 = HfNames(
@@ -173,9 +175,11 @@ _MODERN_BERT = HfNames(
     outer={"head.dense": "head.dense", "head.norm": "head.norm", "head.bias": "decoder"},
     head="decoder",
 )
+_T5 = HfNames("", "", {"embed": "shared"}, {})  # the others are in `t5_names`
 _NAMES: Mapping[str, HfNames] = MappingProxyType(
     {"gpt2": _GPT2, "bloom": _BLOOM, "gpt_neox": _NEOX}
     | {"bert": _BERT, "megatron-bert": _MEGATRON_BERT, "modernbert": _MODERN_BERT}
+    | dict.fromkeys(("t5", "umt5"), _T5)
     | dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), _LLAMA)
 )
 
@@ -195,7 +199,8 @@ def aliases(spec: ModelSpec) -> list[TensorAlias]:
     Raises:
         ConfigError: no class supports every feature of the model.
     """
-    return list(_aliases(spec, names_of(spec)))
+    names = names_of(spec)
+    return list(t5_aliases(spec) if names is _T5 else _aliases(spec, names))
 
 
 def _aliases(spec: ModelSpec, names: HfNames) -> Iterator[TensorAlias]:

@@ -165,6 +165,27 @@ def test_loss_and_gradients_are_those_of_the_equations(name: str) -> None:
         torch.testing.assert_close(found[key], weight.grad, atol=1e-4, rtol=1e-4, msg=key)
 
 
+def test_the_loss_of_the_labelled_tokens_is_that_of_all() -> None:
+    model = _model(SPECS["megatron"])
+    _loss(model).backward()
+    wanted = {name: weight.grad for name, weight in model.named_parameters()}
+    model.zero_grad()
+    labelled_M = (TARGETS.flatten() != IGNORED).nonzero()[:, 0]
+    assert len(labelled_M) < TARGETS.numel()
+    loss = model(
+        TOKENS.flatten(),
+        torch.arange(5).repeat(2),
+        PackedAttention(2, 5),
+        target_T=TARGETS.flatten()[labelled_M],
+        source=_source(),
+        labelled_M=labelled_M,
+    )
+    loss.backward()
+    torch.testing.assert_close(loss.detach(), _loss(model).detach(), rtol=1e-6, atol=0)
+    for name, weight in model.named_parameters():
+        torch.testing.assert_close(weight.grad, wanted[name], rtol=1e-5, atol=1e-6, msg=name)
+
+
 @pytest.mark.parametrize("method", ["full", "selective"])
 def test_recomputation_with_dropout_changes_no_gradient(method: Any) -> None:
     spec = SPECS["megatron"]

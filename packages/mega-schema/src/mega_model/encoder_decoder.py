@@ -73,19 +73,28 @@ class EncoderDecoder(Decoder):
         gradient: float | None = None,
         loss_weight_T: Tensor | None = None,
         source: EncoderInput | None = None,
+        labelled_M: Tensor | None = None,
     ) -> Tensor:
         """Run this stage's part of the forward pass.
 
         Args:
             x: (T,) token ids of the decoder on the first stage; (E + T, D) from the previous stage on the
                 others. `position_T`, `attend`, `drop` and `target_T` are of the decoder's tokens.
+            target_T: as in `Decoder.forward`; (M,) with `labelled_M`.
             source: the input of the encoder; required.
+            labelled_M: index of each token with a target, the same on every rank of tp; the head computes
+                only these. Not with sequence parallelism, whose ranks hold different numbers of them.
 
         Returns:
             as `Decoder.forward`, with (E + T, D) for the next stage.
         """
         x = self.hidden_states(x, position_T, attend, drop, None, source)
-        return self.head(x, target_T, gradient, loss_weight_T) if self.stage.is_last else x
+        if not self.stage.is_last:
+            return x
+        loss: Tensor = self.head(
+            x if labelled_M is None else x[labelled_M], target_T, gradient, loss_weight_T
+        )
+        return loss
 
     def hidden_states(
         self,

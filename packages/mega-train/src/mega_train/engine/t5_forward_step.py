@@ -40,18 +40,33 @@ class T5ForwardStep(ForwardStep):
         values = torch.from_numpy(batch).to(self.mesh.device, non_blocking=True)
         # every token of a sample has a number of its own, by which its dropout differs
         dropout = self._dropout(micro, self.config.seq_length + self.position_s)
-        count = max(1, int((batch[:, LABEL] != IGNORED).sum()))
+        labelled_M, count = self._find_labelled(batch)
         scale = 1 / (count * len(self.batches))
+        target_T = values[:, LABEL, : self.seq_length].flatten()
         output: Tensor = model(
             values[:, TOKEN, : self.seq_length].flatten() if received is None else received,
             self.position_s.repeat(len(batch)),
             self._decoder_attention(model.kernels, batch, micro),
             dropout or no_dropout,
-            values[:, LABEL, : self.seq_length].flatten(),
+            target_T if labelled_M is None else target_T[labelled_M],
             self.loss_scale * scale if self.knows_loss_grad else None,
             source=self._encoder_input(model, batch, values, micro),
+            labelled_M=labelled_M,
         )
         return scale_loss(output * scale, self.loss_scale) if model.stage.is_last else output
+
+    def _find_labelled(self, batch: np.ndarray) -> tuple[Tensor | None, int]:
+        """Find the decoder's tokens of a micro-batch that are no padding, at least one, and their number.
+
+        With sequence parallelism there is no index: ranks hold different numbers of them, and the head
+        computes all.
+        """
+        (labelled,) = np.nonzero(batch[:, LABEL, : self.seq_length].reshape(-1) != IGNORED)
+        count = max(1, len(labelled))
+        if self.mesh.tp.sequence:
+            return None, count
+        index = labelled if len(labelled) else np.zeros(1, np.int64)
+        return torch.from_numpy(index).to(self.mesh.device), count
 
     def _decoder_attention(self, kernels: Kernels, batch: np.ndarray, micro: int) -> AttentionBackend:
         """Return causal attention; it hides padding ids within the text, as Megatron's mask does.

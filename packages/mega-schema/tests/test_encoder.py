@@ -23,8 +23,9 @@ from mega_schema.errors import ConfigError
 from mega_schema.parallel_layout import Layout
 from mega_schema.params import count_params
 from mega_schema.presets import PRESETS, preset
-from mega_schema.spec import ENCODER_FIELDS, ModelSpec, bert, gpt
+from mega_schema.spec import ModelSpec, bert, gpt
 from mega_schema.spec_checks import refuse_foreign_encoder, require_decoder
+from mega_schema.spec_rules import ENCODER_FIELDS
 
 SMALL: dict[str, Any] = {
     "layers": 3,

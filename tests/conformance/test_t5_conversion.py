@@ -91,8 +91,8 @@ def test_logits_are_those_of_transformers_and_every_tensor_comes_back(case: str,
     spec = Checkpoint.open(tmp_path / "run").spec
     back.save_pretrained(tmp_path / "saved by transformers 5")
     for folder in ("back", "saved by transformers 5"):
-        again = convert("hf", "mega", tmp_path / folder, tmp_path / f"run of {folder}")
-        assert again.exit_code == 0, again.output
+        result = convert("hf", "mega", tmp_path / folder, tmp_path / f"run of {folder}")
+        assert result.exit_code == 0, result.output
         assert Checkpoint.open(tmp_path / f"run of {folder}").spec == spec
 
 

@@ -35,10 +35,12 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "bert tanh": ("Bert", "ForPreTraining", {"hidden_act": "gelu_new", "layer_norm_eps": 1e-5}),
     "bert without a binary head": ("Bert", "ForMaskedLM", {"type_vocab_size": 3}),
     "bert without heads": ("Bert", "Model", {}),
+    "bert with classes": ("Bert", "ForSequenceClassification", {"num_labels": 3}),
     "megatron": ("MegatronBert", "ForPreTraining", {"layer_norm_eps": 1e-5}),
     "megatron tanh": ("MegatronBert", "ForPreTraining", {"hidden_act": "gelu_new"}),
     "megatron without a binary head": ("MegatronBert", "ForMaskedLM", {}),
     "megatron without heads": ("MegatronBert", "Model", {}),
+    "megatron with classes": ("MegatronBert", "ForSequenceClassification", {"id2label": {0: "no", 1: "yes"}}),
 }
 
 
@@ -90,6 +92,11 @@ def test_outputs_are_those_of_transformers_and_every_tensor_comes_back(case: str
     )
     if "last_hidden_state" in wanted:
         pairs = [(x_TD, wanted.last_hidden_state)]
+    elif checkpoint.spec.labels:
+        task_BK = model.task_logits(x_TD, torch.arange(3) * 24)
+        torch.testing.assert_close(task_BK, wanted.logits, atol=1e-5, rtol=1e-5)
+        assert list(checkpoint.spec.labels) == list(theirs.config.id2label.values())
+        pairs = []
     else:
         pairs = [(model.logits(x_TD)[:, :61], wanted.get("prediction_logits", wanted.get("logits")))]
     for found, expected in pairs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,8 +37,10 @@ from mega_train.data.datasets import Datasets
 from mega_train.data.encoder.sentence_datasets import SentenceDatasets
 from mega_train.data.sft import PromptResponsePairs
 from mega_train.data.span_corruption import SpanVocabulary
+from mega_train.data.task_data import TaskData, TaskSamples
 from mega_train.engine.trainer import Trainer
 from mega_train.resolve import resolve
+from mega_train.resolve.task import apply_task
 from tests.encoder_fixture import write_corpus
 
 STEPS = 3  # two of warm-up and the first after it
@@ -95,6 +98,19 @@ MODELS: dict[str, tuple[Family, dict[str, Any]]] = {
             "vocab_size": 204,
             "make_vocab_size_divisible_by": 8,
         },
+    ),
+    **dict.fromkeys(
+        ("classify", "race"),
+        (
+            "bert",
+            {
+                "num_layers": 4,
+                "hidden_size": 32,
+                "num_attention_heads": 4,
+                "vocab_size": 204,
+                "make_vocab_size_divisible_by": 8,
+            },
+        ),
     ),
     "t5": (
         "t5",
@@ -185,6 +201,30 @@ def sentences(folder: Path, sentinels: int = 0) -> Path:
     return write_corpus(own / "corpus", sentinels=sentinels)
 
 
+def open_task(run: RunConfig, folder: Path, world: int, model: str) -> tuple[RunConfig, TaskData]:
+    """Write and open examples of three classes or of four choices: 13 epochs of eight steps."""
+    rng = np.random.default_rng(3)
+
+    def words() -> str:
+        return " ".join(f"w{word}" for word in rng.integers(10, 200, rng.integers(1, 20)))
+
+    for name, count in (("train", 64), ("dev", 13)):
+        rows = [f"{words()},{'abc'[rng.integers(3)]}" for _ in range(count)]
+        (folder / f"{name}.csv").write_text("\n".join(["text,label", *rows]) + "\n", "utf-8")
+        options = [[words() for _ in range(4)] for _ in range(count)]
+        answers = ["ABCD"[rng.integers(4)] for _ in range(count)]
+        passage = {"article": words(), "questions": ["_"] * count, "options": options, "answers": answers}
+        (folder / name).mkdir()
+        (folder / name / "passage.txt").write_text(json.dumps(passage) + "\n", "utf-8")
+    suffix = ".csv" if model == "classify" else ""
+    paths = {"train": (str(folder / f"train{suffix}"),), "valid": (str(folder / f"dev{suffix}"),)}
+    task = replace(run.task, name="CLASSIFY" if suffix else "RACE", epochs=13, **paths)
+    examples = TaskData.open(task)
+    train, data = replace(run.train, iterations=None), replace(run.data, path=())
+    run = replace(run, task=task, train=train, data=data)
+    return apply_task(run, examples, world, None)[0], examples
+
+
 def _open(
     prefix: Path, run: RunConfig, family: Family
 ) -> tuple[RunDatasets | IndexedDataset, TokenizerIdentity]:
@@ -224,6 +264,8 @@ def trainer(
     file.write_text(COMMON.replace("train_iters = 100\n", "") if counted_in_samples else COMMON)
     run = load_config(RunConfig, file, {}, sets)
     checkpoint = Checkpoint.open(load_from) if load_from else None
+    if model in ("classify", "race"):
+        run, examples = open_task(run, data.parent, world.size, model)
     opened, identity = _open(data, run, family)
     plan = resolve(
         run,
@@ -233,6 +275,12 @@ def trainer(
         loaded_spec=checkpoint.spec if checkpoint else None,
         cuda=False,
     )
+    if model in ("classify", "race"):
+        assert isinstance(opened, SentenceDatasets)
+        vocabulary = opened.datasets.tokenizer
+        opened = TaskSamples.from_tokenizer(
+            examples, vocabulary, plan.seq_length, plan.global_batch_size, run.train.seed
+        )
     mesh = Mesh.join(plan.layout, world, sequence=run.parallel.sequence, init_method=meet)
     return Trainer(plan, mesh, opened, checkpoint=checkpoint)
 

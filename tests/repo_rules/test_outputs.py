@@ -32,6 +32,9 @@ TRAINING = (
     "--micro-batch-size 1 --global-batch-size 1 --train-iters 1 --lr 0.01 --data-path corpus_text_document "
     "--hidden-dropout 0 --attention-dropout 0"
 )
+TASK = TRAINING.replace("--train-iters 1 ", "--epochs 1 --vocab-size 100 ").replace(
+    "--data-path corpus_text_document", "--task CLASSIFY --train-data in/labelled.jsonl"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,8 +187,11 @@ OUTPUTS = {
     "mega-train curve --output": Output("--output", "file", "runs/small"),
     "mega-train report --output": Output("--output", "file", "runs/small"),
 } | {
-    f"mega-train {family} {option}": Output(option, "folder", TRAINING, shared=True)
-    for family in ("gpt", "llama", "bert", "t5", "prefix")
+    f"mega-train {command} {option}": Output(option, "folder", line, shared=True)
+    for command, line in {
+        **dict.fromkeys(("gpt", "llama", "bert", "t5", "prefix"), TRAINING),
+        "finetune": TASK,
+    }.items()
     for option in (
         "--save",
         "--data-cache-path",
@@ -214,6 +220,9 @@ OUTPUTS |= {
     for name, output in OUTPUTS.items()
     if name.startswith("mega-eval") and "--load" in output.line
 }
+OUTPUTS["mega-eval classify --output"] = Output(
+    "--output", "file", "--load runs/small --data in/labelled.jsonl", ("in/labelled.jsonl",)
+)
 # options that name a path and are read; `plan` and `validate` of mega-train write nothing
 READ = re.compile(
     r"--(input|against|load|data|fewshot-data|dataset|sample-input|api-key|ssl|chat-template|config|language-model|tokenizer|vocab|merge|pretrained|baseline|compare-with|per-split|train-weighted|valid-weighted|test-weighted|kill-switch|datasets|train(?!-)|result(?!-))\b.*"
@@ -288,6 +297,8 @@ def faulty_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     page = "<html><body><p>One paragraph that is long enough to be text.</p></body></html>"
     for name in ("p.html", "p.jsonl"):
         (folder / "in" / name).write_text(page)
+    rows = ('{"text": "one two", "label": "a"}\n', '{"text": "one", "label": "b"}\n')
+    (folder / "in/labelled.jsonl").write_text("".join(rows))
     (folder / "in/prompts.jsonl").write_text('{"prompt": "one two"}\n')
     body = {"model": "small", "prompt": "one two", "max_tokens": 1}
     request = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": body}

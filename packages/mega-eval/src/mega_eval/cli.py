@@ -8,6 +8,7 @@ import click
 
 from mega_eval import __version__
 from mega_eval.commands.choice_commands import COMMANDS as CHOICE_COMMANDS
+from mega_eval.commands.classification_commands import classify
 from mega_eval.commands.compare import compare
 from mega_eval.commands.contamination import contamination
 from mega_eval.commands.core_command import core
@@ -55,6 +56,7 @@ for command in (
     *CHOICE_COMMANDS,
     nq,
     squad,
+    classify,
     core,
     harness,
     main_task,

@@ -54,6 +54,7 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleDict({str(i): DecoderBlock(rt, i) for i in rt.stage.layers})
         if rt.stage.is_last:
             self.final_norm = build_norm(rt, "final_norm")
+        if rt.stage.is_last and rt.spec.task_head == "none":
             self.head = (LMHead if rt.spec.head_transform == "none" else MaskedLMHead)(rt, "head")
             if rt.stage.is_first and rt.spec.tied:
                 # registers the second use of the weight and returns it

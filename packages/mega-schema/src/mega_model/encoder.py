@@ -5,6 +5,7 @@ layers as in `decoder`, with an `attend` that sees later tokens too: `PackedAtte
 in ModernBERT most layers see a window on both sides (arXiv:2412.13663)
 logits = norm(gelu(W₁ x + b₁)) · Eᵀ + b          the masked tokens (arXiv:1810.04805)
 binary = W₃ · tanh(W₂ x[first] + b₂) + b₃        of a row's first token: next sentence, or sentence order
+task   = W₄ · drop(tanh(W₂ x[first] + b₂)) + b₄  in place of these, in a model with the head of a task
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from mega_model.dropout import DropoutFn, no_dropout
 from mega_model.layers import ReplicatedEmbedding, ReplicatedLinear
 from mega_model.runtime import Runtime
 from mega_model.tensor_parallel_ops import select_tokens, sum_selected
+from mega_schema.task_heads import HEAD
 
 
 class Encoder(Decoder):
@@ -36,6 +38,8 @@ class Encoder(Decoder):
             self.pooler = ReplicatedLinear(rt, "pooler")
         if rt.stage.is_last and rt.spec.binary_head:
             self.binary_head = ReplicatedLinear(rt, "binary_head")
+        if rt.stage.is_last and rt.spec.task_head != "none":
+            self.task_head = ReplicatedLinear(rt, HEAD)
 
     def forward(
         self,
@@ -50,6 +54,8 @@ class Encoder(Decoder):
         masked_M: Tensor | None = None,
         order_B: Tensor | None = None,
         first_B: Tensor | None = None,
+        head_token_N: Tensor | None = None,
+        head_drop: DropoutFn = no_dropout,
     ) -> Tensor:
         """Run this stage's part of the forward pass.
 
@@ -61,13 +67,18 @@ class Encoder(Decoder):
                 these. Not with sequence parallelism, whose ranks hold different numbers of masked tokens.
             order_B: label of each row for the binary head; None: its loss is not computed.
             first_B: index of each row's first token on the whole token axis; None: rows have equal lengths.
+            head_token_N: index, on the whole token axis, of each token that the task's head reads.
+            head_drop: dropout before the task's head, of these tokens.
 
         Returns:
-            as `Decoder.forward`; with `order_B`, (2,) the summed losses of the masked tokens and of the rows.
+            as `Decoder.forward`; with `order_B`, (2,) the summed losses of the masked tokens and of the rows;
+            with `head_token_N`, on the last stage the (N, K) logits of the task, on every rank of tp.
         """
         x_TD = self.hidden_states(x, position_T, attend, drop, None, token_type_T)
         if not self.stage.is_last:
             return x_TD
+        if head_token_N is not None:
+            return self.task_logits(x_TD, head_token_N, head_drop)
         loss: Tensor = self.head(
             x_TD if masked_M is None else x_TD[masked_M], target_T, gradient, loss_weight_T
         )
@@ -106,3 +117,15 @@ class Encoder(Decoder):
         """
         row_BD, is_local_B = select_tokens(x_TD, first_B, self.tp)
         return sum_selected(self.binary_head(self.pooler(row_BD).tanh()), is_local_B, self.tp)
+
+    def task_logits(self, x_TD: Tensor, token_N: Tensor, drop: DropoutFn = no_dropout) -> Tensor:
+        """Compute the logits of the task's head, (N, K), the same on every rank of tp.
+
+        Args:
+            x_TD: `hidden_states` of the last stage.
+            token_N: index of each token on the whole token axis: the first of each row, for the pooler.
+            drop: dropout of these tokens before the head.
+        """
+        row_ND, is_local_N = select_tokens(x_TD, token_N, self.tp)
+        pooled_ND = self.pooler(row_ND).tanh()
+        return sum_selected(self.task_head(drop(HEAD, pooled_ND)), is_local_N, self.tp)

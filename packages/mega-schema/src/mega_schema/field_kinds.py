@@ -1,12 +1,15 @@
-"""Check the values of a model's fields against their annotations."""
+"""Check the values of a model's fields by themselves."""
 
 from __future__ import annotations
 
 import sys
 from types import NoneType
-from typing import Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 from mega_schema.errors import ConfigError
+
+if TYPE_CHECKING:
+    from mega_schema.spec import ModelSpec
 
 _LARGEST = sys.float_info.max  # an integer of JSON may be larger, and is no float then
 
@@ -32,3 +35,21 @@ def check_kind(key: str, kind: Any, value: Any) -> None:
         isinstance(value, int | float) and type(value) is not bool and 0 <= value <= _LARGEST
     ):
         raise ConfigError(key, "not a number", found=value, wanted="0 or more")
+
+
+def check_rope(spec: ModelSpec) -> None:
+    """Check the numbers of rotary positions.
+
+    Raises:
+        ConfigError: one is out of range.
+    """
+    for name in ("rope_theta", "rope_theta_local", "rope_interpolation", "rope_scaling"):
+        if not getattr(spec, name):
+            raise ConfigError(f"model.{name}", "not above 0", found=0, wanted="1 or more")
+    if spec.rope_scaling_low >= spec.rope_scaling_high:
+        raise ConfigError(
+            "model.rope_scaling_low",
+            "is not below model.rope_scaling_high",
+            found=spec.rope_scaling_low,
+            wanted=f"less than {spec.rope_scaling_high:g}",
+        )

@@ -10,8 +10,9 @@ from types import MappingProxyType
 from typing import Any, Literal, get_type_hints
 
 from mega_schema.errors import ConfigError
-from mega_schema.field_kinds import check_kind
+from mega_schema.field_kinds import check_kind, check_rope
 from mega_schema.spec_rules import check_direction, check_relative_positions
+from mega_schema.task_heads import TaskHead, check_task_head
 
 Family = Literal["gpt", "llama", "bert", "t5"]
 Norm = Literal["layernorm", "rmsnorm"]
@@ -80,6 +81,7 @@ class ModelSpec:
             layers are alike.
         rope_theta_local: base of the rotary frequencies in the layers with a window.
         head_bias: the output matrix has a bias; only in models with an encoder.
+        task_head, labels: head of a task in place of the output matrix, and the names of its classes.
         init, init_std: initial values of matrices: normal with this standard deviation, divided by sqrt(2
             layers) for output projections; or Xavier uniform (Glorot and Bengio 2010).
         vocab_multiple: a rank's shard of the vocabulary is padded to a multiple of this in memory (Megatron's
@@ -133,11 +135,14 @@ class ModelSpec:
     global_attention_every: int | None = None
     rope_theta_local: float = 10000.0
     head_bias: bool = False
+    task_head: TaskHead = "none"
+    labels: tuple[str, ...] = ()
     init: Literal["normal", "xavier_uniform"] = "normal"
     init_std: float = 0.02
     vocab_multiple: int = 128
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "labels", tuple(self.labels))  # a list in a file
         for name, kind in get_type_hints(type(self)).items():
             check_kind(f"model.{name}", kind, getattr(self, name))
         if self.heads % self.kv_heads:
@@ -170,16 +175,8 @@ class ModelSpec:
             )
         check_direction(self)
         check_relative_positions(self)
-        for name in ("rope_theta", "rope_theta_local", "rope_interpolation", "rope_scaling"):
-            if not getattr(self, name):
-                raise ConfigError(f"model.{name}", "not above 0", found=0, wanted="1 or more")
-        if self.rope_scaling_low >= self.rope_scaling_high:
-            raise ConfigError(
-                "model.rope_scaling_low",
-                "is not below model.rope_scaling_high",
-                found=self.rope_scaling_low,
-                wanted=f"less than {self.rope_scaling_high:g}",
-            )
+        check_task_head(self)
+        check_rope(self)
 
     @property
     def is_decoder_only(self) -> bool:

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from mega_schema.checkpoint.foreign_files import MAX_JSON_BYTES, read_foreign
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.spec import ModelSpec
+from mega_schema.task_heads import TaskHead
 
 _NO_NEXT_TOKEN = "is of an encoder, which predicts no next token"
 _NOT_RUN_YET = "is of an encoder with a decoder, which cannot be run yet"
@@ -17,6 +18,10 @@ _NOT_RUN_YET = "is of an encoder with a decoder, which cannot be run yet"
 _FOREIGN_ENCODERS: Mapping[str, str] = MappingProxyType(
     dict.fromkeys(("bert", "megatron-bert", "modernbert"), _NO_NEXT_TOKEN)
     | dict.fromkeys(("t5", "umt5"), _NOT_RUN_YET)
+)
+# of the classes of a config.json
+_FOREIGN_HEADS: Mapping[object, TaskHead] = MappingProxyType(
+    {f"{prefix}ForSequenceClassification": "classification" for prefix in ("Bert", "MegatronBert")}
 )
 
 
@@ -63,11 +68,8 @@ def refuse_foreign_encoder(load: Path) -> None:
         ConfigError: the model has an encoder.
     """
     path = (load.parent if load.is_file() else load) / "config.json"
-    try:
-        config = json.loads(read_foreign(path, MAX_JSON_BYTES))
-    except (OSError, ValueError, RecursionError, FormatError):
-        return
-    if not isinstance(config, dict) or config.get("is_decoder"):  # a BERT may be causal
+    config = _read_config(path)
+    if config.get("is_decoder"):  # a BERT may be causal
         return
     model_type = config.get("model_type")
     if isinstance(model_type, str) and model_type in _FOREIGN_ENCODERS:
@@ -78,3 +80,29 @@ def refuse_foreign_encoder(load: Path) -> None:
             wanted="a decoder, such as gpt2 or llama",
             hint="use the folder in transformers as it is",
         )
+
+
+def find_task_head(load: Path) -> TaskHead:
+    """Return the head of a task that a run, a checkpoint or a Hugging Face folder has; "none" of others.
+
+    A checkpoint that cannot be read is left to its reader.
+    """
+    from mega_schema.checkpoint.reader import Checkpoint  # which imports numpy, that --help does without
+    from mega_schema.tasks.best_checkpoint import find_best_folder
+
+    architectures = _read_config(load / "config.json").get("architectures")
+    if isinstance(architectures, list):
+        return next((_FOREIGN_HEADS[name] for name in architectures if name in _FOREIGN_HEADS), "none")
+    try:
+        return Checkpoint.open(find_best_folder(load)).spec.task_head
+    except FormatError:
+        return "none"
+
+
+def _read_config(path: Path) -> dict[str, object]:
+    """Return the content of a config.json; empty if there is none that can be read."""
+    try:
+        config = json.loads(read_foreign(path, MAX_JSON_BYTES))
+    except (OSError, ValueError, RecursionError, FormatError):
+        return {}
+    return config if isinstance(config, dict) else {}

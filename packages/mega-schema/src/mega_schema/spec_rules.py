@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 ENCODER_FIELDS = (
     *("token_types", "pooler", "binary_head", "head_transform"),
-    *("norm_bias", "first_attention_norm", "global_attention_every"),
+    *("norm_bias", "first_attention_norm", "global_attention_every", "task_head"),
 )
 # only a model with an encoder and a decoder has these
 _ENCODER_DECODER_FIELDS = ("relative_per_layer", "scale_output", "scale_attention")

@@ -17,6 +17,7 @@ from mega_schema.app.output_option import OUTPUT_FILE
 from mega_schema.errors import ConfigError
 from mega_schema.spec import Family
 from mega_train import __version__
+from mega_train.commands.finetune_command import FinetuneCommand
 from mega_train.commands.grouped_help import GroupedHelp
 from mega_train.config import RunConfig
 from mega_train.config.training import DeviceName, KernelsName
@@ -56,9 +57,11 @@ def _add_training_command(name: Family | Literal["prefix"], help: str) -> Callab
         from mega_train.checkpointing.foreign_checkpoint import convert_foreign_load
         from mega_train.commands.prefix import as_prefix_run
         from mega_train.engine.train import prepare, train
+        from mega_train.resolve.task import check_no_task
 
         world = World.from_env()
         run = load_config(RunConfig, config, options, sets)
+        check_no_task(run, name)
         run, family = as_prefix_run(run) if name == "prefix" else (run, name)
         run = convert_foreign_load(run, world)
         return train(prepare(run, family, world), world, sys.stdout)
@@ -72,6 +75,25 @@ _add_training_command("bert", "Train BERT on masked tokens and the order of sent
 _add_training_command("t5", "Train T5 to restore masked spans, with an encoder and a decoder.")
 
 _add_training_command("prefix", "Train a prefix language model: a decoder that sees a whole prefix.")
+
+
+@app.command(cls=FinetuneCommand)
+@add_flags(RunConfig)
+def finetune(config: Path | None, sets: Sequence[str], **options: Any) -> int:
+    """Fine-tune BERT on a task: MNLI, QQP, RACE, or any classification of texts or pairs of texts.
+
+    Takes the flags of Megatron's tasks/main.py and those of training. Starts from the weights of
+    --pretrained-checkpoint; every epoch ends with metrics of each --valid-data file and a checkpoint.
+    """
+    from mega_model.distributed.mesh import World
+    from mega_train.checkpointing.foreign_checkpoint import convert_foreign_load
+    from mega_train.engine.train import prepare, train
+
+    world = World.from_env()
+    run = load_config(RunConfig, config, options, sets)
+    if run.task.name is None:
+        raise ConfigError("--task", "missing", wanted="MNLI | QQP | RACE | CLASSIFY", hint="--task MNLI")
+    return train(prepare(convert_foreign_load(run, world), "bert", world), world, sys.stdout)
 
 
 @app.command(cls=GroupedHelp)
@@ -95,12 +117,14 @@ def plan(
 ) -> None:
     """Estimate the memory, communication, FLOPs and step time of a run.
 
-    Takes the flags of training and starts nothing: it needs no GPU, no other process and no data.
+    Takes the flags of training. It needs no GPU, no other process and no data.
     """
     from mega_train.commands.plan import estimate_run, search_layouts
     from mega_train.planning.render import write_estimates
+    from mega_train.resolve.task import check_no_task
 
     run = load_config(RunConfig, config, options, sets)
+    check_no_task(run, "plan")
     family = run.model.family
     estimates = (
         search_layouts(run, family, world, hardware)

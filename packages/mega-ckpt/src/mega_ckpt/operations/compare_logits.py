@@ -190,6 +190,10 @@ def _run_reference(side: LoadedSide, stored: Mapping[str, str], token_BS: np.nda
             x_TD = model.hidden_states(token_T, position_T, attend, source=text)
         else:
             x_TD = model.hidden_states(token_T, position_T, attend)
+        if isinstance(model, Encoder) and source.spec.task_head != "none":
+            task_BK = model.task_logits(x_TD, torch.arange(rows) * length)
+            task: np.ndarray = task_BK.repeat_interleave(length, 0).numpy()
+            return task
         logits = model.logits(x_TD)[:, : source.spec.vocab]
         if isinstance(model, Encoder) and source.spec.binary_head:
             binary_B2 = model.binary_logits(x_TD, torch.arange(rows) * length)
@@ -250,6 +254,8 @@ def _run_transformers(side: LoadedSide, stored: Mapping[str, str], token_BS: np.
 def _encoder_logits(model: Any, token_BS: torch.Tensor) -> torch.Tensor:
     """Return the logits of every token, (B, S, V), with those of a binary head as two more columns.
 
+    A task's head has the same logits for every token of a row.
+
     For a model without a head they are the products of hidden states and embeddings, as in Mega.
     """
     import torch
@@ -259,6 +265,8 @@ def _encoder_logits(model: Any, token_BS: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = output.last_hidden_state @ model.get_input_embeddings().weight.T
     else:
         logits = output["prediction_logits" if "prediction_logits" in output else "logits"]
+    if logits.ndim == 2:  # of a row, in the head of a task
+        logits = logits[:, None].expand(-1, token_BS.shape[1], -1)
     if "seq_relationship_logits" in output:
         binary_BS2 = output.seq_relationship_logits[:, None].expand(-1, logits.shape[1], -1)
         logits = torch.cat((logits, binary_BS2), -1)

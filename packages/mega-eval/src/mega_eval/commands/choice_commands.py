@@ -7,11 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mega_eval.commands.data_files import choose_path, data_files
+from mega_eval.commands.classification_commands import ENCODER_OPTIONS
+from mega_eval.commands.data_files import choose_path, choose_paths, data_files
+from mega_eval.commands.encoder_dispatch import ENCODER_TASKS, run_encoder
 from mega_eval.commands.fewshot_options import fewshot_options
 from mega_eval.commands.task_options import TaskOptions, task_options
 from mega_eval.presets.choice_presets import CHOICE_PRESETS, CONTINUATION, LETTER_CHOICES, ChoicePreset
 from mega_eval.presets.own_choices import OwnChoices
+from mega_schema.app.click_options import add_options
+from mega_schema.tasks.pair_tasks import PairFiles
 
 if TYPE_CHECKING:
     from mega_eval.tasks.fewshot import FewShot
@@ -23,6 +27,10 @@ def build_command(preset: ChoicePreset) -> click.Command:
     """Build the command of a preset."""
 
     def run(paths: tuple[Path, ...], data: tuple[Path, ...], **keywords: Any) -> None:
+        if preset.name in ENCODER_TASKS:
+            task_files = PairFiles(ENCODER_TASKS[preset.name])
+            if run_encoder(preset.name, task_files, choose_paths(paths, data), keywords):
+                return
         run_choice(preset, choose_path(paths, data), **keywords)
 
     function: Any = run
@@ -32,6 +40,9 @@ def build_command(preset: ChoicePreset) -> click.Command:
         + "."
     )
     function = fewshot_options(preset.sampler)(_NAME(function))
+    if preset.name in ENCODER_TASKS:
+        function.__doc__ += "\n\nA fine-tuned encoder chooses by its own head: accuracy, F1 and loss."
+        function = add_options(function, ENCODER_OPTIONS)
     if len(preset.readers) > 1:
         function = click.option(
             "--formulation",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from mega_schema.checkpoint.formats import conversion_command, detect_format
 from mega_schema.errors import ConfigError
-from mega_schema.spec_checks import refuse_foreign_encoder
+from mega_schema.spec_checks import find_task_head, refuse_foreign_encoder
 
 if TYPE_CHECKING:
     from mega_eval.commands.task_options import TaskOptions
@@ -41,7 +41,8 @@ def check_source(options: TaskOptions) -> None:
             found = f"{processes} of torchrun"
             raise ConfigError("--url", "is evaluated by one process", found=found, hint="leave torchrun out")
         return
-    refuse_foreign_encoder(options.load)
+    if find_task_head(options.load) == "none":  # the commands of tasks evaluate others
+        refuse_foreign_encoder(options.load)
     is_foreign = is_hugging_face(options.load)
     for flag in _list_given(_server_options(options, is_foreign=is_foreign)):
         raise ConfigError(flag, "needs --url", hint=f"leave {flag} out, or name a server")

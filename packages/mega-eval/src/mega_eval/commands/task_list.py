@@ -13,6 +13,11 @@ from mega_eval.presets.choice_presets import CHOICE_PRESETS
 
 _CHOICE_METRICS = "accuracy, accuracy_norm, accuracy_bytes, bits_per_byte, calibration_error, brier"
 _ANSWER_METRICS = "exact_match, f1, exact_match_harness"
+_OWN_FILE = "JSON lines, CSV or TSV of your own"
+_OWN_TASKS = (
+    ("choice", _CHOICE_METRICS, _OWN_FILE, "your own"),
+    ("classify", "accuracy, macro_f1, loss", f"{_OWN_FILE}, for a fine-tuned encoder", "your own"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +87,7 @@ def list_tasks() -> list[TaskDescription]:
             "folder with core.yaml, eval_data/ and eval_meta_data.csv",
             "nanochat",
         ),
-        ("choice", _CHOICE_METRICS, "JSON lines, CSV or TSV of your own", "your own"),
+        *_OWN_TASKS,
     ]
     rows += [
         (

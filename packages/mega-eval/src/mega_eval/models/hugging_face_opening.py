@@ -55,7 +55,7 @@ def open_hugging_face(
             "--load", "is a Hugging Face folder, and transformers is not installed", found=folder, hint=hint
         ) from None
     _check_class(files)
-    with _quiet_library(), _explain_errors(files):
+    with quiet_library(), explain_errors(files):
         module = _load_module(files, dtype).to(on)
     config = module.config.get_text_config()
     _check_vocabulary(tokenizer, config.vocab_size, folder)
@@ -77,7 +77,7 @@ def open_hugging_face(
         context_length=_choose_context(config, folder, max_length),
         batch_size=batch_size,
     )
-    with _explain_errors(files):
+    with explain_errors(files):
         model.check_causal()
     return model
 
@@ -160,7 +160,7 @@ def _check_vocabulary(tokenizer: Tokenizer, rows: int, folder: Path) -> None:
 
 
 @contextmanager
-def _quiet_library() -> Iterator[None]:
+def quiet_library() -> Iterator[None]:
     """Keep the library's warnings and progress bars off the terminal."""
     from transformers.utils import logging
 
@@ -176,7 +176,7 @@ def _quiet_library() -> Iterator[None]:
 
 
 @contextmanager
-def _explain_errors(files: HuggingFaceFolder) -> Iterator[None]:
+def explain_errors(files: HuggingFaceFolder) -> Iterator[None]:
     """Report what the library finds wrong with a folder in one line."""
     from safetensors import SafetensorError
 

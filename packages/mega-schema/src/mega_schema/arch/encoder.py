@@ -1,4 +1,4 @@
-"""The parameter table of an encoder: the layers of a decoder, token types, and the heads of BERT.
+"""The parameter table of an encoder: a decoder's layers, token types, and the heads of BERT or of a task.
 
 In the original BERT a norm follows each sum. That is a model with `post_norm_residual`: the norm of the
 embeddings is `layers.0.attn_norm`, that after the last feed-forward is `final_norm` (arXiv:1810.04805).
@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from mega_schema.arch import decoder
 from mega_schema.params import Param
 from mega_schema.spec import ModelSpec
+from mega_schema.task_heads import HEAD, head_outputs
 
 
 def rows(m: ModelSpec) -> Iterator[Param]:
@@ -20,6 +21,11 @@ def rows(m: ModelSpec) -> Iterator[Param]:
     if m.token_types is not None:
         yield decoder.matrix(m, "token_type.weight", (m.token_types, m.hidden), "first", None)
     yield from decoder.layers(m)
+    if m.task_head != "none":
+        if m.pooler:
+            yield from _linear(m, "pooler", m.hidden)
+        yield from _linear(m, HEAD, head_outputs(m))
+        return
     if m.head_transform != "none":
         yield from _linear(m, "head.dense", m.hidden)
         yield from decoder.norm(m, "head.norm", "last")

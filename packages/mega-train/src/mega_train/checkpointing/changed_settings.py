@@ -33,6 +33,7 @@ _DATA_KEYS = frozenset(
         *("objective.noise_density", "objective.mean_noise_span_length"),
         *("encoder_data.mask_prob", "encoder_data.short_seq_prob", "encoder_data.mask_type"),
         *("encoder_data.bert_no_binary_head", "encoder_data.sample_rule"),
+        *("task.task", "task.train_data", "task.keep_last_batch", "task.text_keys", "task.label_key"),
     }
 )
 # those of them that name groups of datasets, and all that name datasets

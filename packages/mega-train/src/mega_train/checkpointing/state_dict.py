@@ -26,6 +26,7 @@ from mega_schema.checkpoint.writer_process import CommitContents
 from mega_schema.parallel_layout import Layout
 from mega_schema.sharding import Slab
 from mega_schema.spec import ModelSpec
+from mega_schema.task_heads import HEAD
 from mega_train.config import RunConfig
 from mega_train.distributed.bucket_layout import ShardRange
 from mega_train.distributed.grad_sync import ShardedWeights
@@ -158,10 +159,22 @@ def best_weights_namespace(checkpoint: Checkpoint) -> str:
     return "optim.main" if "optim.main" in checkpoint.tensors else MODEL
 
 
-def weight_reader(checkpoint: Checkpoint) -> ReadWeightBox:
-    """Return a reader of the checkpoint's weights: the float32 main weights if it has them."""
+def weight_reader(checkpoint: Checkpoint, spec: ModelSpec, initial: ReadWeightBox) -> ReadWeightBox:
+    """Return a reader of the checkpoint's weights: the float32 main weights if it has them.
+
+    Args:
+        spec: the run's model, which may have the head of a task that the checkpoint does not have.
+        initial: reads the initial values, for such a head and for a pooler that the checkpoint lacks.
+    """
     namespace = best_weights_namespace(checkpoint)
-    return lambda name, slab: checkpoint.read(namespace, name, slab)
+    stored = checkpoint.spec
+    has_head = (stored.task_head, stored.labels) == (spec.task_head, spec.labels)
+
+    def read(name: str, slab: Slab) -> np.ndarray | Tensor:
+        is_new = (name.startswith(HEAD) and not has_head) or (name.startswith("pooler") and not stored.pooler)
+        return initial(name, slab) if is_new else checkpoint.read(namespace, name, slab)
+
+    return read
 
 
 def load_optimizer(checkpoint: Checkpoint, optimizer: Optimizer, rt: Runtime) -> None:

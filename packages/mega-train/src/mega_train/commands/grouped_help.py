@@ -44,6 +44,7 @@ TITLES: Mapping[str, str] = MappingProxyType(
         "data": "datasets, blends, splits, masks",
         "objective": "prefix language models, span corruption",
         "encoder_data": "samples of BERT and T5",
+        "task": "tasks of mega-train finetune",
         "tokenizer": "the tokenizer of datasets that do not record theirs",
         "evaluation": "validation during training",
         "checkpoint": "saving, loading, fine-tuning",

@@ -14,6 +14,7 @@ from mega_train.config.logging import LoggingConfig, ProfileConfig
 from mega_train.config.model import ModelConfig
 from mega_train.config.objective import ObjectiveConfig
 from mega_train.config.parallel import ParallelConfig, RecomputeConfig
+from mega_train.config.task import TaskConfig
 from mega_train.config.training import BatchConfig, CurriculumConfig, OptimizerConfig, TrainConfig
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "RecomputeConfig",
     "RunConfig",
     "CheckpointConfig",
+    "TaskConfig",
     "TokenizerConfig",
     "TrainConfig",
 ]
@@ -50,6 +52,7 @@ class RunConfig:
     data: DataConfig = DataConfig()
     objective: ObjectiveConfig = ObjectiveConfig()
     encoder_data: EncoderDataConfig = EncoderDataConfig()
+    task: TaskConfig = TaskConfig()
     tokenizer: TokenizerConfig = TokenizerConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()

@@ -31,10 +31,11 @@ from mega_train.data.sampler import CyclicSampler, Sampler, SequentialSampler
 from mega_train.data.sft import PackedSftDataset, SftExamples
 from mega_train.data.splits import split_ranges
 from mega_train.data.splits_config import DataSplitsConfig
+from mega_train.data.task_data import TaskSamples
 
 log = logging.getLogger("mega.train")
 
-RunDatasets = Datasets | SftExamples | SentenceDatasets
+RunDatasets = Datasets | SftExamples | SentenceDatasets | TaskSamples
 
 
 class SampleReader(Protocol):
@@ -117,6 +118,8 @@ def _build_causal_splits(
 ) -> DataSplits:
     if isinstance(datasets, SftExamples):
         return _build_sft_splits(config, datasets, tell=mesh.rank == 0)
+    if isinstance(datasets, TaskSamples):
+        return DataSplits(datasets.training, datasets.validation, {})
     if isinstance(datasets, SentenceDatasets):
         return _build_encoder_splits(config, datasets, mesh)
     if isinstance(datasets, IndexedDataset):

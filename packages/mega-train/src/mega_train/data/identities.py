@@ -14,11 +14,14 @@ from mega_train.data.dataloaders import RunDatasets
 from mega_train.data.datasets import Datasets
 from mega_train.data.encoder.sentence_datasets import SentenceDatasets
 from mega_train.data.sft import SftExamples
+from mega_train.data.task_data import TaskData, TaskSamples
 
 _SEQUENCES, _TOKENS = 16, 1024  # read of each dataset: reading all of it would take hours
 
 
-def compute_identities(data: DataConfig, datasets: RunDatasets | IndexedDataset) -> Mapping[str, str]:
+def compute_identities(
+    data: DataConfig, datasets: RunDatasets | TaskData | IndexedDataset
+) -> Mapping[str, str]:
     """Compute a digest of each dataset of a run, by its prefix; empty for mock data.
 
     The digest covers the lengths of all sequences, where documents begin, and the first tokens of some
@@ -28,6 +31,8 @@ def compute_identities(data: DataConfig, datasets: RunDatasets | IndexedDataset)
         return {}
     if isinstance(datasets, SftExamples):
         return {normalize_prefix(data.path[0]): _digest(*datasets.parts)}
+    if isinstance(datasets, TaskSamples | TaskData):
+        return {}  # the paths are compared
     if isinstance(datasets, SentenceDatasets):
         datasets = datasets.datasets
     indexed = datasets.by_prefix.values() if isinstance(datasets, Datasets) else [datasets]

@@ -17,6 +17,7 @@ from mega_train.engine.bert_forward_step import BertForwardStep
 from mega_train.engine.forward_step import ForwardStep
 from mega_train.engine.prefix_forward_step import PrefixForwardStep
 from mega_train.engine.t5_forward_step import T5ForwardStep
+from mega_train.engine.task_forward_step import TaskForwardStep
 from mega_train.optim.loss_scaler import DynamicLossScaler
 from mega_train.pipeline.executor import execute
 from mega_train.pipeline.schedules import SCHEDULES, PipelineShape, Table, forward_only
@@ -78,6 +79,44 @@ class ForwardBackward:
             first_sample: number of the first sample: the samples that all ranks have read before.
             seq_length: tokens of a sample.
         """
+        mesh = self._mesh
+        work, losses = self._run(reader, first_sample, count, seq_length, train=train, timer=timer)
+        names = self._config.loss_terms
+        sums = torch.zeros(1 + len(names), device=mesh.device)
+        if losses:  # this rank has the last stage
+            sums[0] = torch.stack(losses).sum()
+        if work.terms:
+            sums[1:] = torch.stack(work.terms).sum(0)
+        # replicas are dp x cp: the losses of cp ranks are scaled by cp (`ForwardStep`), so the mean over both
+        # is the mean over the batch
+        total, *terms = mesh.replicas.reduce(mesh.pp.reduce(sums)) / mesh.replicas.size
+        return MeanLosses(total, dict(zip(names, terms, strict=True)))
+
+    def task_logits(self, reader: SampleReader, first_sample: int, count: int, seq_length: int) -> Tensor:
+        """Compute the logits of the task's head for `count` samples, (count, K) float32 on every rank.
+
+        Args:
+            first_sample: number of the first sample.
+            seq_length: tokens of a sample.
+        """
+        work, _ = self._run(reader, first_sample, count, seq_length, train=False, timer=no_timer)
+        assert isinstance(work, TaskForwardStep)
+        logits = torch.zeros(count, len(self._config.spec.labels), device=self._mesh.device)
+        for numbers, output in work.outputs:  # of the rank of the last stage
+            logits[torch.tensor(numbers, device=logits.device) - first_sample] = output
+        return self._mesh.replicas.reduce(self._mesh.pp.reduce(logits))
+
+    def _run(
+        self,
+        reader: SampleReader,
+        first_sample: int,
+        count: int,
+        seq_length: int,
+        *,
+        train: bool,
+        timer: TimerFactory,
+    ) -> tuple[ForwardStep, list[Tensor]]:
+        """Execute the passes of `count` samples; return their work and its losses."""
         config = self._config
         mesh = self._mesh
         num_micro_batches = config.num_micro_batches(count)
@@ -88,6 +127,8 @@ class ForwardBackward:
         dropout_seeds = loaded.sample_numbers if train else None
         step = forward_step_class(config)
         work = step(self._models, config, mesh, loaded.batches, self._loss_scaler.value, dropout_seeds)
+        if isinstance(work, TaskForwardStep):
+            work.evaluated_numbers = loaded.sample_numbers
         losses = execute(
             self._pipeline_schedule(num_micro_batches, train=train),
             work,
@@ -98,16 +139,7 @@ class ForwardBackward:
             on_action=self._beat,
             timer=timer,
         )
-        names = config.loss_terms
-        sums = torch.zeros(1 + len(names), device=mesh.device)
-        if losses:  # this rank has the last stage
-            sums[0] = torch.stack(losses).sum()
-        if work.terms:
-            sums[1:] = torch.stack(work.terms).sum(0)
-        # replicas are dp x cp: the losses of cp ranks are scaled by cp (`ForwardStep`), so the mean over both
-        # is the mean over the batch
-        total, *terms = mesh.replicas.reduce(mesh.pp.reduce(sums)) / mesh.replicas.size
-        return MeanLosses(total, dict(zip(names, terms, strict=True)))
+        return work, losses
 
     def _pipeline_schedule(self, num_micro_batches: int, *, train: bool) -> Table:
         """Return this rank's actions in a step, or in a validation batch."""
@@ -126,6 +158,8 @@ def forward_step_class(config: ResolvedConfig) -> type[ForwardStep]:
     spec = config.spec
     if not config.run.objective.is_causal:
         return PrefixForwardStep
+    if spec.task_head != "none":
+        return TaskForwardStep
     if spec.encoder_layers is not None:
         return T5ForwardStep
     return ForwardStep if spec.causal else BertForwardStep

@@ -27,6 +27,7 @@ from mega_schema.errors import ConfigError, MegaError
 from mega_schema.params import count_params
 from mega_schema.presets import preset
 from mega_schema.spec import Family, ModelSpec
+from mega_schema.tokenizer.identity import TokenizerIdentity
 from mega_schema.tokenizer.tokenizer import Tokenizer, check_same_tokenizer, open_tokenizer_folder
 from mega_train.checkpointing import resume
 from mega_train.checkpointing.changed_settings import Change, describe_changes, find_changes
@@ -35,14 +36,15 @@ from mega_train.config.refusals import Refusals
 from mega_train.data.dataloaders import RunDatasets
 from mega_train.data.datasets import Datasets
 from mega_train.data.identities import compute_identities
-from mega_train.data.sft import SftExamples, open_examples
+from mega_train.data.sft import SftExamples
+from mega_train.data.task_data import TaskData
 from mega_train.data.tokenizer_from_flags import (
     check_tokenizer_flag,
     open_tokenizer_from_flags,
     tokenizer_folder,
 )
 from mega_train.engine.determinism import check_nccl_algorithm, deterministic_algorithms
-from mega_train.engine.special_tokens import add_vocabulary
+from mega_train.engine.run_datasets import add_vocabulary, open_datasets
 from mega_train.engine.train_loop import TrainLoop
 from mega_train.engine.trainer import Trainer, choose_run_kernels
 from mega_train.fault_tolerance.exit_conditions import ExitConditions
@@ -53,6 +55,7 @@ from mega_train.fault_tolerance.signal_handler import SignalHandler
 from mega_train.fault_tolerance.watchdog import Watchdog
 from mega_train.optim.factory import choose_adamw
 from mega_train.resolve import ResolvedConfig, resolve
+from mega_train.resolve.task import apply_task
 from mega_train.telemetry.event_log import lock_run
 from mega_train.telemetry.events import Message, TrainStart
 from mega_train.telemetry.factory import open_observers
@@ -111,26 +114,20 @@ def prepare(
     resume_point = resume.find_checkpoint(run, world, before_iteration)
     checkpoint, schedules = resume_point.checkpoint, resume_point.schedules
     loaded_spec = checkpoint.spec if checkpoint else unconverted_spec
-    family = family or (loaded_spec.family if loaded_spec else "gpt")
+    default_family: Family = "bert" if run.task.name else "gpt"
+    family = family or (loaded_spec.family if loaded_spec else default_family)
     run, flag_tokenizer = open_tokenizer_from_flags(resume_point.run, family)
     refusals = Refusals()
     if resume_point.refusal is not None and may_write:
         refusals.extend([resume_point.refusal])
-    datasets = refusals.attempt(_open_datasets, run, flag_tokenizer, loaded_spec)
+    datasets = refusals.attempt(open_datasets, run, flag_tokenizer, loaded_spec)
     if datasets is None:  # values that depend on it are neither checked nor called missing
         refusals.unknown |= {"--data-path"} | ({"--vocab-size"} if flag_tokenizer is None else set())
-    identity = datasets.identity if datasets else None
-    tokenizer = (datasets.tokenizer if datasets else None) or flag_tokenizer
-    if flag_tokenizer is not None:
-        if identity is not None:
-            check_tokenizer_flag(flag_tokenizer.identity, identity)
-        identity = flag_tokenizer.identity
-    if checkpoint is not None and (checkpoint.folder / TOKENIZER).is_dir():
-        if identity is not None:
-            check_same_tokenizer(
-                identity, open_tokenizer_folder(checkpoint.folder / TOKENIZER).identity, "--data-path"
-            )
-        tokenizer = tokenizer or checkpoint.folder / TOKENIZER
+        if run.task.name is not None:
+            refusals.raise_any()  # classes and duration depend on the task's files
+    if isinstance(datasets, TaskData):
+        run, loaded_spec = apply_task(run, datasets, world.size, loaded_spec)
+    identity, tokenizer = _choose_tokenizer(datasets, flag_tokenizer, checkpoint)
     config = resolve(
         run,
         family,
@@ -155,6 +152,31 @@ def prepare(
         tuple(changes),
         resume_point.refusal,
     )
+
+
+def _choose_tokenizer(
+    datasets: Datasets | SftExamples | TaskData | None,
+    flag_tokenizer: Tokenizer | None,
+    checkpoint: Checkpoint | None,
+) -> tuple[TokenizerIdentity | None, Path | Tokenizer | None]:
+    """Return the tokenizer of the datasets, of the flags or of the checkpoint, and its identity.
+
+    Raises:
+        MegaError: two of them differ.
+    """
+    identity = datasets.identity if datasets else None
+    tokenizer = (datasets.tokenizer if datasets else None) or flag_tokenizer
+    if flag_tokenizer is not None:
+        if identity is not None:
+            check_tokenizer_flag(flag_tokenizer.identity, identity)
+        identity = flag_tokenizer.identity
+    if checkpoint is not None and (checkpoint.folder / TOKENIZER).is_dir():
+        if identity is not None:
+            check_same_tokenizer(
+                identity, open_tokenizer_folder(checkpoint.folder / TOKENIZER).identity, "--data-path"
+            )
+        tokenizer = tokenizer or checkpoint.folder / TOKENIZER
+    return identity, tokenizer
 
 
 def _check_machine(config: ResolvedConfig, world: World) -> None:
@@ -183,34 +205,6 @@ def _check_machine(config: ResolvedConfig, world: World) -> None:
         )
     # fails before the rendezvous if a kernel is not available
     choose_run_kernels(config.run.train, torch.device(config.device))
-
-
-def _open_datasets(
-    run: RunConfig, flag_tokenizer: Tokenizer | None, loaded_spec: ModelSpec | None
-) -> Datasets | SftExamples:
-    """Open the datasets of the run.
-
-    Args:
-        flag_tokenizer: the tokenizer of the flags.
-        loaded_spec: the model of the checkpoint.
-
-    Raises:
-        MegaError: a dataset cannot be opened, or mock data has no vocabulary size.
-    """
-    if not run.data.mock:
-        return open_examples(run.data) if run.data.sft else Datasets.open(run.data)
-    if run.data.sft:
-        raise ConfigError("--mock-data", "has no prompts and answers", found="--sft", hint="leave it out")
-    model = run.model
-    vocab = flag_tokenizer.identity.vocab_size if flag_tokenizer else model.vocab
-    if vocab is None:
-        spec = preset(model.preset) if model.preset else loaded_spec
-        vocab = spec.vocab if spec else None
-    if vocab is None:
-        wanted = "ids for the mock data"
-        raise ConfigError("--vocab-size", "missing", wanted=wanted, hint="--vocab-size 50257")
-    eod = flag_tokenizer.identity.eod if flag_tokenizer else None
-    return Datasets.mock(vocab, vocab - 1 if eod is None else eod, run.data)
 
 
 def train(prepared: PreparedRun, world: World, out: TextIO, init_method: str = "env://") -> int:

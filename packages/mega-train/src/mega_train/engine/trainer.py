@@ -49,6 +49,7 @@ class Trainer:
         timers: seconds of each phase.
         loaded_from: the checkpoint it started from.
         saver: writes its checkpoints.
+        datasets: the datasets of the run.
         kernel_choice: the kernels, and the reason of each choice.
     """
 
@@ -81,7 +82,9 @@ class Trainer:
         table = self.rt.table.values()
         initial = initial_values(table, run.train.seed)
         state_dict.load_weights(
-            self.sharding, initial if checkpoint is None else state_dict.weight_reader(checkpoint), self.rt
+            self.sharding,
+            initial if checkpoint is None else state_dict.weight_reader(checkpoint, config.spec, initial),
+            self.rt,
         )
         self.grad_sync = GradientSync(self.sharding, gradients, mesh, table)
         self.optimizer = build_optimizer(run, self.sharding, mesh)
@@ -94,7 +97,7 @@ class Trainer:
             if is_same_folder(checkpoint.folder.parent, run.checkpoint.save):
                 saved_at = checkpoint.iteration
         self.saver = CheckpointSaver(run.checkpoint, mesh, saved_at, superseded)
-        self._datasets = datasets
+        self.datasets = datasets
         splits = build_data_splits(
             config.data_splits_config(
                 iteration=self.state.iteration, consumed_samples=self.state.consumed_samples
@@ -165,7 +168,7 @@ class Trainer:
     @cached_property
     def _identities(self) -> dict[str, str]:
         """A digest of each dataset, computed on first use, because it reads the datasets."""
-        return dict(compute_identities(self.config.run.data, self._datasets))
+        return dict(compute_identities(self.config.run.data, self.datasets))
 
 
 def choose_run_kernels(train: TrainConfig, device: torch.device) -> KernelChoice:

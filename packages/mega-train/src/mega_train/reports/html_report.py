@@ -103,7 +103,10 @@ def _overview_rows(run: RunHistory) -> Iterator[tuple[str, str]]:
         yield f"{group} loss, last", f"{scores[-1]['loss']:.4f}"
         if len(scores) > 1:
             yield f"{group} loss, best", f"{min(e['loss'] for e in scores):.4f}"
-        yield f"{group} perplexity, last", f"{scores[-1]['perplexity']:.2f}"
+        if scores[-1]["perplexity"] is not None:
+            yield f"{group} perplexity, last", f"{scores[-1]['perplexity']:.2f}"
+        for metric, value in scores[-1].get("metrics", {}).items():
+            yield f"{group} {metric}, last", f"{value:.4f}"
     for name, key, form in (
         ("tokens/s, median", "tokens_per_second", "{:,.0f}"),
         ("TFLOP/s per rank, median", "tflops", "{:.4g}"),

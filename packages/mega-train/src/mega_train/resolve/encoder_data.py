@@ -30,6 +30,8 @@ def check_encoder_data(run: RunConfig, spec: ModelSpec, layout: Layout) -> Itera
     name = spec.family.upper()
     yield from check_probabilities(run.encoder_data)
     yield from _check_decoder_options(run, name)
+    if spec.task_head != "none":
+        return
     if spec.encoder_layers is None:
         yield from _check_binary_head(run, spec)
     else:

@@ -21,6 +21,8 @@ from mega_schema.spec import (
     llama,
     t5,
 )
+from mega_schema.task_heads import add_task_head
+from mega_schema.tasks.pair_tasks import head_of_task
 from mega_train.config import ModelConfig, RunConfig
 from mega_train.config.refusals import Refusals
 from mega_train.resolve.required import require_positive
@@ -53,6 +55,7 @@ def model_spec(
     spec = _spec_from_flags(
         run, family, loaded_spec.vocab if loaded_spec and run.model.vocab is None else vocab, loaded_spec
     )
+    spec = add_run_head(run, spec)
     if run.model.padded_vocab is not None:
         spec = replace(spec, vocab_multiple=_padded_rows_per_rank(run, spec.vocab))
     if loaded_spec is not None:
@@ -66,6 +69,13 @@ def model_spec(
                     hint="omit the model's flags to use the checkpoint's model",
                 )
     return spec
+
+
+def add_run_head(run: RunConfig, spec: ModelSpec) -> ModelSpec:
+    """Return the model with the head of the run's task; an unchanged one without a task."""
+    if run.task.name is None:
+        return spec
+    return add_task_head(spec, head_of_task(run.task.name), run.task.labels)
 
 
 # fields that change no result, or only the initial weights

@@ -87,9 +87,11 @@ class ConsoleReporter:
                     self._print(text)
             case ValidationEnd():
                 position = f"{event.split} at iteration {event.iteration}"
-                terms = (f" | {name} {value:.4f}" for name, value in event.loss_terms.items())
-                perplexity = f"perplexity {event.perplexity:.2f}"
-                self._print(f"{position} | loss {event.loss:.4f}{''.join(terms)} | {perplexity}")
+                values = {"loss": event.loss, **event.loss_terms, **event.metrics}
+                words = [position, *(f"{name} {value:.4f}" for name, value in values.items())]
+                if event.perplexity is not None:
+                    words.append(f"perplexity {event.perplexity:.2f}")
+                self._print(" | ".join(words))
             case EvaluationEnd():
                 numbers = (f"{name.replace('_', ' ')} {value:.4f}" for name, value in event.metrics.items())
                 self._print(" | ".join((f"{event.task} at iteration {event.iteration}", *numbers)))

@@ -141,7 +141,8 @@ class ValidationEnd:
         split: the validated split: "validation", "test", or the name of one of several validation sets.
         loss: in nats per token.
         loss_terms: the terms of the loss by Megatron's names; empty if it has one.
-        perplexity: e to the loss, or to its "lm loss", which is capped at 20 as in Megatron.
+        perplexity: e to the loss, or to its "lm loss", which is capped at 20 as in Megatron; None for a task.
+        metrics: of a task, by name.
     """
 
     name: ClassVar[str] = "validation"
@@ -150,7 +151,8 @@ class ValidationEnd:
     consumed_samples: int
     loss: float
     loss_terms: Mapping[str, float] = field(default_factory=dict)
-    perplexity: float
+    perplexity: float | None
+    metrics: Mapping[str, float] = field(default_factory=dict)
     seconds: float
 
 

@@ -62,7 +62,8 @@ def gauge_values(event: Event, now: float) -> Iterator[GaugeValue]:
             yield name, value, ""
     if isinstance(event, ValidationEnd):
         yield "validation_loss", event.loss, event.split
-        yield "validation_perplexity", event.perplexity, event.split
+        if event.perplexity is not None:
+            yield "validation_perplexity", event.perplexity, event.split
     if isinstance(event, LogLine):
         for kind, num_bytes in event.memory.items():
             if kind != "allocated_count":

@@ -86,7 +86,8 @@ class MegatronTags:
     def _validation_tags(self, validation: ValidationEnd) -> Iterator[tuple[str, float]]:
         for name, value in (validation.loss_terms or {_LOSS: validation.loss}).items():
             yield f"{name} {validation.split}", value
-        if self._log.tensorboard_perplexity:
+        yield from ((f"{name} {validation.split}", value) for name, value in validation.metrics.items())
+        if self._log.tensorboard_perplexity and validation.perplexity is not None:
             yield f"{_LOSS} {validation.split} ppl", validation.perplexity
 
 

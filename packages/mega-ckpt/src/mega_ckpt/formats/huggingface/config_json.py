@@ -13,6 +13,7 @@ from typing import Any
 from mega_ckpt.formats.huggingface.alternating_layers import read_layers, write_layers
 from mega_ckpt.formats.huggingface.class_tables import NEEDED, HfConfigKey, HfModelClass
 from mega_ckpt.formats.huggingface.model_classes import CLASSES
+from mega_ckpt.formats.huggingface.task_labels import label_keys, read_labels
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.spec import ModelSpec
 
@@ -27,7 +28,7 @@ _LLAMA3: Mapping[str, str] = MappingProxyType(
 )
 _DEFAULTS: Mapping[str, object] = MappingProxyType({f.name: f.default for f in dataclasses.fields(ModelSpec)})
 # not every config.json has an initialization, and the family changes no result
-_FREE = frozenset({"family", "vocab_multiple", "init", "init_std"})
+_FREE = frozenset({"family", "vocab_multiple", "init", "init_std", "labels"})
 
 # how to train a model with another value of a field that no class supports, or not with the others
 _HINTS: Mapping[str, str] = MappingProxyType(
@@ -91,7 +92,7 @@ def from_spec(spec: ModelSpec, where: object) -> dict[str, Any]:
         config[hf_class.decoder_layers] = spec.layers - spec.encoder_layers
     if hf_class.window == "alternating" and hf_class.rope is not None:
         return config | write_layers(hf_class.rope, spec)
-    return config | _rope_keys(hf_class, spec) | _window_keys(hf_class, spec)
+    return config | _rope_keys(hf_class, spec) | _window_keys(hf_class, spec) | label_keys(spec)
 
 
 def class_of(spec: ModelSpec, where: object) -> HfModelClass:
@@ -141,6 +142,8 @@ def _fields(hf_class: HfModelClass, config: Mapping[str, Any], where: object) ->
         fields |= _rope(hf_class, config, where)
     if hf_class.window is not None:
         fields["sliding_window"] = _window(hf_class, config, fields, where)
+    if fields.get("task_head", "none") != "none":
+        fields["labels"] = read_labels(config, where)
     return fields
 
 

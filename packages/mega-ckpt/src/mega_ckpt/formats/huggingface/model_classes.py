@@ -22,6 +22,7 @@ from mega_ckpt.formats.huggingface.class_tables import (
     same_as_tied,
     same_heads,
 )
+from mega_schema.task_heads import TaskHead
 
 _ACTIVATIONS: Mapping[str, str] = MappingProxyType(
     {
@@ -162,7 +163,14 @@ def _like_llama(
 
 
 def _bert(
-    model_type: str, architecture: str, *, post_norm: bool, pooler: bool, binary_head: bool, head: bool
+    model_type: str,
+    architecture: str,
+    *,
+    post_norm: bool,
+    pooler: bool,
+    binary_head: bool = False,
+    head: bool = False,
+    task_head: TaskHead = "none",
 ) -> HfModelClass:
     """Build a class with BERT's keys and some of its heads; `head` is that of the masked tokens."""
     return HfModelClass(
@@ -196,6 +204,7 @@ def _bert(
             "binary_head": binary_head,
             "head_transform": same_activation if head else "none",
             "head_bias": head,
+            "task_head": task_head,
         },
     )
 
@@ -286,8 +295,9 @@ def _all_berts(model_type: str, prefix: str, *, post_norm: bool) -> tuple[HfMode
     build = partial(_bert, model_type, post_norm=post_norm)
     return (
         build(f"{prefix}ForPreTraining", pooler=True, binary_head=True, head=True),
-        build(f"{prefix}ForMaskedLM", pooler=False, binary_head=False, head=True),
-        build(f"{prefix}Model", pooler=True, binary_head=False, head=False),
+        build(f"{prefix}ForMaskedLM", pooler=False, head=True),
+        build(f"{prefix}Model", pooler=True),
+        build(f"{prefix}ForSequenceClassification", pooler=True, task_head="classification"),
     )
 
 

@@ -12,6 +12,7 @@ from mega_ckpt.name_maps.alias import TensorAlias
 from mega_ckpt.name_maps.qkv import qkv_order
 from mega_schema.arch import table
 from mega_schema.spec import ModelSpec
+from mega_schema.task_heads import HEAD
 
 NameParts = str | tuple[str, ...]
 """A name, or the names of the blocks of a fused weight."""
@@ -140,6 +141,7 @@ _BERT_HEADS: Mapping[str, str] = MappingProxyType(
         "head.norm": "cls.predictions.transform.LayerNorm",
         "head.bias": "cls.predictions",
         "binary_head": "cls.seq_relationship",
+        HEAD: "classifier",
     }
 )
 _BERT = HfNames(

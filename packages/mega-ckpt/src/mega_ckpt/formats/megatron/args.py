@@ -250,6 +250,7 @@ def _unsupported_encoder_options(spec: ModelSpec, core: bool) -> Iterator[tuple[
         yield "causal", True
     required: dict[str, object] = {"tied": True, "bias": True, "head_bias": True, "pooler": spec.binary_head}
     required |= {"norm_bias": True, "first_attention_norm": True, "global_attention_every": None}
+    required |= {"task_head": "none"}
     for name, value in required.items():
         if getattr(spec, name) != value:
             yield name, value

@@ -1,0 +1,182 @@
+"""A classifier: a checkpoint with the head of a task, or a Hugging Face folder of one."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mega_eval.models.decoder_model import choose_dtype, identify_checkpoint
+from mega_eval.models.hugging_face_folder import CONFIG, HuggingFaceFolder, open_hugging_face_folder
+from mega_eval.models.hugging_face_opening import explain_errors, quiet_library
+from mega_eval.models.interface import ModelIdentity
+from mega_eval.models.stored_weights import weight_reader
+from mega_model.attention_backends import PackedAttention
+from mega_model.build import load_model
+from mega_model.devices import resolve_device
+from mega_model.encoder import Encoder
+from mega_schema.app.install_hint import install_hint
+from mega_schema.checkpoint.checkpoint_tokenizer import open_checkpoint_tokenizer
+from mega_schema.checkpoint.formats import conversion_command, detect_format
+from mega_schema.checkpoint.reader import Checkpoint
+from mega_schema.errors import ConfigError, CorruptFileError, FormatError
+from mega_schema.tasks.best_checkpoint import find_best_folder
+from mega_schema.tasks.pair_features import REAL, TOKEN, TYPE, EncodedExamples, split_rows
+from mega_schema.tokenizer.tokenizer import Tokenizer, open_tokenizer
+
+Ints = NDArray[np.int64]
+_CLASSES = ("BertForSequenceClassification", "MegatronBertForSequenceClassification")
+_TOKENS = 4096  # of a forward pass
+
+
+@dataclass(frozen=True, slots=True)
+class ClassifierModel:
+    """A classifier on one device with its tokenizer.
+
+    Attributes:
+        labels: its classes in the order of the logits.
+        max_length: tokens of its longest sample.
+        forward: computes the logits of rows, (R, K) or of choices (R, 1), from their ids, types and real
+            tokens, (R, L) each.
+    """
+
+    tokenizer: Tokenizer
+    identity: ModelIdentity
+    labels: tuple[str, ...]
+    max_length: int
+    forward: Callable[[Tensor, Tensor, Tensor], Tensor]
+
+    @torch.no_grad()
+    def compute_logits(
+        self, samples: EncodedExamples, batch_size: int | None
+    ) -> Iterator[tuple[Ints, NDArray[np.float32]]]:
+        """Yield the numbers of a batch's samples and their logits, (B, K) float32; long samples come first.
+
+        Args:
+            batch_size: samples of a forward pass; None: as many as 4,096 tokens allow.
+        """
+        order = np.argsort(-samples.token_counts, kind="stable")
+        device = torch.device(self.identity.device)
+        begin = 0
+        while begin < len(order):
+            longest = int(samples.token_counts[order[begin]])
+            limit = batch_size or max(1, _TOKENS // (longest * samples.rows))
+            numbers = order[begin : begin + limit]
+            rows = split_rows(np.stack([samples[int(number)] for number in numbers]), samples.rows)
+            batch = torch.from_numpy(rows[..., :longest]).to(device)
+            logits = self.forward(batch[:, TOKEN], batch[:, TYPE], batch[:, REAL])
+            yield numbers, logits.float().cpu().numpy().reshape(len(numbers), -1)
+            begin += len(numbers)
+
+
+def open_classifier(load: Path, *, dtype: str, device: str) -> ClassifierModel:
+    """Open the best checkpoint of a fine-tuning run, a checkpoint, or a Hugging Face folder.
+
+    Args:
+        dtype: "float32", "bfloat16", or "auto": that of the stored weights.
+
+    Raises:
+        MegaError: it is none of them, it has no head of classes, or the machine lacks the device.
+    """
+    if detect_format(load) == "hf":
+        return _open_hugging_face(load, dtype=dtype, device=device)
+    checkpoint = Checkpoint.open(find_best_folder(load))
+    spec = checkpoint.spec
+    if spec.task_head == "none":
+        raise ConfigError(
+            f"{checkpoint.folder}: model.task_head",
+            "is not a classifier's",
+            found=spec.task_head,
+            wanted="classification | multiple_choice",
+            hint="mega-train finetune trains one",
+        )
+    tokenizer = open_checkpoint_tokenizer(checkpoint)
+    on = resolve_device(device, where="--device")
+    model_dtype = choose_dtype(checkpoint, dtype)
+    model = load_model(spec, weight_reader(checkpoint), dtype=model_dtype, device=on)
+    assert isinstance(model, Encoder)
+    has_types = spec.token_types is not None
+
+    def forward(token_BL: Tensor, type_BL: Tensor, real_BL: Tensor) -> Tensor:
+        rows, length = token_BL.shape
+        attend = PackedAttention(rows, length, real_BL, causal=False)
+        position_T = torch.arange(length, device=on).repeat(rows)
+        types_T = type_BL.flatten() if has_types else None
+        x_TD = model.hidden_states(token_BL.flatten(), position_T, attend, token_type_T=types_T)
+        return model.task_logits(x_TD, torch.arange(rows, device=on) * length)
+
+    identity = identify_checkpoint(checkpoint, tokenizer, dtype=model_dtype, device=str(on))
+    return ClassifierModel(tokenizer, identity, spec.labels, spec.max_seq_len, forward)
+
+
+def _open_hugging_face(folder: Path, *, dtype: str, device: str) -> ClassifierModel:
+    files = open_hugging_face_folder(folder)
+    architectures = files.config.get("architectures")
+    if not isinstance(architectures, list) or not set(architectures) & {*_CLASSES}:
+        raise FormatError(
+            f"{folder / CONFIG}: architectures",
+            "is not a classifier",
+            found=json.dumps(architectures),
+            wanted=" | ".join(_CLASSES),
+        )
+    tokenizer = open_tokenizer("HuggingFaceTokenizer", model=folder)
+    on = resolve_device(device, where="--device")
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read once, by the import
+    try:
+        import transformers
+    except ImportError:
+        hint = f"{install_hint('mega-eval', 'hf')}, or {conversion_command(folder, 'hf')}"
+        raise ConfigError(
+            "--load", "is a Hugging Face folder, and transformers is not installed", found=folder, hint=hint
+        ) from None
+    with quiet_library(), explain_errors(files):
+        module = _load_module(files, dtype).to(on)
+    by_id = module.config.id2label
+    labels = tuple(str(by_id[number]) for number in range(len(by_id)))
+    identity = ModelIdentity(
+        source=str(folder.resolve()),
+        sha256=files.hash_content(),
+        tokenizer_sha256=tokenizer.identity.sha256,
+        iteration=None,
+        dtype=str(module.dtype).removeprefix("torch."),
+        device=str(on),
+        parameters=sum(weight.numel() for weight in module.parameters()),
+        versions={"transformers": transformers.__version__},
+    )
+    kinds = module.config.type_vocab_size
+
+    def forward(token_BL: Tensor, type_BL: Tensor, real_BL: Tensor) -> Tensor:
+        types_BL = type_BL if kinds > 1 else torch.zeros_like(type_BL)
+        logits: Tensor = module(token_BL, attention_mask=real_BL, token_type_ids=types_BL).logits
+        return logits
+
+    return ClassifierModel(tokenizer, identity, labels, module.config.max_position_embeddings, forward)
+
+
+def _load_module(files: HuggingFaceFolder, dtype: str) -> Any:
+    """Load the weights, and refuse a folder that lacks some: `transformers` would draw them at random."""
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+
+    config = AutoConfig.from_pretrained(files.path, local_files_only=True, trust_remote_code=False)
+    module, loading = AutoModelForSequenceClassification.from_pretrained(
+        files.path,
+        config=config,
+        dtype=(config.dtype or torch.float32) if dtype == "auto" else getattr(torch, dtype),
+        local_files_only=True,
+        trust_remote_code=False,
+        use_safetensors=True,
+        output_loading_info=True,
+    )
+    if missing := sorted(loading["missing_keys"]):
+        raise CorruptFileError(
+            files.path, "lacks weights", found=f"{len(missing)} missing, such as {missing[0]}"
+        )
+    return module.eval()

@@ -1,0 +1,1 @@
+"""Tasks on which an encoder is fine-tuned: files, features and metrics, shared by training and evaluation."""

@@ -1,0 +1,92 @@
+"""The tasks of classification: which files they read, which classes they have, and their metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from mega_schema.errors import ConfigError, FormatError
+from mega_schema.task_heads import TaskHead
+from mega_schema.tasks.labelled_files import read_labelled
+from mega_schema.tasks.pair_examples import MNLI_LABELS, QQP_LABELS, read_mnli, read_qqp
+from mega_schema.tasks.race_examples import RACE_LABELS, LabelledExample, read_race
+
+TaskName = Literal["MNLI", "QQP", "RACE", "CLASSIFY"]
+
+
+def head_of_task(task: TaskName) -> TaskHead:
+    """Return the head of the task."""
+    return "multiple_choice" if task == "RACE" else "classification"
+
+
+@dataclass(frozen=True, slots=True)
+class PairFiles:
+    """How the files of a task are read.
+
+    Attributes:
+        text_keys, label_key: keys of the records of CLASSIFY.
+    """
+
+    task: TaskName
+    text_keys: Sequence[str] = ("text",)
+    label_key: str = "label"
+
+    def read(self, path: Path) -> tuple[Sequence[LabelledExample], int]:
+        """Read a file: its examples, and the number of rows that were left out.
+
+        Raises:
+            FormatError: it is not a file of the task.
+        """
+        if self.task == "MNLI":
+            return read_mnli(path), 0
+        if self.task == "QQP":
+            return read_qqp(path)
+        if self.task == "RACE":
+            return read_race(path), 0
+        return read_labelled(path, self.text_keys, self.label_key), 0
+
+
+def choose_labels(
+    task: TaskName, names: Sequence[str], examples: Sequence[LabelledExample]
+) -> tuple[str, ...]:
+    """Return the classes in the order of the head's outputs: the task's, those given, or those of the data.
+
+    Args:
+        names: of --labels; empty if not given.
+        examples: of training, whose labels are the classes of CLASSIFY if none are given.
+
+    Raises:
+        ConfigError: other classes than the task's are given, or there are fewer than two.
+    """
+    fixed = {"MNLI": MNLI_LABELS, "QQP": QQP_LABELS, "RACE": RACE_LABELS}.get(task, ())
+    if fixed and names and tuple(names) != fixed:
+        raise ConfigError("--labels", f"{task} has its own", found=" ".join(names), hint="leave it out")
+    labels = fixed or tuple(names)
+    if not labels:
+        labels = tuple(sorted({example.label for example in examples if example.label is not None}))
+    if len(labels) < 2 or len(set(labels)) < len(labels):
+        raise ConfigError(
+            "--labels", "are not two or more classes", found=" ".join(labels) or "none", wanted="their names"
+        )
+    return labels
+
+
+def check_labels(examples: Sequence[LabelledExample], labels: Sequence[str], *, required: bool) -> None:
+    """Check that every label is a class.
+
+    Args:
+        required: an example without a label is an error.
+
+    Raises:
+        FormatError: a label is unknown, or missing.
+    """
+    known = set(labels)
+    for example in examples:
+        if example.label is None:
+            if required:
+                raise FormatError(example.where, "has no label", wanted=" | ".join(labels))
+        elif example.label not in known:
+            wanted = " | ".join(labels)
+            raise FormatError(example.where, "unknown label", found=example.label, wanted=wanted)

@@ -1,0 +1,40 @@
+"""Options of fine-tuning an encoder on a task."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mega_schema.app.config import WordList, multi_option, option
+from mega_schema.tasks.pair_tasks import TaskName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskConfig:
+    """Options of `mega-train finetune`, besides those of all runs."""
+
+    name: TaskName | None = option("--task", None, "task to fine-tune an encoder on")
+    train: WordList = multi_option("--train-data", "files of the task's training examples; of RACE, folders")
+    valid: WordList = multi_option(
+        "--valid-data", "files of examples to evaluate after every epoch; each has its own metrics"
+    )
+    epochs: int | None = option("--epochs", None, "passes over the training examples; 0 only evaluates")
+    keep_last_batch: bool = option(
+        "--keep-last-batch",
+        False,
+        "train on an epoch's last batch though it is not full (Megatron's --keep-last without a number)",
+    )
+    labels: WordList = multi_option(
+        "--labels", "classes of CLASSIFY in the order of the head's outputs; by default those of the data"
+    )
+    text_keys: WordList = multi_option(
+        "--text-keys", "CLASSIFY: column or JSON key of the text, or of the two texts; by default text"
+    )
+    label_key: str = option("--label-key", "label", "CLASSIFY: column or JSON key of the label")
+    class_weights: WordList = multi_option(
+        "--class-weights", "weights of the classes in the loss: a number for each, or balanced"
+    )
+    best_metric: str | None = option(
+        "--best-metric",
+        None,
+        "metric of the first --valid-data file by which the best epoch is chosen; by default accuracy",
+    )

@@ -1,0 +1,101 @@
+"""Evaluate a task after every epoch: metrics, predictions, and the record of the best epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import orjson
+import torch
+
+from mega_schema.atomic_io import atomic_write
+from mega_schema.tasks.best_checkpoint import BestCheckpoint, read_best, write_best
+from mega_schema.tasks.class_predictions import ClassPredictions
+from mega_train.config import TaskConfig
+from mega_train.data.dataloaders import SampleReader
+from mega_train.data.task_data import TaskReader, TaskSamples
+from mega_train.engine.trainer import Trainer
+from mega_train.engine.validation import Validator
+from mega_train.telemetry.events import Message, ValidationEnd
+from mega_train.telemetry.observers import Observers
+
+PREDICTIONS = "predictions"  # folder in --save
+
+
+def build_validator(trainer: Trainer, observers: Observers, clock: Callable[[], float]) -> Validator:
+    """Return the validator of the run's kind of data."""
+    kind = TaskValidator if isinstance(trainer.datasets, TaskSamples) else Validator
+    return kind(trainer, observers, clock)
+
+
+class TaskValidator(Validator):
+    """Evaluates all examples of every --valid-data file."""
+
+    def validate(self, readers: Mapping[str, SampleReader]) -> None:
+        """Evaluate the files, write their predictions, and record the epoch if it is the best."""
+        metrics = [values for name, reader in readers.items() if (values := self._evaluate(name, reader))]
+        trainer, save = self._trainer, self._trainer.config.run.checkpoint.save
+        if metrics and save is not None and trainer.mesh.rank == 0:
+            self._record_best(save, metrics[0])
+
+    def validate_only(self) -> None:
+        """Evaluate the files of a run that does not train."""
+        for name, reader in self._trainer.valid.items():
+            self._evaluate(name, reader)
+
+    @torch.no_grad()
+    def _evaluate(self, name: str, reader: SampleReader) -> dict[str, float]:
+        """Evaluate a file; return its metrics, none without labels."""
+        assert isinstance(reader, TaskReader)
+        trainer, state = self._trainer, self._trainer.state
+        config = trainer.config
+        start_time = self._clock()
+        logits = [
+            trainer.forward_backward.task_logits(reader, first, reader.batch, config.seq_length)
+            for first in range(0, len(reader), reader.batch)
+        ]
+        logits_NK = torch.cat(logits)[: len(reader.examples)].cpu().numpy()
+        predictions = ClassPredictions(reader.examples, config.spec.labels, logits_NK)
+        save = config.run.checkpoint.save
+        if save is not None and trainer.mesh.rank == 0:
+            write_predictions(save / PREDICTIONS, f"{name}-{state.iteration:07}", predictions)
+        if not predictions.has_labels:
+            self._observers.on_event(Message(f"{name} at iteration {state.iteration}: no labels"))
+            return {}
+        metrics = predictions.metrics(binary=is_binary(config.run.task))
+        self._observers.on_event(
+            ValidationEnd(
+                split=name,
+                iteration=state.iteration,
+                consumed_samples=state.consumed_samples,
+                loss=predictions.loss,
+                metrics=metrics,
+                perplexity=None,
+                seconds=self._clock() - start_time,
+            )
+        )
+        return metrics
+
+    def _record_best(self, save: Path, metrics: Mapping[str, float]) -> None:
+        """Record the epoch if no earlier one of the run is better."""
+        state = self._trainer.state
+        metric = self._trainer.config.run.task.best_metric or "accuracy"
+        best = read_best(save)
+        epoch = state.iteration // self._trainer.config.run.evaluation.interval
+        is_stale = best is not None and (epoch == 1 or best.iteration >= state.iteration)  # of an earlier run
+        if best is None or is_stale or metrics[metric] > best.value:
+            write_best(save, BestCheckpoint(state.iteration, epoch, metric, metrics[metric]))
+            text = f"best epoch so far: {epoch} ({metric} {metrics[metric]:.4f})"
+            self._observers.on_event(Message(text))
+
+
+def is_binary(task: TaskConfig) -> bool:
+    """Whether F1 is that of class 1, as for QQP."""
+    return task.name == "QQP"
+
+
+def write_predictions(folder: Path, name: str, predictions: ClassPredictions) -> None:
+    """Write a line of JSON for every example, whole or not at all."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with atomic_write(folder / f"{name}.jsonl") as partial:
+        partial.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in predictions.rows()))

@@ -313,7 +313,7 @@ def test_a_large_damaged_table_is_skipped_by_its_task_and_in_a_dry_run(tmp_path:
     item = InputFile(folder / "b.parquet", "table")
     assert [part.is_whole for part in split_inputs([item], 100)] == [True]
     result = call("preprocess --dry-run", folder, tmp_path / "out", "--on-error", "skip")
-    assert "1 of 100 rows of the sample are wrong" in result.output
+    assert "1 of 100 rows of the sample is wrong" in result.output
     assert isinstance(call("preprocess --dry-run", folder, tmp_path / "out").exception, CorruptFileError)
 
 

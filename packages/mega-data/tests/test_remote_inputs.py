@@ -133,7 +133,7 @@ def test_tasks_may_write_to_s3_a_stage_at_a_time(folder: Path, shards: str) -> N
     assert run(f"{ENCODE} --input in --output-prefix local") == 0
     words = f"{ENCODE} --input in --output-prefix s3://bucket/tasks/corpus --work-dir work"
     files = RemotePath("s3://bucket/x").file_system()
-    for stage in ("plan", "encode:1", "encode", "index", "join"):
+    for stage in ("plan", "encode:0", "encode", "index", "join"):
         assert run(f"{words} --stage {stage}") == 0
         assert not files.exists("bucket/tasks")
     assert run(words) == 0

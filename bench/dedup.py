@@ -30,6 +30,8 @@ from mega_data.dedup.pipeline import Deduplication
 from mega_data.dedup.presets import PRESETS
 from mega_data.executors.local import run
 from mega_data.jsonl_shards import read_lines
+from mega_data.range_outputs import RangeOutputs
+from mega_data.readers.ranges import whole_files
 
 REPEATS = 3
 ALIKE = (0.7, 0.8, 0.9)
@@ -51,7 +53,8 @@ def run_timed(work: Callable[[Path], int]) -> tuple[float, int]:
 
 def run_mega(corpus: Path, name: str) -> Callable[[Path], int]:
     def work(folder: Path) -> int:
-        job = Deduplication((corpus,), folder / "out", folder / "work", PRESETS[name])
+        outputs = RangeOutputs(whole_files([corpus]), folder / "out", folder / "work/parts")
+        job = Deduplication(outputs, folder / "work", PRESETS[name])
         job.begin()
         (result,) = run(job.stages(), job.work, workers=1)[-1]
         return int(result["kept"])
@@ -159,7 +162,8 @@ def quality(texts: list[str], name: str) -> dict[str, Any]:
         folder = Path(work_folder)
         corpus = folder / "texts.jsonl"
         corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-        job = Deduplication((corpus,), folder / "out", folder / "work", preset)
+        outputs = RangeOutputs(whole_files([corpus]), folder / "out", folder / "work/parts")
+        job = Deduplication(outputs, folder / "work", preset)
         job.begin()
         run(job.stages(), job.work, workers=1)
         root = memoryview((folder / "work/roots").read_bytes()).cast("Q").tolist()

@@ -25,6 +25,8 @@ from mega_data.dedup.corpus_shards import CorpusShards
 from mega_data.dedup.span_tokens import Unit
 from mega_data.dedup.substrings import SubstringDedup
 from mega_data.jsonl_shards import file_bytes, read_lines
+from mega_data.range_outputs import RangeOutputs
+from mega_data.readers.ranges import whole_files
 from mega_data.task_stages import run_task
 
 REPEATS = 2
@@ -34,9 +36,9 @@ SPAN = 50  # tokens
 
 def run_stages(inputs: tuple[Path, ...], unit: Unit, folder: Path) -> dict[str, Any]:
     """Run a deduplication; return its CPU seconds by stage, its results, and the bytes of its work files."""
-    corpus = CorpusShards(inputs, "text", "", None)
     work = folder / "work"
-    job = SubstringDedup(corpus, folder / "out", work, unit, SPAN, None, MEMORY, None, "")
+    outputs = RangeOutputs(whole_files(inputs), folder / "out", work / "parts")
+    job = SubstringDedup(CorpusShards((), outputs, "text", ""), work, unit, SPAN, None, MEMORY)
     job.begin()
     seconds = dict[str, float]()
     sizes = dict[str, int]()

@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from mega_data.cli import commands
+from mega_data.readers import ranges
 from mega_schema.errors import ConfigError, FormatError, MegaError
 
 CODE = '''
@@ -43,6 +44,7 @@ def leave(row, path):
 def no_text(row, path):
     return {"words": "1"}
 '''
+STEP = ("--step", "length:minimum=1")
 NULL = ("--tokenizer-type", "NullTokenizer", "--vocab-size", "100")
 ROWS = [{"a": str(n % 50), "b": str(n % 7)} for n in range(60)]
 
@@ -213,3 +215,68 @@ def test_a_tokenizer_is_trained_on_the_adapted_documents(folder: Path) -> None:
     plain = CliRunner().invoke(commands, [*words, "out", "--adapter", f"python:{module(folder)}:join"])
     assert plain.exit_code == 0, (plain.output, plain.exception)
     assert isinstance(CliRunner().invoke(commands, [*words, "other"]).exception, FormatError)
+
+
+def documents(folder: Path, pattern: str = "*.jsonl") -> list[dict[str, object]]:
+    lines = [line for path in sorted(folder.glob(pattern)) for line in path.read_text().splitlines()]
+    return [json.loads(line) for line in lines]
+
+
+@pytest.mark.parametrize("command", [("clean", *STEP), ("dedup", "--preset", "exact", "--keep-dropped")])
+def test_clean_and_dedup_read_the_documents_of_an_adapter(
+    command: tuple[str, ...], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "in/e.txt").unlink()
+    adapter = ("--adapter", f"python:{module(folder)}:join")
+    words = [*command, "--input", "in", *adapter, "--output"]
+    assert CliRunner().invoke(commands, [*words, "out"]).exit_code == 0
+    wanted = [
+        {"text": f"{row['a']} {row['b']} {suffixes}", "title": ["1 2", "3"]}
+        for suffixes in (1, 2, 1, 1)
+        for row in ROWS
+        if int(row["a"]) % 2 == 0
+    ]
+    if command[0] == "dedup":
+        texts = dict.fromkeys(str(row["text"]) for row in wanted)
+        wanted = [{"text": text, "title": ["1 2", "3"]} for text in texts]
+        dropped = documents(folder / "out/dropped")
+        assert dropped[0]["dropped"] == "like a.jsonl:1"
+    assert documents(folder / "out") == wanted
+    split = ranges.split_inputs
+    monkeypatch.setattr(ranges, "split_inputs", lambda inputs, _: split(inputs, 300))
+    assert CliRunner().invoke(commands, [*words, "parts", "--workers", "2"]).exit_code == 0
+    assert files(folder / "parts") == files(folder / "out")
+
+
+@pytest.mark.parametrize("command", [("clean", *STEP), ("dedup", "--preset", "exact")])
+def test_errors_of_an_adapter_in_clean_and_dedup(command: tuple[str, ...], folder: Path) -> None:
+    name = module(folder)
+    words = [*command, "--input", "in/a.jsonl", "--output", "out", "--adapter"]
+
+    def error(function: str, *more: str) -> str:
+        outcome = CliRunner().invoke(commands, [*words, f"python:{name}:{function}", *more])
+        assert isinstance(outcome.exception, MegaError), outcome.output
+        return str(outcome.exception)
+
+    assert "in/a.jsonl:9: the adapter " in (message := error("broken"))
+    assert "raised an error: found ZeroDivisionError" in message
+    fatal = error("wrong", "--on-error", "skip")
+    assert "in/a.jsonl:9: the adapter " in fatal
+    assert "returned another type: found int, wanted a document as a dict, or None" in fatal
+    assert "in/a.jsonl:1: no text under 'text': found words" in error("no_text")
+    assert "no such function" in error("missing")
+    outcome = CliRunner().invoke(commands, [*words, f"python:{name}:broken", "--on-error", "skip"])
+    assert outcome.exit_code == 0, outcome.output
+    (first, *_) = documents(folder / "out/quarantine", "**/*.jsonl")
+    assert first["line"] == 9
+    assert first["row"] == "{'a': '4', 'b': '4'}"
+
+
+def test_a_changed_adapter_does_not_resume_a_deduplication(folder: Path) -> None:
+    path = folder / f"{module(folder)}.py"
+    words = ["dedup", "--preset", "exact", "--input", "in/a.jsonl", "--output", "out"]
+    adapter = ["--adapter", f"python:{path.stem}:join", "--stage", "keys"]
+    assert CliRunner().invoke(commands, [*words, *adapter]).exit_code == 0
+    path.write_text(f"{CODE}\n")
+    outcome = CliRunner().invoke(commands, [*words, *adapter])
+    assert "contains a run with other inputs" in str(outcome.exception)

@@ -29,6 +29,8 @@ from mega_data.dedup.shingles import Shingles
 from mega_data.dedup.union_find import MAX_COMPARED, find_root, union, union_similar
 from mega_data.executors.local import run
 from mega_data.jsonl_shards import find_shards, read_lines
+from mega_data.range_outputs import RangeOutputs
+from mega_data.readers.ranges import whole_files
 from mega_data.task_stages import TaskStage
 from mega_schema.errors import ConfigError, FormatError, MegaError
 
@@ -70,7 +72,8 @@ def kept_texts(output: Path) -> list[str]:
 
 
 def deduplicate(inputs: list[Path], output: Path, preset: Preset, workers: int = 1) -> list[str]:
-    job = Deduplication(tuple(find_shards(inputs)), output, output / ".work", preset, memory=1 << 14)
+    outputs = RangeOutputs(whole_files(find_shards(inputs)), output, output / ".work/parts")
+    job = Deduplication(outputs, output / ".work", preset, memory=1 << 14)
     job.begin()
     run(job.stages(), job.work, workers=workers)
     return kept_texts(output)
@@ -330,9 +333,8 @@ def test_exact_keeps_the_first_of_equal_texts_and_everything_else(tmp_path: Path
 def test_a_run_goes_on_where_finished_tasks_end(tmp_path: Path) -> None:
     folder = write(tmp_path / "in", plant_duplicates(4), 4)
     whole = deduplicate([folder], tmp_path / "whole", PRESETS["megatron"])
-    job = Deduplication(
-        tuple(find_shards([folder])), tmp_path / "o", tmp_path / "w", PRESETS["megatron"], memory=1 << 14
-    )
+    outputs = RangeOutputs(whole_files(find_shards([folder])), tmp_path / "o", tmp_path / "w/parts")
+    job = Deduplication(outputs, tmp_path / "w", PRESETS["megatron"], memory=1 << 14)
     rng = random.Random(0)
     for _ in range(60):  # a process that ends at any task is one that did only some of them
         job.begin()

@@ -31,6 +31,8 @@ from mega_data.dedup.union_find import find_roots, union
 from mega_data.dedup.work_files import WorkFiles
 from mega_data.executors.local import run
 from mega_data.jsonl_shards import find_shards
+from mega_data.range_outputs import RangeOutputs
+from mega_data.readers.ranges import whole_files
 from mega_schema.errors import ConfigError
 
 BANDS = Preset("words", 5, bands=3, rows=8)
@@ -172,12 +174,13 @@ def test_the_kept_lines_do_not_depend_on_memory_groups_and_ranges(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_shards(tmp_path / "in", 12)
-    job = Deduplication(tuple(find_shards([folder])), tmp_path / "a", tmp_path / "wa", PRESETS[name])
+    outputs = RangeOutputs(whole_files(find_shards([folder])), tmp_path / "a", tmp_path / "wa/parts")
+    job = Deduplication(outputs, tmp_path / "wa", PRESETS[name])
     job.begin()
     run(job.stages(), job.work, workers=1)
     monkeypatch.setattr(pipeline, "GROUP_BYTES", 2000)
     monkeypatch.setattr(pipeline, "RANGE_BYTES", 3000)
-    divided = replace(job, output=tmp_path / "b", work=tmp_path / "wb", memory=500)
+    divided = replace(job, outputs=replace(outputs, output=tmp_path / "b"), work=tmp_path / "wb", memory=500)
     divided.begin()
     stages = {stage.name: stage.tasks for stage in divided.stages()}
     assert stages["sort"] > 3
@@ -314,9 +317,10 @@ def test_the_estimate_of_bytes_and_files_is_what_a_run_reads_and_writes(
                 seed = int(rng.integers(1000)) if rng.random() < 0.2 else int(rng.integers(1000, 1 << 40))
                 chosen = words[np.random.default_rng(seed).integers(0, 5000, 30)]
                 file.write(json.dumps({"text": " ".join(chosen.tolist())}) + "\n")
-    inputs = tuple(find_shards([tmp_path / "in"]))
+    inputs = whole_files(find_shards([tmp_path / "in"]))
     memory = 1 << 16
-    job = Deduplication(inputs, tmp_path / "out", tmp_path / "work", PRESETS[name], memory=memory)
+    outputs = RangeOutputs(inputs, tmp_path / "out", tmp_path / "work/parts")
+    job = Deduplication(outputs, tmp_path / "work", PRESETS[name], memory=memory)
     job.begin()
     counted = list[tuple[int, int]]()
     for stage in job.stages():
@@ -326,7 +330,7 @@ def test_the_estimate_of_bytes_and_files_is_what_a_run_reads_and_writes(
         if stage.name == "pairs":
             pairs = sum(result["pairs"] for result in results)
     stages = estimate_io(
-        [path.stat().st_size for path in inputs],
+        [part.size for part in inputs],
         sum(result["documents"] for result in results),
         PRESETS[name],
         memory,

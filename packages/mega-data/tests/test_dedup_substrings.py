@@ -332,13 +332,15 @@ import resource, sys
 from pathlib import Path
 from mega_data.dedup.corpus_shards import CorpusShards
 from mega_data.dedup.substrings import SubstringDedup
+from mega_data.range_outputs import RangeOutputs
+from mega_data.readers.ranges import whole_files
 from mega_data.task_stages import run_task
 def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 folder = Path(sys.argv[1])
 for name in ("small.jsonl", "large.jsonl"):
     work = folder / f"work-{name}"
-    corpus = CorpusShards((folder / name,), "text", "", None)
-    job = SubstringDedup(corpus, folder / "out", work, "words", 50, None, 4 << 20, None, "")
+    outputs = RangeOutputs(whole_files([folder / name]), folder / "out", work / "parts")
+    job = SubstringDedup(CorpusShards((), outputs, "text", ""), work, "words", 50, None, 4 << 20)
     for stage in job.stages():
         print(stage.name, run_task(stage, 0, work))
     print(peak())

@@ -236,10 +236,13 @@ import resource, sys
 from pathlib import Path
 from mega_data.clean.sentence_dedup import SentenceDedup, SentenceDedupStep
 from mega_data.task_stages import run_task
+from mega_data.range_outputs import RangeOutputs
+from mega_data.readers.ranges import whole_files
 work, path = Path(sys.argv[1]), Path(sys.argv[2])
 def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 step = SentenceDedupStep()
-job = SentenceDedup(work, (path,), work / "out", "spans", step, "text", 4 << 20, None, None, "")
+outputs = RangeOutputs(whole_files([path]), work / "out", work / "parts")
+job = SentenceDedup(work, outputs, "spans", step, "text", 4 << 20)
 spans, repeats, _ = job.stages()
 run_task(spans, 0, work)
 before = peak()

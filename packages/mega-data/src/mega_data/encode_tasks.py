@@ -41,7 +41,7 @@ from mega_data.jsonl_shards import file_states
 from mega_data.merge import copy_bytes
 from mega_data.readers.blocks import Block, DamagedBlock, RowError
 from mega_data.readers.inputs import HUB_FORMAT, InputFile
-from mega_data.readers.ranges import InputRange, count_rows_before, read_range
+from mega_data.readers.ranges import InputRange, count_rows_before, cuts_by_input, read_range
 from mega_data.readers.streams import BLOCK_BYTES
 from mega_data.resumable_output import QUARANTINE
 from mega_data.task_stages import (
@@ -121,19 +121,17 @@ class EncodingTasks:
             ConfigError: the folder holds another run.
         """
         owners = [tuple(part.input for part in group) for group in self.groups]
-        starts = dict[int, list[int]]()
-        for part in self.ranges:
-            starts.setdefault(part.input, []).append(part.start)
+        starts = cuts_by_input(self.ranges)
         states = file_states([item.path for item in self.inputs])
         wanted = {
             "inputs": [
                 [*state, cuts, item.adapter.code if item.adapter else ""]
-                for state, cuts, item in zip(states, starts.values(), self.inputs, strict=True)
+                for state, cuts, item in zip(states, starts, self.inputs, strict=True)
             ],
             "formats": [item.format for item in self.inputs],
             "datasets": [info.to_dict() for info in self.infos],
             "index-format": self.index_format,
-            "split-mb": [len(cuts) for cuts in starts.values()],
+            "split-mb": [len(cuts) for cuts in starts],
             "skip": self.skip,
             "tasks": [*map(len, self.groups)],
         }
@@ -171,7 +169,7 @@ class EncodingTasks:
                 for error in block.errors:
                     if not self.skip or error.is_fatal:
                         raise _row_error(part, error, rows)
-                    first = first or f"{_row_place(part, rows + error.row + 1)}, {error.what}"
+                    first = first or f"{part.place(rows + error.row + 1)}, {error.what}"
                     if error.ends_file:
                         damaged.append(error.damage_notice(part.item.path))
                     row = error.to_json(part.item.path, (part.first_row or 0) + rows + 1)
@@ -362,12 +360,4 @@ def _row_error(part: InputRange, error: RowError, rows: int) -> FormatError:
     before = count_rows_before(part)
     if before is not None:
         return error.error(part.item.path, before + rows + 1, _ROW_HINT)
-    where = _row_place(part, rows + error.row + 1)
-    return FormatError(where, error.what, **error.values(), hint=_ROW_HINT)
-
-
-def _row_place(part: InputRange, number: int) -> str:
-    """Describe the place of the row of this number, from 1, in a range."""
-    if part.first_row is None:
-        return f"{part.item.path}: line {number:,} after byte {part.start:,}"
-    return f"{part.item.path}:{part.first_row + number}"
+    return FormatError(part.place(rows + error.row + 1), error.what, **error.values(), hint=_ROW_HINT)

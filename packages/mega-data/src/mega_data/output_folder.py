@@ -20,9 +20,10 @@ from uuid import uuid4
 
 import orjson
 
-from mega_data.jsonl_shards import find_shards, output_name, read_lines
+from mega_data.jsonl_shards import find_inputs, output_name, read_lines
+from mega_data.readers.adapters import Adapter
 from mega_data.readers.file_tree import scanned_folders
-from mega_data.readers.inputs import DROPPED, QUARANTINE, REPORT
+from mega_data.readers.inputs import DROPPED, QUARANTINE, REPORT, InputFile
 from mega_data.task_stages import FAILED, PLAN, REMOVED, finish_removal, remove_folder
 from mega_schema.atomic_io import full_disk_errors, sync_folder, write_text
 from mega_schema.errors import ConfigError, FormatError, MegaError
@@ -55,22 +56,24 @@ _OWN_NAMES = frozenset(
 )
 
 
-def find_checked_shards(
-    inputs: Iterable[str], output: Path, work: Path | None, suffix: str
-) -> tuple[Path, ...]:
+def find_checked_inputs(
+    inputs: Iterable[str], output: Path, work: Path | None, suffix: str, adapter: Adapter | None = None
+) -> list[InputFile]:
     """Return the files that --input names; refuse files in the output or work folder.
 
     Args:
         suffix: suffix of the format of the output files, see `output_formats`.
+        adapter: converts the rows of all files.
 
     Raises:
         ConfigError: there is no file, or a folder is refused.
     """
     words = [str(word) for word in inputs]
-    files = tuple(find_shards(words))
+    items = find_inputs(words, adapter)
+    files = [item.path for item in items]
     check_folder(output, work, files, scanned_folders(words, files))
     check_stale(output, (output_name(path, suffix) for path in files))
-    return files
+    return items
 
 
 def check_folder(

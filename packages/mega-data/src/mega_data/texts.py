@@ -55,7 +55,7 @@ def exact_numbers(line: bytes, values: dict[str, Any]) -> dict[str, Any]:
     return exact
 
 
-def dump_line(values: Mapping[str, Any]) -> bytes:
+def dump_line(values: Mapping[str, Any] | list[Any]) -> bytes:
     """Return the values as one line of JSON with its line break.
 
     Integers keep their digits; characters without UTF-8, such as bytes of a file name, become "?".

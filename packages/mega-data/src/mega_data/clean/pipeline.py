@@ -25,16 +25,17 @@ from mega_data.clean.step import Row, RowFunction
 from mega_data.dedup.pipeline import DEFAULT_MEMORY, Deduplication
 from mega_data.dedup.presets import PRESETS
 from mega_data.jsonl_shards import (
+    LineCount,
+    exact_place,
     fail_on_row,
-    file_bytes,
     file_states,
-    output_name,
     quarantine_counts,
     read_documents,
     skip_row,
-    split_outputs,
 )
+from mega_data.range_outputs import RangeOutputs, lines_before, planned_ranges, range_bytes, result_stage
 from mega_data.readers.inputs import DROPPED, QUARANTINE
+from mega_data.readers.ranges import InputRange
 from mega_data.task_stages import (
     ReusableTasks,
     TaskResult,
@@ -52,27 +53,26 @@ class CleaningPass:
     """Steps over single documents, from files to files.
 
     Attributes:
-        dropped: folder of the dropped documents, with the reason under "dropped"; None does not write them.
-        quarantine: folder for lines that are not documents; None: the first such line ends the run.
+        outputs: of each task; dropped documents have the reason under "dropped".
         id_key: key of the id that each document must have; "" requires none.
-        suffix: suffix of the format of `output`, see `output_formats`.
     """
 
     work: Path
-    inputs: tuple[Path, ...]
-    output: Path
+    outputs: RangeOutputs
     steps: tuple[NamedStep, ...]
     key: str
-    dropped: Path | None
-    quarantine: Path | None
     id_key: str
-    suffix: str = ""
+
+    @property
+    def inputs(self) -> tuple[InputRange, ...]:
+        return self.outputs.ranges
 
     def stages(self) -> list[TaskStage]:
-        sizes = tuple(map(file_bytes, self.inputs))
+        sizes = tuple(map(range_bytes, self.inputs))
         stages = self._count_stages(sizes)
         after = stages[-1] if stages else None
-        return [*stages, TaskStage("pass", len(self.inputs), self.run, after=after, sizes=sizes)]
+        stages.append(TaskStage("pass", len(self.inputs), self.run, after=after, sizes=sizes))
+        return self.outputs.add_join(stages, self.work)
 
     def _count_stages(self, sizes: tuple[int, ...] = ()) -> list[TaskStage]:
         """Return the stages before a decontamination."""
@@ -84,42 +84,50 @@ class CleaningPass:
     def count(self, shard: int) -> TaskResult:
         """Count the n-grams of each decontamination in a shard."""
         steps = [named_step.step for named_step in self.steps if isinstance(named_step.step, Decontaminate)]
-        on_error = skip_row if self.quarantine else fail_on_row
+        on_error = skip_row if self.outputs.quarantine else fail_on_row
         documents = 0
+        lines = LineCount()
 
         def texts() -> Iterator[str]:
             nonlocal documents
             documents = 0
-            for _, _, values in read_documents(self.inputs[shard], self.key, on_error, self.id_key):
+            rows = read_documents(self.inputs[shard], self.key, on_error, self.id_key, lines)
+            for _, _, values in rows:
                 documents += 1
                 yield text_of(values, self.key)
 
         counts = [step.count(texts()) for step in steps]
-        return {"counts": counts, "read": file_bytes(self.inputs[shard]), "documents": documents}
+        read = range_bytes(self.inputs[shard])
+        return {"counts": counts, "read": read, "documents": documents, "lines": lines.value}
 
     def run(self, shard: int) -> TaskResult:
         """Write the cleaned documents of a shard and return its counts."""
-        path = self.inputs[shard]
+        part = self.inputs[shard]
         stats = [StepStats(named_step.name) for named_step in self.steps]
         functions = watch_keys(named_step.step for named_step in self._steps_with_counts())
-        folders = (self.output, self.dropped, self.quarantine)
-        with split_outputs(path, *folders, self.suffix) as (out, dropped, quarantine):
+        first_line = self._lines_before(shard)
+        lines = LineCount()
+        with self.outputs.open(shard) as (out, dropped, quarantine):
             record = _dropped_recorder(dropped)
-            for number, line, values in read_documents(
-                path, self.key, quarantine or fail_on_row, self.id_key
-            ):
-                row = Row(values, self.key, shard, number)
+            on_error = quarantine or fail_on_row
+            for number, line, values in read_documents(part, self.key, on_error, self.id_key, lines):
+                row = Row(values, self.key, part.input, first_line + number)
                 try:
                     for result in _apply_steps(row, functions, stats, record):
                         # a document that no step changed keeps its bytes
                         output_line = line if result is row else dump_line(result.values)
                         out.write(output_line.rstrip(b"\r\n") + b"\n")
                 except DocumentError as error:
-                    raise error.locate(path, number) from error.__cause__
+                    raise error.locate(exact_place(part, number)) from error.__cause__
         errors = quarantine_counts(quarantine, stats[0].documents_in)
-        counts = {"read": file_bytes(path), "documents": stats[0].documents_in}
+        counts = {"read": range_bytes(part), "documents": stats[0].documents_in, "lines": lines.value}
         steps = [step_stats.to_dict() for step_stats in stats]
         return {"steps": steps, MISSING_KEYS: missing_keys(functions), **counts, **errors}
+
+    def _lines_before(self, shard: int) -> int:
+        """Return the lines of the input before a range; 0 if no step uses the number of a line."""
+        stages = self._count_stages()
+        return lines_before(self.inputs, read_results(stages[0], self.work))[shard] if stages else 0
 
     def total(self, _: int) -> TaskResult:
         """Sum the n-gram counts of each decontamination over the corpus."""
@@ -187,7 +195,7 @@ class Cleaning:
         suffix: suffix of the format of the kept documents, see `output_formats`.
     """
 
-    inputs: tuple[Path, ...]
+    inputs: tuple[InputRange, ...]
     output: Path
     work: Path
     steps: tuple[NamedStep, ...]
@@ -214,7 +222,7 @@ class Cleaning:
             if not _is_whole_corpus([named_step]):
                 named_step.step.start()  # fails early if a library or file is missing
         steps = [_recorded_step(named_step) for named_step in self.steps]
-        wanted = {"inputs": file_states(self.inputs), "output": str(self.output.resolve()), "key": self.key}
+        wanted = {**planned_ranges(self.inputs), "output": str(self.output.resolve()), "key": self.key}
         options = {
             "keep_dropped": self.keep_dropped,
             "skip": self.skip,
@@ -223,7 +231,8 @@ class Cleaning:
         }
         first = self.passes()[0]
         stage = first.stages()[0]
-        reuse = ReusableTasks(f"{first.work.name}/done/{stage.name}", range(stage.tasks), "skip", self.output)
+        markers = f"{first.work.name}/done/{stage.name}"
+        reuse = ReusableTasks(markers, [part.input for part in self.inputs], "skip", self.output)
         open_run_folder(self.work, {**wanted, "steps": steps, **options}, reuse)
 
     def passes(self) -> list[CleaningPass | Deduplication | SentenceDedup]:
@@ -240,29 +249,37 @@ class Cleaning:
         for number, group in enumerate(groups):
             name = f"{number:02d}-{group[0].name if _is_whole_corpus(group) else 'pass'}"
             output = self.output if number == len(groups) - 1 else self.work / name / "out"
-            passes.append(self._make_pass(name, group, inputs, output))
-            inputs = tuple(output / output_name(path) for path in self.inputs)
+            outputs = self._outputs(name, inputs, output)
+            passes.append(self._make_pass(name, group, outputs))
+            inputs = outputs.as_inputs()
         return passes
 
+    def _outputs(self, name: str, inputs: tuple[InputRange, ...], output: Path) -> RangeOutputs:
+        is_last = output == self.output
+        return RangeOutputs(
+            inputs,
+            output,
+            self.work / name / "parts",
+            dropped=self.output / DROPPED / name if self.keep_dropped else None,
+            quarantine=self.output / QUARANTINE / name if self.skip else None,
+            suffix=self.suffix if is_last else "",
+            is_joined=is_last,
+        )
+
     def _make_pass(
-        self, name: str, group: list[NamedStep], inputs: tuple[Path, ...], output: Path
+        self, name: str, group: list[NamedStep], outputs: RangeOutputs
     ) -> CleaningPass | Deduplication | SentenceDedup:
         work = self.work / name
-        dropped = self.output / DROPPED / name if self.keep_dropped else None
-        quarantine = self.output / QUARANTINE / name if self.skip else None
         step = group[0].step
         if isinstance(step, DuplicateFilter):
             preset = _dedup_preset(step)
-            key = step.key or self.key
-            deduplication = Deduplication(inputs, output, work, preset, key, self.memory)
-            suffix = self.suffix if output == self.output else ""
-            return replace(
-                deduplication, dropped=dropped, quarantine=quarantine, id_key=self.id_key, suffix=suffix
-            )
-        options = (dropped, quarantine, self.id_key, self.suffix if output == self.output else "")
+            return Deduplication(outputs, work, preset, step.key or self.key, self.memory, self.id_key)
         if isinstance(step, SentenceDedupStep):
-            return SentenceDedup(work, inputs, output, group[0].name, step, self.key, self.memory, *options)
-        return CleaningPass(work, inputs, output, tuple(group), self.key, *options)
+            return SentenceDedup(work, outputs, group[0].name, step, self.key, self.memory, self.id_key)
+        return CleaningPass(work, outputs, tuple(group), self.key, self.id_key)
+
+    def count_inputs(self) -> int:
+        return len({part.input for part in self.inputs})
 
     def count_skipped(self) -> int:
         """Count the lines of all shards that are not documents."""
@@ -270,14 +287,14 @@ class Cleaning:
         return sum(
             int(shard["skipped"])
             for cleaning_pass in passes
-            for shard in read_results(cleaning_pass.stages()[-1], cleaning_pass.work)
+            for shard in read_results(result_stage(cleaning_pass.stages()), cleaning_pass.work)
         )
 
     def missing_keys(self) -> Iterator[tuple[NamedStep, list[str]]]:
         """Yield the steps whose key no document has, and the keys of a document."""
         for cleaning_pass in self.passes():
             if isinstance(cleaning_pass, CleaningPass):
-                shards = read_results(cleaning_pass.stages()[-1], cleaning_pass.work)
+                shards = read_results(result_stage(cleaning_pass.stages()), cleaning_pass.work)
                 for number, named_step in enumerate(cleaning_pass.steps):
                     if keys := find_missing_keys(number, shards):
                         yield named_step, keys
@@ -286,7 +303,7 @@ class Cleaning:
         """Return the counts of each step over all shards."""
         report = []
         for cleaning_pass in self.passes():
-            shards = read_results(cleaning_pass.stages()[-1], cleaning_pass.work)
+            shards = read_results(result_stage(cleaning_pass.stages()), cleaning_pass.work)
             if isinstance(cleaning_pass, Deduplication):
                 report.append(_dedup_stats(cleaning_pass, shards))
                 continue

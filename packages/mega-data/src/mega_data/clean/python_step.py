@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from mega_data.clean.step import Row, RowFunction, Verdict
 from mega_data.readers.nested_keys import value_or_none
@@ -20,9 +19,9 @@ _RESULTS = "a document, None, or the reason to drop it as a string"
 class DocumentError(MegaError):
     """A step cannot process a document; the run adds the file and the line."""
 
-    def locate(self, path: Path, line: int) -> FormatError:
+    def locate(self, place: str) -> FormatError:
         """Return the error with the place of the document."""
-        return FormatError(f"{path}:{line}", f"{self.where}: {self.what}", **self.values, hint=self.hint)
+        return FormatError(place, f"{self.where}: {self.what}", **self.values, hint=self.hint)
 
 
 @dataclass(frozen=True, slots=True)

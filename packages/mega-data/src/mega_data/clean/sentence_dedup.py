@@ -23,16 +23,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mega_data.clean.stats import StepStats
-from mega_data.jsonl_shards import (
-    fail_on_row,
-    file_bytes,
-    quarantine_counts,
-    read_documents,
-    skip_row,
-    split_outputs,
-)
+from mega_data.jsonl_shards import LineCount, fail_on_row, quarantine_counts, read_documents, skip_row
 from mega_data.output_formats import open_output
+from mega_data.range_outputs import RangeOutputs, range_bytes
 from mega_data.readers.nested_keys import replace_value
+from mega_data.readers.ranges import InputRange
 from mega_data.task_stages import TaskResult, TaskStage
 from mega_data.texts import dump_line, text_of
 
@@ -68,40 +63,39 @@ class SentenceDedup:
 
     Attributes:
         memory: bytes for sorting spans; `cut` needs 8 more for each repeated span of a shard.
-        dropped: folder of the dropped documents, with the reason under "dropped"; None does not write them.
-        quarantine: folder for lines that are not documents; None: the first such line ends the run.
+        outputs: of each task; dropped documents have the reason under "dropped".
         id_key: key of the id that each document must have; "" requires none.
-        suffix: suffix of the format of `output`, see `output_formats`.
     """
 
     work: Path
-    inputs: tuple[Path, ...]
-    output: Path
+    outputs: RangeOutputs
     name: str
     step: SentenceDedupStep
     key: str
     memory: int
-    dropped: Path | None
-    quarantine: Path | None
-    id_key: str
-    suffix: str = ""
+    id_key: str = ""
+
+    @property
+    def inputs(self) -> tuple[InputRange, ...]:
+        return self.outputs.ranges
 
     def stages(self) -> list[TaskStage]:
-        sizes = tuple(map(file_bytes, self.inputs))
+        sizes = tuple(map(range_bytes, self.inputs))
         spans = TaskStage("spans", len(self.inputs), self.spans, sizes=sizes)
         repeats = TaskStage("repeats", self._count_ranges(sizes), self.repeats, after=spans)
-        return [spans, repeats, TaskStage("cut", len(self.inputs), self.cut, after=repeats, sizes=sizes)]
+        cut = TaskStage("cut", len(self.inputs), self.cut, after=repeats, sizes=sizes)
+        return self.outputs.add_join([spans, repeats, cut], self.work)
 
     def spans(self, shard: int) -> TaskResult:
         """Write the hash and place of each span of a shard."""
         documents = 0
-        on_error = skip_row if self.quarantine else fail_on_row
+        on_error = skip_row if self.outputs.quarantine else fail_on_row
         with open_run_writer(self._spans_path(shard)) as put:
             for number, _, values in read_documents(self.inputs[shard], self.key, on_error, self.id_key):
                 documents += 1
                 keys = span_keys(split_sentences(text_of(values, self.key)), self.step.sentences)
                 put(keys, np.arange(len(keys), dtype=np.uint64) + np.uint64(number << _SENTENCE_BITS))
-        return {"read": file_bytes(self.inputs[shard]), "documents": documents}
+        return {"read": range_bytes(self.inputs[shard]), "documents": documents}
 
     def repeats(self, part: int) -> TaskResult:
         """Write the repeated spans of a key range: a chunk for each part that fits in memory.
@@ -110,7 +104,7 @@ class SentenceDedup:
         """
         shards = range(len(self.inputs))
         count = 0
-        parts = self._count_ranges(tuple(map(file_bytes, self.inputs)))
+        parts = self._count_ranges(tuple(map(range_bytes, self.inputs)))
         files = [self._spans_path(shard) for shard in shards]
         low, high = _first_key(part, parts), _first_key(part + 1, parts)
         spans = sum(len(keys) for file in files for keys, _ in read_runs(file, low, high))
@@ -129,14 +123,13 @@ class SentenceDedup:
 
     def cut(self, shard: int) -> TaskResult:
         """Write the documents of a shard without the cut sentences, and return the counts."""
-        path = self.inputs[shard]
+        part = self.inputs[shard]
         stats = StepStats(self.name)
         marks = np.sort(np.concatenate([*self._read_marks(shard), np.empty(0, np.uint64)]))
-        folders = (self.output, self.dropped, self.quarantine)
-        with split_outputs(path, *folders, self.suffix) as (out, dropped, quarantine):
-            for number, line, values in read_documents(
-                path, self.key, quarantine or fail_on_row, self.id_key
-            ):
+        lines = LineCount()
+        with self.outputs.open(shard) as (out, dropped, quarantine):
+            on_error = quarantine or fail_on_row
+            for number, line, values in read_documents(part, self.key, on_error, self.id_key, lines):
                 text = text_of(values, self.key)
                 stats.count_in(text)
                 edges = np.array([number, number + 1], np.uint64) << np.uint64(_SENTENCE_BITS + 1)
@@ -155,7 +148,7 @@ class SentenceDedup:
                     line if remaining == text else dump_line(replace_value(values, self.key, remaining))
                 )
                 out.write(output_line.rstrip(b"\r\n") + b"\n")
-        counts = {"read": file_bytes(path), "documents": stats.documents_in}
+        counts = {"read": range_bytes(part), "documents": stats.documents_in, "lines": lines.value}
         return {"steps": [stats.to_dict()], **counts, **quarantine_counts(quarantine, stats.documents_in)}
 
     def _remaining_text(self, text: str, marks: Numbers) -> str | None:

@@ -86,5 +86,16 @@ def merge_stats(stats: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
                 counts = total.setdefault(name, {})
                 for key, addition in value.items():
                     counts[key] = counts[key] + addition if key in counts else addition
+    for name, counts in total.items():
+        if isinstance(
+            counts, dict
+        ):  # in order, so that the report does not depend on the cuts of large files
+            total[name] = dict(sorted(counts.items(), key=_count_order))
     total["examples"] = {reason: texts[:MAX_EXAMPLES] for reason, texts in total.get("examples", {}).items()}
     return total
+
+
+def _count_order(item: tuple[str, Any]) -> tuple[int, str]:
+    """Order lengths by number, names by alphabet."""
+    key, _ = item
+    return (int(key) if key.isdecimal() else 0, key)

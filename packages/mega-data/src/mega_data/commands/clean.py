@@ -16,7 +16,6 @@ from mega_data.commands.common import (
     RepeatableOptionCommand,
     check_has_stage,
     check_inputs_unchanged,
-    document_options,
     error_limit,
     exit_if_nothing_left,
     is_whole_run,
@@ -28,6 +27,7 @@ from mega_data.commands.common import (
     warn_skipped,
     work_folder,
 )
+from mega_data.commands.document_options import document_options, find_documents
 from mega_data.commands.result_file import record_counts
 from mega_data.commands.upload import uploads_output
 from mega_schema.app.counts import format_count
@@ -73,6 +73,8 @@ def clean(
     id_key: str,
     on_error: str,
     max_errors: str | None,
+    adapter: str | None,
+    split_mb: int,
     output: Path,
     config: Path | None,
     flags: tuple[str, ...],
@@ -93,16 +95,17 @@ def clean(
     from mega_data.clean.pipeline import Cleaning
     from mega_data.clean.registry import step_from_flag, steps_from_toml
     from mega_data.error_limit import ErrorCount
-    from mega_data.output_folder import find_checked_shards, staging_folder
+    from mega_data.output_folder import staging_folder
 
     errors = ErrorCount(error_limit(on_error, max_errors))
     steps = (*(steps_from_toml(config) if config else ()), *map(step_from_flag, flags))
-    files = find_checked_shards(inputs, output, work, suffix := output_suffix(output_format))
+    suffix = output_suffix(output_format)
+    ranges = find_documents(inputs, adapter, split_mb, output=output, work=work, suffix=suffix)
     whole_run = is_whole_run(executor, only)
     staging = staging_folder(output)
     with work_folder(work, output / ".work", output, whole_run=whole_run, lock=output) as folder:
         job = Cleaning(
-            files,
+            ranges,
             staging,
             folder,
             steps,
@@ -114,12 +117,8 @@ def clean(
             memory=memory << 20,
         )
         passes = {cleaning_pass.work.name: cleaning_pass for cleaning_pass in job.passes()}
-        stages = (
-            f"{name}/{stage.name}"
-            for name, cleaning_pass in passes.items()
-            for stage in cleaning_pass.stages()
-        )
-        check_has_stage(executor, only, stages)
+        stages = ((name, stage) for name, cleaning_pass in passes.items() for stage in cleaning_pass.stages())
+        check_has_stage(executor, only, (f"{name}/{stage.name}" for name, stage in stages))
         job.begin()
         mark_output(output, "clean", only)
         only_pass, only_stage = _split_stage(only, passes)
@@ -173,7 +172,7 @@ def _finish(job: Cleaning, output: Path, damaged: Sequence[str], *, keep_work: b
     skipped = job.count_skipped()
     values = {"skipped": skipped, "damaged": damaged, "steps": report}
     write_file(job.output / REPORT, json.dumps(values, indent=1, ensure_ascii=False))
-    title = f"Cleaning of {format_count(len(job.inputs), 'file')}"
+    title = f"Cleaning of {format_count(job.count_inputs(), 'file')}"
     write_file(job.output / REPORT_PAGE, render_report(title, report, skipped))
     missing_keys = list(job.missing_keys())
     publish(output, "clean", job.work)

@@ -77,30 +77,6 @@ def error_limit(on_error: str, text: str | None) -> ErrorLimit:
     return ErrorLimit.parse(text)
 
 
-def document_options(command: Command) -> Command:
-    """Add the flags of the commands that read JSON lines or tables and write JSON lines."""
-    text = (
-        "JSON lines, .csv, .tsv or .parquet, also .gz .zst .xz .bz2 .lz4: files, globs, folders, URLs, "
-        "saved datasets."
-    )
-    options = (
-        click.option("--input", "inputs", multiple=True, required=True, help=text),
-        click.option(
-            "--json-key", default="text", help="Key of the text; meta.text: text in the object meta."
-        ),
-        click.option(
-            "--id-key", default="", show_default=False, help="Key of a document's id, written to dropped/."
-        ),
-        click.option(
-            "--on-error", type=ON_ERROR, default="fail", help="What to do with a line that is not a document."
-        ),
-        max_errors_option("wrong lines"),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
 def placement_options(workers_help: str = "Worker processes.") -> Callable[[Command], Command]:
     """Build `--workers`, `--executor` and `--stage` of a command whose run is divided into tasks."""
     options = (

@@ -11,7 +11,6 @@ import click
 
 from mega_data.commands.common import (
     RepeatableOptionCommand,
-    document_options,
     error_limit,
     exit_if_nothing_left,
     is_whole_run,
@@ -29,6 +28,7 @@ from mega_data.commands.dedup_substrings import (
     check_preset_options,
     substring_options,
 )
+from mega_data.commands.document_options import document_options, find_documents
 from mega_data.commands.result_file import record_counts
 from mega_data.commands.upload import uploads_output
 from mega_schema.app.click_options import LocalPath
@@ -87,6 +87,8 @@ def dedup(
     id_key: str,
     on_error: str,
     max_errors: str | None,
+    adapter: str | None,
+    split_mb: int,
     output: Path,
     work: Path | None,
     preset: str,
@@ -109,26 +111,29 @@ def dedup(
     finished tasks.
     """
     from mega_data.error_limit import ErrorCount
-    from mega_data.output_folder import find_checked_shards, staging_folder
+    from mega_data.output_folder import staging_folder
+    from mega_data.range_outputs import RangeOutputs, result_stage
     from mega_data.readers.inputs import DROPPED, QUARANTINE
+    from mega_data.task_stages import read_results
 
     errors = ErrorCount(error_limit(on_error, max_errors))
     span_options = SubstringOptions(min_tokens, unit, max_repeated)
     staging = staging_folder(output)
-    files = find_checked_shards(inputs, output, work, suffix := output_suffix(output_format))
+    suffix = output_suffix(output_format)
+    ranges = find_documents(inputs, adapter, split_mb, output=output, work=work, suffix=suffix)
+    files = [part.item.path for part in ranges]
     build_job = _select_job(preset, span_options, jaccard, against, keep_keys, output, files)
     whole_run = is_whole_run(executor, only)
     with work_folder(work, output / ".work", output, whole_run=whole_run, lock=output) as folder:
+        dropped = staging / DROPPED if keep_dropped else None
+        quarantine = staging / QUARANTINE if on_error == "skip" else None
+        outputs = RangeOutputs(ranges, staging, folder / "parts", dropped, quarantine, suffix)
         job = build_job(
-            files,
-            staging,
+            outputs,
             folder,
             key=json_key,
             id_key=id_key,
             memory=memory << 20,
-            dropped=staging / DROPPED if keep_dropped else None,
-            quarantine=staging / QUARANTINE if on_error == "skip" else None,
-            suffix=suffix,
         )
         results = run_job(
             job,
@@ -140,7 +145,8 @@ def dedup(
             marked=(output, "dedup"),
         )
         if results is not None:
-            _finish(results[-1], output, job, errors.damaged, keep_work=work is not None)
+            shards = read_results(result_stage(job.stages()), folder)
+            _finish(shards, output, job, errors.damaged, keep_work=work is not None)
 
 
 def _select_job(
@@ -150,7 +156,7 @@ def _select_job(
     against: tuple[Path, ...],
     keep_keys: bool,
     output: Path,
-    files: tuple[Path, ...],
+    files: Sequence[Path],
 ) -> Callable[..., Deduplication | SubstringDedup]:
     """Return a function that builds the run of a preset from the options of all presets.
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from mega_data.dedup.span_tokens import Unit
     from mega_data.dedup.substrings import SubstringDedup
+    from mega_data.range_outputs import RangeOutputs
 
 SUBSTRINGS: Final = "substrings"
 _MIN_TOKENS: Final = 50  # as in arXiv:2107.06499
@@ -35,25 +37,21 @@ class SubstringOptions:
 
     def build_job(
         self,
-        inputs: tuple[Path, ...],
-        output: Path,
+        outputs: RangeOutputs,
         work: Path,
         *,
         key: str,
         id_key: str,
         memory: int,
-        dropped: Path | None,
-        quarantine: Path | None,
-        suffix: str,
     ) -> SubstringDedup:
         """Build a run; the arguments are those of `dedup.pipeline.Deduplication`."""
         from mega_data.dedup.corpus_shards import CorpusShards
         from mega_data.dedup.substrings import SubstringDedup
 
-        corpus = CorpusShards(inputs, key, id_key, quarantine)
+        corpus = CorpusShards((), outputs, key, id_key)
         unit: Unit = "characters" if self.unit == "characters" else "words"
         span = self.min_tokens or _MIN_TOKENS
-        return SubstringDedup(corpus, output, work, unit, span, self.max_repeated, memory, dropped, suffix)
+        return SubstringDedup(corpus, work, unit, span, self.max_repeated, memory)
 
 
 def substring_options(command: Command) -> Command:

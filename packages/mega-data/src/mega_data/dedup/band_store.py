@@ -9,7 +9,7 @@ All blocks but the last are full, so the file size gives the number of documents
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -61,6 +61,17 @@ def select_documents(path: Path, columns: int, is_selected: NDArray[np.bool_], o
             selected = is_selected[start : start + BLOCK_DOCUMENTS]
             block = np.frombuffer(file.read(8 * columns * len(selected)), "<u8")
             put(block.reshape(columns, -1).T[selected])
+
+
+def join_documents(paths: Iterable[Path], columns: int, output: Path) -> None:
+    """Write a file with the numbers of the documents of other files."""
+    with open_column_writer(output, columns) as put:
+        for path in paths:
+            count = count_documents(path, columns)
+            with path.open("rb") as file:
+                for start in range(0, count, BLOCK_DOCUMENTS):
+                    rows = min(BLOCK_DOCUMENTS, count - start)
+                    put(np.frombuffer(file.read(8 * columns * rows), "<u8").reshape(columns, -1).T)
 
 
 def read_column(

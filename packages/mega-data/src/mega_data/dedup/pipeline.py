@@ -8,6 +8,9 @@
     sets     a task per shard    shingle sets of the documents that have a pair, if pairs are checked
     groups   one task            pairs, checked -> the root (smallest document) of each document's group
     filter   a task per shard    lines whose document is its own root, byte for byte
+    join     a task per input    the files of an input that is divided into ranges
+
+A shard is an input, or a range of a large one.
 
 A document's number is its place: shards sorted by name, then lines. So the kept documents depend neither on
 the workers nor on the executor nor on the order of the input files.
@@ -36,13 +39,15 @@ from mega_data.dedup.stages import (
 )
 from mega_data.dedup.work_files import WorkFiles
 from mega_data.jsonl_shards import file_bytes, file_states
+from mega_data.range_outputs import RangeOutputs, planned_ranges, range_bytes
+from mega_data.readers.ranges import whole_files
 from mega_data.task_stages import ReusableTasks, TaskResult, TaskStage, open_run_folder
 
 DEFAULT_MEMORY = 256 << 20  # bytes
 GROUP_BYTES = 2 << 30  # of shards whose keys a task sorts, and
 MAX_GROUPS = 1 << 10  # so that a task reads long parts of few runs
 RANGE_BYTES = 64 << 30  # of a corpus for each part of the key range
-LAYOUT = 2  # of the files in the work folder
+LAYOUT = 3  # of the files in the work folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,30 +55,22 @@ class Deduplication:
     """A deduplication run.
 
     Attributes:
-        inputs: shards in the order of `jsonl_shards.find_shards`.
-        output: folder of the kept lines, a file per shard.
+        outputs: the shards of the run in the order of `jsonl_shards.find_shards`, and their output files; a
+            dropped document has the name of the document that it duplicates.
         work: folder of intermediate files; may be removed after the run.
         memory: bytes for sorting pairs.
-        dropped: folder of the dropped documents, each with the document that it duplicates; None does not
-            write them.
-        quarantine: folder for lines that are not documents; None: the first such line ends the run.
-        id_key: key of the id by which `dropped` names documents; "" names them by file and line.
-        suffix: suffix of the format of the kept lines, see `output_formats`.
+        id_key: key of the id by which dropped documents name others; "" names them by file and line.
         earlier: shards of earlier outputs; documents that duplicate one of their documents are dropped.
         kept_keys: folder of the keys of the kept documents, for `earlier` of later runs; None does not write
             them.
     """
 
-    inputs: tuple[Path, ...]
-    output: Path
+    outputs: RangeOutputs
     work: Path
     preset: Preset
     key: str = "text"
     memory: int = DEFAULT_MEMORY
-    dropped: Path | None = None
-    quarantine: Path | None = None
     id_key: str = ""
-    suffix: str = ""
     earlier: tuple[EarlierShard, ...] = ()
     kept_keys: Path | None = None
 
@@ -85,35 +82,31 @@ class Deduplication:
         """
         load_kernels()  # compiled once, before the workers need them
         options: dict[str, Any] = {"preset": asdict(self.preset), "key": self.key, "id_key": self.id_key}
-        options |= {"output_format": self.suffix, "layout": LAYOUT}
+        options |= {"output_format": self.outputs.suffix, "layout": LAYOUT}
         options |= {"earlier": len(self.earlier), "kept_keys": str(self.kept_keys)}
-        folders = {"output": str(self.output.resolve()), "dropped": str(self.dropped)}
-        skip = {"skip": self.quarantine is not None}
-        inputs = self._sources
-        reuse = ReusableTasks("done/keys", range(len(inputs)), "skip", self.output)
-        open_run_folder(self.work, {"inputs": file_states(inputs), **folders, **options, **skip}, reuse)
-
-    @property
-    def _sources(self) -> list[Path]:
-        """Return the files from which the keys come, earlier ones first."""
-        return [*(shard.source for shard in self.earlier), *self.inputs]
+        folders = {"output": str(self.outputs.output.resolve()), "dropped": str(self.outputs.dropped)}
+        skip = {"skip": self.outputs.quarantine is not None}
+        earlier = file_states([shard.source for shard in self.earlier])
+        planned = planned_ranges(self.outputs.ranges)
+        inputs = {**planned, "inputs": [*earlier, *planned["inputs"]]}
+        owners = [*range(len(earlier)), *(len(earlier) + part.input for part in self.outputs.ranges)]
+        reuse = ReusableTasks("done/keys", owners, "skip", self.outputs.output)
+        open_run_folder(self.work, {**inputs, **folders, **options, **skip}, reuse)
 
     def stages(self) -> list[TaskStage]:
         """Return the stages; each is finished before the next begins."""
-        inputs = (*(shard.documents for shard in self.earlier), *self.inputs)
-        sizes = tuple(map(file_bytes, inputs))
+        earlier = whole_files(shard.documents for shard in self.earlier)
+        corpus = CorpusShards(earlier, self.outputs, self.key, self.id_key)
+        sizes = tuple(map(range_bytes, corpus.shards))
+        new_sizes = sizes[len(earlier) :]
+        weights = (*(file_bytes(shard.source) for shard in self.earlier), *new_sizes)
         key_sizes = tuple(0 if shard.keys else file_bytes(shard.documents) for shard in self.earlier)
-        new_sizes = sizes[len(self.earlier) :]
-        weights = tuple(map(file_bytes, self._sources))
         groups = group_shards(weights)
         earlier_keys = tuple(shard.keys for shard in self.earlier)
         files = WorkFiles(self.work, self.preset, len(groups), count_ranges(sum(weights)), earlier_keys)
-        corpus = CorpusShards(inputs, self.key, self.id_key, self.quarantine, len(self.earlier))
-        keys = BandKeys(files, corpus, keeps_ids=self.dropped is not None and self.id_key != "")
-        document_filter = DocumentFilter(
-            files, corpus, self.output, self.dropped, self.suffix, self.kept_keys
-        )
-        stages = [TaskStage("keys", len(inputs), keys.run, sizes=(*key_sizes, *new_sizes))]
+        keys = BandKeys(files, corpus, keeps_ids=self.outputs.dropped is not None and self.id_key != "")
+        document_filter = DocumentFilter(files, corpus, self.kept_keys)
+        stages = [TaskStage("keys", len(sizes), keys.run, sizes=(*key_sizes, *new_sizes))]
 
         def add(
             name: str, tasks: int, work: Callable[[int], TaskResult], sizes: tuple[int, ...] = ()
@@ -124,10 +117,10 @@ class Deduplication:
         add("pairs", self.preset.bands * files.ranges, BandPairs(files, self.memory).run)
         if self.preset.jaccard is not None:
             add("paired", 1, PairFlags(files, self.memory).run)
-            add("sets", len(inputs), PairedSets(files, corpus).run, sizes)
+            add("sets", len(sizes), PairedSets(files, corpus).run, sizes)
         add("groups", 1, DuplicateGroups(files, self.memory).run)
-        add("filter", len(self.inputs), document_filter.run, new_sizes)
-        return stages
+        add("filter", len(new_sizes), document_filter.run, new_sizes)
+        return self.outputs.add_join(stages, self.work, document_filter.join_keys)
 
 
 def group_shards(sizes: Sequence[int]) -> tuple[range, ...]:

@@ -16,7 +16,7 @@ from mega_data.dedup.ids import read_id
 from mega_data.dedup.key_runs import Numbers
 from mega_data.dedup.place_marks import ShardFlags
 from mega_data.dedup.span_tokens import Tokenization, Unit
-from mega_data.jsonl_shards import fail_on_row, output_name, parse_document, read_whole_lines, skip_row
+from mega_data.jsonl_shards import LineCount, fail_on_row, parse_document, read_whole_lines, skip_row
 from mega_data.output_formats import open_output
 from mega_data.readers.inputs import DROPPED
 from mega_data.readers.nested_keys import replace_value, value_at
@@ -36,6 +36,7 @@ class SpanCuts:
         flags: which tokens begin a span to remove.
         read_firsts: returns the place of the first token of each line of a shard, and the end.
         ids: folder of the ids of the documents, if the corpus has an id key.
+        first_lines: number of lines of its input before each shard; empty if no removed span is written.
     """
 
     corpus: CorpusShards
@@ -46,27 +47,26 @@ class SpanCuts:
     flags: ShardFlags
     read_firsts: Callable[[int], Numbers]
     ids: Path
+    first_lines: Sequence[int]
 
-    def write(self, output: Path, dropped: Path | None, suffix: str) -> TaskResult:
-        """Write the remaining documents; return the counts.
-
-        Args:
-            output: folder of the remaining documents.
-            dropped: folder of the removed spans or dropped documents; None does not write them.
-            suffix: suffix of the format of `output`.
-        """
-        source = self.corpus.inputs[self.shard]
-        skips = self.corpus.quarantine is not None
+    def write(self) -> TaskResult:
+        """Write the remaining documents, and what is removed; return the counts."""
+        source = self.corpus.shards[self.shard]
+        outputs = self.corpus.outputs
+        skips = self.corpus.skips
         quarantined = self.corpus.open_quarantine(self.shard).line_numbers() if skips else set()
         counts = dict.fromkeys(("documents", "bytes", "kept", "kept_bytes"), 0)
         if self.max_repeated is None:
             counts["spans"] = 0
         counts |= {"skipped": len(quarantined), "read": self.corpus.bytes_of(self.shard)}
         tokenization = Tokenization(self.unit, self.span, lanes=0)
+        count = LineCount()
         with ExitStack() as stack:
-            out = stack.enter_context(open_output(output / output_name(source, suffix)))
-            record = stack.enter_context(open_output(dropped / output_name(source))) if dropped else None
-            lines = read_whole_lines(source, skip_row if skips else fail_on_row)
+            out = stack.enter_context(open_output(outputs.output_path(self.shard)))
+            record = None
+            if outputs.dropped is not None:
+                record = stack.enter_context(open_output(outputs.dropped_path(self.shard)))
+            lines = read_whole_lines(source, skip_row if skips else fail_on_row, count=count)
             for row, (number, line) in enumerate(lines):
                 if number in quarantined or not line.strip():
                     continue
@@ -85,7 +85,7 @@ class SpanCuts:
                     counts["kept"] += 1
                     counts["kept_bytes"] += len(line)
                     out.write(line if line.endswith(b"\n") else line + b"\n")
-        return counts
+        return {**counts, "lines": count.value}
 
     def _cut(
         self,
@@ -101,7 +101,8 @@ class SpanCuts:
             first_place = self.flags.first_of(document.row)
             for (start, end), (token, _) in zip(cuts, ranges, strict=True):
                 _, first_shard, first = self.flags.row_at(first_place + token)
-                row: dict[str, Any] = {"line": document.number, "start": start, "end": end}
+                number = self.first_lines[self.shard] + document.number
+                row: dict[str, Any] = {"line": number, "start": start, "end": end}
                 if self.corpus.id_key:
                     row = {self.corpus.id_key: value_at(document.values, self.corpus.id_key), **row}
                 name = self._document_name(first_shard, first)
@@ -131,7 +132,7 @@ class SpanCuts:
         row = int(np.searchsorted(self.read_firsts(shard), place, "right")) - 1
         if self.corpus.id_key:
             return read_id(self.ids, shard, row)
-        return f"{self.corpus.inputs[shard].name}:{row + 1}"
+        return f"{self.corpus.shards[shard].item.path.name}:{self.first_lines[shard] + row + 1}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +141,7 @@ class _Document:
 
     Attributes:
         row: number of its row, from 0.
-        number: number of its line in the file, from 1.
+        number: number of its line in the shard, from 1.
         tokens: number of tokens.
     """
 

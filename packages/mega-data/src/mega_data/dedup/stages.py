@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from mega_data.dedup.band_store import (
     count_documents,
+    join_documents,
     open_column_writer,
     read_column,
     select_documents,
@@ -31,7 +32,7 @@ from mega_data.dedup.sorted_runs import count_cells, write_run
 from mega_data.dedup.union_find import find_roots, union_similar
 from mega_data.dedup.work_files import BLOCK_PAIRS, WorkFiles, locate
 from mega_data.error_limit import error_counts
-from mega_data.jsonl_shards import fail_on_row, output_name, read_whole_lines, skip_row
+from mega_data.jsonl_shards import LineCount, fail_on_row, output_name, read_whole_lines, skip_row
 from mega_data.output_formats import open_output
 from mega_data.readers.blocks import parse_json
 from mega_data.task_stages import TaskResult
@@ -62,16 +63,15 @@ class BandKeys:
         shingles = Shingles(preset)
         with ExitStack() as stack:
             put = stack.enter_context(open_column_writer(self.files.keys(shard), self.files.columns))
-            skips = self.corpus.quarantine is not None
-            is_new = shard >= self.corpus.earlier
+            is_new = self.corpus.is_new(shard)
             quarantine = None
-            if skips and is_new:
+            if self.corpus.skips and is_new:
                 quarantine = stack.enter_context(self.corpus.open_quarantine(shard))
             ids = None
             if self.keeps_ids and is_new:
                 ids = stack.enter_context(open_id_writer(self.files.ids, shard))
-            on_error = skip_row if skips else fail_on_row
-            for texts, names in self.corpus.read_batches(shard, quarantine or on_error):
+            on_error = quarantine or (skip_row if self.corpus.skips else fail_on_row)
+            for texts, names in self.corpus.read_batches(shard, on_error):
                 count += len(texts)
                 if ids:
                     ids(names)
@@ -279,38 +279,34 @@ class DocumentFilter:
 
     Attributes:
         kept_keys: folder of the keys of the kept documents; None does not write them.
-        output: folder of the kept lines.
-        dropped: folder of the dropped documents; None does not write them.
-        suffix: suffix of the format of the kept lines, see `output_formats`.
     """
 
     files: WorkFiles
     corpus: CorpusShards
-    output: Path
-    dropped: Path | None
-    suffix: str
     kept_keys: Path | None = None
 
     def run(self, task: int) -> TaskResult:
-        shard = self.corpus.earlier + task
+        outputs = self.corpus.outputs
+        shard = len(self.corpus.earlier) + task
         firsts = self.files.read_firsts()
-        source = self.corpus.inputs[shard]
         numbers = slice(firsts[shard], firsts[shard + 1])
         document_roots = (
             np.memmap(self.files.roots, "<u8", "r")[numbers]
             if numbers.stop > numbers.start
             else np.empty(0, np.uint64)
         )
-        skips = self.corpus.quarantine is not None
+        skips = self.corpus.skips
         quarantined = self.corpus.open_quarantine(shard).line_numbers() if skips else set()
         counts = dict.fromkeys(("documents", "bytes", "kept", "kept_bytes"), 0)
         counts |= {"skipped": len(quarantined), "read": self.corpus.bytes_of(shard)}
-        paths = [self.output / output_name(source, self.suffix)]
-        if self.dropped is not None:
-            paths.append(self.dropped / output_name(source))
+        paths = [outputs.output_path(task)]
+        if outputs.dropped is not None:
+            paths.append(outputs.dropped_path(task))
         is_kept = np.zeros(firsts[shard + 1] - firsts[shard], bool)
+        count = LineCount()
         with _open_all(paths) as outs:
-            lines = read_whole_lines(source, skip_row if skips else fail_on_row)
+            on_error = skip_row if skips else fail_on_row
+            lines = read_whole_lines(outputs.ranges[task], on_error, count=count)
             for row, (number, line) in enumerate(lines):
                 if number in quarantined or not line.strip():
                     continue
@@ -321,23 +317,35 @@ class DocumentFilter:
                     counts["kept"] += 1
                     counts["kept_bytes"] += len(line)
                     outs[0].write(line if line.endswith(b"\n") else line + b"\n")
-                elif self.dropped is not None:
+                elif outputs.dropped is not None:
                     kept_document = self._document_name(int(document_roots[row]), firsts)
                     values = exact_numbers(line, parse_json(line))
                     outs[1].write(dump_line({**values, "dropped": f"like {kept_document}"}))
         if self.kept_keys is not None:
-            keys = keys_path(self.kept_keys, paths[0].name)
+            keys = self._kept_keys_path(task)
             select_documents(self.files.keys(shard), self.files.columns, is_kept, keys)
-        return counts
+        return {**counts, "lines": count.value}
+
+    def join_keys(self, tasks: range) -> None:
+        """Write the keys of the kept documents of a divided input."""
+        if self.kept_keys is not None:
+            outputs = self.corpus.outputs
+            name = output_name(outputs.ranges[tasks[0]].item.path, outputs.suffix)
+            paths = map(self._kept_keys_path, tasks)
+            join_documents(paths, self.files.columns, keys_path(self.kept_keys, name))
+
+    def _kept_keys_path(self, task: int) -> Path:
+        assert self.kept_keys is not None
+        outputs = self.corpus.outputs
+        name = output_name(outputs.ranges[task].item.path, outputs.suffix)
+        return outputs.side_path(task, self.kept_keys, keys_path(self.kept_keys, name).name)
 
     def _document_name(self, document: int, firsts: list[int]) -> str:
         """Return a document's id, or its file and line; the path of an earlier file."""
         shard, index = locate(document, firsts)
-        if shard < self.corpus.earlier:
-            return f"{self.corpus.inputs[shard]}:{index + 1}"
-        if self.corpus.id_key:
+        if self.corpus.is_new(shard) and self.corpus.id_key:
             return read_id(self.files.ids, shard, index)
-        return f"{self.corpus.inputs[shard].name}:{index + 1}"
+        return self.corpus.name_of(document, firsts)
 
 
 @contextmanager

@@ -5,6 +5,9 @@
     spans    a task per shard    hash and place of each span whose anchor is repeated, sorted
     later    a task per range    equal spans of all shards -> places of all but the first, by shard
     cut      a task per shard    documents without the later spans
+    join     a task per input    the files of an input that is divided into ranges
+
+A shard is an input, or a range of a large one.
 
 A span has a fixed number of tokens in one document. It is removed if an equal span is before it in the
 corpus: shards sorted by name, lines, tokens. A longer repetition is removed as the spans in it. Two
@@ -33,16 +36,10 @@ from mega_data.dedup.place_marks import PlaceMarks, ShardFlags
 from mega_data.dedup.span_cuts import SpanCuts
 from mega_data.dedup.span_tokens import Tokenization, Unit, find_anchors, span_hashes
 from mega_data.error_limit import error_counts
-from mega_data.jsonl_shards import (
-    fail_on_row,
-    file_bytes,
-    file_states,
-    parse_document,
-    read_whole_lines,
-    skip_row,
-)
+from mega_data.jsonl_shards import fail_on_row, parse_document, read_whole_lines, skip_row
 from mega_data.output_formats import open_output
-from mega_data.task_stages import ReusableTasks, TaskResult, TaskStage, open_run_folder
+from mega_data.range_outputs import lines_before, planned_ranges, range_bytes
+from mega_data.task_stages import ReusableTasks, TaskResult, TaskStage, open_run_folder, read_results
 from mega_data.texts import text_of
 
 RANGE_BYTES = 1 << 30  # of input per task of the stages `repeats` and `later`
@@ -54,26 +51,21 @@ class SubstringDedup:
     """A run that removes repeated spans.
 
     Attributes:
-        corpus: shards in the order of `jsonl_shards.find_shards`.
-        output: folder of the remaining documents, a file per shard.
+        corpus: shards in the order of `jsonl_shards.find_shards`, none of them earlier; its `dropped` folder
+            gets the removed spans or the dropped documents.
         work: folder of intermediate files; may be removed after the run.
         span: number of tokens of a span, from 2.
         max_repeated: documents with a larger share of repeated tokens are dropped, and all others remain
             whole; None removes the spans from the documents.
         memory: bytes for sorting, and for the flags of tokens.
-        dropped: folder of the removed spans or dropped documents; None does not write them.
-        suffix: suffix of the format of `output`, see `output_formats`.
     """
 
     corpus: CorpusShards
-    output: Path
     work: Path
     unit: Unit
     span: int
     max_repeated: float | None
     memory: int
-    dropped: Path | None
-    suffix: str
 
     def begin(self) -> None:
         """Create the work folder, or resume the same run in an existing one.
@@ -83,34 +75,43 @@ class SubstringDedup:
         """
         options: dict[str, Any] = {"unit": self.unit, "span": self.span, "max_repeated": self.max_repeated}
         options |= {"key": self.corpus.key, "id_key": self.corpus.id_key, "layout": _LAYOUT}
-        options |= {"output_format": self.suffix, "skip": self.corpus.quarantine is not None}
-        folders = {"output": str(self.output.resolve()), "dropped": str(self.dropped)}
-        inputs = self.corpus.inputs
-        reuse = ReusableTasks("done/anchors", range(len(inputs)), "skip", self.output)
-        open_run_folder(self.work, {"inputs": file_states(inputs), **folders, **options}, reuse)
+        outputs = self.corpus.outputs
+        options |= {"output_format": outputs.suffix, "skip": self.corpus.skips}
+        folders = {"output": str(outputs.output.resolve()), "dropped": str(outputs.dropped)}
+        owners = [part.input for part in outputs.ranges]
+        reuse = ReusableTasks("done/anchors", owners, "skip", outputs.output)
+        open_run_folder(self.work, {**planned_ranges(outputs.ranges), **folders, **options}, reuse)
 
     def stages(self) -> list[TaskStage]:
         """Return the stages; each is finished before the next begins."""
-        shards = len(self.corpus.inputs)
-        sizes = tuple(map(file_bytes, self.corpus.inputs))
-        anchors = TaskStage("anchors", shards, self.anchors, sizes=sizes)
+        anchors = self._anchors_stage
+        shards, sizes = anchors.tasks, anchors.sizes
         repeats = TaskStage("repeats", self._parts, self.repeats, after=anchors)
         spans = TaskStage("spans", shards, self.spans, after=repeats, sizes=sizes)
         later = TaskStage("later", self._parts, self.later, after=spans)
-        return [anchors, repeats, spans, later, TaskStage("cut", shards, self.cut, after=later, sizes=sizes)]
+        cut = TaskStage("cut", shards, self.cut, after=later, sizes=sizes)
+        return self.corpus.outputs.add_join([anchors, repeats, spans, later, cut], self.work)
+
+    @property
+    def _anchors_stage(self) -> TaskStage:
+        return TaskStage("anchors", len(self.corpus.shards), self.anchors, sizes=self._sizes)
+
+    @property
+    def _sizes(self) -> tuple[int, ...]:
+        return tuple(map(range_bytes, self.corpus.shards))
 
     @property
     def _parts(self) -> int:
-        return 1 + sum(map(file_bytes, self.corpus.inputs)) // RANGE_BYTES
+        return 1 + sum(self._sizes) // RANGE_BYTES
 
     @property
     def _repeated_anchors(self) -> PlaceMarks:
-        return PlaceMarks(self.work / "repeats", self._parts, len(self.corpus.inputs), 1)
+        return PlaceMarks(self.work / "repeats", self._parts, len(self.corpus.shards), 1)
 
     @property
     def _later_spans(self) -> PlaceMarks:
         """Return the marks with three columns: place, shard and place of the first occurrence."""
-        return PlaceMarks(self.work / "later", self._parts, len(self.corpus.inputs), 3)
+        return PlaceMarks(self.work / "later", self._parts, len(self.corpus.shards), 3)
 
     @property
     def _ids(self) -> Path:
@@ -136,9 +137,9 @@ class SubstringDedup:
         with ExitStack() as stack:
             put = stack.enter_context(open_run_writer(self._anchors_path(shard), 2, self.memory))
             firsts = stack.enter_context(open_output(self._firsts_path(shard)))
-            skips = self.corpus.quarantine is not None
+            skips = self.corpus.skips
             quarantine = stack.enter_context(self.corpus.open_quarantine(shard)) if skips else None
-            keeps_ids = self.dropped is not None and self.corpus.id_key
+            keeps_ids = self.corpus.outputs.dropped is not None and self.corpus.id_key
             ids = stack.enter_context(open_id_writer(self._ids, shard)) if keeps_ids else None
             next_anchor = 0
             for texts, names in self.corpus.read_batches(shard, quarantine or fail_on_row):
@@ -159,6 +160,7 @@ class SubstringDedup:
                 firsts.write((np.cumsum(counts) - counts + start).astype("<u8").data)
             firsts.write(np.array([place], "<u8").data)
         result = {"read": self.corpus.bytes_of(shard), "documents": documents, "tokens": place}
+        result["lines"] = documents  # a line without a document is an empty text
         if quarantine is None:
             return result
         errors = error_counts(quarantine.count, quarantine.first, documents, quarantine.damaged)
@@ -166,7 +168,7 @@ class SubstringDedup:
 
     def repeats(self, part: int) -> TaskResult:
         """Write the places of the anchors of a key range that occur more than once."""
-        runs = list_runs([self._anchors_path(shard) for shard in range(len(self.corpus.inputs))], 2)
+        runs = list_runs([self._anchors_path(shard) for shard in range(len(self.corpus.shards))], 2)
         count = 0
         with self._repeated_anchors.open_writer(part) as put:
             for rows in read_sorted(runs, part, self._parts, self.memory):
@@ -212,8 +214,8 @@ class SubstringDedup:
         A batch has the texts; for each text the difference between a token's place in the shard and in the
         batch; and a flag for each token of the batch.
         """
-        source = self.corpus.inputs[shard]
-        on_error = skip_row if self.corpus.quarantine is not None else fail_on_row
+        source = self.corpus.shards[shard]
+        on_error = skip_row if self.corpus.skips else fail_on_row
         texts: list[str] = []
         rows: list[int] = []
         batch_flags: list[NDArray[np.bool_]] = []
@@ -235,7 +237,7 @@ class SubstringDedup:
 
     def later(self, part: int) -> TaskResult:
         """Write the spans of a key range that have an equal span before them."""
-        runs = list_runs([self._spans_path(shard) for shard in range(len(self.corpus.inputs))], 3)
+        runs = list_runs([self._spans_path(shard) for shard in range(len(self.corpus.shards))], 3)
         count = 0
         with self._later_spans.open_writer(part) as put:
             for rows in read_sorted(runs, part, self._parts, self.memory):
@@ -250,7 +252,11 @@ class SubstringDedup:
     def cut(self, shard: int) -> TaskResult:
         """Write the remaining documents of a shard."""
         firsts = self._read_firsts(shard)
-        keeps_rows = self.dropped is not None and self.max_repeated is None
+        outputs = self.corpus.outputs
+        keeps_rows = outputs.dropped is not None and self.max_repeated is None
+        first_lines = (
+            lines_before(outputs.ranges, read_results(self._anchors_stage, self.work)) if keeps_rows else []
+        )
         flags = ShardFlags(self._later_spans, shard, firsts, self.memory, keeps_rows=keeps_rows)
         cuts = SpanCuts(
             self.corpus,
@@ -261,8 +267,9 @@ class SubstringDedup:
             flags,
             self._read_firsts,
             self._ids,
+            first_lines,
         )
-        return cuts.write(self.output, self.dropped, self.suffix)
+        return cuts.write()
 
 
 def find_later_spans(rows: SortedRows, span: int) -> tuple[SortedRows, NDArray[np.int64], NDArray[np.int64]]:

@@ -1,8 +1,8 @@
-"""Split inputs into ranges, one for each task that encodes, and read the blocks of a range."""
+"""Split inputs into ranges, one for each task that reads, and read the blocks of a range."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from itertools import takewhile
@@ -20,7 +20,7 @@ from mega_data.readers.compression import (
     read_pieces,
 )
 from mega_data.readers.frames import range_starts
-from mega_data.readers.inputs import InputFile
+from mega_data.readers.inputs import InputFile, format_of_name
 from mega_data.readers.streams import MAX_TEXT_BYTES, adapt_blocks, line_too_long, read_blocks
 from mega_data.readers.versions import check_unchanged, report_unreadable
 from mega_schema.errors import CorruptFileError, FormatError
@@ -57,6 +57,29 @@ class InputRange:
     def first_row(self) -> int | None:
         """Return the number of rows before the range, None if it is unknown."""
         return self.start if self.item.format == "table" or not self.start else None
+
+    def place(self, number: int) -> str:
+        """Describe the place of the row of this number, from 1, in the range."""
+        if self.first_row is None:
+            return f"{self.item.path}: line {number:,} after byte {self.start:,}"
+        return f"{self.item.path}:{self.first_row + number}"
+
+
+def whole_files(paths: Iterable[Path]) -> tuple[InputRange, ...]:
+    """Return a range for each file that is all of it; the file need not exist yet."""
+    items = (InputFile(path, format_of_name(path)) for path in paths)
+    return tuple(
+        InputRange(item, number, 0, None, item.size if item.path.exists() else 0)
+        for number, item in enumerate(items)
+    )
+
+
+def cuts_by_input(ranges: Iterable[InputRange]) -> list[list[int]]:
+    """Return the starts of the ranges of each input."""
+    starts = dict[int, list[int]]()
+    for part in ranges:
+        starts.setdefault(part.input, []).append(part.start)
+    return list(starts.values())
 
 
 def group_small_inputs(ranges: Sequence[InputRange], size: int) -> tuple[tuple[InputRange, ...], ...]:
@@ -150,8 +173,11 @@ def _row_edges(path: Path, size: int) -> list[tuple[int, int]]:
     return edges
 
 
-def read_range(part: InputRange, keys: Sequence[str], size: int, unit: str) -> Iterator[Block]:
+def read_range(part: InputRange, keys: Sequence[str] | None, size: int, unit: str) -> Iterator[Block]:
     """Yield the blocks of a range, see `streams.read_blocks`.
+
+    Args:
+        keys: columns to read from a table, None for all.
 
     Raises:
         FormatError, ConfigError: as `streams.read_blocks`.

@@ -23,13 +23,18 @@ MAX_TEXT_BYTES = 1 << 28  # of one document, and so of one block
 
 
 def read_blocks(
-    item: InputFile, start: int = 0, *, keys: Sequence[str], size: int = BLOCK_BYTES, unit: str = "file"
+    item: InputFile,
+    start: int = 0,
+    *,
+    keys: Sequence[str] | None,
+    size: int = BLOCK_BYTES,
+    unit: str = "file",
 ) -> Iterator[Block]:
     """Yield the blocks of an input after position `start`, of about `size` bytes each.
 
     Args:
         start: 0, or the `end` of an earlier block of the same input: in bytes of text, or rows of a table.
-        keys: columns to read from a table.
+        keys: columns to read from a table, None for all.
         unit: unit of a document of plain text, one of TEXT_UNITS.
 
     Raises:

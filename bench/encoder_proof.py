@@ -68,8 +68,8 @@ MODEL = "--num-layers 3 --hidden-size 256 --num-attention-heads 4 --position-emb
 PRETRAINING = (
     f"{MODEL} --train-data-path train_text_sentence --valid-data-path valid_text_sentence "
     f"--seq-length {LENGTH} --micro-batch-size 8 --global-batch-size 16 --optimizer muon --lr 2e-3 "
-    "--min-lr 1e-5 --lr-decay-style linear --lr-warmup-iters 30 --weight-decay 0.01 --log-interval 50 --eval-interval 200 "
-    "--eval-iters 16 --unpad-samples --save bert --load bert --save-interval 200"
+    "--min-lr 1e-5 --lr-decay-style linear --lr-warmup-iters 30 --weight-decay 0.01 --log-interval 50 "
+    "--eval-interval 200 --eval-iters 16 --unpad-samples --save bert --load bert --save-interval 200"
 )
 TOKENIZER = "--tokenizer-type BertWordPieceLowerCase --vocab-file tok/vocab.txt"
 FINETUNING = (

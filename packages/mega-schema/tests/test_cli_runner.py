@@ -9,6 +9,7 @@ import click
 import pytest
 
 from mega_schema.app.cli_runner import run_command
+from mega_schema.app.click_options import NumberRange
 from mega_schema.errors import ConfigError
 
 
@@ -188,3 +189,15 @@ def test_clicks_messages_have_the_value_found_and_the_value_wanted(
     with pytest.raises(SystemExit):
         run_command(command, ["--value", value])
     assert capsys.readouterr().err == f"error: --value: {message}\n"
+
+
+@pytest.mark.parametrize("word", ["nan", "NaN", "-nan"])
+def test_nan_is_in_no_range(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    @click.command()
+    @click.option("--share", type=NumberRange(0, 1))
+    def takes_share(share: float) -> None: ...
+
+    with pytest.raises(SystemExit) as left:
+        run_command(takes_share, ["--share", word])
+    assert left.value.code == 2
+    assert f"--share: out of range: found {word}, wanted 0 to 1" in capsys.readouterr().err

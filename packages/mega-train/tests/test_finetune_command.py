@@ -105,6 +105,18 @@ def test_zero_epochs_evaluate_only(folder: Path, tmp_path: Path) -> None:
     assert (tmp_path / "again/predictions/dev-0000012.jsonl").exists()
 
 
+def test_zero_epochs_read_no_schedule(folder: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    schedule = ["--lr-decay-style", "linear", "--save", str(run)]
+    _classify(folder, "--pretrained-checkpoint", str(folder / "bert"), "--epochs", "1", *schedule)
+    _, more = _classify(folder, "--epochs", "2", "--load", str(run), *schedule, code=2)
+    assert more.startswith("error: --epochs: ends the decay of the learning rate elsewhere"), more
+    out, _ = _classify(folder, "--epochs", "0", "--load", str(run), *schedule[:2])
+    assert "dev at iteration 12 | loss " in out
+    _, no_checkpoint = _classify(folder, "--epochs", "0", *MODEL, code=2)
+    assert "error: --load: missing: wanted a checkpoint to evaluate" in no_checkpoint, no_checkpoint
+
+
 def test_the_last_batch_is_kept_as_in_megatron(folder: Path) -> None:
     out, _ = _classify(folder, *MODEL, *_vocabulary(folder), "--epochs", "1", "--keep-last")
     assert "iteration 13/13" in out or "dev at iteration 13" in out

@@ -22,6 +22,7 @@ from mega_data.commands.preprocess_chat import preprocess_chat
 from mega_data.commands.run_pipeline import run_pipeline
 from mega_data.commands.train_tokenizer import train_tokenizer
 from mega_schema.app.cli_runner import raise_at_sigterm, run_command
+from mega_schema.app.click_options import NumberRange
 from mega_schema.app.counts import format_count
 from mega_schema.app.output_option import OUTPUT_FILE
 from mega_schema.app.progress import progress_bar
@@ -50,7 +51,7 @@ def main() -> None:
 @click.option("--held-out", type=OUTPUT_FILE, help="File for held-out text, JSON lines, for evaluation.")
 @click.option(
     "--megabytes",
-    type=click.FloatRange(min=0, min_open=True),
+    type=NumberRange(min=0, min_open=True),
     default=10.0,
     help="Megabytes of training text.",
 )

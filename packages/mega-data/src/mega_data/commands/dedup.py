@@ -31,7 +31,7 @@ from mega_data.commands.dedup_substrings import (
 from mega_data.commands.document_options import document_options, find_documents
 from mega_data.commands.result_file import record_counts
 from mega_data.commands.upload import uploads_output
-from mega_schema.app.click_options import LocalPath
+from mega_schema.app.click_options import LocalPath, NumberRange
 from mega_schema.app.output_option import OUTPUT_FOLDER, OUTPUT_FOLDER_OR_URL
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--jaccard",
-    type=click.FloatRange(0, 1),
+    type=NumberRange(0, 1),
     help="Minimum Jaccard similarity of a pair.  [default: megatron 0.7, datatrove no check]",
 )
 @click.option(

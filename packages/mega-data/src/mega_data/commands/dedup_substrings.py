@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
+from mega_schema.app.click_options import NumberRange
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -70,7 +72,7 @@ def substring_options(command: Command) -> Command:
         ),
         click.option(
             "--max-repeated",
-            type=click.FloatRange(0, 1, max_open=True),
+            type=NumberRange(0, 1, max_open=True),
             help="With substrings: keep spans; drop documents with a larger share of repeated tokens.",
         ),
     )

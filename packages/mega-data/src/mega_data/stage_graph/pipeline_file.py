@@ -31,6 +31,7 @@ import click
 
 from mega_data.readers.hub import HUB_PREFIX
 from mega_data.readers.inputs import STDIN
+from mega_schema.app.click_messages import rephrase_value
 from mega_schema.app.click_options import flag_of
 from mega_schema.app.config import did_you_mean
 from mega_schema.dataset.indexed_dataset import sibling
@@ -59,6 +60,8 @@ SPEED_OPTIONS: Final = frozenset({"workers", "executor", "memory"})
 _SLURM_OPTIONS: Final = frozenset({"executor", "workers"})  # that an array's script sets
 _ARRAY_SIZE: Final = "array-size"
 _SLURM: Final = "slurm"
+# whose values can be checked before the files of earlier stages are there
+_CHECKED_TYPES: Final = (click.Choice, click.types.IntParamType, click.types.FloatParamType)
 _EXECUTORS: Final = ("local", "ray", _SLURM)
 _TEXT_INPUTS: Final = "input"  # files, globs, folders and URLs
 _DATASET_INPUTS: Final = frozenset({"data-path", "datasets"})
@@ -254,6 +257,13 @@ def _check_value(where: str, param: click.Option, value: Any) -> None:
     if param.name == "executor" and value not in _EXECUTORS:
         wanted, hint = " | ".join(_EXECUTORS), did_you_mean(str(value), _EXECUTORS)
         raise ConfigError(where, "unknown executor", found=value, wanted=wanted, hint=hint)
+    if isinstance(param.type, _CHECKED_TYPES) and not param.is_flag:
+        kind: Any = param.type
+        for item in items:
+            try:
+                kind.convert(str(item), param, None)
+            except click.BadParameter as error:
+                raise ConfigError(where, rephrase_value(error.message)) from None
 
 
 def _sort_stages(path: Path, stages: Sequence[PipelineStage]) -> list[PipelineStage]:

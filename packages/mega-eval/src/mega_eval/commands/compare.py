@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from mega_eval.number_format import format_number
-from mega_schema.app.click_options import LocalPath
+from mega_schema.app.click_options import LocalPath, NumberRange
 from mega_schema.app.output_option import OUTPUT_FILE
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ KEYS = ("format", "results", "comparisons", "notes", "resamples", "seed", "fdr")
 @click.option("--seed", type=int, default=1234, show_default=True, help="Seed of the bootstrap.")
 @click.option(
     "--fdr",
-    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    type=NumberRange(0, 1, min_open=True, max_open=True),
     default=0.05,
     show_default=True,
     help="False discovery rate: a difference whose q is below it is called better or worse.",

@@ -9,6 +9,7 @@ import click
 
 from mega_eval.commands.data_files import choose_path, data_files
 from mega_eval.commands.task_options import TaskOptions, task_options
+from mega_schema.app.click_options import NumberRange
 
 
 def _print_renormalized(context: click.Context, parameter: click.Parameter, perplexity: float | None) -> None:
@@ -35,7 +36,7 @@ def _print_renormalized(context: click.Context, parameter: click.Parameter, perp
 )
 @click.option(
     "--renormalize",
-    type=click.FloatRange(min=1),
+    type=NumberRange(min=1),
     metavar="PPL",
     is_eager=True,
     expose_value=False,

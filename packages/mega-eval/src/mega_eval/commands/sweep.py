@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from mega_eval.number_format import format_number
-from mega_schema.app.click_options import LocalPath
+from mega_schema.app.click_options import LocalPath, NumberRange
 from mega_schema.app.output_option import OUTPUT_FOLDER
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ _CHART = "sweep.png"
 @click.option("--until", type=click.IntRange(min=0), help="Evaluate no checkpoint after this iteration.")
 @click.option(
     "--poll-seconds",
-    type=click.FloatRange(min=0, min_open=True),
+    type=NumberRange(min=0, min_open=True),
     default=10.0,
     show_default=True,
     help="Seconds between two searches for new checkpoints.",

@@ -42,7 +42,7 @@ def read_race(folder: Path) -> list[ChoiceExample]:
     """
     files = sorted(folder.rglob("*.txt")) if folder.is_dir() else []
     if not files:
-        found = "no such folder" if not folder.exists() else "no file of this name"
+        found = "no *.txt below it" if folder.is_dir() else "a file" if folder.exists() else "no such folder"
         raise FormatError(folder, "contains no passages of RACE", found=found, wanted="a folder with *.txt")
     return [example for file in files for example in _read_passages(file, folder)]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from mega_schema.app.click_options import NonEmptyPath
+from mega_schema.app.click_options import NonEmptyPath, NumberRange
 from mega_schema.app.output_option import OUTPUT_FILE, OUTPUT_FOLDER
 from mega_schema.app.progress import ProgressBar, progress_bar
 from mega_serve.commands.connection_options import connection_options, open_client, parse_pairs
@@ -28,7 +28,7 @@ _traffic = option_group("Traffic")
 _result = option_group("Results")
 _COUNT: Final = click.IntRange(min=1)
 _SIZE: Final = click.IntRange(min=0)
-_POSITIVE: Final = click.FloatRange(min=0, min_open=True)
+_POSITIVE: Final = NumberRange(min=0, min_open=True)
 
 
 @click.command(
@@ -74,7 +74,7 @@ _POSITIVE: Final = click.FloatRange(min=0, min_open=True)
 @_dataset("--random-output-len", type=_COUNT, default=128, help="Output tokens, on average.")
 @_dataset(
     "--random-range-ratio",
-    type=click.FloatRange(0, 1, max_open=True),
+    type=NumberRange(0, 1, max_open=True),
     default=0.0,
     help="Draw lengths from mean x (1 - ratio) to mean x (1 + ratio).",
 )

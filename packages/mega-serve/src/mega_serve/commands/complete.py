@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from mega_schema.app.click_options import NumberRange
 from mega_schema.errors import ConfigError
 from mega_serve.commands.connection_options import connection_options, open_client
 from mega_serve.commands.option_groups import GroupedCommand, option_group
@@ -70,8 +71,8 @@ class Completion:
 @_sampling("--seed", type=click.IntRange(min=0), help="Seed of the random numbers.")
 @_sampling("--stop", multi=True, metavar="TEXT ...", help="Strings that end the text.")
 @_sampling("--n", type=click.IntRange(min=1), help="Number of sequences.")
-@_megatron("--top-p-decay", type=click.FloatRange(0, 1), help="Multiply top-p by this after each token.")
-@_megatron("--top-p-bound", type=click.FloatRange(0, 1), help="Lower bound of the decaying top-p.")
+@_megatron("--top-p-decay", type=NumberRange(0, 1), help="Multiply top-p by this after each token.")
+@_megatron("--top-p-bound", type=NumberRange(0, 1), help="Lower bound of the decaying top-p.")
 @_megatron("--beam-width", type=click.IntRange(min=1), help="Beam search with this many hypotheses.")
 @_megatron("--length-penalty", type=float, help="Exponent of the length in a beam search.")
 @_megatron("--add-BOS", "add_bos", is_flag=True, help="Begin with the end-of-document token.")

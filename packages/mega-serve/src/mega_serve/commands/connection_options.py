@@ -7,9 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
-from mega_schema.app.click_options import NonEmptyPath, add_options
+from mega_schema.app.click_options import NonEmptyPath, NumberRange, add_options
 from mega_schema.errors import ConfigError
 from mega_serve.commands.option_groups import option_group
 
@@ -38,7 +36,7 @@ def connection_options(function: Callable[..., Any]) -> Callable[..., Any]:
         ),
         _connection(
             "--timeout",
-            type=click.FloatRange(min=0, min_open=True),
+            type=NumberRange(min=0, min_open=True),
             default=600.0,
             show_default=True,
             metavar="SECONDS",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from mega_schema.app.cli_runner import TerminationError, raise_at_sigterm
-from mega_schema.app.click_options import NonEmptyPath, add_options
+from mega_schema.app.click_options import NonEmptyPath, NumberRange, add_options
 from mega_schema.app.output_option import OUTPUT_FILE
 from mega_schema.app.progress import progress_bar
 from mega_schema.errors import ConfigError, MegaError
@@ -84,7 +84,7 @@ _OPTIONS: Final = (
     ),
     _samples(
         "--temperature",
-        type=click.FloatRange(0, 100, min_open=True),
+        type=NumberRange(0, 100, min_open=True),
         default=1.0,
         show_default=True,
         help="Sampling temperature.",
@@ -98,7 +98,7 @@ _OPTIONS: Final = (
     _samples(
         "--top_p",
         "--top-p",
-        type=click.FloatRange(0, 1),
+        type=NumberRange(0, 1),
         default=0.0,
         help="Sample from the most probable tokens up to this probability; 0: from all.",
     ),

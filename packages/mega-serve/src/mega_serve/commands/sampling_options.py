@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import click
 
-from mega_schema.app.click_options import add_options
+from mega_schema.app.click_options import NumberRange, add_options
 from mega_schema.errors import ConfigError
 from mega_serve.commands.option_groups import option_group
 
@@ -49,12 +49,10 @@ _SPELLINGS: Final = MappingProxyType({"add_bos": "--add-BOS"})  # options whose 
 def sampling_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of sampling that most servers know. Without an option the server's default holds."""
     options = (
-        _sampling("--temperature", type=click.FloatRange(0, 100), help="0 takes the most probable token."),
-        _sampling("--top-p", type=click.FloatRange(0, 1), help="Sample from this probability mass."),
+        _sampling("--temperature", type=NumberRange(0, 100), help="0 takes the most probable token."),
+        _sampling("--top-p", type=NumberRange(0, 1), help="Sample from this probability mass."),
         _sampling("--top-k", type=click.IntRange(min=0), help="Sample from the K most probable tokens."),
-        _sampling(
-            "--min-p", type=click.FloatRange(0, 1), help="Drop tokens below this fraction of the maximum."
-        ),
+        _sampling("--min-p", type=NumberRange(0, 1), help="Drop tokens below this fraction of the maximum."),
         _sampling("--repetition-penalty", type=float, help="Divide the logits of earlier tokens by this."),
         _sampling(
             "--presence-penalty", type=float, help="Subtract from logits of tokens that were generated."

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mega_schema.app.click_options import add_options
+from mega_schema.app.click_options import NumberRange, add_options
 from mega_serve import __version__
 from mega_serve.commands.api_options import api_settings, build_api_options, warn_of_template
 from mega_serve.commands.engine_options import (
@@ -82,7 +82,7 @@ def build_serve_command(
 
 def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the flags of the server and the APIs."""
-    seconds = click.FloatRange(min=0, min_open=True)
+    seconds = NumberRange(min=0, min_open=True)
     options = (
         _server(
             "--host",

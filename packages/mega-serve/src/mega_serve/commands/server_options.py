@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from mega_schema.app.click_options import LocalPath, NonEmptyPath, add_options
+from mega_schema.app.click_options import LocalPath, NonEmptyPath, NumberRange, add_options
 from mega_schema.errors import ConfigError
 from mega_serve.commands.option_groups import option_group
 from mega_serve.http.auth import ENVIRONMENT, load_keys
@@ -65,7 +65,7 @@ def limit_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for flag, (name, text) in LIMIT_FLAGS.items():
         default = defaults[name]
         assert default is not MISSING
-        kind = click.FloatRange(min=0, min_open=True) if isinstance(default, float) else click.IntRange(min=1)
+        kind = NumberRange(min=0, min_open=True) if isinstance(default, float) else click.IntRange(min=1)
         options.append(
             _limits(flag, f"limit_{name}", default=default, show_default=True, type=kind, help=text)
         )

@@ -99,7 +99,7 @@ def _check_resumed_schedules(
     if flag.endswith(f"-{unit}"):
         found, wanted = (_format_length(fields[flag], unit, full) for fields in (current, recorded))
     if flag == decay and not (run.optimizer.decay_iterations or run.optimizer.decay_samples):
-        flag = f"--train-{unit}"
+        flag = "--epochs" if run.task.name else f"--train-{unit}"
         what = f"ends the decay of the learning rate elsewhere than in the resumed run, without {decay}"
     elif flag == warmup and warmup_fraction is not None:
         flag = "--lr-warmup-fraction"

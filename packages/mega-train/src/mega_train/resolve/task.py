@@ -85,6 +85,10 @@ def _check_options(run: RunConfig) -> Iterator[MegaError]:
         yield ConfigError("--best-metric", "is not a metric of the task", found=found, wanted=wanted)
     if not run.task.valid and epochs == 0:
         yield ConfigError("--valid-data", "missing", wanted="files to evaluate")
+    if epochs == 0 and run.checkpoint.load is None:
+        yield ConfigError(
+            "--load", "missing", wanted="a checkpoint to evaluate", hint="--epochs 3 trains one"
+        )
 
 
 def _class_weights(data: TaskData) -> tuple[float, ...]:
@@ -120,7 +124,9 @@ def _apply_duration(run: RunConfig, data: TaskData, world: int) -> RunConfig:
     """
     epochs = run.task.epochs or 0
     if not epochs:
-        return replace(run, train=replace(run.train, skip=True))
+        # a run that takes no step reads no schedule: its own would be refused beside the checkpoint's
+        optimizer = replace(run.optimizer, checkpoint_schedule=True, override_schedule=False)
+        return replace(run, train=replace(run.train, skip=True), optimizer=optimizer)
     parallel = run.parallel
     _, batch = batch_sizes(run, max(1, world // (parallel.tp * parallel.pp * parallel.cp)))
     count = len(data.training)

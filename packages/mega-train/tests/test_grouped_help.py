@@ -24,7 +24,7 @@ def _position(text: str, flag: str) -> int:
     return text.index(f"\n  {flag}")
 
 
-@pytest.mark.parametrize("command", ["gpt", "llama", "plan", "validate"])
+@pytest.mark.parametrize("command", ["gpt", "llama", "prefix", "finetune", "plan", "validate"])
 def test_help_fits_two_screens_of_80_columns(command: str) -> None:
     lines = _help(command).splitlines()
     assert len(lines) <= 2 * SCREEN
@@ -59,6 +59,26 @@ def test_help_of_a_command_lists_its_own_options_too() -> None:
     for flag in ("--help", "--help-all"):
         text = _help("plan", flag)
         assert _position(text, "--hardware") < _position(text, "--num-layers")
+
+
+@pytest.mark.parametrize(
+    ("command", "flags", "absent"),
+    [
+        ("prefix", ["--data-path", "--loss-on-targets-only", "--noise-density"], ["--task"]),
+        (
+            "finetune",
+            ["--task", "--train-data", "--valid-data", "--epochs"],
+            ["--data-path", "--train-iters"],
+        ),
+    ],
+)
+def test_help_begins_with_the_options_of_the_command(
+    command: str, flags: list[str], absent: list[str]
+) -> None:
+    text = _help(command)
+    positions = [_position(text, flag) for flag in flags]
+    assert positions == sorted(positions)
+    assert not any(f"\n  {flag}" in text for flag in absent)
 
 
 def test_every_everyday_option_is_one_of_the_program() -> None:

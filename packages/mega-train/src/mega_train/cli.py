@@ -18,7 +18,7 @@ from mega_schema.errors import ConfigError
 from mega_schema.spec import Family
 from mega_train import __version__
 from mega_train.commands.finetune_command import FinetuneCommand
-from mega_train.commands.grouped_help import GroupedHelp
+from mega_train.commands.grouped_help import GroupedHelp, PrefixHelp
 from mega_train.config import RunConfig
 from mega_train.config.training import DeviceName, KernelsName
 from mega_train.fault_tolerance.error_reporting import SingleRankErrors
@@ -50,7 +50,7 @@ def app() -> None:
 
 
 def _add_training_command(name: Family | Literal["prefix"], help: str) -> Callable[..., int]:
-    @app.command(name, cls=GroupedHelp, help=help)
+    @app.command(name, cls=PrefixHelp if name == "prefix" else GroupedHelp, help=help)
     @add_flags(RunConfig)
     def command(config: Path | None, sets: Sequence[str], **options: Any) -> int:
         from mega_model.distributed.mesh import World
@@ -71,10 +71,10 @@ def _add_training_command(name: Family | Literal["prefix"], help: str) -> Callab
 
 _add_training_command("gpt", "Train a GPT-2 style model.")
 _add_training_command("llama", "Train a Llama style model.")
-_add_training_command("bert", "Train BERT on masked tokens and the order of sentences.")
+_add_training_command("bert", "Train an encoder, BERT or ModernBERT, to restore masked tokens.")
 _add_training_command("t5", "Train T5 to restore masked spans, with an encoder and a decoder.")
 
-_add_training_command("prefix", "Train a prefix language model: a decoder that sees a whole prefix.")
+_add_training_command("prefix", "Train a prefix language model: each token of the prefix sees all of it.")
 
 
 @app.command(cls=FinetuneCommand)
@@ -83,7 +83,7 @@ def finetune(config: Path | None, sets: Sequence[str], **options: Any) -> int:
     """Fine-tune BERT on a task: MNLI, QQP, RACE, or any classification of texts or pairs of texts.
 
     Takes the flags of Megatron's tasks/main.py and those of training. Starts from the weights of
-    --pretrained-checkpoint; every epoch ends with metrics of each --valid-data file and a checkpoint.
+    --pretrained-checkpoint; every epoch ends with a validation and a checkpoint.
     """
     from mega_model.distributed.mesh import World
     from mega_train.checkpointing.foreign_checkpoint import convert_foreign_load

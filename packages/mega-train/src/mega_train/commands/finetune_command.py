@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import click
 
-from mega_train.commands.grouped_help import GroupedHelp
+from mega_train.commands.grouped_help import EVERYDAY, GroupedHelp
+
+_TASK = ("--task", "--train-data", "--valid-data", "--epochs", "--pretrained-checkpoint")
+_NOT_OF_TASKS = frozenset({"--preset", "--data-path", "--train-iters", "--save-interval"})
 
 
 class FinetuneCommand(GroupedHelp):
     """A training command in which --keep-last without a number keeps an epoch's last batch."""
+
+    everyday = (*_TASK, *(flag for flag in EVERYDAY if flag not in _NOT_OF_TASKS))
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Replace Megatron's --keep-last by --keep-last-batch, then parse as every training command does."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
+from typing import ClassVar
 
 import click
 
@@ -65,7 +66,12 @@ class GroupedHelp(MegatronCompatibleCommand):
     """A command that takes the options of `RunConfig`, with help in groups.
 
     Everything but the help is as in `MegatronCompatibleCommand`.
+
+    Attributes:
+        everyday: the flags that --help describes.
     """
+
+    everyday: ClassVar[Sequence[str]] = EVERYDAY
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Return the command's parameters with --help-all before --help."""
@@ -95,9 +101,9 @@ class GroupedHelp(MegatronCompatibleCommand):
             [_shorten(record) for record in _records(ctx, command_options)],
         )
         by_flag = {_flag_of(option): option for option in options}
-        everyday = _records(ctx, [by_flag[flag] for flag in EVERYDAY])
+        everyday = _records(ctx, [by_flag[flag] for flag in self.everyday])
         _write_group(formatter, "Everyday options", [_shorten(record) for record in everyday])
-        other_options = [option for option in common if _flag_of(option) not in EVERYDAY]
+        other_options = [option for option in common if _flag_of(option) not in self.everyday]
         _write_group(formatter, "Other options", _records(ctx, other_options))
         counts = Counter(sections.values())
         _write_group(
@@ -105,6 +111,12 @@ class GroupedHelp(MegatronCompatibleCommand):
             "All options by section of the TOML file (--help-all describes them)",
             [(f"{section} ({counts[section]})", title) for section, title in TITLES.items()],
         )
+
+
+class PrefixHelp(GroupedHelp):
+    """The help of `mega-train prefix`, with the options of its loss and its samples."""
+
+    everyday = (*EVERYDAY, "--loss-on-targets-only", "--noise-density", "--reset-attention-mask")
 
 
 def _help_all_option() -> click.Option:

@@ -14,9 +14,8 @@ from typing import Any
 import click
 
 from mega_eval.commands.data_files import choose_paths, data_files
-from mega_eval.commands.task_options import PATH
+from mega_eval.commands.task_options import DEVICE_OPTION, DTYPE_OPTION, PATH, RESULT_OPTIONS
 from mega_schema.app.click_options import add_options
-from mega_schema.app.output_option import OUTPUT_FILE
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.tasks.pair_tasks import PairFiles
 from mega_schema.tasks.race_examples import LabelledExample
@@ -41,14 +40,7 @@ _OPTIONS = (
         help="Run of mega-train finetune (its best checkpoint), a checkpoint, or a Hugging Face folder of a "
         "BERT for sequence classification.",
     ),
-    click.option(
-        "--output",
-        type=OUTPUT_FILE,
-        help="Result file, NAME.json; examples go to NAME.samples.jsonl.  [default: "
-        "TASK-CONVENTION-HASH-DTYPE.json]",
-    ),
-    click.option("--overwrite", is_flag=True, help="Replace an existing result, and its page."),
-    click.option("--report", is_flag=True, help="Also write the HTML page of the result, beside it."),
+    *RESULT_OPTIONS,
     click.option(
         "--limit",
         type=click.IntRange(min=1),
@@ -56,24 +48,13 @@ _OPTIONS = (
         "not publishable.",
     ),
     *ENCODER_OPTIONS,
-    click.option(
-        "--dtype",
-        type=click.Choice(["auto", "float32", "bfloat16"]),
-        default="auto",
-        show_default=True,
-        help="Dtype of weights and activations; auto is that of the stored weights.",
-    ),
+    DTYPE_OPTION,
     click.option(
         "--micro-batch-size",
         type=click.IntRange(min=1),
         help="Most examples in one forward pass.  [default: 4,096 tokens]",
     ),
-    click.option(
-        "--device",
-        default="auto",
-        show_default=True,
-        help="cpu, cuda or cuda:N; auto is the first GPU, or the CPU.",
-    ),
+    DEVICE_OPTION,
 )
 
 

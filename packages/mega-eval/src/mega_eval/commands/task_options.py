@@ -53,14 +53,7 @@ class TaskOptions:
     world: World | None = None
 
 
-_OPTIONS = (
-    click.option(
-        "--load",
-        type=PATH,
-        help="Checkpoint directory, run directory (its latest), or Hugging Face directory (config.json, "
-        "safetensors, tokenizer.json; needs transformers).",
-    ),
-    click.option("--url", metavar="URL", help="Instead of --load: an OpenAI-compatible server."),
+RESULT_OPTIONS = (
     click.option(
         "--output",
         type=OUTPUT_FILE,
@@ -69,19 +62,36 @@ _OPTIONS = (
     ),
     click.option("--overwrite", is_flag=True, help="Replace an existing result, and its page."),
     click.option("--report", is_flag=True, help="Also write the HTML page of the result, beside it."),
+)
+DTYPE_OPTION = click.option(
+    "--dtype",
+    type=click.Choice(["auto", "float32", "bfloat16"]),
+    default="auto",
+    show_default=True,
+    help="Dtype of weights and activations; auto is that of the stored weights.",
+)
+DEVICE_OPTION = click.option(
+    "--device",
+    default="auto",
+    show_default=True,
+    help="cpu, cuda or cuda:N; auto is the first GPU, or the CPU.",
+)
+_OPTIONS = (
+    click.option(
+        "--load",
+        type=PATH,
+        help="Checkpoint directory, run directory (its latest), or Hugging Face directory (config.json, "
+        "safetensors, tokenizer.json; needs transformers).",
+    ),
+    click.option("--url", metavar="URL", help="Instead of --load: an OpenAI-compatible server."),
+    *RESULT_OPTIONS,
     click.option(
         "--limit",
         type=click.IntRange(min=1),
         help="Evaluate only the first examples, as many as this; if any is left out, the result is marked as "
         "not publishable.",
     ),
-    click.option(
-        "--dtype",
-        type=click.Choice(["auto", "float32", "bfloat16"]),
-        default="auto",
-        show_default=True,
-        help="Dtype of weights and activations; auto is that of the stored weights.",
-    ),
+    DTYPE_OPTION,
     click.option(
         "--micro-batch-size",
         type=click.IntRange(min=1),
@@ -92,12 +102,7 @@ _OPTIONS = (
         is_flag=True,
         help="Give ln P the bits of a training forward pass, in any batch. Slower; needs a CPU and numba.",
     ),
-    click.option(
-        "--device",
-        default="auto",
-        show_default=True,
-        help="cpu, cuda or cuda:N; auto is the first GPU, or the CPU.",
-    ),
+    DEVICE_OPTION,
     click.option(
         "--tp",
         type=click.IntRange(min=1),

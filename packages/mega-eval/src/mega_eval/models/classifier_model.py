@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,16 +15,20 @@ from torch import Tensor
 
 from mega_eval.models.decoder_model import choose_dtype, identify_checkpoint
 from mega_eval.models.hugging_face_folder import CONFIG, HuggingFaceFolder, open_hugging_face_folder
-from mega_eval.models.hugging_face_opening import explain_errors, quiet_library
+from mega_eval.models.hugging_face_opening import (
+    check_transformers,
+    explain_errors,
+    identify_module,
+    quiet_library,
+)
 from mega_eval.models.interface import ModelIdentity
 from mega_eval.models.stored_weights import weight_reader
 from mega_model.attention_backends import PackedAttention
 from mega_model.build import load_model
 from mega_model.devices import resolve_device
 from mega_model.encoder import Encoder
-from mega_schema.app.install_hint import install_hint
 from mega_schema.checkpoint.checkpoint_tokenizer import open_checkpoint_tokenizer
-from mega_schema.checkpoint.formats import conversion_command, detect_format
+from mega_schema.checkpoint.formats import detect_format
 from mega_schema.checkpoint.reader import Checkpoint
 from mega_schema.errors import ConfigError, CorruptFileError, FormatError
 from mega_schema.tasks.best_checkpoint import find_best_folder
@@ -129,28 +132,12 @@ def _open_hugging_face(folder: Path, *, dtype: str, device: str) -> ClassifierMo
         )
     tokenizer = open_tokenizer("HuggingFaceTokenizer", model=folder)
     on = resolve_device(device, where="--device")
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read once, by the import
-    try:
-        import transformers
-    except ImportError:
-        hint = f"{install_hint('mega-eval', 'hf')}, or {conversion_command(folder, 'hf')}"
-        raise ConfigError(
-            "--load", "is a Hugging Face folder, and transformers is not installed", found=folder, hint=hint
-        ) from None
+    check_transformers(folder)
     with quiet_library(), explain_errors(files):
         module = _load_module(files, dtype).to(on)
     by_id = module.config.id2label
     labels = tuple(str(by_id[number]) for number in range(len(by_id)))
-    identity = ModelIdentity(
-        source=str(folder.resolve()),
-        sha256=files.hash_content(),
-        tokenizer_sha256=tokenizer.identity.sha256,
-        iteration=None,
-        dtype=str(module.dtype).removeprefix("torch."),
-        device=str(on),
-        parameters=sum(weight.numel() for weight in module.parameters()),
-        versions={"transformers": transformers.__version__},
-    )
+    identity = identify_module(files, tokenizer, module, on)
     kinds = module.config.type_vocab_size
 
     def forward(token_BL: Tensor, type_BL: Tensor, real_BL: Tensor) -> Tensor:

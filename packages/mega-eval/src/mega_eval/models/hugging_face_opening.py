@@ -29,6 +29,40 @@ from mega_schema.tokenizer.tokenizer import Tokenizer, open_tokenizer
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len")
 
 
+def check_transformers(folder: Path) -> None:
+    """Import `transformers`, without access to its hub.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read once, by the import
+    try:
+        import transformers  # noqa: F401
+    except ImportError:
+        hint = f"{install_hint('mega-eval', 'hf')}, or {conversion_command(folder, 'hf')}"
+        raise ConfigError(
+            "--load", "is a Hugging Face folder, and transformers is not installed", found=folder, hint=hint
+        ) from None
+
+
+def identify_module(
+    files: HuggingFaceFolder, tokenizer: Tokenizer, module: Any, device: torch.device
+) -> ModelIdentity:
+    """Return the identity of a model of `transformers` that was loaded from a folder."""
+    import transformers
+
+    return ModelIdentity(
+        source=str(files.path.resolve()),
+        sha256=files.hash_content(),
+        tokenizer_sha256=tokenizer.identity.sha256,
+        iteration=None,
+        dtype=str(module.dtype).removeprefix("torch."),
+        device=str(device),
+        parameters=sum(weight.numel() for weight in module.parameters()),
+        versions={"transformers": transformers.__version__},
+    )
+
+
 def open_hugging_face(
     folder: Path, *, dtype: str, device: str, batch_size: int | None = None, max_length: int | None = None
 ) -> HuggingFaceModel:
@@ -46,29 +80,13 @@ def open_hugging_face(
     files = open_hugging_face_folder(folder)
     tokenizer = open_tokenizer("HuggingFaceTokenizer", model=folder)
     on = resolve_device(device, where="--device")
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read once, by the import
-    try:
-        import transformers
-    except ImportError:
-        hint = f"{install_hint('mega-eval', 'hf')}, or {conversion_command(folder, 'hf')}"
-        raise ConfigError(
-            "--load", "is a Hugging Face folder, and transformers is not installed", found=folder, hint=hint
-        ) from None
+    check_transformers(folder)
     _check_class(files)
     with quiet_library(), explain_errors(files):
         module = _load_module(files, dtype).to(on)
     config = module.config.get_text_config()
     _check_vocabulary(tokenizer, config.vocab_size, folder)
-    identity = ModelIdentity(
-        source=str(folder.resolve()),
-        sha256=files.hash_content(),
-        tokenizer_sha256=tokenizer.identity.sha256,
-        iteration=None,
-        dtype=str(module.dtype).removeprefix("torch."),
-        device=str(on),
-        parameters=sum(weight.numel() for weight in module.parameters()),
-        versions={"transformers": transformers.__version__},
-    )
+    identity = identify_module(files, tokenizer, module, on)
     model = HuggingFaceModel(
         module,
         tokenizer,

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 
 from mega_ckpt.cli import cli as convert_cli
 from mega_eval.cli import cli
+from mega_eval.result_reader import read_result
 from mega_schema.atomic_io import write_text
 from mega_train.cli import main
 from mega_train.telemetry.event_log import read_events
@@ -65,6 +66,7 @@ def _evaluate(task: str, load: Path, output: Path, *words: object, code: int = 0
     if code:
         return {"error": str(outcome.exception)}
     assert outcome.exit_code == 0, (outcome.output, outcome.exception)
+    assert read_result(output).examples  # it satisfies the schema, and so do its examples
     result: dict[str, Any] = json.loads(output.read_text("utf-8"))
     return result
 

@@ -101,7 +101,8 @@ def test_every_task_has_a_result_that_is_compared_with_the_schema():
         for name, command in cli.commands.items()
         if {"load", "data", "limit"} <= {option.name for option in command.params}
     }
-    assert {*TASK_WORDS} == {*tasks, "main"}
+    # tests/evaluation/test_encoder_tasks.py reads the results of classify, which needs a classifier
+    assert {*TASK_WORDS, "classify"} == {*tasks, "main"}
 
 
 def mutate(value, rng):

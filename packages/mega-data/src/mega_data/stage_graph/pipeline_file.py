@@ -254,10 +254,11 @@ def _check_value(where: str, param: click.Option, value: Any) -> None:
         wanted = "a text, a number or a list of them" if param.multiple else "a text or a number"
     if not is_valid:
         raise ConfigError(where, "wrong value", found=repr(value), wanted=wanted)
-    if param.name == "executor" and value not in _EXECUTORS:
-        wanted, hint = " | ".join(_EXECUTORS), did_you_mean(str(value), _EXECUTORS)
-        raise ConfigError(where, "unknown executor", found=value, wanted=wanted, hint=hint)
-    if isinstance(param.type, _CHECKED_TYPES) and not param.is_flag:
+    if param.name == "executor":  # a pipeline has one that the command has not
+        if value not in _EXECUTORS:
+            wanted, hint = " | ".join(_EXECUTORS), did_you_mean(str(value), _EXECUTORS)
+            raise ConfigError(where, "unknown executor", found=value, wanted=wanted, hint=hint)
+    elif isinstance(param.type, _CHECKED_TYPES) and not param.is_flag:
         kind: Any = param.type
         for item in items:
             try:

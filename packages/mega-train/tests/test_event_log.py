@@ -100,7 +100,7 @@ def test_an_event_is_one_line_and_reads_back(tmp_path: Path) -> None:
             replace(validation_event(20, 1.5), split="test"),
             {
                 **{"event": "validation", "split": "test", "iteration": 20, "consumed_samples": 80},
-                **{"loss": 1.5, "loss_terms": {}, "perplexity": 7.0, "seconds": 1.0},
+                **{"loss": 1.5, "loss_terms": {}, "perplexity": 7.0, "metrics": {}, "seconds": 1.0},
             },
         ),
         (

@@ -75,7 +75,8 @@ def test_a_preset_is_the_model_and_flags_change_it(resolve_config: ResolveConfig
     plan = resolve_config(family=family, model__preset=name, **NO_MODEL)
     assert plan.spec == preset(name)
     changed = resolve_config(family=family, **(NO_MODEL | {"model__preset": name, "model__num_layers": 3}))
-    assert changed.spec.layers == 3
+    sides = 1 if plan.spec.is_decoder_only else 2  # --num-layers is the depth of each
+    assert changed.spec.layers == 3 * sides
     assert changed.spec.hidden == plan.spec.hidden
 
 

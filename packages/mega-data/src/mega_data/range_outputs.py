@@ -23,7 +23,7 @@ from mega_data.jsonl_shards import Quarantine, file_bytes, file_states, output_n
 from mega_data.output_formats import open_output
 from mega_data.readers.inputs import InputFile
 from mega_data.readers.ranges import InputRange, cuts_by_input
-from mega_data.task_stages import TaskResult, TaskStage, read_results
+from mega_data.task_stages import TaskResult, TaskStage, read_result
 from mega_data.texts import dump_line
 from mega_schema.atomic_io import atomic_write, full_disk_errors, own_partial_file
 
@@ -181,7 +181,9 @@ class PartJoiner:
         if not any(path.exists() for path in paths.values()):
             target.unlink(missing_ok=True)
             return
-        first_lines = lines_before(self.outputs.ranges, read_results(self.counted, self.folder))
+        results = [read_result(self.counted, task, self.folder) for task in tasks]
+        numbers = lines_before(self.outputs.ranges[tasks.start : tasks.stop], results)
+        first_lines = dict(zip(tasks, numbers, strict=True))
         with open_output(target) as out:
             for task, path in paths.items():
                 lines = path.read_bytes().splitlines() if path.exists() else []

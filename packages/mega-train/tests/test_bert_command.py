@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import shutil
 from collections.abc import Sequence
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +16,6 @@ from mega_schema.checkpoint.reader import Checkpoint
 from mega_schema.dataset.indexed_dataset import IndexedWriter
 from mega_schema.errors import FormatError
 from mega_schema.tokenizer.tokenizer import Tokenizer, open_tokenizer
-from mega_train.cli import main
 from mega_train.config import RunConfig
 from mega_train.data.datasets import Datasets
 from mega_train.data.encoder.sentence_datasets import SentenceDatasets
@@ -26,6 +23,7 @@ from mega_train.engine.trainer import Trainer
 from mega_train.resolve import resolve
 from mega_train.telemetry.event_log import read_events
 from tests.encoder_fixture import write_corpus, write_sentences
+from tests.train_command import run_mega_train
 
 MODEL = ["--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "4", "--seq-length", "32"]
 TRAINING = ["--global-batch-size", "16", "--micro-batch-size", "16", "--lr", "3e-3", "--lr-decay-style"]
@@ -39,17 +37,8 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_corpus(tmp_path_factory.mktemp("sentences") / "toy")
 
 
-def _run(*argv: str, code: int = 0) -> tuple[str, str]:
-    """Stdout and stderr of a command that runs in this process."""
-    out, err = io.StringIO(), io.StringIO()
-    with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as left:
-        main(argv)
-    assert left.value.code == code, err.getvalue()
-    return out.getvalue(), err.getvalue()
-
-
 def _bert(corpus: Path, *argv: str, code: int = 0) -> tuple[str, str]:
-    return _run("bert", "--data-path", str(corpus), *MODEL, *TRAINING, *argv, code=code)
+    return run_mega_train("bert", "--data-path", str(corpus), *MODEL, *TRAINING, *argv, code=code)
 
 
 def test_a_run_learns_and_prints_both_losses(corpus: Path, tmp_path: Path) -> None:
@@ -73,7 +62,7 @@ def test_a_run_learns_and_prints_both_losses(corpus: Path, tmp_path: Path) -> No
     shutil.rmtree(tmp_path / "run" / "iter_0000100")
     (tmp_path / "run" / "latest_checkpointed_iteration.txt").write_text("50")
     resumed = [*TRAINING, "--load", str(tmp_path / "run"), "--save", str(tmp_path / "run")]
-    out, _ = _run("bert", "--data-path", str(corpus), *resumed, "--seq-length", "32")
+    out, _ = run_mega_train("bert", "--data-path", str(corpus), *resumed, "--seq-length", "32")
     assert out.splitlines()[-1] == lines[-1]
     assert 'family = "bert"\nnum_layers = 2' in (tmp_path / "run/iter_0000100/run.toml").read_text("utf-8")
 
@@ -85,7 +74,7 @@ def test_one_segment_has_one_loss_and_no_token_types(corpus: Path, tmp_path: Pat
     spec = Checkpoint.open(run).spec
     assert (spec.token_types, spec.pooler, spec.binary_head) == (None, False, False)
     more = ["--load", str(run), "--data-path", str(corpus), *TRAINING, "--train-iters", "2"]
-    _, err = _run("bert", *more, code=2)
+    _, err = run_mega_train("bert", *more, code=2)
     assert err.splitlines()[-1] == (
         "error: --bert-no-binary-head: is missing: the model has no binary head for the order of two "
         "segments: found not given; hint: --bert-no-binary-head"
@@ -244,7 +233,7 @@ def test_options_that_bert_does_not_have_are_one_line(corpus: Path, tmp_path: Pa
 
 @pytest.mark.parametrize("words", ["--mask-prob 0.2", "--unpad-samples", "--mask-type pieces"])
 def test_a_gpt_refuses_the_options_of_bert(corpus: Path, words: str) -> None:
-    _, err = _run("gpt", "--data-path", str(corpus), *MODEL, *TRAINING, *words.split(), code=2)
+    _, err = run_mega_train("gpt", "--data-path", str(corpus), *MODEL, *TRAINING, *words.split(), code=2)
     flag, *value = words.split()
     value_text = value[0] if value else "given"
     families = "BERT and T5" if flag == "--mask-prob" else "BERT"
@@ -268,5 +257,7 @@ def test_data_without_sentences_is_one_line(tmp_path: Path) -> None:
 def test_a_checkpoint_of_the_other_kind_is_one_line(corpus: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     _bert(corpus, "--save", str(run), "--train-iters", "1", "--eval-iters", "0")
-    _, err = _run("gpt", "--data-path", str(corpus), "--load", str(run), "--finetune", *TRAINING, code=2)
+    _, err = run_mega_train(
+        "gpt", "--data-path", str(corpus), "--load", str(run), "--finetune", *TRAINING, code=2
+    )
     assert err.splitlines()[-1].endswith("found gpt, wanted bert; hint: mega-train bert")

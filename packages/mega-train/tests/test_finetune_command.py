@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
 from collections.abc import Sequence
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from mega_schema.checkpoint.reader import Checkpoint
-from mega_train.cli import main
 from mega_train.telemetry.event_log import read_events
 from tests.encoder_fixture import write_corpus
+from tests.train_command import run_mega_train
 
 MODEL = ["--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "4"]
 TRAINING = ["--global-batch-size", "16", "--micro-batch-size", "8", "--lr", "3e-3", "--lr-decay-style"]
 TRAINING += ["constant", "--seq-length", "24", "--log-interval", "100"]
-
-
-def _run(*argv: str, code: int = 0) -> tuple[str, str]:
-    """Stdout and stderr of a command that runs in this process."""
-    out, err = io.StringIO(), io.StringIO()
-    with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as left:
-        main(argv)
-    assert left.value.code == code, err.getvalue()
-    return out.getvalue(), err.getvalue()
 
 
 def _write_examples(path: Path, count: int, seed: int, *, labelled: bool = True) -> Path:
@@ -53,14 +42,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     _write_examples(folder / "dev.jsonl", 50, 2)
     _write_examples(folder / "test.jsonl", 9, 3, labelled=False)
     words = ["--train-iters", "2", "--eval-iters", "0", "--save", str(folder / "bert"), *TRAINING]
-    _run("bert", "--data-path", str(corpus), *MODEL, *words)
+    run_mega_train("bert", "--data-path", str(corpus), *MODEL, *words)
     return folder
 
 
 def _classify(folder: Path, *argv: str, code: int = 0) -> tuple[str, str]:
     words = ["--task", "CLASSIFY", "--text-keys", "left", "right", "--label-key", "same"]
     words += ["--train-data", str(folder / "train.jsonl"), "--valid-data", str(folder / "dev.jsonl")]
-    return _run("finetune", *words, str(folder / "test.jsonl"), *TRAINING, *argv, code=code)
+    return run_mega_train("finetune", *words, str(folder / "test.jsonl"), *TRAINING, *argv, code=code)
 
 
 def test_a_run_learns_evaluates_every_epoch_and_records_the_best(folder: Path, tmp_path: Path) -> None:
@@ -164,7 +153,7 @@ def test_race_is_learnt_and_has_the_accuracy_of_each_folder(folder: Path, tmp_pa
     run = tmp_path / "run"
     words = ["--task", "RACE", "--train-data", str(train.parent), "--valid-data", *dev, "--epochs", "6"]
     words += ["--pretrained-checkpoint", str(folder / "bert"), "--save", str(run)]
-    _run("finetune", *words, *TRAINING)
+    run_mega_train("finetune", *words, *TRAINING)
     events = [event for event in read_events(run) if event["event"] == "validation"]
     assert [event["split"] for event in events[-2:]] == ["middle", "high"]
     assert min(event["metrics"]["accuracy"] for event in events[-2:]) > 0.8, events[-2:]
@@ -172,7 +161,9 @@ def test_race_is_learnt_and_has_the_accuracy_of_each_folder(folder: Path, tmp_pa
     assert (spec.task_head, spec.labels) == ("multiple_choice", ("A", "B", "C", "D"))
     (row, *rows) = (run / "predictions/high-0000048.jsonl").read_text("utf-8").splitlines()
     assert (json.loads(row)["id"], len(rows)) == ("0-1", 17)
-    _, err = _run("finetune", *words[:3], str(tmp_path / "absent"), "--epochs", "1", *TRAINING, code=2)
+    _, err = run_mega_train(
+        "finetune", *words[:3], str(tmp_path / "absent"), "--epochs", "1", *TRAINING, code=2
+    )
     assert err.splitlines()[-1] == (
         f"error: {tmp_path / 'absent'}: contains no passages of RACE: found no such folder, wanted a folder "
         "with *.txt"
@@ -206,11 +197,11 @@ def test_options_that_do_not_fit_a_task_are_one_line(folder: Path, tmp_path: Pat
 
 
 def test_what_a_task_needs_is_one_line(folder: Path) -> None:
-    _, err = _run("finetune", *TRAINING, code=2)
+    _, err = run_mega_train("finetune", *TRAINING, code=2)
     assert err.splitlines()[-1] == (
         "error: --task: missing: wanted MNLI | QQP | RACE | CLASSIFY; hint: --task MNLI"
     )
-    _, err = _run("bert", "--task", "MNLI", *TRAINING, code=2)
+    _, err = run_mega_train("bert", "--task", "MNLI", *TRAINING, code=2)
     assert err.splitlines()[-1].startswith("error: --task: does not apply to mega-train bert: found given")
     _, err = _classify(folder, *MODEL, "--vocab-size", "204", "--epochs", "1", code=2)
     assert err.splitlines()[-1].startswith("error: --tokenizer-type: missing, and the checkpoint records no")

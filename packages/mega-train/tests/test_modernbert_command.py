@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
-from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +13,6 @@ from mega_model.distributed.mesh import Mesh
 from mega_schema.app.config import load_config
 from mega_schema.checkpoint.reader import Checkpoint
 from mega_schema.presets import preset
-from mega_train.cli import main
 from mega_train.config import RunConfig
 from mega_train.data.datasets import Datasets
 from mega_train.data.encoder.bert_reader import REAL
@@ -25,6 +22,7 @@ from mega_train.engine.unpadded_rows import UnpaddedRows
 from mega_train.resolve import resolve
 from mega_train.telemetry.event_log import read_events
 from tests.encoder_fixture import write_corpus
+from tests.train_command import run_mega_train
 
 MODERN = ["--preset", "modernbert-base", "--num-layers", "4", "--hidden-size", "32", "--num-attention-heads"]
 MODERN += ["4", "--vocab-size", "204", "--seq-length", "32", "--window-size", "4,4", "--mask-prob", "0.3"]
@@ -41,19 +39,10 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_corpus(tmp_path_factory.mktemp("sentences") / "toy")
 
 
-def _run(*argv: str, code: int = 0) -> tuple[str, str]:
-    """Stdout and stderr of a command that runs in this process."""
-    out, err = io.StringIO(), io.StringIO()
-    with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as left:
-        main(argv)
-    assert left.value.code == code, err.getvalue()
-    return out.getvalue(), err.getvalue()
-
-
 def test_a_run_learns_and_its_checkpoint_is_the_preset_in_small(corpus: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     more = ["--train-iters", "50", "--eval-iters", "2", "--eval-interval", "25", "--log-interval", "25"]
-    _run("bert", "--data-path", str(corpus), *MODERN, *more, "--save", str(run))
+    run_mega_train("bert", "--data-path", str(corpus), *MODERN, *more, "--save", str(run))
     validations = [event for event in read_events(run) if event["event"] == "validation"]
     # a number follows the one before it: the words around a masked one tell which it is
     assert validations[-1]["loss"] < validations[0]["loss"] < np.log(204)
@@ -138,5 +127,7 @@ def test_run_toml_describes_a_loaded_modernbert(corpus: Path) -> None:
 )
 def test_what_a_modernbert_does_not_have_is_one_line(corpus: Path, words: str, message: str) -> None:
     family, model = ("bert", MODERN) if "unpad" not in words else ("t5", T5)
-    _, err = _run(family, "--data-path", str(corpus), *model, "--train-iters", "1", *words.split(), code=2)
+    _, err = run_mega_train(
+        family, "--data-path", str(corpus), *model, "--train-iters", "1", *words.split(), code=2
+    )
     assert err.splitlines()[-1].startswith(f"error: {message}"), err

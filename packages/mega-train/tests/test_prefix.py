@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import shutil
 from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,6 @@ from numpy.typing import NDArray
 from mega_model.distributed.mesh import Mesh
 from mega_schema.checkpoint.reader import Checkpoint
 from mega_schema.dataset.indexed_dataset import IndexedDataset
-from mega_train.cli import main
 from mega_train.commands.prefix import as_prefix_run
 from mega_train.config import ModelConfig, ObjectiveConfig
 from mega_train.data.datasets import Datasets
@@ -28,6 +25,7 @@ from mega_train.data.sft import EXAMPLE, LEARNT, POSITION, TOKEN
 from mega_train.engine.prefix_forward_step import PrefixForwardStep
 from mega_train.engine.trainer import Trainer
 from mega_train.telemetry.event_log import read_events
+from tests.train_command import run_mega_train
 
 EOD = 32
 Ints = NDArray[np.int64]
@@ -160,20 +158,11 @@ TRAINING += ["constant", "--eval-iters", "2", "--eval-interval", "20", "--log-in
 TRAINING += ["--split", "80,20,0", "--train-iters", "40"]
 
 
-def _run(*argv: str, code: int = 0) -> tuple[str, str]:
-    """Stdout and stderr of a command that runs in this process."""
-    out, err = io.StringIO(), io.StringIO()
-    with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as left:
-        main(argv)
-    assert left.value.code == code, err.getvalue()
-    return out.getvalue(), err.getvalue()
-
-
 def test_a_run_learns_validates_and_resumes(corpus: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     words = ["prefix", "--data-path", str(corpus), *TRAINING, "--loss-on-targets-only"]
     words += ["--reset-attention-mask", "--reweight-loss-based-on-position-frequency", "--save", str(run)]
-    out, _ = _run(*words, *MODEL, "--save-interval", "20")
+    out, _ = run_mega_train(*words, *MODEL, "--save-interval", "20")
     validations = [event for event in read_events(run) if event["event"] == "validation"]
     assert validations[1]["loss"] < validations[0]["loss"] < np.log(33)
     assert validations[1]["perplexity"] == pytest.approx(np.exp(validations[1]["loss"]))
@@ -181,13 +170,13 @@ def test_a_run_learns_validates_and_resumes(corpus: Path, tmp_path: Path) -> Non
     assert "prefix_lm = true" in (run / "iter_0000040/run.toml").read_text("utf-8")
     shutil.rmtree(run / "iter_0000040")
     (run / "latest_checkpointed_iteration.txt").write_text("20")
-    resumed, _ = _run(*words, "--load", str(run), "--seq-length", "16")
+    resumed, _ = run_mega_train(*words, "--load", str(run), "--seq-length", "16")
     assert resumed.splitlines()[-1] == out.splitlines()[-1]
     assert " | loss " in out.splitlines()[-1]
-    _, err = _run("gpt", *words[1:], "--load", str(run), "--seq-length", "16", code=2)
+    _, err = run_mega_train("gpt", *words[1:], "--load", str(run), "--seq-length", "16", code=2)
     assert err.splitlines()[-1].startswith("error: run: 2 values are refused")
     causal = [word for word in words[1:] if word not in ("--loss-on-targets-only", words[-3])]
-    _, err = _run("gpt", *causal, "--load", str(run), "--seq-length", "16", code=2)
+    _, err = run_mega_train("gpt", *causal, "--load", str(run), "--seq-length", "16", code=2)
     assert err.splitlines()[-1].startswith(
         "error: --prefix-lm: the run would read different data from the run it resumes: "
     )
@@ -222,7 +211,7 @@ def test_options_that_do_not_apply_are_one_line(corpus: Path, tmp_path: Path, wo
     with pytest.MonkeyPatch.context() as patch:
         if "--context-parallel-size" in options:
             patch.setenv("WORLD_SIZE", "2")
-        _, err = _run(
+        _, err = run_mega_train(
             command, "--data-path", str(corpus), *model, *TRAINING, "--save", str(run), *options, code=2
         )
     assert err.splitlines()[-1].startswith(f"error: {REFUSED[words]}"), err

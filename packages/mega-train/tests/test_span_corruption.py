@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 from collections import Counter
 from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +12,12 @@ import pytest
 
 from mega_schema.errors import ConfigError
 from mega_schema.tokenizer.tokenizer import open_tokenizer
-from mega_train.cli import main
 from mega_train.data.prefix_reader import PREFIX
 from mega_train.data.sft import EXAMPLE, LEARNT, POSITION, TOKEN
 from mega_train.data.span_corruption import SpanLengths, SpanRule, SpanVocabulary
 from mega_train.telemetry.event_log import read_events
 from tests.encoder_fixture import write_corpus
+from tests.train_command import run_mega_train
 
 SENTINELS = tuple(range(200, 230))
 VOCABULARY = SpanVocabulary(SENTINELS, 199)
@@ -107,19 +105,10 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_corpus(tmp_path_factory.mktemp("spans") / "toy", sentinels=30)
 
 
-def _run(*argv: str, code: int = 0) -> tuple[str, str]:
-    """Stdout and stderr of a command that runs in this process."""
-    out, err = io.StringIO(), io.StringIO()
-    with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as left:
-        main(argv)
-    assert left.value.code == code, err.getvalue()
-    return out.getvalue(), err.getvalue()
-
-
 @pytest.mark.parametrize("command", ["prefix", "gpt"])
 def test_a_run_learns_and_validates(corpus: Path, tmp_path: Path, command: str) -> None:
     run = tmp_path / "run"
-    _run(command, "--data-path", str(corpus), *MODEL, *TRAINING, "--save", str(run))
+    run_mega_train(command, "--data-path", str(corpus), *MODEL, *TRAINING, "--save", str(run))
     validations = [event for event in read_events(run) if event["event"] == "validation"]
     assert validations[1]["loss"] < validations[0]["loss"] < np.log(234)
     text = (run / "iter_0000020/run.toml").read_text("utf-8")
@@ -141,7 +130,7 @@ REFUSED = {
 def test_options_that_do_not_fit_are_one_line(corpus: Path, tmp_path: Path, words: str) -> None:
     run = tmp_path / "run"
     data = ["--data-path", str(corpus), "--save", str(run)]
-    _, err = _run("prefix", *data, *MODEL, *TRAINING, *words.split(), code=2)
+    _, err = run_mega_train("prefix", *data, *MODEL, *TRAINING, *words.split(), code=2)
     assert REFUSED[words] in err
     assert "Traceback" not in err
     assert not run.exists()
@@ -149,7 +138,7 @@ def test_options_that_do_not_fit_are_one_line(corpus: Path, tmp_path: Path, word
 
 def test_a_span_length_needs_a_density(corpus: Path) -> None:
     words = ["--data-path", str(corpus), *MODEL, *TRAINING[:-2], "--mean-noise-span-length", "3"]
-    _, err = _run("gpt", *words, code=2)
+    _, err = run_mega_train("gpt", *words, code=2)
     assert err.splitlines()[-1] == (
         "error: --mean-noise-span-length: needs --noise-density: found 3.0; hint: --noise-density 0.15, or "
         "leave it out"

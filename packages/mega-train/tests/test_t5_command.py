@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import shutil
 from collections.abc import Sequence
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +16,6 @@ from mega_schema.checkpoint.reader import Checkpoint
 from mega_schema.errors import ConfigError
 from mega_schema.parallel_layout import Layout
 from mega_schema.spec import t5
-from mega_train.cli import main
 from mega_train.config import ParallelConfig, RunConfig
 from mega_train.data.datasets import Datasets
 from mega_train.data.encoder.sentence_datasets import SentenceDatasets
@@ -29,6 +26,7 @@ from mega_train.planning.flops import flops_per_token
 from mega_train.resolve import resolve
 from mega_train.telemetry.event_log import read_events
 from tests.encoder_fixture import write_corpus, write_sentences
+from tests.train_command import run_mega_train
 
 MODEL = ["--num-layers", "1", "--hidden-size", "32", "--num-attention-heads", "4", "--seq-length", "32"]
 MODEL += ["--decoder-seq-length", "24", "--decoder-num-layers", "2"]
@@ -44,17 +42,8 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_corpus(tmp_path_factory.mktemp("sentences") / "toy", sentinels=30)
 
 
-def _run(*argv: str, code: int = 0) -> tuple[str, str]:
-    """Stdout and stderr of a command that runs in this process."""
-    out, err = io.StringIO(), io.StringIO()
-    with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as left:
-        main(argv)
-    assert left.value.code == code, err.getvalue()
-    return out.getvalue(), err.getvalue()
-
-
 def _t5(corpus: Path, *argv: str, code: int = 0) -> tuple[str, str]:
-    return _run("t5", "--data-path", str(corpus), *MODEL, *TRAINING, *argv, code=code)
+    return run_mega_train("t5", "--data-path", str(corpus), *MODEL, *TRAINING, *argv, code=code)
 
 
 def test_a_run_learns_and_resumes(corpus: Path, tmp_path: Path) -> None:
@@ -74,7 +63,7 @@ def test_a_run_learns_and_resumes(corpus: Path, tmp_path: Path) -> None:
     shutil.rmtree(run / "iter_0000080")
     (run / "latest_checkpointed_iteration.txt").write_text("40")
     resumed = [*TRAINING, "--seq-length", "32", "--decoder-seq-length", "24", "--load", str(run)]
-    out, _ = _run("t5", "--data-path", str(corpus), *resumed, "--save", str(run))
+    out, _ = run_mega_train("t5", "--data-path", str(corpus), *resumed, "--save", str(run))
     assert out.splitlines()[-1] == lines[-1]
     # without flags the checkpoint's model is recorded, in keys that describe it
     assert "num_layers = 1\n" in (run / "iter_0000080/run.toml").read_text("utf-8")
@@ -214,7 +203,9 @@ def test_options_that_t5_does_not_have_are_one_line(corpus: Path, tmp_path: Path
 )
 def test_other_families_refuse_the_options_of_t5(corpus: Path, family: str, words: str) -> None:
     sizes = "--num-layers 1 --hidden-size 32 --num-attention-heads 4 --seq-length 32"
-    _, err = _run(family, "--data-path", str(corpus), *sizes.split(), *TRAINING, *words.split(), code=2)
+    _, err = run_mega_train(
+        family, "--data-path", str(corpus), *sizes.split(), *TRAINING, *words.split(), code=2
+    )
     flag, value = words.split()
     hint = "mega-train t5, or leave it out"
     assert err.splitlines()[-1] == f"error: {flag}: applies to T5 only: found {value}; hint: {hint}"
@@ -249,9 +240,9 @@ def test_a_checkpoint_of_another_kind_is_one_line(corpus: Path, tmp_path: Path) 
     _t5(corpus, "--save", str(run), "--train-iters", "1", "--eval-iters", "0")
     more = ["--data-path", str(corpus), "--load", str(run), "--finetune", *TRAINING]
     for family in ("gpt", "bert"):
-        _, err = _run(family, *more, code=2)
+        _, err = run_mega_train(family, *more, code=2)
         assert err.splitlines()[-1].endswith(f"found {family}, wanted t5; hint: mega-train t5")
-    _, err = _run("plan", "--family", "t5", *MODEL, "--vocab-size", "99", code=2)
+    _, err = run_mega_train("plan", "--family", "t5", *MODEL, "--vocab-size", "99", code=2)
     assert err.splitlines()[-1].startswith("error: model.family: cannot be estimated yet: found t5")
 
 

@@ -99,7 +99,7 @@ class SpanLengths:
 
     @classmethod
     def from_tokens(cls, tokens: int, density: float, mean_length: float) -> SpanLengths:
-        """Round the noise, then the spans, of so many tokens."""
+        """Round the noise of `tokens` tokens, then its spans."""
         noise = round(tokens * density)
         return cls(tokens, noise, round(noise / mean_length))
 
@@ -193,6 +193,6 @@ class SpanRule:
 
 
 def _partition(items: int, parts: int, rng: np.random.RandomState) -> Ints:
-    """Split so many items at random into parts of 1 or more; every such partition is equally likely."""
+    """Split `items` items at random into parts of 1 or more; every such partition is equally likely."""
     bounds = np.sort(rng.permutation(items - 1)[: parts - 1]) + 1
     return np.diff(bounds, prepend=0, append=items)

@@ -54,11 +54,25 @@ def _equation(q: Tensor, k: Tensor, v: Tensor, visible: Visible, bias: Tensor) -
 
 
 @pytest.mark.parametrize("mask", ["none", "causal", "padding"])
-@pytest.mark.parametrize(("queries", "key_heads"), [(3, 4), (37, 2)])
+@pytest.mark.parametrize(
+    ("queries", "key_heads", "block_rows", "block_scores"),
+    [
+        (3, 4, 16, 1 << 20),  # all rows together
+        (3, 4, 3, 80),  # two rows together
+        (37, 2, 16, 2400),  # two rows together, in several blocks of queries
+        (37, 2, 16, 1),  # one head of a row
+    ],
+)
 def test_output_and_gradients_are_those_of_the_equation(
-    mask: str, queries: int, key_heads: int, monkeypatch: pytest.MonkeyPatch
+    mask: str,
+    queries: int,
+    key_heads: int,
+    block_rows: int,
+    block_scores: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cpu_attention, "_BLOCK_ROWS", 16)  # several blocks of queries
+    monkeypatch.setattr(cpu_attention, "_BLOCK_ROWS", block_rows)
+    monkeypatch.setattr(cpu_attention, "_BLOCK_SCORES", block_scores)
     inputs, visible = _inputs(queries, key_heads), _visible(mask, queries)
     wanted = _run(_equation, inputs, visible)
     for x, y in zip(_run(relative_attention, inputs, visible), wanted, strict=True):

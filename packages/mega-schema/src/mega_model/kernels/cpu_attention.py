@@ -1,12 +1,13 @@
 """Blockwise attention for a CPU, as in flash-attention (arXiv:2307.08691).
 
-The scores of a block of queries stay in the processor's cache; keys after the block are skipped. Scores,
-softmax and sums are float32; factors of products are bfloat16 if the CPU multiplies it natively, else
-float32. Backward recomputes the probabilities from q, k and v. bench/cpu_attention.py compares it with
-torch's own, which computes in float32.
+The scores of a block of queries stay in the processor's cache; keys after the block are skipped. Short rows
+share a block. Scores, softmax and sums are float32; factors of products are bfloat16 if the CPU multiplies it
+natively, else float32. Backward recomputes the probabilities from q, k and v. bench/cpu_attention.py compares
+it with torch's own, which computes in float32.
 
-Legend: B rows; N query heads, K key heads, E query heads per key head; G key heads at a time; s queries of a
-row, S keys; R query rows of a block, E heads together; C keys a block sees; H width of a head.
+Legend: B rows, b of them at a time; N query heads, K key heads, E query heads per key head; F key heads of a
+row at a time, G = b F; s queries of a row, S keys; R query rows of a block, E heads together; C keys a block
+sees; H width of a head.
 """
 
 from __future__ import annotations
@@ -84,38 +85,41 @@ def _blocks(queries: int, keys: int, group_size: int, causal: bool) -> Iterator[
 
 
 class _HeadGroup:
-    """Some key heads of one row, their queries, and the buffers in which their blocks are computed."""
+    """Some key heads of some rows, their queries, and the buffers in which their blocks are computed."""
 
     def __init__(
         self,
-        q_NsH: Tensor,
-        k_GSH: Tensor,
+        q_bFEsH: Tensor,
+        k_bF1SH: Tensor,
         causal: bool,
         dtype: torch.dtype,
-        bias_NsS: Tensor | None,
-        is_visible_sS: Tensor | None,
+        bias_FEsS: Tensor | None,
+        is_visible_bsS: Tensor | None,
     ) -> None:
-        heads, keys, width = k_GSH.shape
-        self.bias_GEsS = None if bias_NsS is None else bias_NsS.unflatten(0, (heads, -1))
-        self.is_hidden_sS = None if is_visible_sS is None else ~is_visible_sS
-        self.scale = width**-0.5
-        self.q_GEsH = _to_dense(q_NsH, torch.float32).unflatten(0, (heads, -1))
-        self.k_GSH = _to_dense(k_GSH, torch.float32)
-        self.group_size, queries = self.q_GEsH.shape[1:3]
+        self.bias_FEsS = bias_FEsS
+        self.is_hidden_b11sS = None if is_visible_bsS is None else ~is_visible_bsS[:, None, None]
+        self.scale = k_bF1SH.shape[-1] ** -0.5
+        self.q_GEsH = _to_dense(q_bFEsH, torch.float32).flatten(0, 1)
+        self.k_GSH = _to_dense(k_bF1SH, torch.float32).flatten(0, 2)
+        self.rows_and_heads = q_bFEsH.shape[:3]
+        heads, self.group_size, queries = self.q_GEsH.shape[:3]
+        keys = self.k_GSH.shape[1]
         self.blocks = list(_blocks(queries, keys, self.group_size, causal))
         step = self.blocks[0].end
         hidden = max(block.keys - block.visible_keys for block in self.blocks)
         buffer_size = heads * self.group_size * step * keys
-        mask_shape = (step, hidden)
-        self._future_mask = torch.full(
-            mask_shape, -torch.inf
-        ).triu()  # hides the last keys from earlier queries
-        self.buffer = q_NsH.new_empty(buffer_size, dtype=torch.float32)
-        self._matmul_buffer = None if dtype == torch.float32 else q_NsH.new_empty(buffer_size, dtype=dtype)
+        # hides the last keys from earlier queries
+        self._future_mask = torch.full((step, hidden), -torch.inf).triu()
+        self.buffer = q_bFEsH.new_empty(buffer_size, dtype=torch.float32)
+        self._matmul_buffer = None if dtype == torch.float32 else q_bFEsH.new_empty(buffer_size, dtype=dtype)
 
     def rows(self, x_GEsH: Tensor, block: _Block) -> Tensor:
         """Return the block's query rows, (G, R, H) or of another last dimension."""
         return x_GEsH[:, :, block.begin : block.end].flatten(1, 2)
+
+    def split_rows(self, x_GRC: Tensor) -> Tensor:
+        """Return a view of a block's rows as (b, F, E, queries, C), or of another last dimension."""
+        return x_GRC.view(*self.rows_and_heads, -1, x_GRC.shape[-1])
 
     def probabilities(self, block: _Block) -> Tensor:
         """Return the softmax of the block's scores, (G, R, C) float32; valid until the next call."""
@@ -123,14 +127,14 @@ class _HeadGroup:
         k_GCH = self.k_GSH[:, : block.keys].contiguous()
         shape = (*q_GRH.shape[:2], block.keys)
         p_GRC = self.buffer[: prod(shape)].view(shape)
-        if self.bias_GEsS is None:
-            torch.baddbmm(p_GRC, q_GRH, k_GCH.mT, beta=0, alpha=self.scale, out=p_GRC)
-        else:
-            bias_GRC = self.rows(self.bias_GEsS, block)[..., : block.keys]
-            torch.baddbmm(bias_GRC, q_GRH, k_GCH.mT, alpha=self.scale, out=p_GRC)
-        if self.is_hidden_sS is not None:
-            hidden = self.is_hidden_sS[block.begin : block.end, : block.keys]
-            p_GRC.unflatten(1, (self.group_size, -1)).masked_fill_(hidden, -torch.inf)
+        beta = 0
+        if self.bias_FEsS is not None:
+            self.split_rows(p_GRC).copy_(self.bias_FEsS[:, :, block.begin : block.end, : block.keys])
+            beta = 1
+        torch.baddbmm(p_GRC, q_GRH, k_GCH.mT, beta=beta, alpha=self.scale, out=p_GRC)
+        if self.is_hidden_b11sS is not None:
+            is_hidden = self.is_hidden_b11sS[..., block.begin : block.end, : block.keys]
+            self.split_rows(p_GRC).masked_fill_(is_hidden, -torch.inf)
         if block.visible_keys < block.keys:
             mask = self._future_mask[: block.end - block.begin, : block.keys - block.visible_keys]
             p_GRC.unflatten(1, (self.group_size, -1))[..., block.visible_keys :].add_(mask)
@@ -143,9 +147,9 @@ class _HeadGroup:
         """
         return x_GRC if self._matmul_buffer is None else _view_in(self._matmul_buffer, x_GRC).copy_(x_GRC)
 
-    def put_rows(self, into_GEsH: Tensor, block: _Block, rows_GRH: Tensor) -> None:
+    def put_rows(self, into_bFEsH: Tensor, block: _Block, rows_GRH: Tensor) -> None:
         """Write a block's result to its queries' rows."""
-        into_GEsH[:, :, block.begin : block.end] = rows_GRH.unflatten(1, (self.group_size, -1))
+        into_bFEsH[..., block.begin : block.end, :] = self.split_rows(rows_GRH)
 
 
 class _Attention(torch.autograd.Function):
@@ -172,10 +176,11 @@ class _Attention(torch.autograd.Function):
         ctx.dtype = dtype
         out_BNsH = token_major(q_BNsH)
         bias_NsS = None if bias_ND is None else expand_bias(bias_ND, q_BNsH.shape[2], k_BKSH.shape[2])
-        inputs = q_BNsH, k_BKSH, v_BKSH, out_BNsH, _repeat(bias_NsS, len(q_BNsH))
+        tensors = q_BNsH, k_BKSH, v_BKSH, out_BNsH
         with allow_bf16_matmul(dtype):
-            for row, tensors in _head_groups(k_BKSH, *inputs):
-                _forward_heads(causal, dtype, _row_of(is_visible_B1sS, row), *tensors)
+            for group in _head_groups(q_BNsH, k_BKSH):
+                bias_FEsS, is_visible_bsS = group.heads_of(bias_NsS), group.rows_of(is_visible_B1sS)
+                _forward_heads(causal, dtype, is_visible_bsS, bias_FEsS, *map(group.part_of, tensors))
         return out_BNsH
 
     @staticmethod
@@ -183,77 +188,66 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, grad_BNsH: Tensor) -> tuple[Tensor | None, ...]:
         *inputs, bias_ND, is_visible_B1sS = ctx.saved_tensors
         grads = [token_major(x) for x in inputs]
-        rows = len(grad_BNsH)
         bias_NsS = grad_bias_NsS = None
         if bias_ND is not None:
             bias_NsS = expand_bias(bias_ND, grad_BNsH.shape[2], inputs[1].shape[2])
             grad_bias_NsS = torch.zeros_like(bias_NsS)
-        biases = _repeat(bias_NsS, rows), _repeat(grad_bias_NsS, rows)
+        tensors = *inputs, grad_BNsH, *grads
         with allow_bf16_matmul(ctx.dtype):
-            for row, tensors in _head_groups(inputs[1], *inputs, grad_BNsH, *grads, *biases):
-                _backward_heads(ctx.causal, ctx.dtype, _row_of(is_visible_B1sS, row), *tensors)
+            for group in _head_groups(*inputs[:2]):
+                is_visible_bsS = group.rows_of(is_visible_B1sS)
+                biases = group.heads_of(bias_NsS), group.heads_of(grad_bias_NsS)
+                parts = map(group.part_of, tensors)
+                _backward_heads(ctx.causal, ctx.dtype, is_visible_bsS, *biases, *parts)
         grad_bias_ND = None
         if bias_ND is not None and grad_bias_NsS is not None:
             grad_bias_ND = reduce_bias_gradient(grad_bias_NsS, bias_ND.shape[1])
         return *grads, None, None, grad_bias_ND, None
 
 
-def _repeat(bias_NsS: Tensor | None, rows: int) -> Tensor | None:
-    """Return a view of the bias for each row."""
-    return None if bias_NsS is None else bias_NsS.expand(rows, -1, -1, -1)
-
-
-def _row_of(is_visible_B1sS: Tensor | None, row: int) -> Tensor | None:
-    if is_visible_B1sS is None:
-        return None
-    return is_visible_B1sS[row if len(is_visible_B1sS) > 1 else 0, 0]
-
-
 def _forward_heads(
     causal: bool,
     dtype: torch.dtype,
-    is_visible_sS: Tensor | None,
-    q_NsH: Tensor,
-    k_GSH: Tensor,
-    v_GSH: Tensor,
-    out_NsH: Tensor,
-    bias_NsS: Tensor | None,
+    is_visible_bsS: Tensor | None,
+    bias_FEsS: Tensor | None,
+    q_bFEsH: Tensor,
+    k_bF1SH: Tensor,
+    v_bF1SH: Tensor,
+    out_bFEsH: Tensor,
 ) -> None:
-    heads = _HeadGroup(q_NsH, k_GSH, causal, dtype, bias_NsS, is_visible_sS)
-    v_GSH = _to_dense(v_GSH, dtype)
-    out_GEsH = out_NsH.unflatten(0, (len(k_GSH), -1))
+    heads = _HeadGroup(q_bFEsH, k_bF1SH, causal, dtype, bias_FEsS, is_visible_bsS)
+    v_GSH = _to_dense(v_bF1SH, dtype).flatten(0, 2)
     for block in heads.blocks:
         p_GRC = heads.to_matmul_dtype(heads.probabilities(block))
-        heads.put_rows(out_GEsH, block, p_GRC @ v_GSH[:, : block.keys])
+        heads.put_rows(out_bFEsH, block, p_GRC @ v_GSH[:, : block.keys])
 
 
 def _backward_heads(
     causal: bool,
     dtype: torch.dtype,
-    is_visible_sS: Tensor | None,
-    q_NsH: Tensor,
-    k_GSH: Tensor,
-    v_GSH: Tensor,
-    grad_NsH: Tensor,
-    grad_q_NsH: Tensor,
-    grad_k_GSH: Tensor,
-    grad_v_GSH: Tensor,
-    bias_NsS: Tensor | None,
-    grad_bias_NsS: Tensor | None,
+    is_visible_bsS: Tensor | None,
+    bias_FEsS: Tensor | None,
+    grad_bias_FEsS: Tensor | None,
+    q_bFEsH: Tensor,
+    k_bF1SH: Tensor,
+    v_bF1SH: Tensor,
+    grad_bFEsH: Tensor,
+    grad_q_bFEsH: Tensor,
+    grad_k_bF1SH: Tensor,
+    grad_v_bF1SH: Tensor,
 ) -> None:
     """Compute the gradients of some heads.
 
     For p = softmax(score), the gradient of the score is p (grad_p - Σ p grad_p), summed over the keys.
     """
-    heads = _HeadGroup(q_NsH, k_GSH, causal, dtype, bias_NsS, is_visible_sS)
-    groups = (len(k_GSH), -1)
+    heads = _HeadGroup(q_bFEsH, k_bF1SH, causal, dtype, bias_FEsS, is_visible_bsS)
     if dtype == torch.float32:
         q_GEsH, k_GSH = heads.q_GEsH, heads.k_GSH
     else:
-        q_GEsH, k_GSH = _to_dense(q_NsH, dtype).unflatten(0, groups), _to_dense(k_GSH, dtype)
-    v_GSH = _to_dense(v_GSH, torch.float32)
-    grad_q_GEsH = grad_q_NsH.unflatten(0, groups)
-    grad_GEsH = _to_dense(grad_NsH, dtype).unflatten(0, groups)
+        q_GEsH = _to_dense(q_bFEsH, dtype).flatten(0, 1)
+        k_GSH = _to_dense(k_bF1SH, dtype).flatten(0, 2)
+    v_GSH = _to_dense(v_bF1SH, torch.float32).flatten(0, 2)
+    grad_GEsH = _to_dense(grad_bFEsH, dtype).flatten(0, 1)
     sum_k_GSH, sum_v_GSH = torch.zeros_like(v_GSH), torch.zeros_like(v_GSH)
     buffer = torch.empty_like(heads.buffer)
     for block in heads.blocks:
@@ -264,36 +258,51 @@ def _backward_heads(
         torch.bmm(grad_GRH.float(), v_GSH[:, visible].contiguous().mT, out=grad_p_GRC)
         _add_product(sum_v_GSH[:, visible], heads.to_matmul_dtype(p_GRC).mT, grad_GRH)
         torch.ops.aten._softmax_backward_data.out(grad_p_GRC, p_GRC, 2, torch.float32, grad_input=grad_p_GRC)
-        if grad_bias_NsS is not None:
-            grad_bias_GEsS = grad_bias_NsS.unflatten(0, groups)[:, :, block.begin : block.end, visible]
-            grad_bias_GEsS += grad_p_GRC.unflatten(1, (heads.group_size, -1))
+        if grad_bias_FEsS is not None:
+            grad_bias_FEsS[:, :, block.begin : block.end, visible] += heads.split_rows(grad_p_GRC).sum(0)
         grad_score_GRC = heads.to_matmul_dtype(grad_p_GRC)
         _add_product(sum_k_GSH[:, visible], grad_score_GRC.mT, heads.rows(q_GEsH, block))
         grad_q_GRH = torch.empty_like(grad_GRH)
         torch.baddbmm(
             grad_q_GRH, grad_score_GRC, k_GSH[:, visible], beta=0, alpha=heads.scale, out=grad_q_GRH
         )
-        heads.put_rows(grad_q_GEsH, block, grad_q_GRH)
-    grad_k_GSH.copy_(sum_k_GSH.mul_(heads.scale))
-    grad_v_GSH.copy_(sum_v_GSH)
+        heads.put_rows(grad_q_bFEsH, block, grad_q_GRH)
+    grad_k_bF1SH.copy_(sum_k_GSH.mul_(heads.scale).view(grad_k_bF1SH.shape))
+    grad_v_bF1SH.copy_(sum_v_GSH.view(grad_v_bF1SH.shape))
 
 
-def _head_groups(
-    k_BKSH: Tensor, *tensors: Tensor | None
-) -> Iterator[tuple[int, list[Any]]]:  # Any: a tensor, or None as in `tensors`
-    """Yield, for each row, groups of key heads that fit one block, with their part of every tensor."""
+@dataclass(frozen=True, slots=True)
+class _GroupIndex:
+    """Which rows and key heads of the whole tensors are computed together."""
+
+    rows: slice
+    heads: slice
+    key_heads: int
+
+    def part_of(self, x_BNsH: Tensor) -> Tensor:
+        """Return a view of the group's part, (b, F, E, s, H)."""
+        return x_BNsH[self.rows].unflatten(1, (self.key_heads, -1))[:, self.heads]
+
+    def heads_of(self, bias_NsS: Tensor | None) -> Tensor | None:
+        """Return a view of the group's part of a bias, (F, E, s, S)."""
+        return None if bias_NsS is None else bias_NsS.unflatten(0, (self.key_heads, -1))[self.heads]
+
+    def rows_of(self, is_visible_B1sS: Tensor | None) -> Tensor | None:
+        """Return the group's part of a mask, (b, s, S), or (1, s, S) if it is that of all rows."""
+        if is_visible_B1sS is None:
+            return None
+        return is_visible_B1sS[self.rows if len(is_visible_B1sS) > 1 else slice(1), 0]
+
+
+def _head_groups(q_BNsH: Tensor, k_BKSH: Tensor) -> Iterator[_GroupIndex]:
+    """Yield groups of key heads of a row, or of rows with all heads, whose scores fit one block."""
     rows, heads, keys, _ = k_BKSH.shape
     group_heads = max(1, _BLOCK_SCORES // (_BLOCK_ROWS * keys))
-    for row in range(rows):
+    row_scores = heads * min(_BLOCK_ROWS, q_BNsH[0, :, :, 0].numel() // heads) * keys
+    group_rows = max(1, _BLOCK_SCORES // row_scores) if group_heads >= heads else 1
+    for row in range(0, rows, group_rows):
         for begin in range(0, heads, group_heads):
-            part = slice(begin, begin + group_heads)
-            yield (
-                row,
-                [
-                    None if x is None else x[row].unflatten(0, (heads, -1))[part].flatten(0, 1)
-                    for x in tensors
-                ],
-            )
+            yield _GroupIndex(slice(row, row + group_rows), slice(begin, begin + group_heads), heads)
 
 
 def _add_product(sum_GSH: Tensor, a_GCR: Tensor, b_GRH: Tensor) -> None:

@@ -42,7 +42,7 @@ def test_a_query_names_only_labels_that_the_metric_has() -> None:
         selectors = QUERY.findall(query)
         assert selectors, query
         for metric, labels in selectors:
-            has = {"instance", LABELS.get(metric.removeprefix(METRIC_PREFIX), "instance")}
+            has = {"instance", *LABELS.get(metric.removeprefix(METRIC_PREFIX), ())}
             assert set(re.findall(r"(\w+)(?:=~|!~|!=|=)", labels)) <= has, query
             assert query.count("(") == query.count(")")
 

@@ -86,9 +86,24 @@ def test_a_result_is_replaced_only_on_demand(tmp_path):
 
 
 def test_the_default_name_has_task_convention_model_and_dtype():
-    assert result.default_output("lambada", "strict", MODEL) == Path("lambada-strict-01234567-float32.json")
+    name = result.default_output("lambada", "strict", MODEL, [])
+    assert name == Path("lambada-strict-01234567-float32.json")
     server = replace(MODEL, dtype="of the server")
-    assert result.default_output("lambada", "strict", server) == Path("lambada-strict-01234567.json")
+    assert result.default_output("lambada", "strict", server, []) == Path("lambada-strict-01234567.json")
+
+
+def test_a_second_data_file_gets_a_default_name_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    files = [{"sha256": letter * 64} for letter in "abc"]
+    name = result.default_output("mnli", "accuracy", MODEL, files[:1])
+    result.write_result(name, {**build_record(), "data": files[:1]}, EXAMPLES)
+    assert result.default_output("mnli", "accuracy", MODEL, files[:1]) == name, "which is then refused"
+    second = result.default_output("mnli", "accuracy", MODEL, files[1:2])
+    assert second == Path("mnli-accuracy-01234567-float32-bbbbbbbb.json")
+    pair = result.default_output("mnli", "accuracy", MODEL, files[1:])
+    assert pair not in (name, second)
+    name.write_text("[]")
+    assert result.default_output("mnli", "accuracy", MODEL, files[1:2]) == name, "which is then refused"
 
 
 def test_examples_replace_no_file_that_has_none(tmp_path):

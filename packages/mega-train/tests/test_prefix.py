@@ -173,12 +173,14 @@ def test_a_run_learns_validates_and_resumes(corpus: Path, tmp_path: Path) -> Non
     resumed, _ = run_mega_train(*words, "--load", str(run), "--seq-length", "16")
     assert resumed.splitlines()[-1] == out.splitlines()[-1]
     assert " | loss " in out.splitlines()[-1]
+    assert any(line.startswith("gpt (prefix language model), ") for line in out.splitlines())
     _, err = run_mega_train("gpt", *words[1:], "--load", str(run), "--seq-length", "16", code=2)
     assert err.splitlines()[-1].startswith("error: run: 2 values are refused")
     causal = [word for word in words[1:] if word not in ("--loss-on-targets-only", words[-3])]
     _, err = run_mega_train("gpt", *causal, "--load", str(run), "--seq-length", "16", code=2)
     assert err.splitlines()[-1].startswith(
         "error: --prefix-lm: the run would read different data from the run it resumes: "
+        "found no --prefix-lm no --loss-on-targets-only, wanted --prefix-lm --loss-on-targets-only, as "
     )
 
 
@@ -208,11 +210,8 @@ def test_options_that_do_not_apply_are_one_line(corpus: Path, tmp_path: Path, wo
     run = tmp_path / "run"
     command, *options = words.split() if words.startswith("gpt") else ["prefix", *words.split()]
     model = ["--seq-length", "16"] if "--preset" in options else MODEL
-    with pytest.MonkeyPatch.context() as patch:
-        if "--context-parallel-size" in options:
-            patch.setenv("WORLD_SIZE", "2")
-        _, err = run_mega_train(
-            command, "--data-path", str(corpus), *model, *TRAINING, "--save", str(run), *options, code=2
-        )
+    _, err = run_mega_train(
+        command, "--data-path", str(corpus), *model, *TRAINING, "--save", str(run), *options, code=2
+    )
     assert err.splitlines()[-1].startswith(f"error: {REFUSED[words]}"), err
     assert not run.exists()

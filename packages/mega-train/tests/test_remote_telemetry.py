@@ -78,6 +78,10 @@ LINE = LogLine(
 VALIDATED = ValidationEnd(iteration=20, consumed_samples=80, loss=2.0, perplexity=7.5, seconds=1.0)
 SAVED = CheckpointSaved(iteration=20, blocked_seconds=0.75, write_seconds=1.5)
 EVENTS: list[Event] = [BEGAN, STEP, LINE, VALIDATED, SAVED]
+BERT_EVENTS: list[Event] = [
+    replace(STEP, loss_terms={"lm loss": 2.0, "sop loss": 0.4}),
+    replace(VALIDATED, loss_terms={"lm loss": 1.5, "sop loss": 0.5}),
+]
 
 
 def _text(port: int) -> str:
@@ -105,7 +109,7 @@ def test_a_scrape_has_the_known_values_of_the_run_only() -> None:
         assert _page(seen.port) == {}
         seen.on_event(BEGAN)
         assert _page(seen.port)[METRIC_PREFIX + "iteration", ""] == 10
-        for event in EVENTS[1:]:
+        for event in (*EVENTS[1:], *BERT_EVENTS):
             seen.on_event(event)
         page = _page(seen.port)
     finally:
@@ -114,6 +118,7 @@ def test_a_scrape_has_the_known_values_of_the_run_only() -> None:
     assert page[METRIC_PREFIX + "loss", ""] == 2.4
     assert page[METRIC_PREFIX + "tokens_per_second", ""] == 12345.5
     assert page[METRIC_PREFIX + "eta_seconds", ""] == 40
+    assert page[METRIC_PREFIX + "loss_term", "sop loss"] == 0.4
     assert page[METRIC_PREFIX + "validation_loss", "validation"] == 2.0
     assert (
         page[METRIC_PREFIX + "last_checkpoint_iteration", ""],
@@ -130,17 +135,19 @@ def test_a_scrape_has_the_known_values_of_the_run_only() -> None:
 def test_a_metric_has_its_unit_and_a_validation_its_split_in_the_text_that_is_scraped() -> None:
     seen = Prometheus(LoggingConfig(prometheus_port=0))
     try:
-        for event in (*EVENTS, replace(VALIDATED, split="test", loss=1.75)):
+        for event in (*EVENTS, BERT_EVENTS[1], replace(VALIDATED, split="test", loss=1.75)):
             seen.on_event(event)
         lines = _text(seen.port).splitlines()
     finally:
         seen.close()
     values = [line.removeprefix(METRIC_PREFIX) for line in lines if not line.startswith("#")]
-    assert [line for line in values if line.startswith(("validation_loss", "validation_perplexity"))] == [
+    assert [line for line in values if line.startswith("validation_")] == [
         'validation_loss{split="validation"} 2.0',
         'validation_loss{split="test"} 1.75',
         'validation_perplexity{split="validation"} 7.5',
         'validation_perplexity{split="test"} 7.5',
+        'validation_loss_term{split="validation",term="lm loss"} 1.5',
+        'validation_loss_term{split="validation",term="sop loss"} 0.5',
     ]
     assert set(values) >= {
         "learning_rate 0.0003",
@@ -234,7 +241,7 @@ def test_a_collector_is_sent_the_gauges_over_otlp() -> None:
     with _collector() as (address, requests):
         run = RunConfig(log=LoggingConfig(opentelemetry_endpoint=address + "/"))
         with open_observers(run, World(), io.StringIO()) as watch:
-            for event in EVENTS:
+            for event in (*EVENTS, *BERT_EVENTS):
                 watch.on_event(event)
     ((path, body),) = requests
     assert path == "/v1/metrics"

@@ -291,6 +291,23 @@ def test_every_group_of_validations_is_a_curve_of_its_own(tmp_path: Path) -> Non
     assert test.count("border:2px solid") == 1
 
 
+def test_every_term_of_the_loss_is_a_chart_of_its_own(tmp_path: Path) -> None:
+    record = EventLog(tmp_path)
+    record.on_event(BEGAN)
+    terms = {"lm loss": 3.0, "sop loss": 0.5}
+    for i in (10, 20):
+        record.on_event(replace(line(i, 3.5), loss_terms=terms))
+    record.on_event(replace(line(30, None)))
+    record.on_event(replace(validation_event(20, 3.75), loss_terms={"lm loss": 3.125, "sop loss": 0.625}))
+    page = render_report([RunHistory.load(tmp_path)], "iteration")
+    figures = {name: row[0] for name, row in cells(page).items() if row}
+    assert (figures["lm loss, last logged"], figures["sop loss, last logged"]) == ("3.0000", "0.5000")
+    assert (figures["validation lm loss, last"], figures["validation sop loss, last"]) == ("3.1250", "0.6250")
+    for number, title in enumerate(("lm loss", "sop loss"), 1):
+        chart = page[page.index(f"<h2>Loss: {title}</h2>") :].partition("</figure>")[0]
+        assert f'id="loss-term-{number}-2"' in chart, "training and validation"
+
+
 def test_words_of_a_user_are_text(tmp_path: Path) -> None:
     run = run_in(tmp_path / "<script>&$x")
     record = EventLog(run)

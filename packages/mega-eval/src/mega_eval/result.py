@@ -25,7 +25,7 @@ Each line of NAME.samples.jsonl is one `mega_eval.task_result.Example`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -113,10 +113,31 @@ def describe_metric(metric: Metric) -> dict[str, object]:
     return {**asdict(metric), "detectable": metric.detectable}
 
 
-def default_output(task: str, convention: str, model: ModelIdentity) -> Path:
-    """Return the name of a result in the current folder: task, convention, the model's hash and dtype."""
+def default_output(
+    task: str, convention: str, model: ModelIdentity, data: Sequence[Mapping[str, object]]
+) -> Path:
+    """Return the name of a result in the current folder: task, convention, the model's hash and dtype.
+
+    If a result of other data has this name, the hash of the data follows.
+
+    Args:
+        data: fingerprints of the input files.
+    """
     dtype = model.dtype if model.dtype.isalnum() else ""  # a server does not tell its own
-    return Path("-".join(filter(None, (task, convention, model.sha256[:8], dtype))) + ".json")
+    name = "-".join(filter(None, (task, convention, model.sha256[:8], dtype)))
+    hashes = [str(file["sha256"]) for file in data]
+    if hashes and _recorded_hashes(path := Path(name + SUFFIX)) not in (None, hashes):
+        digest = hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
+        return path.with_stem(f"{name}-{digest[:8]}")
+    return Path(name + SUFFIX)
+
+
+def _recorded_hashes(path: Path) -> list[str] | None:
+    """Return the hashes of the data of a result; None if the file is missing or no result."""
+    try:
+        return [file["sha256"] for file in orjson.loads(path.read_bytes())["data"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def samples_path(output: Path) -> Path:

@@ -44,7 +44,8 @@ def write_classification(
     if options.output is None:
         check_folder("--output", Path())
     model = open_classifier(options.load, dtype=options.dtype, device=options.device)
-    output = options.output or result.default_output(task, CONVENTION, model.identity)
+    data = result.fingerprint_files(list_input_files(paths))
+    output = options.output or result.default_output(task, CONVENTION, model.identity, data)
     result.check_writable(output, [*paths, options.load], overwrite=options.overwrite)
     labels = match_labels(model.labels, options.labels, examples)
     length = options.seq_length or model.max_length
@@ -69,7 +70,7 @@ def write_classification(
         )
     provenance = result.Provenance(
         model=model.identity,
-        data=result.fingerprint_files(list_input_files(paths)),
+        data=data,
         options={
             "labels": list(labels),
             "seq_length": length,

@@ -61,7 +61,7 @@ def run_task(
     canonical = is_canonical(published_as or name, files[:1])
     cache_folder = choose_cache_folder(options, f"{name}-{convention}")
     with closing(open_session(options, cache_folder)) as model:
-        output = options.output or result.default_output(name, convention, model.identity)
+        output = options.output or result.default_output(name, convention, model.identity, fingerprints)
         _check_outputs(output, inputs, options)
         start = time.perf_counter()
         with explain_resume(cache_folder):

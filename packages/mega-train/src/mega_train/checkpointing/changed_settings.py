@@ -187,9 +187,9 @@ def _is_same_word(old: Any, new: Any) -> bool:
 
 
 def _option_text(change: Change, value: Any) -> str:
-    """Format an option as on the command line; a boolean as --set, because its flag has one direction."""
+    """Format an option as on the command line; a boolean as its flag, or as the absence of it."""
     if isinstance(value, bool):
-        return f"--set {change.key}={str(value).lower()}"
+        return change.flag if value else f"no {change.flag}"
     return f"{change.flag} {_format_value(value)}"
 
 

@@ -38,6 +38,12 @@ class ObjectiveConfig:
         return 3 if self.span_length is None else self.span_length
 
     @property
+    def label(self) -> str:
+        """The name of the objective in the log; empty if each token predicts the next."""
+        names = {"prefix language model": self.prefix, "span corruption": self.noise_density is not None}
+        return ", ".join(name for name, is_chosen in names.items() if is_chosen)
+
+    @property
     def is_causal(self) -> bool:
         """Whether the model is trained to predict each next token of the text from those before."""
         return not self.prefix and self.noise_density is None

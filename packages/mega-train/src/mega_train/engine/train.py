@@ -361,6 +361,7 @@ def start_event(trainer: Trainer) -> TrainStart:
         device=torch.cuda.get_device_name(trainer.mesh.device) if config.device == "cuda" else config.device,
         kernels=kernels_summary(config.run, trainer.kernel_choice, trainer.mesh.device),
         loaded=str(trainer.loaded_from or ""),
+        objective=config.run.objective.label,
         config=to_dict(config.run),
         time=time.time(),
     )

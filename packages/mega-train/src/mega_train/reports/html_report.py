@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -17,7 +18,7 @@ from mega_schema.errors import ConfigError
 from mega_schema.outputs import check_output, is_page
 from mega_train.config import RunConfig
 from mega_train.reports.charts import COLORS, Curve, render_chart, require_matplotlib
-from mega_train.reports.loss_plot import loss_curves
+from mega_train.reports.loss_plot import loss_curves, term_curves
 from mega_train.reports.run_history import RunHistory, XAxis
 from mega_train.reports.run_names import name_runs
 
@@ -90,6 +91,8 @@ def _overview_rows(run: RunHistory) -> Iterator[tuple[str, str]]:
     if start:
         layout = " x ".join(f"{axis} {size}" for axis, size in start["layout"].items() if size > 1)
         family = f"{start['family']}, " if "family" in start else ""
+        if objective := start.get("objective"):
+            family += f"{objective}, "
         yield "model", f"{family}{start['parameters']:,} parameters"
         yield "ranks", f"{start.get('world', 1)}{f' ({layout})' if layout else ''} on {start['device']}"
         if start.get("kernels"):
@@ -99,8 +102,14 @@ def _overview_rows(run: RunHistory) -> Iterator[tuple[str, str]]:
     losses = [line["loss"] for line in run.train_logs if line["loss"] is not None]
     if losses:
         yield "loss, last logged", f"{losses[-1]:.4f}"
+    for term in run.loss_terms:
+        values = [value for value in run.term_series(term, "iteration")[1] if not math.isnan(value)]
+        if values:
+            yield f"{term}, last logged", f"{values[-1]:.4f}"
     for group, scores in run.groups.items():
         yield f"{group} loss, last", f"{scores[-1]['loss']:.4f}"
+        for term, value in scores[-1].get("loss_terms", {}).items():
+            yield f"{group} {term}, last", f"{value:.4f}"
         if len(scores) > 1:
             yield f"{group} loss, best", f"{min(e['loss'] for e in scores):.4f}"
         if scores[-1]["perplexity"] is not None:
@@ -192,6 +201,11 @@ def _charts(runs: Sequence[RunHistory], names: Sequence[str], over: XAxis) -> It
 
     loss = "Nats per token: means between log lines, validations as points, the test as a circle."
     yield "Loss", chart("loss", loss, loss_curves(runs, names, over), log=True)
+    terms = dict.fromkeys(term for run in runs for term in run.loss_terms)
+    for number, term in enumerate(terms, 1):
+        parts = "A part of the loss in nats: means between log lines, validations as points."
+        curves = term_curves(runs, names, term, over)
+        yield f"Loss: {term}", chart(f"loss-term-{number}", parts, curves, log=True)
     yield "Gradient norm", chart("grad_norm", "Before clipping.", log=True)
     yield "Learning rate", chart("learning_rate", "Of the last step before each log line.", zero=True)
     pace = "Tokens per second over all ranks, without validations and saves."

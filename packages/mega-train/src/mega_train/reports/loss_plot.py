@@ -25,6 +25,18 @@ def loss_curves(runs: Sequence[RunHistory], names: Sequence[str], over: XAxis) -
     return [curve for curve in curves if curve.xs]
 
 
+def term_curves(runs: Sequence[RunHistory], names: Sequence[str], term: str, over: XAxis) -> list[Curve]:
+    """Return a term of the training loss, and of the loss of every validation group, of each run."""
+    curves = []
+    for number, (run, name) in enumerate(zip(runs, names, strict=True)):
+        color = COLORS[number % len(COLORS)]
+        curves.append(Curve(f"{name}: training", color, *run.term_series(term, over)))
+        for group in run.groups:
+            points = run.term_scores(term, group, over)
+            curves.append(Curve(f"{name}: {group}", color, *points, dots=True, hollow=is_test(group)))
+    return [curve for curve in curves if curve.xs]
+
+
 def draw_loss(runs: Sequence[Path], output: Path) -> None:
     """Plot training, validation and test loss of all runs over iterations, as a PNG.
 

@@ -83,6 +83,19 @@ class RunHistory:
         return self._points([(e, e.get(key)) for e in self.train_logs], over)
 
     @property
+    def loss_terms(self) -> list[str]:
+        """The terms of the loss by Megatron's names, as lm loss and sop loss; empty if it has one."""
+        return list(dict.fromkeys(name for e in self.train_logs for name in e.get("loss_terms", {})))
+
+    def term_series(self, term: str, over: XAxis) -> tuple[list[float], list[float]]:
+        """Return positions on the axis and values of a term of the loss of the log lines."""
+        return self._points([(e, e.get("loss_terms", {}).get(term)) for e in self.train_logs], over)
+
+    def term_scores(self, term: str, group: str, over: XAxis) -> tuple[list[float], list[float]]:
+        """Return positions on the axis and values of a term of the loss of a group of validations."""
+        return self._points([(e, e.get("loss_terms", {}).get(term)) for e in self.groups[group]], over)
+
+    @property
     def groups(self) -> dict[str, list[EventDict]]:
         """Validations by split: one group, several blends, the test last."""
         names = dict.fromkeys(e.get("split", "validation") for e in self.validations)

@@ -17,7 +17,7 @@ from mega_schema.parallel_layout import Layout
 from mega_schema.recompute_policy import RecomputePolicy
 from mega_schema.spec import Family, ModelSpec
 from mega_schema.tokenizer.tokenizer import TokenizerIdentity
-from mega_train.config import ParallelConfig, RunConfig
+from mega_train.config import RunConfig
 from mega_train.config.refusals import Refusals
 from mega_train.pipeline.stage_assignment import assign_layers
 from mega_train.resolve.batch import (
@@ -47,7 +47,7 @@ from mega_train.resolve.flag_names import with_flag_names
 from mega_train.resolve.fp8 import fp8_recipe
 from mega_train.resolve.logging import check_evaluations, check_log, check_profile
 from mega_train.resolve.model import model_spec
-from mega_train.resolve.objective import check_objective
+from mega_train.resolve.objective import check_objective, check_objective_degrees
 from mega_train.resolve.optimizer import check_optimizer, param_schedules, peak_lr
 from mega_train.resolve.record import recorded_model
 from mega_train.resolve.resolved_config import ResolvedConfig
@@ -93,7 +93,7 @@ def resolve(
     spec = refusals.attempt(with_flag_names, run.model, build_spec)
     if spec is not None:
         run = replace(run, model=recorded_model(run, spec, loaded_spec))
-    layout = _resolve_degrees(refusals, parallel, spec, world)
+    layout = _resolve_degrees(refusals, run, spec, world)
     steps = _resolve_steps(refusals, run, layout, loaded_schedules)
     model_layout = None if layout is None or spec is None else _resolve_layout(refusals, run, spec, layout)
     for errors in _independent_checks(run):
@@ -130,10 +130,11 @@ def resolve(
     )
 
 
-def _resolve_degrees(
-    refusals: Refusals, parallel: ParallelConfig, spec: ModelSpec | None, world: int
-) -> Layout | None:
+def _resolve_degrees(refusals: Refusals, run: RunConfig, spec: ModelSpec | None, world: int) -> Layout | None:
     """Lay out the processes; None if the model, or their number, does not allow the degrees."""
+    parallel = run.parallel
+    if not refusals.extend(check_objective_degrees(parallel, run.objective)):
+        return None
     if spec is not None and not refusals.extend(check_encoder_degrees(parallel, spec)):
         return None
     tp, pp, cp = parallel.tp, parallel.pp, parallel.cp
@@ -210,7 +211,7 @@ def _resolve_layout(
     length = spec.max_seq_len if run.batch.length is None else run.batch.length
     if not refusals.extend(check_length(run, spec, length, layout)):
         return None
-    refusals.extend(check_objective(run, spec, layout, length))
+    refusals.extend(check_objective(run, spec, length))
     seq_lengths = refusals.attempt(seq_length_schedule, run, length, layout)
     recompute = refusals.attempt(recompute_policy, run, layout, run.batch.micro * length // layout.cp)
     if staged_layout is None or seq_lengths is None or recompute is None:

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mega_schema.errors import ConfigError, MegaError
-from mega_schema.parallel_layout import Layout
 from mega_schema.spec import ModelSpec
-from mega_train.config import CurriculumConfig, ObjectiveConfig, RunConfig
+from mega_train.config import CurriculumConfig, ObjectiveConfig, ParallelConfig, RunConfig
 from mega_train.data.span_corruption import SpanLengths
 
 _REWEIGHT = "--reweight-loss-based-on-position-frequency"
 
 
-def check_objective(run: RunConfig, spec: ModelSpec, layout: Layout, length: int) -> Iterator[MegaError]:
+def check_objective(run: RunConfig, spec: ModelSpec, length: int) -> Iterator[MegaError]:
     """Check that the options of the objective fit the model and the other options.
 
     Args:
@@ -36,22 +35,10 @@ def check_objective(run: RunConfig, spec: ModelSpec, layout: Layout, length: int
         )
     if objective.is_causal:
         return
-    flag, name = (
-        ("--prefix-lm", "prefix language models")
-        if objective.noise_density is None
-        else ("--noise-density", "span corruption")
-    )
+    flag, name = _name_objective(objective)
     if not spec.is_decoder_only:
         yield ConfigError(flag, "applies to decoders only", found=spec.family, wanted="gpt | llama")
         return
-    if layout.cp > 1:
-        yield ConfigError(
-            "--context-parallel-size",
-            f"is not supported for {name}: prefixes would give the ranks unequal work",
-            found=layout.cp,
-            wanted="1",
-            hint="--tensor-model-parallel-size with --sequence-parallel",
-        )
     if spec.sliding_window is not None:
         yield ConfigError(
             "--window-size",
@@ -64,6 +51,26 @@ def check_objective(run: RunConfig, spec: ModelSpec, layout: Layout, length: int
             yield ConfigError(other_flag, f"does not apply to {name}: {reason}", hint="leave it out")
     if objective.noise_density is not None:
         SpanLengths.fit(length, objective.noise_density, objective.mean_span_length)
+
+
+def check_objective_degrees(parallel: ParallelConfig, objective: ObjectiveConfig) -> Iterator[MegaError]:
+    """Refuse degrees that an objective has on no number of processes."""
+    if not objective.is_causal and parallel.cp > 1:
+        _, name = _name_objective(objective)
+        yield ConfigError(
+            "--context-parallel-size",
+            f"is not supported for {name}: prefixes would give the ranks unequal work",
+            found=parallel.cp,
+            wanted="1",
+            hint="--tensor-model-parallel-size with --sequence-parallel",
+        )
+
+
+def _name_objective(objective: ObjectiveConfig) -> tuple[str, str]:
+    """Return the flag of an objective that is not causal, and its name."""
+    if objective.noise_density is None:
+        return "--prefix-lm", "prefix language models"
+    return "--noise-density", "span corruption"
 
 
 def _check_prefix_options(objective: ObjectiveConfig) -> Iterator[MegaError]:

@@ -155,7 +155,8 @@ def format_start(event: TrainStart) -> str:
     """Describe the model, its layout and where training starts."""
     weights = f"from the weights of {event.loaded}" if event.loaded else "from new weights"
     start = f"from iteration {event.iteration}" if event.iteration else weights
-    size = f"{event.family}, {event.parameters:,} parameters"
+    model = f"{event.family} ({event.objective})" if event.objective else event.family
+    size = f"{model}, {event.parameters:,} parameters"
     shown = {axis: size for axis, size in event.layout.items() if size > 1 or axis in ("tp", "pp", "dp")}
     layout = " x ".join(f"{axis} {size}" for axis, size in shown.items())
     step = f"{event.global_batch_size} samples x {event.seq_length} tokens a step"

@@ -17,6 +17,7 @@ class TrainStart:
     Attributes:
         iteration, consumed_samples: where it starts.
         parameters: of the whole model.
+        objective: what a decoder is trained on, unless each token predicts the next.
         layout: ranks by axis.
         global_batch_size: samples of the first step.
         kernels: the kernels between matrix products.
@@ -38,6 +39,7 @@ class TrainStart:
     device: str
     kernels: str = ""
     loaded: str = ""
+    objective: str = ""
     config: Mapping[str, Any] = field(default_factory=dict)
     time: float = 0.0
 

@@ -21,6 +21,7 @@ GAUGES: Mapping[str, str] = MappingProxyType(
         "global_batch_size": "samples of an optimizer step",
         "seq_length": "tokens of a sample",
         "loss": "nats per token, of the last step",
+        "loss_term": "nats, each term of the last step's loss, such as lm loss and sop loss",
         "learning_rate": "of the last step",
         "grad_norm": "gradient norm of the last step, before clipping",
         "loss_scale": "factor by which the loss is multiplied",
@@ -32,6 +33,7 @@ GAUGES: Mapping[str, str] = MappingProxyType(
         "memory_bytes": "memory of rank 0",
         "phase_seconds": "seconds per step of each phase on rank 0, by the names of Megatron's timers",
         "validation_loss": "nats per token, by split",
+        "validation_loss_term": "nats, each term of the validation loss, by split",
         "validation_perplexity": "e to the validation loss, by split",
         "last_checkpoint_iteration": "iteration of the newest checkpoint",
         "checkpoint_blocked_seconds": "seconds that the last save blocked training",
@@ -39,16 +41,18 @@ GAUGES: Mapping[str, str] = MappingProxyType(
         "checkpoint_failed": "1 if the last save failed, else 0",
     }
 )
-LABELS: Mapping[str, str] = MappingProxyType(
+LABELS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "memory_bytes": "kind",
-        "phase_seconds": "phase",
-        "validation_loss": "split",
-        "validation_perplexity": "split",
+        "loss_term": ("term",),
+        "memory_bytes": ("kind",),
+        "phase_seconds": ("phase",),
+        "validation_loss": ("split",),
+        "validation_loss_term": ("split", "term"),
+        "validation_perplexity": ("split",),
     }
 )
 
-GaugeValue = tuple[str, float, str]  # name, value, value of the label or an empty text
+GaugeValue = tuple[str, float, tuple[str, ...]]  # name, value, values of the labels
 
 
 def gauge_values(event: Event, now: float) -> Iterator[GaugeValue]:
@@ -59,17 +63,22 @@ def gauge_values(event: Event, now: float) -> Iterator[GaugeValue]:
     """
     for name, value in _unlabelled_values(event, now):
         if value is not None:
-            yield name, value, ""
+            yield name, value, ()
+    if isinstance(event, StepEnd):
+        for term, loss in event.loss_terms.items():
+            yield "loss_term", loss, (term,)
     if isinstance(event, ValidationEnd):
-        yield "validation_loss", event.loss, event.split
+        yield "validation_loss", event.loss, (event.split,)
+        for term, loss in event.loss_terms.items():
+            yield "validation_loss_term", loss, (event.split, term)
         if event.perplexity is not None:
-            yield "validation_perplexity", event.perplexity, event.split
+            yield "validation_perplexity", event.perplexity, (event.split,)
     if isinstance(event, LogLine):
         for kind, num_bytes in event.memory.items():
             if kind != "allocated_count":
-                yield "memory_bytes", num_bytes, kind
+                yield "memory_bytes", num_bytes, (kind,)
         for phase, seconds in event.timers.items():
-            yield "phase_seconds", seconds, phase
+            yield "phase_seconds", seconds, (phase,)
 
 
 def _unlabelled_values(event: Event, now: float) -> Iterator[tuple[str, float | None]]:

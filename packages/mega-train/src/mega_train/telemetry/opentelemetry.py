@@ -48,8 +48,8 @@ class OpenTelemetry:
         return cls(PeriodicExportingMetricReader(OTLPMetricExporter(endpoint=where)))
 
     def on_event(self, event: Event) -> None:
-        for name, value, label in gauge_values(event, time.time()):
-            self._gauges[name].set(value, {LABELS[name]: label} if label else {})
+        for name, value, labels in gauge_values(event, time.time()):
+            self._gauges[name].set(value, dict(zip(LABELS.get(name, ()), labels, strict=True)))
 
     def close(self) -> None:
         """Send the remaining values."""

@@ -56,9 +56,9 @@ class Prometheus:
         self.address = f"http://{log.prometheus_host}:{self.port}/metrics"
 
     def on_event(self, event: Event) -> None:
-        for name, value, label in gauge_values(event, time.time()):
+        for name, value, labels in gauge_values(event, time.time()):
             gauge = self._gauge(name)
-            (gauge.labels(label) if label else gauge).set(value)
+            (gauge.labels(*labels) if labels else gauge).set(value)
 
     def close(self) -> None:
         self._server.shutdown()
@@ -69,6 +69,6 @@ class Prometheus:
         if name not in self._gauges:
             from prometheus_client import Gauge
 
-            labels = [LABELS[name]] if name in LABELS else []
+            labels = LABELS.get(name, ())
             self._gauges[name] = Gauge(METRIC_PREFIX + name, GAUGES[name], labels, registry=self._registry)
         return self._gauges[name]

@@ -223,12 +223,12 @@ def products(dtype: str) -> float:
     for inner, outer in ((HIDDEN, 3 * HIDDEN), (HIDDEN, 4 * HIDDEN), (4 * HIDDEN, HIDDEN), (HIDDEN, VOCAB)):
         x, w = torch.randn(TOKENS, inner, dtype=kind), torch.randn(outer, inner, dtype=kind)
         y = torch.empty(TOKENS, outer, dtype=kind)
-        least = min(_run_timed(lambda x=x, w=w, y=y: torch.mm(x, w.t(), out=y))[0] for _ in range(5))
+        least = min(run_timed(lambda x=x, w=w, y=y: torch.mm(x, w.t(), out=y))[0] for _ in range(5))
         best = max(best, 2 * TOKENS * inner * outer / least)
     return flops() / best
 
 
-def _run_timed(work: Callable[[], Any]) -> tuple[float, float]:
+def run_timed(work: Callable[[], Any]) -> tuple[float, float]:
     """Return CPU seconds of all threads, and wall seconds."""
     cpu, wall = time.process_time(), time.perf_counter()
     work()
@@ -251,7 +251,7 @@ def child(way: str, dtype: str, steps: int) -> dict[str, float]:
     step, before = build[way](dtype)
     first = step()
     step()
-    times = [_run_timed(step) for _ in range(steps)]
+    times = [run_timed(step) for _ in range(steps)]
     return {
         "first_loss": first,
         "cpu_s": min(cpu for cpu, _ in times),
@@ -329,7 +329,7 @@ def main() -> None:
     table: dict[str, Any] = {
         "date": time.strftime("%Y-%m-%d"),
         "command": "python bench/train_cpu.py " + " ".join(sys.argv[1:]),
-        "machine": _processor(),
+        "machine": processor_name(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "bfloat16_instructions": native,
         "torch": torch.__version__,
@@ -348,7 +348,7 @@ def main() -> None:
         args.json.write_text(text + "\n", "utf-8")
 
 
-def _processor() -> str:
+def processor_name() -> str:
     """Return model, family and number of the CPUs."""
     lines = [line.partition(":") for line in Path("/proc/cpuinfo").read_text("utf-8").splitlines()]
     fields = {key.strip(): value.strip() for key, _, value in reversed(lines)}

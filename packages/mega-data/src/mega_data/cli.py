@@ -20,6 +20,7 @@ from mega_data.commands.mix import mix
 from mega_data.commands.preprocess import preprocess
 from mega_data.commands.preprocess_chat import preprocess_chat
 from mega_data.commands.run_pipeline import run_pipeline
+from mega_data.commands.train_ngram import train_ngram
 from mega_data.commands.train_tokenizer import train_tokenizer
 from mega_schema.app.cli_runner import raise_at_sigterm, run_command
 from mega_schema.app.click_options import NumberRange
@@ -94,6 +95,7 @@ commands.add_command(convert)
 commands.add_command(inspect)
 commands.add_command(stats)
 commands.add_command(verify)
+commands.add_command(train_ngram)
 commands.add_command(train_tokenizer)
 commands.add_command(clean)
 commands.add_command(extract)

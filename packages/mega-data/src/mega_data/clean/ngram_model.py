@@ -25,6 +25,7 @@ Numbers = NDArray[np.int64]
 Logs = NDArray[np.float32]  # log10, as KenLM stores them
 BEGIN, END, UNKNOWN = b"<s>", b"</s>", b"<unk>"
 _UNKNOWN_LOG10 = -100.0  # KenLM's for a model without <unk>
+_DATA = b"\\data\\"
 _GZIP_MAGIC = b"\x1f\x8b"
 _KENLM_MAGIC = b"mmap lm http://kheafield.com/code format version"
 _MISSING = -1
@@ -115,6 +116,17 @@ class NgramModel:
         return logs
 
 
+def is_arpa(path: Path) -> bool:
+    """Return whether a file begins as a model in ARPA format, plain or .gz."""
+    with path.open("rb") as file:
+        is_gzip = file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
+    try:
+        with gzip.open(path) if is_gzip else path.open("rb") as lines:
+            return lines.read(len(_DATA)) == _DATA
+    except (OSError, EOFError, zlib.error):
+        return False
+
+
 @lru_cache(maxsize=2)
 def load_arpa(path: Path, version: FileVersion) -> NgramModel:
     """Read a model; `version` of the file is part of the cache key.
@@ -169,7 +181,7 @@ class _ArpaReader:
         return NgramModel(words, tuple(levels))
 
     def _read_counts(self) -> list[int]:
-        self._expect(b"\\data\\")
+        self._expect(_DATA)
         counts = list[int]()
         for number, line in self._lines:
             text = line.strip()

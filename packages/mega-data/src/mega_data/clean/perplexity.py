@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
-from mega_data.clean.ccnet_text import normalize_text
 from mega_data.clean.ngram_model import NgramModel, load_arpa
+from mega_data.clean.ngram_sentences import LineSplitter
 from mega_data.clean.step import Row, RowFunction, Verdict
-from mega_data.readers.versions import FileVersion, file_version
+from mega_data.readers.versions import file_version
 from mega_schema.errors import ConfigError
 
 BUCKETS = ("head", "middle", "tail")
-Split = Callable[[str], list[bytes]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +49,11 @@ class PerplexityStep:
         self._check_options()
         path = Path(self.model)
         model = load_arpa(path, file_version(path))
-        split = self._make_split()
+        splitter = LineSplitter(self.tokenizer, self.normalize)
+        splitter.check("step perplexity: ")
 
         def work(row: Row) -> Verdict:
-            perplexity = self._perplexity(model, split, row.text)
+            perplexity = self._perplexity(model, splitter, row.text)
             if perplexity < self.min:
                 return f"perplexity below {self.min:g}"
             if self.max and perplexity > self.max:
@@ -69,32 +67,19 @@ class PerplexityStep:
 
         return work
 
-    def _perplexity(self, model: NgramModel, split: Split, text: str) -> float:
-        lines = [normalize_text(text)] if self.normalize else text.split("\n")
-        log10, words = model.score(map(split, lines))
+    def _perplexity(self, model: NgramModel, splitter: LineSplitter, text: str) -> float:
+        log10, words = model.score(splitter.split(text))
         exponent = -log10 / words
         return 10.0**exponent if exponent < 300 else math.inf
 
     def _bucket_of(self, perplexity: float) -> str:
         return "head" if perplexity < self.head else "middle" if perplexity < self.tail else "tail"
 
-    def _make_split(self) -> Split:
-        if not self.tokenizer:
-            return lambda line: line.encode("utf-8", "replace").split()
-        encode = _load_sentencepiece(self.tokenizer, file_version(Path(self.tokenizer)))
-        # the library refuses characters without UTF-8
-        return lambda line: [
-            piece.encode() for piece in encode(line.encode("utf-8", "replace").decode("utf-8"))
-        ]
-
     def _check_options(self) -> None:
         if not self.model:
             raise ConfigError("step perplexity: model", "missing", hint="model = 'en.arpa.gz'")
-        for name, file in (("model", self.model), ("tokenizer", self.tokenizer)):
-            if file and not Path(file).is_file():
-                raise ConfigError(f"step perplexity: {name}", "no such file", found=file)
-        if self.normalize not in ("", "ccnet"):
-            raise ConfigError("step perplexity: normalize", "unknown", found=self.normalize, wanted="ccnet")
+        if not Path(self.model).is_file():
+            raise ConfigError("step perplexity: model", "no such file", found=self.model)
         if self.max and self.max < self.min:
             wanted = f"{self.min:g} or more, which is min"
             raise ConfigError("step perplexity: max", "too small", found=f"{self.max:g}", wanted=wanted)
@@ -109,17 +94,3 @@ class PerplexityStep:
             wanted = "min | max | keep | store | bucket"
             hint = "--step perplexity:model=en.arpa.gz,max=1000"
             raise ConfigError("step perplexity", "keeps every document", wanted=wanted, hint=hint)
-
-
-@lru_cache(maxsize=2)
-def _load_sentencepiece(path: str, version: FileVersion) -> Callable[[str], list[str]]:
-    """Return the function that splits a text into pieces; `version` of the file is part of the cache key."""
-    from sentencepiece import SentencePieceProcessor
-
-    try:
-        processor = SentencePieceProcessor(model_file=path)
-    except (OSError, RuntimeError) as error:
-        found = str(error).splitlines()[0]
-        raise ConfigError("step perplexity: tokenizer", "not a SentencePiece model", found=found) from None
-    encode: Callable[[str], list[str]] = processor.encode_as_pieces
-    return encode

@@ -29,6 +29,7 @@ from mega_schema.dataset.indexed_dataset import (
 )
 from mega_schema.params import Param
 from mega_schema.spec import Family
+from mega_schema.tasks.pair_tasks import TaskName
 from mega_schema.tokenizer.identity import TokenizerIdentity
 from mega_schema.tokenizer.tokenizer import open_tokenizer
 from mega_train.config import RunConfig
@@ -123,6 +124,17 @@ MODELS: dict[str, tuple[Family, dict[str, Any]]] = {
             "make_vocab_size_divisible_by": 8,
         },
     ),
+    "text2text": (
+        "t5",
+        {
+            "num_layers": 2,
+            "decoder_num_layers": 3,
+            "hidden_size": 32,
+            "num_attention_heads": 4,
+            "vocab_size": 234,
+            "make_vocab_size_divisible_by": 8,
+        },
+    ),
     # heads of another width than hidden / heads; one table of relative positions for each side
     "t5 1.0": (
         "t5",
@@ -167,6 +179,13 @@ MODELS: dict[str, tuple[Family, dict[str, Any]]] = {
     ),
 }
 
+# of models that learn a task: its name, and the end of its files' names
+TASKS: dict[str, tuple[TaskName, str]] = {
+    "classify": ("CLASSIFY", ".csv"),
+    "race": ("RACE", ""),
+    "text2text": ("TEXT2TEXT", "-pairs.csv"),
+}
+
 
 def corpus(folder: Path, name: str | None = None) -> Path:
     """A corpus of 200 short documents over 101 ids; its prefix. Safe on every rank without a name."""
@@ -202,7 +221,7 @@ def sentences(folder: Path, sentinels: int = 0) -> Path:
 
 
 def open_task(run: RunConfig, folder: Path, world: int, model: str) -> tuple[RunConfig, TaskData]:
-    """Write and open examples of three classes or of four choices: 13 epochs of eight steps."""
+    """Write and open examples of three classes, of four choices or of texts: 13 epochs of eight steps."""
     rng = np.random.default_rng(3)
 
     def words() -> str:
@@ -214,11 +233,13 @@ def open_task(run: RunConfig, folder: Path, world: int, model: str) -> tuple[Run
         options = [[words() for _ in range(4)] for _ in range(count)]
         answers = ["ABCD"[rng.integers(4)] for _ in range(count)]
         passage = {"article": words(), "questions": ["_"] * count, "options": options, "answers": answers}
+        pairs = [f"{words()},{words()}" for _ in range(count)]
+        (folder / f"{name}-pairs.csv").write_text("\n".join(["input,target", *pairs]) + "\n", "utf-8")
         (folder / name).mkdir()
         (folder / name / "passage.txt").write_text(json.dumps(passage) + "\n", "utf-8")
-    suffix = ".csv" if model == "classify" else ""
+    task_name, suffix = TASKS[model]
     paths = {"train": (str(folder / f"train{suffix}"),), "valid": (str(folder / f"dev{suffix}"),)}
-    task = replace(run.task, name="CLASSIFY" if suffix else "RACE", epochs=13, **paths)
+    task = replace(run.task, name=task_name, epochs=13, **paths)
     examples = TaskData.open(task)
     train, data = replace(run.train, iterations=None), replace(run.data, path=())
     run = replace(run, task=task, train=train, data=data)
@@ -264,7 +285,7 @@ def trainer(
     file.write_text(COMMON.replace("train_iters = 100\n", "") if counted_in_samples else COMMON)
     run = load_config(RunConfig, file, {}, sets)
     checkpoint = Checkpoint.open(load_from) if load_from else None
-    if model in ("classify", "race"):
+    if model in TASKS:
         run, examples = open_task(run, data.parent, world.size, model)
     opened, identity = _open(data, run, family)
     plan = resolve(
@@ -275,11 +296,16 @@ def trainer(
         loaded_spec=checkpoint.spec if checkpoint else None,
         cuda=False,
     )
-    if model in ("classify", "race"):
+    if model in TASKS:
         assert isinstance(opened, SentenceDatasets)
         vocabulary = opened.datasets.tokenizer
         opened = TaskSamples.from_tokenizer(
-            examples, vocabulary, plan.seq_length, plan.global_batch_size, run.train.seed
+            examples,
+            vocabulary,
+            plan.seq_length,
+            run.encoder_data.decoder_length,
+            plan.global_batch_size,
+            run.train.seed,
         )
     mesh = Mesh.join(plan.layout, world, sequence=run.parallel.sequence, init_method=meet)
     return Trainer(plan, mesh, opened, checkpoint=checkpoint)

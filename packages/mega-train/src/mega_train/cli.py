@@ -16,6 +16,7 @@ from mega_schema.app.config import add_flags, load_config
 from mega_schema.app.output_option import OUTPUT_FILE
 from mega_schema.errors import ConfigError
 from mega_schema.spec import Family
+from mega_schema.tasks.pair_tasks import TaskName, family_of_task
 from mega_train import __version__
 from mega_train.commands.finetune_command import FinetuneCommand
 from mega_train.commands.grouped_help import GroupedHelp, PrefixHelp
@@ -80,10 +81,10 @@ _add_training_command("prefix", "Train a prefix language model: each token of th
 @app.command(cls=FinetuneCommand)
 @add_flags(RunConfig)
 def finetune(config: Path | None, sets: Sequence[str], **options: Any) -> int:
-    """Fine-tune BERT on a task: MNLI, QQP, RACE, or any classification of texts or pairs of texts.
+    """Fine-tune BERT on classification or RACE, or T5 on pairs of texts.
 
-    Takes the flags of Megatron's tasks/main.py and those of training. Starts from the weights of
-    --pretrained-checkpoint; every epoch ends with a validation and a checkpoint.
+    Takes the flags of Megatron's tasks/main.py and those of training. Every epoch ends with a validation and
+    a checkpoint.
     """
     from mega_model.distributed.mesh import World
     from mega_train.checkpointing.foreign_checkpoint import convert_foreign_load
@@ -92,8 +93,9 @@ def finetune(config: Path | None, sets: Sequence[str], **options: Any) -> int:
     world = World.from_env()
     run = load_config(RunConfig, config, options, sets)
     if run.task.name is None:
-        raise ConfigError("--task", "missing", wanted="MNLI | QQP | RACE | CLASSIFY", hint="--task MNLI")
-    return train(prepare(convert_foreign_load(run, world), "bert", world), world, sys.stdout)
+        raise ConfigError("--task", "missing", wanted=" | ".join(get_args(TaskName)), hint="--task MNLI")
+    family = family_of_task(run.task.name)
+    return train(prepare(convert_foreign_load(run, world), family, world), world, sys.stdout)
 
 
 @app.command(cls=GroupedHelp)

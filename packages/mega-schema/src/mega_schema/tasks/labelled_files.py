@@ -42,7 +42,7 @@ def read_labelled(path: Path, text_keys: Sequence[str], label_key: str) -> list[
     """
     examples = []
     for where, record in read_records(path):
-        texts = [_find_text(where, record, key) for key in text_keys]
+        texts = [find_text(where, record, key, hint="--text-keys KEY [KEY]") for key in text_keys]
         label = _format_label(where, record.get(label_key))
         number = where.rpartition(":")[2]
         second = texts[1] if len(texts) > 1 else None
@@ -82,11 +82,19 @@ def _read_table(path: Path, delimiter: str) -> Iterator[tuple[str, Mapping[str, 
             raise FormatError(path, "is not a table in UTF-8", found=error) from None
 
 
-def _find_text(where: str, record: Mapping[str, object], key: str) -> str:
+def find_text(where: str, record: Mapping[str, object], key: str, *, hint: str) -> str:
+    """Return the text of a record under a key.
+
+    Args:
+        hint: the option that names the key.
+
+    Raises:
+        FormatError: there is no text under the key.
+    """
     value = record.get(key)
     if not isinstance(value, str):
         found = ", ".join(sorted(record)) if key not in record else type(value).__name__
-        raise FormatError(where, f"no text under {key!r}", found=found, hint="--text-keys KEY [KEY]")
+        raise FormatError(where, f"no text under {key!r}", found=found, hint=hint)
     return value
 
 

@@ -115,6 +115,13 @@ class EncodedExamples:
         sample[LABEL, 0, 0] = self._labels[i]
         return sample.reshape(4, -1)
 
+    def filler(self) -> Ints:
+        """Return a sample without a label, all of whose tokens are real."""
+        sample = self[0]
+        sample[LABEL] = IGNORED
+        sample[REAL] = 1
+        return sample
+
 
 def split_rows(samples: Ints, rows: int) -> Ints:
     """Return the rows (N x rows, 4, length) of samples, such as those of each choice."""

@@ -1,4 +1,4 @@
-"""The tasks of classification: which files they read, which classes they have, and their metrics."""
+"""The tasks of fine-tuning: which files they read, which classes they have, and their metrics."""
 
 from __future__ import annotations
 
@@ -8,17 +8,26 @@ from pathlib import Path
 from typing import Literal
 
 from mega_schema.errors import ConfigError, FormatError
+from mega_schema.spec import Family
 from mega_schema.task_heads import TaskHead
 from mega_schema.tasks.labelled_files import read_labelled
 from mega_schema.tasks.pair_examples import MNLI_LABELS, QQP_LABELS, read_mnli, read_qqp
 from mega_schema.tasks.race_examples import RACE_LABELS, LabelledExample, read_race
 
-TaskName = Literal["MNLI", "QQP", "RACE", "CLASSIFY"]
+TaskName = Literal["MNLI", "QQP", "RACE", "CLASSIFY", "TEXT2TEXT"]
+TEXT2TEXT: TaskName = "TEXT2TEXT"  # of T5: it has no head, and reads `text_pairs`
 
 
 def head_of_task(task: TaskName) -> TaskHead:
     """Return the head of the task."""
+    if task == TEXT2TEXT:
+        return "none"
     return "multiple_choice" if task == "RACE" else "classification"
+
+
+def family_of_task(task: TaskName) -> Family:
+    """Return the family of the models that are fine-tuned on the task."""
+    return "t5" if task == TEXT2TEXT else "bert"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Options of fine-tuning an encoder on a task."""
+"""Options of fine-tuning on a task."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from mega_schema.tasks.pair_tasks import TaskName
 class TaskConfig:
     """Options of `mega-train finetune`, besides those of all runs."""
 
-    name: TaskName | None = option("--task", None, "task to fine-tune an encoder on")
-    train: WordList = multi_option("--train-data", "files of the task's training examples; of RACE, folders")
+    name: TaskName | None = option("--task", None, "task to fine-tune on")
+    train: WordList = multi_option("--train-data", "training files; of RACE, folders")
     valid: WordList = multi_option(
         "--valid-data", "files of examples to evaluate after every epoch; each has its own metrics"
     )
@@ -30,11 +30,13 @@ class TaskConfig:
         "--text-keys", "CLASSIFY: column or JSON key of the text, or of the two texts; by default text"
     )
     label_key: str = option("--label-key", "label", "CLASSIFY: column or JSON key of the label")
+    input_key: str = option("--input-key", "input", "TEXT2TEXT: column or JSON key of the input text")
+    target_key: str = option("--target-key", "target", "TEXT2TEXT: column or JSON key of the target text")
     class_weights: WordList = multi_option(
         "--class-weights", "weights of the classes in the loss: a number for each, or balanced"
     )
     best_metric: str | None = option(
         "--best-metric",
         None,
-        "metric of the first --valid-data file by which the best epoch is chosen; by default accuracy",
+        "metric of the first --valid-data file for the best epoch; by default accuracy or exact_match",
     )

@@ -7,22 +7,27 @@ determine. It has whole batches: the last examples are left out, or samples with
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 
-from mega_schema.errors import ConfigError
-from mega_schema.tasks.pair_features import IGNORED, LABEL, REAL, EncodedExamples, SpecialIds
-from mega_schema.tasks.pair_tasks import PairFiles, check_labels, choose_labels
+from mega_schema.errors import ConfigError, FormatError
+from mega_schema.tasks.pair_features import EncodedExamples, SpecialIds
+from mega_schema.tasks.pair_tasks import TEXT2TEXT, PairFiles, check_labels, choose_labels
 from mega_schema.tasks.race_examples import LabelledExample
+from mega_schema.tasks.text_pairs import TextPair, read_text_pairs
 from mega_schema.tokenizer.tokenizer import Tokenizer, open_tokenizer_folder
 from mega_train.config.task import TaskConfig
 from mega_train.data.encoder.vocabulary import BERT_HINT
+from mega_train.data.text2text import EncodedPairs, SequenceIds
 
 log = logging.getLogger("mega.train")
+
+TaskExample = LabelledExample | TextPair
+T5_HINT = "--tokenizer-type HuggingFaceTokenizer --tokenizer-model FOLDER"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +41,8 @@ class TaskData:
     """
 
     config: TaskConfig
-    training: Sequence[LabelledExample]
-    validation: Mapping[str, Sequence[LabelledExample]]
+    training: Sequence[TaskExample]
+    validation: Mapping[str, Sequence[TaskExample]]
     identity: None = None
     tokenizer: None = None
 
@@ -57,15 +62,17 @@ class TaskData:
             raise ConfigError(
                 "--text-keys", "are too many", found=" ".join(config.text_keys), wanted="1 or 2"
             )
-        files = PairFiles(config.name, config.text_keys or ("text",), config.label_key)
-        training = [
-            example for path in (config.train if trains else ()) for example in _read(files, Path(path))
-        ]
-        validation = dict[str, Sequence[LabelledExample]]()
+        train_files = [Path(path) for path in config.train] if trains else []
+        valid_files = dict[str, Path]()
         for path in map(Path, config.valid):
-            if (name := path.name.partition(".")[0]) in validation:
+            if (name := path.name.partition(".")[0]) in valid_files:
                 raise ConfigError("--valid-data", "two files have the same name", found=name)
-            validation[name] = _read(files, path)
+            valid_files[name] = path
+        if config.name == TEXT2TEXT:
+            return cls(config, *_read_text_pairs(config, train_files, valid_files))
+        files = PairFiles(config.name, config.text_keys or ("text",), config.label_key)
+        training = [example for path in train_files for example in _read(files, path)]
+        validation = {name: _read(files, path) for name, path in valid_files.items()}
         labelled = training or [example for examples in validation.values() for example in examples]
         labels = choose_labels(config.name, config.labels, labelled)
         check_labels(training, labels, required=True)
@@ -82,6 +89,7 @@ class TaskData:
         """
         counts = dict.fromkeys(self.config.labels, 0)
         for example in self.training:
+            assert not isinstance(example, TextPair), "resolve refuses --class-weights"
             assert example.label is not None
             counts[example.label] += 1
         if absent := [label for label, count in counts.items() if not count]:
@@ -89,18 +97,30 @@ class TaskData:
         return tuple(len(self.training) / (len(counts) * count) for count in counts.values())
 
 
+class EncodedSamples(Protocol):
+    """The samples of the examples of one kind."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, i: int) -> np.ndarray: ...
+
+    def filler(self) -> np.ndarray:
+        """Return a sample without a loss, which completes a batch."""
+
+
 class TaskReader:
-    """Random access to the samples of a split: (4, rows x length) int64, as `pair_features` makes them.
+    """Random access to the samples of a split, as `pair_features` or `text2text` makes them.
 
     Attributes:
-        examples: what the samples were made from.
+        samples: of every example.
+        examples: the source of the samples.
         batch: samples of a step; the number of samples is a multiple of it.
     """
 
     def __init__(
         self,
-        samples: EncodedExamples,
-        examples: Sequence[LabelledExample],
+        samples: EncodedSamples,
+        examples: Sequence[TaskExample],
         path: Path,
         batch: int,
         length: int,
@@ -108,18 +128,16 @@ class TaskReader:
         self.examples = examples
         self.batch = batch
         self.length = length
-        self._samples = samples
+        self.samples = samples
         self._path = path
-        self._filler = samples[0]
-        self._filler[LABEL] = IGNORED
-        self._filler[REAL] = 1
+        self._filler = samples.filler()
 
     def __len__(self) -> int:
         return self.length
 
     def __getitem__(self, i: int) -> np.ndarray:
         number = self._example_number(i)
-        sample: np.ndarray = self._filler if number is None else self._samples[number]
+        sample: np.ndarray = self._filler if number is None else self.samples[number]
         return sample
 
     def _example_number(self, i: int) -> int | None:
@@ -139,8 +157,8 @@ class EpochReader(TaskReader):
 
     def __init__(
         self,
-        samples: EncodedExamples,
-        examples: Sequence[LabelledExample],
+        samples: EncodedSamples,
+        examples: Sequence[TaskExample],
         path: Path,
         batch: int,
         *,
@@ -177,28 +195,32 @@ class TaskSamples:
 
     @classmethod
     def from_tokenizer(
-        cls, data: TaskData, tokenizer: Path | Tokenizer | None, length: int, batch: int, seed: int
+        cls,
+        data: TaskData,
+        tokenizer: Path | Tokenizer | None,
+        length: int,
+        decoder_length: int,
+        batch: int,
+        seed: int,
     ) -> Self:
         """Encode the examples.
 
         Args:
             length: tokens of a sample.
+            decoder_length: tokens of a sample of the decoder, in TEXT2TEXT.
             batch: samples of a step.
 
         Raises:
-            ConfigError: there is no tokenizer, or it is not one of BERT.
+            ConfigError: there is no tokenizer, or it is not one of the model.
         """
+        config = data.config
         if tokenizer is None:
+            hint = T5_HINT if config.name == TEXT2TEXT else BERT_HINT
             what = "missing, and the checkpoint records no tokenizer"
-            raise ConfigError("--tokenizer-type", what, wanted="the model's tokenizer", hint=BERT_HINT)
+            raise ConfigError("--tokenizer-type", what, wanted="the model's tokenizer", hint=hint)
         if isinstance(tokenizer, Path):
             tokenizer = open_tokenizer_folder(tokenizer)
-        special = SpecialIds.from_tokenizer(tokenizer)
-        config = data.config
-
-        def encode(examples: Sequence[LabelledExample]) -> EncodedExamples:
-            return EncodedExamples(examples, tokenizer, special, length, config.labels)
-
+        encode = _encoder(config, tokenizer, length, decoder_length)
         validation = {
             name: TaskReader(
                 encode(examples), examples, Path(path), batch, -(-len(examples) // batch) * batch
@@ -217,6 +239,34 @@ class TaskSamples:
             keeps_last=config.keep_last_batch,
         )
         return cls(data, training, validation)
+
+
+def _encoder(
+    config: TaskConfig, tokenizer: Tokenizer, length: int, decoder_length: int
+) -> Callable[[Sequence[Any]], EncodedSamples]:  # Any: examples of the task
+    """Return the function that makes the samples of examples of the task."""
+    if config.name == TEXT2TEXT:
+        ids = SequenceIds.from_tokenizer(tokenizer)
+        return lambda pairs: EncodedPairs(pairs, tokenizer, ids, length, decoder_length)
+    special = SpecialIds.from_tokenizer(tokenizer)
+    return lambda examples: EncodedExamples(examples, tokenizer, special, length, config.labels)
+
+
+def _read_text_pairs(
+    config: TaskConfig, train_files: Sequence[Path], valid_files: Mapping[str, Path]
+) -> tuple[list[TextPair], dict[str, list[TextPair]]]:
+    """Read the pairs of training, all of which need targets, and those of each file to evaluate.
+
+    Raises:
+        FormatError: a file has no pairs.
+    """
+    keys = config.input_key, config.target_key
+    training = [pair for path in train_files for pair in read_text_pairs(path, *keys)]
+    for pair in training:
+        if pair.target is None:
+            hint = "--target-key KEY"
+            raise FormatError(pair.where, f"no text under {config.target_key!r}", hint=hint)
+    return training, {name: read_text_pairs(path, *keys) for name, path in valid_files.items()}
 
 
 def _read(files: PairFiles, path: Path) -> Sequence[LabelledExample]:

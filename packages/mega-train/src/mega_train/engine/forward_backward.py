@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from mega_model.decoder import Decoder
@@ -18,6 +20,7 @@ from mega_train.engine.forward_step import ForwardStep
 from mega_train.engine.prefix_forward_step import PrefixForwardStep
 from mega_train.engine.t5_forward_step import T5ForwardStep
 from mega_train.engine.task_forward_step import TaskForwardStep
+from mega_train.engine.text2text_forward_step import Text2TextForwardStep, put_decoder_input
 from mega_train.optim.loss_scaler import DynamicLossScaler
 from mega_train.pipeline.executor import execute
 from mega_train.pipeline.schedules import SCHEDULES, PipelineShape, Table, forward_only
@@ -106,6 +109,25 @@ class ForwardBackward:
             logits[torch.tensor(numbers, device=logits.device) - first_sample] = output
         return self._mesh.replicas.reduce(self._mesh.pp.reduce(logits))
 
+    def next_tokens(
+        self, reader: SampleReader, first_sample: int, input_BW: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Predict the most probable token after every prefix of the decoder's inputs, (B, W) on every rank.
+
+        Args:
+            first_sample: number of the first sample; B samples are read.
+            input_BW: the inputs, which replace those of the samples.
+        """
+        count, width = input_BW.shape
+        work, _ = self._run(
+            reader, first_sample, count, self._config.seq_length, train=False, timer=no_timer, inputs=input_BW
+        )
+        assert isinstance(work, Text2TextForwardStep)
+        token_BW = torch.zeros(count, width, dtype=torch.int64, device=self._mesh.device)
+        for numbers, output in work.outputs:  # of the rank of the last stage
+            token_BW[torch.tensor(numbers, device=token_BW.device) - first_sample] = output[:, :width]
+        return self._mesh.replicas.reduce(self._mesh.pp.reduce(token_BW)).cpu().numpy()
+
     def _run(
         self,
         reader: SampleReader,
@@ -115,8 +137,13 @@ class ForwardBackward:
         *,
         train: bool,
         timer: TimerFactory,
+        inputs: NDArray[np.int64] | None = None,
     ) -> tuple[ForwardStep, list[Tensor]]:
-        """Execute the passes of `count` samples; return their work and its losses."""
+        """Execute the passes of `count` samples; return their work and its losses.
+
+        Args:
+            inputs: of the decoder, to predict tokens of instead of computing losses.
+        """
         config = self._config
         mesh = self._mesh
         num_micro_batches = config.num_micro_batches(count)
@@ -124,11 +151,16 @@ class ForwardBackward:
             # samples of an encoder are never shortened
             kept_length = seq_length if config.spec.is_decoder_only else None
             loaded = self._loader.load(reader, first_sample, num_micro_batches, kept_length)
+        if inputs is not None:
+            for numbers, batch in zip(loaded.sample_numbers, loaded.batches, strict=True):
+                put_decoder_input(batch, inputs[np.array(numbers) - first_sample])
         dropout_seeds = loaded.sample_numbers if train else None
         step = forward_step_class(config)
         work = step(self._models, config, mesh, loaded.batches, self._loss_scaler.value, dropout_seeds)
-        if isinstance(work, TaskForwardStep):
+        if isinstance(work, TaskForwardStep | Text2TextForwardStep):
             work.evaluated_numbers = loaded.sample_numbers
+        if isinstance(work, Text2TextForwardStep):
+            work.predicts = inputs is not None
         losses = execute(
             self._pipeline_schedule(num_micro_batches, train=train),
             work,
@@ -161,5 +193,5 @@ def forward_step_class(config: ResolvedConfig) -> type[ForwardStep]:
     if spec.task_head != "none":
         return TaskForwardStep
     if spec.encoder_layers is not None:
-        return T5ForwardStep
+        return Text2TextForwardStep if config.run.task.name else T5ForwardStep
     return ForwardStep if spec.causal else BertForwardStep

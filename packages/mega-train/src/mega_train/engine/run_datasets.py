@@ -63,8 +63,9 @@ def add_vocabulary(
         config.span_rule.check_sentinels(vocabulary)
         return replace(datasets, span_vocabulary=vocabulary)
     if isinstance(datasets, TaskData):
+        lengths = config.seq_length, config.run.encoder_data.decoder_length
         batch, seed = config.global_batch_size, config.run.train.seed
-        return TaskSamples.from_tokenizer(datasets, tokenizer, config.seq_length, batch, seed)
+        return TaskSamples.from_tokenizer(datasets, tokenizer, *lengths, batch, seed)
     if config.spec.is_decoder_only:
         return datasets
     assert isinstance(datasets, Datasets), "resolve refuses --sft"

@@ -25,35 +25,75 @@ class T5ForwardStep(ForwardStep):
     mean over its micro-batches, as in Megatron.
     """
 
+    @property
+    def encoder_length(self) -> int:
+        """Tokens of a sample of the encoder."""
+        return self.config.seq_length
+
     def length_of(self, batch: np.ndarray) -> int:
         return self.config.run.encoder_data.decoder_length
 
     def boundary(self, micro: int) -> tuple[int, int]:
         """Return the tokens of both sides, see `EncoderDecoder`."""
         tp = self.mesh.tp
-        tokens = self.config.micro_batch_size * (self.config.seq_length + self.seq_length)
+        tokens = self.config.micro_batch_size * (self.encoder_length + self.seq_length)
         return tokens // tp.size if tp.sequence else tokens, self.config.spec.hidden
 
     def forward(self, chunk: int, micro: int, received: Tensor | None) -> Tensor:
+        labelled_M, count = self._find_labelled(self.batches[micro])
+        scale = self._token_weight(count)
+        target_T = torch.from_numpy(self.batches[micro][:, LABEL, : self.seq_length]).flatten()
+        target_T = target_T.to(self.mesh.device, non_blocking=True)
+        output = self._run_model(
+            chunk,
+            micro,
+            received,
+            target_T if labelled_M is None else target_T[labelled_M],
+            self.loss_scale * float(scale) if self.knows_loss_grad else None,
+            labelled_M,
+        )
+        is_last = self.models[chunk].stage.is_last
+        return scale_loss(output * scale, self.loss_scale) if is_last else output
+
+    @property
+    def _decoder_numbers(self) -> Tensor:
+        """Numbers of the decoder's tokens, which follow those of the encoder's."""
+        return self.config.seq_length + self.position_s
+
+    def _token_weight(self, count: int) -> float | Tensor:
+        """Return the weight of a token's loss in that of the step.
+
+        Args:
+            count: tokens with a loss of the micro-batch, at least 1.
+        """
+        return 1 / (count * len(self.batches))
+
+    def _run_model(
+        self,
+        chunk: int,
+        micro: int,
+        received: Tensor | None,
+        target_M: Tensor | None = None,
+        gradient: float | None = None,
+        labelled_M: Tensor | None = None,
+    ) -> Tensor:
+        """Run a stage; see `EncoderDecoder.forward`."""
         model = self.models[chunk]
         batch = self.batches[micro]
         values = torch.from_numpy(batch).to(self.mesh.device, non_blocking=True)
         # every token of a sample has a number of its own, by which its dropout differs
-        dropout = self._dropout(micro, self.config.seq_length + self.position_s)
-        labelled_M, count = self._find_labelled(batch)
-        scale = 1 / (count * len(self.batches))
-        target_T = values[:, LABEL, : self.seq_length].flatten()
+        dropout = self._dropout(micro, self._decoder_numbers)
         output: Tensor = model(
             values[:, TOKEN, : self.seq_length].flatten() if received is None else received,
             self.position_s.repeat(len(batch)),
             self._decoder_attention(model.kernels, batch, micro),
             dropout or no_dropout,
-            target_T if labelled_M is None else target_T[labelled_M],
-            self.loss_scale * scale if self.knows_loss_grad else None,
+            target_M,
+            gradient,
             source=self._encoder_input(model, batch, values, micro),
             labelled_M=labelled_M,
         )
-        return scale_loss(output * scale, self.loss_scale) if model.stage.is_last else output
+        return output
 
     def _find_labelled(self, batch: np.ndarray) -> tuple[Tensor | None, int]:
         """Find the decoder's tokens of a micro-batch that are no padding, at least one, and their number.
@@ -74,7 +114,7 @@ class T5ForwardStep(ForwardStep):
         No token of the text sees the padding after it, so that is not masked.
         """
         visible_BS = (batch[:, REAL] == 1) | (batch[:, LABEL] == IGNORED)
-        dropout = self._dropout(micro, self.config.seq_length + self.position_s)
+        dropout = self._dropout(micro, self._decoder_numbers)
         return encoder_attention(
             kernels,
             self.config.recompute,
@@ -86,14 +126,14 @@ class T5ForwardStep(ForwardStep):
 
     def _encoder_input(self, model: Decoder, batch: np.ndarray, values: Tensor, micro: int) -> EncoderInput:
         kernels, recompute, device = model.kernels, self.config.recompute, self.mesh.device
-        length = self.config.seq_length
+        length = self.encoder_length
         position_S = torch.arange(length, device=device)
         dropout = self._dropout(micro, position_S)
         real_BS = batch[:, SOURCE_REAL, :length]
         cross_attend = PaddedCrossAttention(
             len(batch),
             values[:, SOURCE_REAL, :length] == 1 if (real_BS == 0).any() else None,
-            self._dropout(micro, length + self.seq_length + self.position_s),
+            self._dropout(micro, self._decoder_numbers + self.config.run.encoder_data.decoder_length),
             attention=kernels.attention,
             softmax=kernels.masked_softmax,
         )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 import orjson
 import torch
@@ -11,21 +12,15 @@ import torch
 from mega_schema.atomic_io import atomic_write
 from mega_schema.tasks.best_checkpoint import BestCheckpoint, read_best, write_best
 from mega_schema.tasks.class_predictions import ClassPredictions
+from mega_schema.tasks.pair_tasks import TEXT2TEXT
+from mega_schema.tasks.race_examples import LabelledExample
 from mega_train.config import TaskConfig
 from mega_train.data.dataloaders import SampleReader
-from mega_train.data.task_data import TaskReader, TaskSamples
-from mega_train.engine.trainer import Trainer
+from mega_train.data.task_data import TaskReader
 from mega_train.engine.validation import Validator
 from mega_train.telemetry.events import Message, ValidationEnd
-from mega_train.telemetry.observers import Observers
 
 PREDICTIONS = "predictions"  # folder in --save
-
-
-def build_validator(trainer: Trainer, observers: Observers, clock: Callable[[], float]) -> Validator:
-    """Return the validator of the run's kind of data."""
-    kind = TaskValidator if isinstance(trainer.datasets, TaskSamples) else Validator
-    return kind(trainer, observers, clock)
 
 
 class TaskValidator(Validator):
@@ -47,7 +42,7 @@ class TaskValidator(Validator):
     def _evaluate(self, name: str, reader: SampleReader) -> dict[str, float]:
         """Evaluate a file; return its metrics, none without labels."""
         assert isinstance(reader, TaskReader)
-        trainer, state = self._trainer, self._trainer.state
+        trainer = self._trainer
         config = trainer.config
         start_time = self._clock()
         logits = [
@@ -55,31 +50,49 @@ class TaskValidator(Validator):
             for first in range(0, len(reader), reader.batch)
         ]
         logits_NK = torch.cat(logits)[: len(reader.examples)].cpu().numpy()
-        predictions = ClassPredictions(reader.examples, config.spec.labels, logits_NK)
-        save = config.run.checkpoint.save
-        if save is not None and trainer.mesh.rank == 0:
-            write_predictions(save / PREDICTIONS, f"{name}-{state.iteration:07}", predictions)
+        examples = cast(Sequence[LabelledExample], reader.examples)
+        predictions = ClassPredictions(examples, config.spec.labels, logits_NK)
+        self._write_predictions(name, predictions.rows())
         if not predictions.has_labels:
-            self._observers.on_event(Message(f"{name} at iteration {state.iteration}: no labels"))
+            self._report_no_labels(name)
             return {}
         metrics = predictions.metrics(binary=is_binary(config.run.task))
+        self._report(name, predictions.loss, metrics, start_time)
+        return metrics
+
+    def _write_predictions(self, name: str, rows: Iterable[Mapping[str, object]]) -> None:
+        """Write a line of JSON for every example of a file, whole or not at all, if the run saves."""
+        save = self._trainer.config.run.checkpoint.save
+        if save is None or self._trainer.mesh.rank:
+            return
+        folder = save / PREDICTIONS
+        folder.mkdir(parents=True, exist_ok=True)
+        with atomic_write(folder / f"{name}-{self._trainer.state.iteration:07}.jsonl") as partial:
+            partial.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
+
+    def _report_no_labels(self, name: str) -> None:
+        iteration = self._trainer.state.iteration
+        self._observers.on_event(Message(f"{name} at iteration {iteration}: no labels"))
+
+    def _report(self, name: str, loss: float, metrics: Mapping[str, float], start_time: float) -> None:
+        state = self._trainer.state
         self._observers.on_event(
             ValidationEnd(
                 split=name,
                 iteration=state.iteration,
                 consumed_samples=state.consumed_samples,
-                loss=predictions.loss,
+                loss=loss,
                 metrics=metrics,
                 perplexity=None,
                 seconds=self._clock() - start_time,
             )
         )
-        return metrics
 
     def _record_best(self, save: Path, metrics: Mapping[str, float]) -> None:
         """Record the epoch if no earlier one of the run is better."""
         state = self._trainer.state
-        metric = self._trainer.config.run.task.best_metric or "accuracy"
+        task = self._trainer.config.run.task
+        metric = task.best_metric or ("exact_match" if task.name == TEXT2TEXT else "accuracy")
         best = read_best(save)
         epoch = state.iteration // self._trainer.config.run.evaluation.interval
         is_stale = best is not None and (epoch == 1 or best.iteration >= state.iteration)  # of an earlier run
@@ -92,10 +105,3 @@ class TaskValidator(Validator):
 def is_binary(task: TaskConfig) -> bool:
     """Whether F1 is that of class 1, as for QQP."""
     return task.name == "QQP"
-
-
-def write_predictions(folder: Path, name: str, predictions: ClassPredictions) -> None:
-    """Write a line of JSON for every example, whole or not at all."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with atomic_write(folder / f"{name}.jsonl") as partial:
-        partial.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in predictions.rows()))

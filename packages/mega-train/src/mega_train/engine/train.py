@@ -27,6 +27,7 @@ from mega_schema.errors import ConfigError, MegaError
 from mega_schema.params import count_params
 from mega_schema.presets import preset
 from mega_schema.spec import Family, ModelSpec
+from mega_schema.tasks.pair_tasks import family_of_task
 from mega_schema.tokenizer.identity import TokenizerIdentity
 from mega_schema.tokenizer.tokenizer import Tokenizer, check_same_tokenizer, open_tokenizer_folder
 from mega_train.checkpointing import resume
@@ -114,7 +115,7 @@ def prepare(
     resume_point = resume.find_checkpoint(run, world, before_iteration)
     checkpoint, schedules = resume_point.checkpoint, resume_point.schedules
     loaded_spec = checkpoint.spec if checkpoint else unconverted_spec
-    default_family: Family = "bert" if run.task.name else "gpt"
+    default_family = family_of_task(run.task.name) if run.task.name else "gpt"
     family = family or (loaded_spec.family if loaded_spec else default_family)
     run, flag_tokenizer = open_tokenizer_from_flags(resume_point.run, family)
     refusals = Refusals()

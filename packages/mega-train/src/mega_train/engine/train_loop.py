@@ -7,9 +7,9 @@ import time
 
 from mega_schema.errors import MegaError
 from mega_train.engine.optimizer_step import NonFiniteLossError
-from mega_train.engine.task_validation import build_validator
 from mega_train.engine.trainer import Trainer
 from mega_train.engine.training_log import TrainingLog
+from mega_train.engine.validator_factory import build_validator
 from mega_train.fault_tolerance.exit_conditions import EVAL_ONLY, LAST_ITERATION, ExitConditions, ExitReason
 from mega_train.telemetry.events import Message, StepEnd, TrainExit
 from mega_train.telemetry.observers import Observers

@@ -73,9 +73,8 @@ def model_spec(
 
 def add_run_head(run: RunConfig, spec: ModelSpec) -> ModelSpec:
     """Return the model with the head of the run's task; an unchanged one without a task."""
-    if run.task.name is None:
-        return spec
-    return add_task_head(spec, head_of_task(run.task.name), run.task.labels)
+    head = "none" if run.task.name is None else head_of_task(run.task.name)
+    return spec if head == "none" else add_task_head(spec, head, run.task.labels)
 
 
 # fields that change no result, or only the initial weights

@@ -6,14 +6,19 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
+from mega_schema.app.config import config_keys
 from mega_schema.errors import ConfigError, MegaError
 from mega_schema.spec import ModelSpec
 from mega_schema.tasks.class_metrics import f1_name
+from mega_schema.tasks.pair_tasks import TEXT2TEXT
 from mega_train.config import RunConfig, TaskConfig
 from mega_train.config.refusals import Refusals
 from mega_train.data.task_data import TaskData
 from mega_train.resolve.batch import batch_sizes
 from mega_train.resolve.model import add_run_head
+
+_CLASS_OPTIONS = frozenset({"labels", "text_keys", "label_key", "class_weights"})
+_TEXT_OPTIONS = frozenset({"input_key", "target_key"})
 
 
 def apply_task(
@@ -79,7 +84,10 @@ def _check_options(run: RunConfig) -> Iterator[MegaError]:
     for flag, (is_given, hint) in refused.items():
         if is_given:
             yield ConfigError(flag, "does not apply to a task", found="given", hint=hint)
+    yield from _check_task_options(run.task)
     metrics = ("accuracy", f1_name(binary=run.task.name == "QQP"))
+    if run.task.name == TEXT2TEXT:
+        metrics = ("exact_match", "token_f1")
     if run.task.best_metric not in (None, *metrics):
         found, wanted = run.task.best_metric, " | ".join(metrics)
         yield ConfigError("--best-metric", "is not a metric of the task", found=found, wanted=wanted)
@@ -91,6 +99,20 @@ def _check_options(run: RunConfig) -> Iterator[MegaError]:
         )
 
 
+def _check_task_options(task: TaskConfig) -> Iterator[MegaError]:
+    """Refuse options of other tasks, which would change nothing."""
+    default = TaskConfig()
+    is_text = task.name == TEXT2TEXT
+    for key in config_keys(RunConfig):
+        option = key.field.name
+        if key.section == "task" and option in (_CLASS_OPTIONS if is_text else _TEXT_OPTIONS):
+            value = getattr(task, option)
+            if value != getattr(default, option):
+                owner = "classification" if is_text else TEXT2TEXT
+                found = value if isinstance(value, str) else " ".join(value)
+                yield ConfigError(key.flag, f"is an option of {owner}", found=found, hint="leave it out")
+
+
 def _class_weights(data: TaskData) -> tuple[float, ...]:
     """Return the weights of the classes; empty if all are 1.
 
@@ -98,7 +120,7 @@ def _class_weights(data: TaskData) -> tuple[float, ...]:
         ConfigError: they are not as many numbers above 0 as there are classes.
     """
     words = data.config.class_weights
-    if not words or not data.training:
+    if not words or not data.training or data.config.name == TEXT2TEXT:
         return ()
     if words == ("balanced",):
         return data.balanced_weights

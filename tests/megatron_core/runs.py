@@ -71,6 +71,7 @@ class TrainingResult:
     gradients: list[dict[str, Tensor]] = field(default_factory=list)
     weights: list[dict[str, Tensor]] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
+    terms: list[dict[str, float]] = field(default_factory=list)  # of the losses, by Megatron's names
     norms: list[float] = field(default_factory=list)
     zeros: list[float | None] = field(default_factory=list)
     rates: list[float] = field(default_factory=list)
@@ -142,7 +143,7 @@ def micro_batches(run: Trainer) -> list[dict[str, Tensor]]:
 
 def options_of(run: Trainer, case: Case) -> dict[str, Any]:
     """The run's options as theirs take them."""
-    o, train, samples = run.config.run.optimizer, run.config.run.train, run.config.global_batch_size
+    train = run.config.run.train
     dtype = torch.bfloat16 if train.bf16 else torch.float16 if train.fp16 else torch.float32
     multiple = run.config.spec.vocab_multiple * case.tp
     args = from_spec(run.config.spec, "the model", core=True) | {
@@ -155,6 +156,13 @@ def options_of(run: Trainer, case: Case) -> dict[str, Any]:
         "calculate_per_token_loss": train.per_token_loss,
         "layernorm_zero_centered_gamma": False,
     }
+    return {"args": Namespace(**args | case.theirs), **optimizer_options(run, case)}
+
+
+def optimizer_options(run: Trainer, case: Case) -> dict[str, Any]:
+    """The options of the run's optimizer and of its schedules as theirs take them."""
+    o, train, samples = run.config.run.optimizer, run.config.run.train, run.config.global_batch_size
+    dtype = torch.bfloat16 if train.bf16 else torch.float16 if train.fp16 else torch.float32
     optimizer = {
         "optimizer": o.name, "lr": o.lr, "min_lr": o.min_lr, "decoupled_lr": o.decoupled_lr,
         "decoupled_min_lr": o.decoupled_min_lr, "weight_decay": o.weight_decay, "adam_beta1": o.beta1,
@@ -173,7 +181,7 @@ def options_of(run: Trainer, case: Case) -> dict[str, Any]:
         "wd_incr_style": o.weight_decay_style, "wsd_decay_steps": (o.wsd_iterations or 0) * samples,
         "lr_wsd_decay_style": o.wsd_style,
     }  # fmt: skip
-    return {"args": Namespace(**args | case.theirs), "optimizer": optimizer, "schedule": schedule}
+    return {"optimizer": optimizer, "schedule": schedule}
 
 
 def train_case(case: Case, data: Path, file: Path) -> TrainingResult:

@@ -125,6 +125,9 @@ OUTPUTS = {
     "mega-data train-ngram --output": Output(
         "--output", "file", "--input in/a.jsonl --discount-fallback", ("in/a.jsonl",)
     ),
+    "mega-data train-tokenizer --work-dir": Output(
+        "--work-dir", "folder", "--input in/a.jsonl --vocab-size 300 --output new", ("in/a.jsonl",)
+    ),
     "mega-ckpt convert --save": Output(
         "--save", "folder", "--from mega --to hf --load runs/small --force", ("runs/small",)
     ),

@@ -168,7 +168,7 @@ class EncodingTasks:
             for part, rows, block in self._encoded_blocks(task, work):
                 for error in block.errors:
                     if not self.skip or error.is_fatal:
-                        raise _row_error(part, error, rows)
+                        raise row_error(part, error, rows)
                     first = first or f"{part.place(rows + error.row + 1)}, {error.what}"
                     if error.ends_file:
                         damaged.append(error.damage_notice(part.item.path))
@@ -351,7 +351,7 @@ def _new_folder(folder: Path) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _row_error(part: InputRange, error: RowError, rows: int) -> FormatError:
+def row_error(part: InputRange, error: RowError, rows: int) -> FormatError:
     """Return the error of a row of a range with the number of the row in its file.
 
     Args:

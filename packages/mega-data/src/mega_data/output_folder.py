@@ -95,9 +95,22 @@ def check_folder(
         what = "contains files that this command did not write"
         found, hint = f"{output} with {names}", "name a new or an empty folder"
         raise ConfigError("--output", what, found=found, hint=hint)
+    check_work_folder(output, work, inputs, read_folders)
+
+
+def check_work_folder(
+    output: Path, work: Path | None, inputs: Sequence[Path], read_folders: Sequence[Path] = ()
+) -> None:
+    """Refuse the folder of --work-dir if it has an input or other files, or is --output; see `check_folder`.
+
+    Raises:
+        ConfigError: it is refused.
+    """
     if work is None:
         return
-    check("--work-dir", work, is_ours=_is_work_folder)
+    check_output(
+        "--work-dir", work, "folder", inputs=inputs, read_folders=read_folders, is_ours=_is_work_folder
+    )
     if work.resolve() == output.resolve():
         hint = "name another folder, or leave --work-dir out"
         raise ConfigError("--work-dir", "is --output", found=work, hint=hint)

@@ -8,7 +8,7 @@ unigram    SentencePiece's (Kudo 2018) with byte fallback: lossless for any text
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from io import BytesIO
 from itertools import chain
 from operator import itemgetter
@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from mega_data.sentencepiece_model import model_proto
+from mega_data.tokenizer_counts.counted_words import CountedWords
 from mega_schema.app.install_hint import install_hint
 from mega_schema.errors import ConfigError
 from mega_schema.tokenizer.fast import CONTENT
@@ -53,16 +54,62 @@ def train(
     Raises:
         ConfigError: `vocab_size` is too small for the required tokens of the kind, or there is no text.
     """
-    if kind not in TYPES:
-        raise ConfigError("--type", "unknown", found=kind, wanted=" | ".join(TYPES))
-    if lowercase and kind != "wordpiece":
-        raise ConfigError("--lowercase", "is wordpiece's", found=f"--type {kind}", hint="--type wordpiece")
+    check_kind(kind, vocab_size, lowercase=lowercase)
     all_texts = iter(texts)
     first_text = next(all_texts, None)
     if first_text is None:
         raise ConfigError("--input", "contains no text", wanted="one document or more")
     texts = chain([first_text], all_texts)
     library = {"bpe": _bpe, "wordpiece": _wordpiece, "unigram": _unigram}[kind](texts, vocab_size, lowercase)
+    return _open_library(library)
+
+
+def check_kind(kind: str, vocab_size: int, *, lowercase: bool) -> None:
+    """Refuse a kind of tokenizer, or options that it does not have.
+
+    Raises:
+        ConfigError: the kind is unknown, or an option does not fit it.
+    """
+    if kind not in TYPES:
+        raise ConfigError("--type", "unknown", found=kind, wanted=" | ".join(TYPES))
+    if lowercase and kind != "wordpiece":
+        raise ConfigError("--lowercase", "is wordpiece's", found=f"--type {kind}", hint="--type wordpiece")
+    if kind == "bpe" and vocab_size < MIN_BPE_SIZE:
+        wanted = f"{MIN_BPE_SIZE} or more: every byte, and {EOD}"
+        raise ConfigError("--vocab-size", "too small for byte-level BPE", found=vocab_size, wanted=wanted)
+
+
+def train_on_counts(
+    counts: Path,
+    letters: Sequence[str],
+    vocab_size: int,
+    *,
+    kind: str,
+    lowercase: bool = False,
+    min_frequency: int = 1,
+) -> FastTokenizer:
+    """Train the tokenizer that `train` gives for the counted texts.
+
+    Args:
+        counts: counts of their words, see `tokenizer_counts.word_counts`.
+        letters: the letters inside of words in the order of their first occurrence; only for wordpiece.
+        kind: bpe or wordpiece.
+        min_frequency: leave out words that occur fewer times.
+
+    Raises:
+        ConfigError: `vocab_size` is too small.
+    """
+    words = CountedWords.read(counts, min_frequency)
+    if kind == "bpe":
+        tokens = [EOD, *_byte_letters()]
+        return _open_library(_byte_level_library(*words.train(tokens, words.codes, vocab_size)))
+    inside = words.inside_letters(letters)
+    tokens = [*WORDPIECE_SPECIALS, *words.letters(inside, _PRIVATE)]
+    vocab, _ = words.train(tokens, words.replace_inside(inside, _PRIVATE), vocab_size)
+    return _open_library(_wordpiece_library(vocab, vocab_size, inside, lowercase))
+
+
+def _open_library(library: tokenizers.Tokenizer) -> FastTokenizer:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "tokenizer.json"
         path.write_text(library.to_str(), "utf-8")
@@ -71,20 +118,35 @@ def train(
     return trained
 
 
-def _bpe(texts: Iterable[str], vocab_size: int, _: bool) -> tokenizers.Tokenizer:
-    from tokenizers import Tokenizer as Library
-    from tokenizers import decoders, models, pre_tokenizers, trainers
+def _byte_letters() -> list[str]:
+    """Return the letters for the 256 bytes."""
+    from tokenizers import pre_tokenizers
 
-    if vocab_size < MIN_BPE_SIZE:
-        wanted = f"{MIN_BPE_SIZE} or more: every byte, and {EOD}"
-        raise ConfigError("--vocab-size", "too small for byte-level BPE", found=vocab_size, wanted=wanted)
-    library = Library(models.BPE())
+    return sorted(pre_tokenizers.ByteLevel.alphabet())
+
+
+def _byte_level_library(
+    vocab: dict[str, int] | None = None, merges: list[tuple[str, str]] | None = None
+) -> tokenizers.Tokenizer:
+    from tokenizers import AddedToken, decoders, models, pre_tokenizers
+    from tokenizers import Tokenizer as Library
+
+    library = Library(models.BPE(vocab, merges))
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     library.decoder = decoders.ByteLevel()
+    if vocab is not None:
+        library.add_special_tokens([AddedToken(EOD, special=True)])
+    return library
+
+
+def _bpe(texts: Iterable[str], vocab_size: int, _: bool) -> tokenizers.Tokenizer:
+    from tokenizers import trainers
+
+    library = _byte_level_library()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         special_tokens=[EOD],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        initial_alphabet=_byte_letters(),
         show_progress=False,
     )
     library.train_from_iterator(texts, trainer)
@@ -99,7 +161,7 @@ def _wordpiece(texts: Iterable[str], vocab_size: int, lowercase: bool) -> tokeni
     removes from words.
     """
     from tokenizers import Tokenizer as Library
-    from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+    from tokenizers import models, normalizers, pre_tokenizers, trainers
 
     normalizer = normalizers.BertNormalizer(lowercase=lowercase)
     pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -119,18 +181,35 @@ def _wordpiece(texts: Iterable[str], vocab_size: int, lowercase: bool) -> tokeni
     specials = list(WORDPIECE_SPECIALS)
     trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=specials, show_progress=False)
     trained.train_from_iterator(words(), trainer)
-    if (size := trained.get_vocab_size()) > vocab_size:
+    return _wordpiece_library(trained.get_vocab(), vocab_size, [*inside], lowercase)
+
+
+def _wordpiece_library(
+    trained: dict[str, int], vocab_size: int, inside: Sequence[str], lowercase: bool
+) -> tokenizers.Tokenizer:
+    """Build the tokenizer from the tokens of byte-pair encoding.
+
+    Args:
+        inside: the letters inside of words; private use letters stand for them in the tokens, in this order.
+
+    Raises:
+        ConfigError: `vocab_size` is less than the letters.
+    """
+    from tokenizers import Tokenizer as Library
+    from tokenizers import decoders, models, normalizers, pre_tokenizers
+
+    if (size := len(trained)) > vocab_size:
         wanted = f"{size} or more: each letter as a word's first and inside of words"
         raise ConfigError("--vocab-size", "too small for wordpiece", found=vocab_size, wanted=wanted)
-    letters = {letter: c for c, letter in inside.items()}
+    letters = {chr(_PRIVATE + number): letter for number, letter in enumerate(inside)}
     vocab = {}
-    for token, number in sorted(trained.get_vocab().items(), key=itemgetter(1)):
+    for token, number in sorted(trained.items(), key=itemgetter(1)):
         prefix = "##" if token[:1] in letters else ""
         vocab[prefix + "".join(letters.get(c, c) for c in token)] = number
     library = Library(models.WordPiece(vocab, unk_token="[UNK]"))
-    library.add_special_tokens(specials)
-    library.normalizer = normalizer
-    library.pre_tokenizer = pre_tokenizer
+    library.add_special_tokens(list(WORDPIECE_SPECIALS))
+    library.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     library.decoder = decoders.WordPiece(prefix="##")
     return library
 

@@ -115,9 +115,13 @@ def dataset_files(prefix: Path) -> list[Path]:
     return [sibling(prefix, suffix) for suffix in (".bin", ".idx", ".json")]
 
 
-def is_tokenizer(folder: Path) -> bool:
-    """Whether a folder holds a tokenizer that this toolkit wrote, and nothing else."""
-    names = {path.name for path in folder.iterdir()}
+def is_tokenizer(folder: Path, besides: frozenset[str] = frozenset()) -> bool:
+    """Whether a folder holds a tokenizer that this toolkit wrote, and nothing else.
+
+    Args:
+        besides: names of further files that it may have.
+    """
+    names = {path.name for path in folder.iterdir()} - besides
     return IDENTITY in names and names <= TOKENIZER_FILES and "sha256" in _object(folder / IDENTITY)
 
 

@@ -77,11 +77,19 @@ def error_limit(on_error: str, text: str | None) -> ErrorLimit:
     return ErrorLimit.parse(text)
 
 
-def placement_options(workers_help: str = "Worker processes.") -> Callable[[Command], Command]:
-    """Build `--workers`, `--executor` and `--stage` of a command whose run is divided into tasks."""
+def placement_options(
+    workers_help: str = "Worker processes.", no_tasks_help: str = ""
+) -> Callable[[Command], Command]:
+    """Build `--workers`, `--executor` and `--stage` of a command whose run is divided into tasks.
+
+    Args:
+        no_tasks_help: text for `--executor` of a command that has no tasks by default.
+    """
+    default = None if no_tasks_help else "local"
+    executor_help = no_tasks_help or "Where the tasks run."
     options = (
         click.option("--workers", type=WORKERS, default=1, help=workers_help),
-        click.option("--executor", type=EXECUTOR, default="local", help="Where the tasks run."),
+        click.option("--executor", type=EXECUTOR, default=default, help=executor_help),
         click.option("--stage", "only", help=f"Run only plan, STAGE or STAGE:TASK; {LAST_CALL_HELP}"),
     )
 

@@ -1,0 +1,1 @@
+"""Train tokenizers from the counts of pre-tokenized words, which tasks count."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mega_model.kernels.reference import IGNORED
+from mega_schema.tasks.pair_features import IGNORED
 from mega_train.data.blended_dataset import BlendedDataset
 
 # Rows of a sample. Of the encoder: token ids, and 1 at real tokens. Of the decoder: token ids, the next token

@@ -74,10 +74,11 @@ def build_workload(run: RunConfig, family: Family | None, world: int | None) -> 
         MegaError: the run could not start; the same errors as in training.
     """
     loaded_spec = Checkpoint.open(run.checkpoint.load).spec if run.checkpoint.load is not None else None
-    if family is None:
-        model = preset(run.model.preset) if run.model.preset is not None else loaded_spec
-        family = model.family if model else "gpt"
+    model = preset(run.model.preset) if run.model.preset is not None else loaded_spec
+    family = family or (model.family if model else "gpt")
     # options without effect on a plan get valid values
+    has_no_pairs = model is not None and model.family == "bert" and not model.binary_head
+    encoder_data = replace(run.encoder_data, no_binary_head=True) if has_no_pairs else run.encoder_data
     minimal = replace(
         run,
         batch=replace(run.batch, rampup=None),
@@ -85,6 +86,7 @@ def build_workload(run: RunConfig, family: Family | None, world: int | None) -> 
         train=replace(run.train, iterations=1, samples=None, device="cuda"),
         optimizer=OptimizerConfig(lr=1.0),
         data=DataConfig(),
+        encoder_data=encoder_data,
         evaluation=EvaluationConfig(),
         checkpoint=CheckpointConfig(),
         log=LoggingConfig(),

@@ -17,6 +17,7 @@ from mega_model.decoder import Decoder
 from mega_model.distributed.mesh import Axis
 from mega_model.dropout import Dropout, token_keys
 from mega_model.init import initial_values
+from mega_model.kernels import Visible
 from mega_model.kernels.reference import attention
 from mega_model.runtime import Runtime
 from mega_model.unpadded_attention import UnpaddedAttention
@@ -195,6 +196,45 @@ def test_the_last_queries_see_on_a_cpu_what_torchs_own_mask_shows_them(queries: 
     bias = causal_lower_right(queries, keys)
     wanted = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=bias)
     assert torch.equal(attention(q, k, v, "before"), wanted)
+
+
+@pytest.mark.parametrize("window", [2, 33, 65])
+@pytest.mark.parametrize("documents_apart", [False, True])
+@pytest.mark.parametrize(("length", "kv_heads"), [(200, 4), (331, 2)])
+def test_a_window_in_blocks_has_the_values_and_gradients_of_a_whole_mask(
+    length: int, kv_heads: int, documents_apart: bool, window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = torch.Generator().manual_seed(length)
+    heads = (4, kv_heads, kv_heads)
+    inputs = [torch.randn(2 * length, n, 8, generator=rng, requires_grad=True) for n in heads]
+    document_BS = torch.randint(0, 2, (2, length), generator=rng).cumsum(1) // 50 if documents_apart else None
+    grad_TNH = torch.randn(2 * length, 4, 8, generator=rng)
+
+    def attend() -> tuple[Tensor, ...]:
+        backend = PackedAttention(2, length, document_BS, causal=False)
+        out = backend(0, *inputs, AttentionMask(window))
+        return out, *torch.autograd.grad(out, inputs, grad_TNH)
+
+    in_blocks = attend()
+    with monkeypatch.context() as patch:
+        patch.setattr(PackedAttention, "attends_in_blocks", lambda *_: False)
+        whole = attend()
+    for values, wanted in zip(in_blocks, whole, strict=True):
+        torch.testing.assert_close(values, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_a_window_in_blocks_needs_no_mask_of_whole_rows() -> None:
+    sizes = list[int]()
+
+    def attention_of_blocks(q: Tensor, k: Tensor, v: Tensor, visible: Visible) -> Tensor:
+        assert isinstance(visible, Tensor)
+        sizes.append(visible.numel())
+        return attention(q, k, v, visible)
+
+    length, window = 4096, 65
+    x = torch.randn(length, 1, 4)
+    PackedAttention(1, length, causal=False, attention=attention_of_blocks)(0, x, x, x, AttentionMask(window))
+    assert sizes == [3 * (window - 1) * length]
 
 
 def test_the_model_does_not_import_the_compiler() -> None:

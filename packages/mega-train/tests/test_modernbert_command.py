@@ -114,6 +114,45 @@ def test_run_toml_describes_a_loaded_modernbert(corpus: Path) -> None:
     assert resolve(recorded, "bert", 1, corpus=None, loaded_spec=None, cuda=False).spec == spec
 
 
+@pytest.mark.parametrize("has_preset", [True, False])
+def test_flags_place_the_layers_without_a_window_and_their_base(corpus: Path, has_preset: bool) -> None:
+    words = ["model.global_attention_every_n_layers=2", "model.local_rotary_base=5000"]
+    if not has_preset:
+        words += ["model.preset=none", "model.position_embedding_type=rope"]
+    config = _trainer(corpus, *words).config
+    assert [config.spec.is_local(layer) for layer in range(4)] == [False, True, False, True]
+    assert config.spec.rope_theta_local == 5000
+    spec = resolve(config.run, "bert", 1, corpus=None, loaded_spec=None, cuda=False).spec
+    assert spec == config.spec
+
+
+BERT = "--num-layers 2 --hidden-size 8 --num-attention-heads 2 --seq-length 32 --lr 1 --global-batch-size 1"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            "--global-attention-every-n-layers 2",
+            "--global-attention-every-n-layers: needs --window-size: found 2, wanted ",
+        ),
+        (
+            "--global-attention-every-n-layers 0 --window-size 4,4",
+            "--global-attention-every-n-layers: not a count: found 0, wanted an integer above 0",
+        ),
+        (
+            "--local-rotary-base 5000 --window-size 4,4",
+            "--local-rotary-base: applies to models with windows in some of their layers only: found 5000.0",
+        ),
+    ],
+)
+def test_windows_that_no_layer_can_have_are_one_line(corpus: Path, words: str, message: str) -> None:
+    _, err = run_mega_train(
+        "bert", "--data-path", str(corpus), *BERT.split(), "--train-iters", "1", *words.split(), code=2
+    )
+    assert err.splitlines()[-1].startswith(f"error: {message}"), err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -21,6 +21,7 @@ from mega_model.dropout import Dropout
 from mega_model.kernels import Visible, cpu_attention
 from mega_model.kernels.reference import attention, masked_softmax, to_attention_dtype
 from mega_model.kernels.relative_bias import expand_bias, relative_attention
+from mega_model.window_attention import attend_in_blocks, is_shorter, visible_in_blocks
 from mega_schema.spec import ModelSpec
 
 
@@ -52,6 +53,8 @@ class PackedAttention:
     (arXiv:2407.21783 §3.3.2). Each chunk of queries uses the keys up to its own end, so that ranks have equal
     work.
 
+    On a CPU an encoder's window is computed in blocks, see `window_attention`.
+
     Attributes:
         rows, length: B and S, of whole rows; T = B·S / cp.
         document_BS: document number of each token, for whole rows; a token sees only its own document.
@@ -81,6 +84,8 @@ class PackedAttention:
         k, v = self._gather_kv(k_TKH, v_TKH)
         drop = self.dropout
         score_key = None if drop is None else drop.score_keys(layer, self.rows, q.shape[1])
+        if self.attends_in_blocks(mask, q.device):
+            return self._attend_in_blocks(q, k, v, mask).transpose(1, 2).flatten(0, 1)
         if mask not in self._visible:
             self._visible[mask] = self._build_visible(mask, q)
         visible = self._visible[mask]
@@ -96,6 +101,23 @@ class PackedAttention:
             ]
             out = torch.cat(outputs, 2)
         return out.transpose(1, 2).flatten(0, 1)
+
+    def attends_in_blocks(self, mask: AttentionMask, device: torch.device) -> bool:
+        """Return whether the window of a mask is computed in blocks; dropout needs scores of whole rows."""
+        drops_scores = self.dropout is not None and self.dropout.attention > 0
+        is_local = not self.causal and mask.window is not None and is_shorter(mask.window, self.length)
+        return is_local and not drops_scores and self.cp.size == 1 and device.type == "cpu"
+
+    def _attend_in_blocks(self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> Tensor:
+        assert mask.window is not None
+        if mask not in self._visible:
+            document_BS = self.document_BS
+            if document_BS is None:
+                document_BS = torch.zeros(self.rows, self.length, dtype=torch.long, device=q.device)
+            self._visible[mask] = visible_in_blocks(document_BS, mask.window)
+        visible = self._visible[mask]
+        assert isinstance(visible, Tensor)
+        return attend_in_blocks(self.attention, q, k, v, visible)
 
     def _build_visible(self, mask: AttentionMask, q: Tensor) -> Visible:
         """Build the mask of which keys each query sees, from positions in the row."""

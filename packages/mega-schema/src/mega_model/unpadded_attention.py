@@ -27,10 +27,12 @@ class UnpaddedAttention:
     Attributes:
         lengths: tokens of each group of rows.
         backends: the attention of each group.
+        joined: the attention of all rows as one, for the layers with a window.
     """
 
     lengths: Sequence[int]
     backends: Sequence[AttentionBackend]
+    joined: PackedAttention
 
     @classmethod
     def from_lengths(
@@ -62,12 +64,15 @@ class UnpaddedAttention:
             build(size, _row_numbers(group, device), dropout=drop)
             for size, group, drop in zip(sizes, groups, drops, strict=True)
         ]
-        return cls(sizes, backends)
+        joined = build(sum(lengths), _row_numbers(lengths, device), dropout=dropout)
+        return cls(sizes, backends, joined)
 
     def __call__(
         self, layer: int, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, mask: AttentionMask = PLAIN
     ) -> Tensor:
         """Compute attention; queries, keys and values are of all rows."""
+        if self.joined.attends_in_blocks(mask, q_TNH.device):
+            return self.joined(layer, q_TNH, k_TKH, v_TKH, mask)
         parts = zip(*(x.split(list(self.lengths)) for x in (q_TNH, k_TKH, v_TKH)), strict=True)
         groups = zip(self.backends, parts, strict=True)
         return torch.cat([attend(layer, q, k, v, mask) for attend, (q, k, v) in groups])

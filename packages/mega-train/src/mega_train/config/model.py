@@ -101,6 +101,16 @@ class ModelConfig:
         None,
         "LEFT,0: attend to the token and this many before it; BERT's N,N: and after it; to all if not given",
     )
+    global_attention_every: int | None = option(
+        "--global-attention-every-n-layers",
+        None,
+        "BERT: the first layer and each this many after it attend to all tokens, the others by --window-size",
+    )
+    rope_theta_local: float | None = option(
+        "--local-rotary-base",
+        None,
+        "base of the rotary angles of the layers with a window; 10000 if not given",
+    )
     untied: bool = option(
         "--untie-embeddings-and-output-weights", False, "separate embedding and output weights"
     )

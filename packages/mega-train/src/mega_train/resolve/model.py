@@ -58,6 +58,13 @@ def model_spec(
     spec = add_run_head(run, spec)
     if run.model.padded_vocab is not None:
         spec = replace(spec, vocab_multiple=_padded_rows_per_rank(run, spec.vocab))
+    if run.model.rope_theta_local is not None and spec.global_attention_every is None:
+        raise ConfigError(
+            "--local-rotary-base",
+            "applies to models with windows in some of their layers only",
+            found=run.model.rope_theta_local,
+            hint="--global-attention-every-n-layers 3, or leave it out",
+        )
     if loaded_spec is not None:
         for name, value in loaded_spec.to_dict().items():
             if name not in _UNCOMPARED_FIELDS and getattr(spec, name) != value:
@@ -236,6 +243,8 @@ def _given_values(run: RunConfig, family: Family) -> dict[str, Any]:
         "rope_interpolation": m.rope_interpolation,
         "rope_scaling": _rope_scaling(m),
         "sliding_window": _window(m.sliding_window, family),
+        "global_attention_every": m.global_attention_every,
+        "rope_theta_local": m.rope_theta_local,
         "init": "xavier_uniform" if m.xavier else None,
         "init_std": m.init_std,
         "tied": False if m.untied else None,

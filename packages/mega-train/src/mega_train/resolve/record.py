@@ -91,6 +91,8 @@ def all_model_keys(spec: ModelSpec) -> ModelConfig:
         rope_scaled=spec.rope_scaling != 1,
         rope_scaling=spec.rope_scaling if spec.rope_scaling != 1 else None,
         sliding_window=_window(spec),
+        global_attention_every=spec.global_attention_every,
+        rope_theta_local=None if spec.global_attention_every is None else spec.rope_theta_local,
         untied=not spec.tied,
         no_bias=not spec.bias,
         qkv_bias=spec.qkv_bias and not spec.bias,

@@ -6,7 +6,8 @@
                                  band and part of the key range
     paired   one task            pairs -> a bit for each document that has one, if pairs are checked
     sets     a task per shard    shingle sets of the documents that have a pair, if pairs are checked
-    groups   one task            pairs, checked -> the root (smallest document) of each document's group
+    groups   one task            pairs, checked -> the root (smallest document) of each document's group; of
+                                 a large corpus without checks several stages of tasks, see `star_groups`
     filter   a task per shard    lines whose document is its own root, byte for byte
     join     a task per input    the files of an input that is divided into ranges
 
@@ -37,6 +38,7 @@ from mega_data.dedup.stages import (
     PairFlags,
     SortedKeys,
 )
+from mega_data.dedup.star_groups import StarGroups
 from mega_data.dedup.work_files import WorkFiles
 from mega_data.jsonl_shards import file_bytes, file_states
 from mega_data.range_outputs import RangeOutputs, planned_ranges, range_bytes
@@ -47,7 +49,7 @@ DEFAULT_MEMORY = 256 << 20  # bytes
 GROUP_BYTES = 2 << 30  # of shards whose keys a task sorts, and
 MAX_GROUPS = 1 << 10  # so that a task reads long parts of few runs
 RANGE_BYTES = 64 << 30  # of a corpus for each part of the key range
-LAYOUT = 3  # of the files in the work folder
+LAYOUT = 4  # of the files in the work folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +116,19 @@ class Deduplication:
             stages.append(TaskStage(name, tasks, work, after=stages[-1], sizes=sizes))
 
         add("sort", len(groups), SortedKeys(files, groups, self.memory).run)
-        add("pairs", self.preset.bands * files.ranges, BandPairs(files, self.memory).run)
+        pair_tasks = self.preset.bands * files.ranges
+        stars = None
+        if files.ranges > 1 and self.preset.jaccard is None:
+            stars = StarGroups(files, len(groups), pair_tasks, self.memory)
+        add("pairs", pair_tasks, BandPairs(files, self.memory, stars).run)
         if self.preset.jaccard is not None:
             add("paired", 1, PairFlags(files, self.memory).run)
             add("sets", len(sizes), PairedSets(files, corpus).run, sizes)
-        add("groups", 1, DuplicateGroups(files, self.memory).run)
+        if stars is None:
+            add("groups", 1, DuplicateGroups(files, self.memory).run)
+        else:
+            for star_stage in stars.stages():
+                add(*star_stage)
         add("filter", len(new_sizes), document_filter.run, new_sizes)
         return self.outputs.add_join(stages, self.work, document_filter.join_keys)
 

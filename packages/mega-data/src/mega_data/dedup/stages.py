@@ -29,6 +29,7 @@ from mega_data.dedup.jaccard import SetReader, write_sets
 from mega_data.dedup.minhash import band_keys, minhash_signatures
 from mega_data.dedup.shingles import Shingles, text_digests
 from mega_data.dedup.sorted_runs import count_cells, write_run
+from mega_data.dedup.star_groups import StarGroups
 from mega_data.dedup.union_find import find_roots, union_similar
 from mega_data.dedup.work_files import BLOCK_PAIRS, WorkFiles, locate
 from mega_data.error_limit import error_counts
@@ -153,10 +154,13 @@ class BandPairs:
 
     Attributes:
         memory: bytes for sorting pairs.
+        stars: finds the groups in tasks, which get the pairs as edges from the larger document; None: one
+            task reads the pairs in their order.
     """
 
     files: WorkFiles
     memory: int
+    stars: StarGroups | None = None
 
     def run(self, task: int) -> TaskResult:
         band, part = divmod(task, self.files.ranges)
@@ -164,10 +168,14 @@ class BandPairs:
             sizes = [np.fromfile(self.files.shard_sizes(group), "<u8") for group in range(self.files.groups)]
             with open_output(self.files.firsts) as out:
                 out.write(np.cumsum(np.concatenate([np.zeros(1, "<u8"), *sizes]), dtype="<u8").tobytes())
-        count = 0
         runs = self.files.read_runs()
+        pairs = candidate_pairs(runs, band, part, self.files.ranges, self.memory)
+        if self.stars is not None:
+            total = sum(run.documents for run in runs)
+            return {"pairs": self.stars.write_pairs(task, pairs, total)}
+        count = 0
         with open_output(self.files.pairs(band, part)) as out:
-            for block in candidate_pairs(runs, band, part, self.files.ranges, self.memory):
+            for block in pairs:
                 out.write(block.astype("<u8").tobytes())
                 count += len(block)
         return {"pairs": count}

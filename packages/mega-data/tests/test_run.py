@@ -201,7 +201,7 @@ def test_weights_before_inputs_are_no_inputs(folder, capfd):
         ('output = "corpus"', "", "p.toml: output: missing"),
         ('output = "corpus"', "outptu = 1", "p.toml: outptu: unknown key; hint: did you mean output?"),
         ('name = "ids"', "", "p.toml: stage 1: has no name"),
-        ('name = "ids"', 'name = "../ids"', "p.toml: stage ../ids: has no name"),
+        ('name = "ids"', 'name = "../ids"', "p.toml: stage ../ids: name: not a name"),
         ('name = "ids"', 'name = "text"', "p.toml: stage text: two stages of one name"),
         ('"dedup"', '"dedupe"', "p.toml: stage unique: command: unknown command: found dedupe"),
         ('"dedup"', '"dedupe"', "hint: did you mean dedup?"),

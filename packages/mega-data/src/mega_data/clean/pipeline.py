@@ -212,15 +212,7 @@ class Cleaning:
         Raises:
             ConfigError: the folder holds another run, or a step's options are invalid.
         """
-        if not self.steps:
-            raise ConfigError("--step", "no step", hint="--step fix-text --step duplicates")
-        for named_step in self.steps:
-            if isinstance(named_step.step, SentenceDedupStep) and not named_step.step.sentences:
-                raise ConfigError(
-                    "step spans: sentences", "not a number of sentences", found=0, wanted="1 or more"
-                )
-            if not _is_whole_corpus([named_step]):
-                named_step.step.start()  # fails early if a library or file is missing
+        check_steps(self.steps)
         steps = [_recorded_step(named_step) for named_step in self.steps]
         wanted = {**planned_ranges(self.inputs), "output": str(self.output.resolve()), "key": self.key}
         options = {
@@ -310,6 +302,26 @@ class Cleaning:
             for number in range(len(shards[0]["steps"])):
                 report.append(merge_stats(shard["steps"][number] for shard in shards))
         return report
+
+
+def check_steps(steps: Sequence[NamedStep], *, starts: bool = True) -> None:
+    """Refuse steps that cannot run.
+
+    Args:
+        starts: start those that need no other document: a library or a file may be missing.
+
+    Raises:
+        ConfigError: there is no step, or the options of one do not fit each other.
+    """
+    if not steps:
+        raise ConfigError("--step", "no step", hint="--step fix-text --step duplicates")
+    for named_step in steps:
+        if isinstance(named_step.step, SentenceDedupStep) and not named_step.step.sentences:
+            raise ConfigError(
+                "step spans: sentences", "not a number of sentences", found=0, wanted="1 or more"
+            )
+        if starts and not _is_whole_corpus([named_step]):
+            named_step.step.start()
 
 
 def _recorded_step(named_step: NamedStep) -> list[Any]:

@@ -86,6 +86,26 @@ STEPS: Mapping[str, type[Any]] = MappingProxyType(
     }
 )
 _RUNTIME_FIELDS = frozenset({"counts", "code"})  # fields that are not options
+# options that are shares: 1 at most
+_SHARES: Mapping[str, frozenset[str]] = MappingProxyType(
+    {
+        "classifier": frozenset({"score"}),
+        "duplicates": frozenset({"jaccard"}),
+        "fineweb-quality": frozenset(
+            {"line_punct_thr", "short_line_thr", "char_duplicates_ratio", "new_line_ratio"}
+        ),
+        "language": frozenset({"score"}),
+    }
+)
+# options of a lower and an upper limit
+_LIMITS: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "decontaminate": ("shortest", "longest"),
+        "gopher-quality": ("fewest", "most"),
+        "length": ("minimum", "maximum"),
+    }
+)
+_NO_LIMIT = 0  # value of an upper limit
 _NOT_PATHS = frozenset({"pattern", "replacement"})  # options whose value may be a URL
 
 
@@ -111,9 +131,12 @@ def steps_from_toml(path: Path) -> list[NamedStep]:
     if document or not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         keys = ", ".join(document) or "no [[step]]"
         raise ConfigError(path, "not a list of steps", found=keys, wanted="[[step]] tables")
-    return [
-        _make_step(table.pop("name", ""), table, f"{path}: step {n}") for n, table in enumerate(tables, 1)
-    ]
+    for number, table in enumerate(tables, 1):
+        if "name" not in table:
+            found, hint = ", ".join(table) or "an empty table", did_you_mean(next(iter(table), ""), ["name"])
+            where = f"{path}: step {number}"
+            raise ConfigError(where, "has no name", found=found, wanted='name = "length"', hint=hint)
+    return [_make_step(table.pop("name"), table, f"{path}: step {n}") for n, table in enumerate(tables, 1)]
 
 
 def step_from_flag(text: str) -> NamedStep:
@@ -122,6 +145,9 @@ def step_from_flag(text: str) -> NamedStep:
     The value of `python` is the function alone: `python:MODULE:FUNCTION`.
     """
     name, _, options = text.partition(":")
+    if not name:
+        wanted = "NAME or NAME:KEY=VALUE,KEY=VALUE"
+        raise ConfigError("--step", "has no name", found=repr(text), wanted=wanted, hint="--step whitespace")
     if name == "python":
         return _make_step(name, {"function": options.removeprefix("function=")}, f"--step {name}")
     values = dict[str, Any]()
@@ -130,6 +156,10 @@ def step_from_flag(text: str) -> NamedStep:
         if not equals:
             hint = f"--step {name}:key=value,key=value"
             raise ConfigError("--step", "not key=value", found=option, hint=hint)
+        if key in values:
+            found = f"{values[key]} and {value}"
+            hint = "+ separates several values: keep=en+de"
+            raise ConfigError(f"--step {name}: {key}", "is given twice", found=found, hint=hint)
         values[key] = value
     return _make_step(name, values, f"--step {name}")
 
@@ -146,7 +176,22 @@ def _make_step(name: object, values: Mapping[str, Any], where: str) -> NamedStep
             hint = did_you_mean(key, known)
             raise ConfigError(f"{where}: {key}", "unknown key", wanted=" | ".join(known) or "none", hint=hint)
     options = {key: _convert_value(value, hints[key], f"{where}: {key}") for key, value in values.items()}
-    return NamedStep(name, step_type(**options))
+    step = step_type(**options)
+    _check_limits(name, step, where)
+    return NamedStep(name, step)
+
+
+def _check_limits(name: str, step: object, where: str) -> None:
+    """Refuse a share above 1, and a lower limit above the upper one."""
+    for key in _SHARES.get(name, ()):
+        if (value := getattr(step, key)) > 1:
+            raise ConfigError(f"{where}: {key}", "wrong value", found=value, wanted="a share from 0 to 1")
+    if name in _LIMITS:
+        low, high = _LIMITS[name]
+        smallest, largest = getattr(step, low), getattr(step, high)
+        if smallest > largest != _NO_LIMIT:
+            wanted = f"at most {largest:,}, the value of {high}"
+            raise ConfigError(f"{where}: {low}", "wrong value", found=f"{smallest:,}", wanted=wanted)
 
 
 def _convert_value(value: Any, target_type: Any, where: str) -> Any:

@@ -32,6 +32,7 @@ from mega_data.commands.document_options import document_options, find_documents
 from mega_data.commands.result_file import record_counts
 from mega_data.commands.upload import uploads_output
 from mega_schema.app.click_options import LocalPath, NumberRange
+from mega_schema.app.counts import format_count
 from mega_schema.app.output_option import OUTPUT_FOLDER, OUTPUT_FOLDER_OR_URL
 
 if TYPE_CHECKING:
@@ -171,13 +172,13 @@ def _select_job(
     check_preset_options(preset, span_options, has_options)
     if preset == SUBSTRINGS:
         return span_options.build_job
-    document_preset = _select_preset(preset, jaccard)
+    document_preset = select_preset(preset, jaccard)
     earlier = find_earlier_shards(against, output, document_preset, files)
     kept_keys = staging_folder(output) / KEYS_FOLDER if keep_keys else None
     return partial(Deduplication, preset=document_preset, earlier=earlier, kept_keys=kept_keys)
 
 
-def _select_preset(name: str, jaccard: float | None) -> Preset:
+def select_preset(name: str, jaccard: float | None) -> Preset:
     """Return a preset with the similarity of --jaccard.
 
     Raises:
@@ -225,9 +226,9 @@ def _finish(
     if not keep_work:
         remove_folder(job.work)
     counts = {name: sum(shard[name] for shard in shards) for name in shards[0]}
-    removed = f", removed {counts['spans']:,} spans" if "spans" in counts else ""
+    removed = f", removed {format_count(counts['spans'], 'span')}" if "spans" in counts else ""
     click.echo(
-        f"{output}: kept {counts['kept']:,} of {counts['documents']:,} documents, "
+        f"{output}: kept {counts['kept']:,} of {format_count(counts['documents'], 'document')}, "
         f"{counts['kept_bytes'] / 1e6:.2f} of {counts['bytes'] / 1e6:.2f} MB{removed}"
     )
     warn_damaged(damaged)

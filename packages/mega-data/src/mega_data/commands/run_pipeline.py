@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from mega_data.commands.common import ANY_PATH
+from mega_schema.app.counts import format_count
 
 if TYPE_CHECKING:
     from mega_data.stage_graph.stage_runs import StageRuns
@@ -23,6 +24,7 @@ def run_pipeline(context: click.Context, pipeline: Path, dry_run: bool) -> None:
     A stage runs again only if its options or the files that it reads have changed. A failed or stopped stage
     ends the run; the same command resumes it. OUTPUT/report.html is the report of all stages.
     """
+    from mega_data.commands.stage_checks import check_stage
     from mega_data.output_folder import lock_folder
     from mega_data.stage_graph.pipeline_file import read_pipeline
     from mega_data.stage_graph.stage_runs import StageRuns
@@ -31,6 +33,9 @@ def run_pipeline(context: click.Context, pipeline: Path, dry_run: bool) -> None:
     assert isinstance(group, click.Group)
     runs = StageRuns(read_pipeline(pipeline, group.commands))
     runs.check_folders()
+    for stage, is_pending in runs.plan_stages():
+        if is_pending:
+            check_stage(f"{pipeline}: stage {stage.name}", stage)
     if dry_run:
         for stage, is_pending in runs.plan_stages():
             place = f"  # Slurm arrays of {stage.array_size}" if stage.array_size else ""
@@ -45,7 +50,8 @@ def run_pipeline(context: click.Context, pipeline: Path, dry_run: bool) -> None:
             _write_report(runs, states)
     if code:
         raise SystemExit(code)
-    click.echo(f"{runs.pipeline.output / 'report.html'}: {len(runs.pipeline.stages)} stages")
+    count = format_count(len(runs.pipeline.stages), "stage")
+    click.echo(f"{runs.pipeline.output / 'report.html'}: {count}")
 
 
 def _run_stages(runs: StageRuns, states: dict[str, str]) -> int:

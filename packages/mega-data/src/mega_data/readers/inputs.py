@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ from mega_data.readers.adapters import Adapter
 from mega_data.readers.compression import strip_extension
 from mega_data.readers.file_tree import DROPPED, QUARANTINE, REPORT, FileResolver
 from mega_data.readers.hub import HUB_PREFIX, HubDataset
-from mega_data.readers.magic import HEAD_BYTES, check_format, detect_compression
+from mega_data.readers.magic import HEAD_BYTES, check_format, detect_compression, name_compression
 from mega_data.readers.versions import FileVersion, check_version, file_version, report_unreadable
 from mega_schema.errors import CorruptFileError
 from mega_schema.remote_files import is_remote
@@ -28,6 +29,8 @@ __all__ = [
     "format_of_name",
     "expand_inputs",
 ]
+
+log = logging.getLogger("mega.data")
 
 STDIN = "-"
 INPUT_FORMATS = ("jsonl", "text", "table", "csv")
@@ -140,6 +143,8 @@ def expand_inputs(
 def _check_head(item: InputFile) -> InputFile:
     # a request for each file would take long; a remote file of another format is an error when it is read
     if not item.is_stream and not is_remote(item.path):
+        if (ending := name_compression(item.path)) and item.path.is_file() and not item.size:
+            log.warning("%s: 0 bytes, not even the header of %s: read as no document", item.path, ending)
         with suppress(CorruptFileError), report_unreadable(item.path):  # reported when it is read
             if not item.compression:
                 with item.path.open("rb") as file:

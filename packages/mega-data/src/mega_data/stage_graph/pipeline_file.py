@@ -202,8 +202,11 @@ def _make_stage(
 ) -> PipelineStage:
     name, command = table.pop("name", None), table.pop("command", None)
     where = f"{path}: stage {name if isinstance(name, str) else number}"
+    if name is None:
+        raise ConfigError(where, "has no name", found=", ".join(table) or "no key", wanted='name = "clean"')
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ConfigError(where, "has no name", found=repr(name), wanted='letters and digits, name = "clean"')
+        wanted = "letters, digits, - and _, a letter or digit first: it names a folder"
+        raise ConfigError(f"{where}: name", "not a name", found=repr(name), wanted=wanted)
     if command not in OUTPUT_OPTIONS:
         hint = did_you_mean(str(command), list(OUTPUT_OPTIONS))
         wanted = " | ".join(OUTPUT_OPTIONS)

@@ -43,6 +43,7 @@ from mega_train.engine.trainer import Trainer
 from mega_train.resolve import resolve
 from mega_train.resolve.task import apply_task
 from tests.encoder_fixture import write_corpus
+from tests.squad_fixture import write_squad
 
 STEPS = 3  # two of warm-up and the first after it
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
@@ -101,7 +102,7 @@ MODELS: dict[str, tuple[Family, dict[str, Any]]] = {
         },
     ),
     **dict.fromkeys(
-        ("classify", "race"),
+        ("classify", "race", "squad"),
         (
             "bert",
             {
@@ -183,6 +184,7 @@ MODELS: dict[str, tuple[Family, dict[str, Any]]] = {
 TASKS: dict[str, tuple[TaskName, str]] = {
     "classify": ("CLASSIFY", ".csv"),
     "race": ("RACE", ""),
+    "squad": ("SQUAD", ".json"),
     "text2text": ("TEXT2TEXT", "-pairs.csv"),
 }
 
@@ -220,8 +222,10 @@ def sentences(folder: Path, sentinels: int = 0) -> Path:
     return write_corpus(own / "corpus", sentinels=sentinels)
 
 
-def open_task(run: RunConfig, folder: Path, world: int, model: str) -> tuple[RunConfig, TaskData]:
-    """Write and open examples of three classes, of four choices or of texts: 13 epochs of eight steps."""
+def open_task(
+    run: RunConfig, folder: Path, tokenizer: Path | None, world: int, model: str
+) -> tuple[RunConfig, TaskData]:
+    """Write and open examples of three classes, of four choices, of SQuAD 2.0 or of texts: 13 epochs."""
     rng = np.random.default_rng(3)
 
     def words() -> str:
@@ -237,10 +241,13 @@ def open_task(run: RunConfig, folder: Path, world: int, model: str) -> tuple[Run
         (folder / f"{name}-pairs.csv").write_text("\n".join(["input,target", *pairs]) + "\n", "utf-8")
         (folder / name).mkdir()
         (folder / name / "passage.txt").write_text(json.dumps(passage) + "\n", "utf-8")
+        write_squad(folder / f"{name}.json", count, count, unanswerable=True)
     task_name, suffix = TASKS[model]
     paths = {"train": (str(folder / f"train{suffix}"),), "valid": (str(folder / f"dev{suffix}"),)}
     task = replace(run.task, name=task_name, epochs=13, **paths)
-    examples = TaskData.open(task)
+    if model == "squad":
+        task = replace(task, doc_stride=4, max_query_length=3)
+    examples = TaskData.open(task).encode_windows(tokenizer, run.batch.length)
     train, data = replace(run.train, iterations=None), replace(run.data, path=())
     run = replace(run, task=task, train=train, data=data)
     return apply_task(run, examples, world, None)[0], examples
@@ -285,9 +292,10 @@ def trainer(
     file.write_text(COMMON.replace("train_iters = 100\n", "") if counted_in_samples else COMMON)
     run = load_config(RunConfig, file, {}, sets)
     checkpoint = Checkpoint.open(load_from) if load_from else None
-    if model in TASKS:
-        run, examples = open_task(run, data.parent, world.size, model)
     opened, identity = _open(data, run, family)
+    if model in TASKS:
+        assert isinstance(opened, SentenceDatasets)
+        run, examples = open_task(run, data.parent, opened.datasets.tokenizer, world.size, model)
     plan = resolve(
         run,
         family,

@@ -31,12 +31,14 @@ def _trains_alike(
     same_as_one_process(model, world, meet, folder, **values)
 
 
-def _evaluates_alike(layout: dict[str, Any], world: World, meet: str, folder: Path) -> None:
+def _evaluates_alike(
+    layout: dict[str, Any], world: World, meet: str, folder: Path, model: str = "classify"
+) -> None:
     """All ranks have the logits of one process, in the order of the file."""
     results = []
     for size in (World(), world):
         values = layout if size.size > 1 else {}
-        run = trainer("classify", size, meet if size.size > 1 else "", folder, **values)
+        run = trainer(model, size, meet if size.size > 1 else "", folder, **values)
         results.append(_logits(run))
     run.mesh.destroy()
     torch.testing.assert_close(results[1], results[0], **TOLERANCE)
@@ -49,7 +51,7 @@ def _logits(run: Trainer) -> torch.Tensor:
     assert isinstance(reader, TaskReader)
     firsts = range(0, len(reader), reader.batch)
     logits = [run.forward_backward.task_logits(reader, first, reader.batch, 16) for first in firsts]
-    return torch.cat(logits)[: len(reader.examples)]
+    return torch.cat(logits)[: len(reader.samples)]
 
 
 CASES: dict[int, dict[str, Body]] = {
@@ -62,6 +64,15 @@ CASES: dict[int, dict[str, Body]] = {
         "choices_over_sequence_with_dropout": partial(_trains_alike, SP | DROPOUT, model="race"),
         "choices_over_pipeline": partial(_trains_alike, PP | DROPOUT, model="race"),
         "choices_over_data": partial(_trains_alike, {}, model="race"),
+        "spans_over_sequence_with_dropout": partial(_trains_alike, SP | DROPOUT, model="squad"),
+        "spans_over_tensor": partial(_trains_alike, TP, model="squad"),
+        "spans_over_pipeline": partial(_trains_alike, PP | DROPOUT, model="squad"),
+        "spans_over_interleaved_pipeline": partial(_trains_alike, INTERLEAVED, model="squad"),
+        "spans_over_data_with_zero_2": partial(_trains_alike, {"parallel__zero_stage": 2}, model="squad"),
+        "spans_with_zero_3_and_full_recomputation": partial(
+            _trains_alike, FULL | {"parallel__zero_stage": 3}, model="squad"
+        ),
+        "spans_validation_over_data": partial(_evaluates_alike, {}, model="squad"),
         "zero_1": partial(_trains_alike, {"parallel__zero_stage": 1}),
         "zero_3_with_full_recomputation": partial(_trains_alike, FULL | {"parallel__zero_stage": 3}),
         "validation_over_data": partial(_evaluates_alike, {}),
@@ -70,12 +81,15 @@ CASES: dict[int, dict[str, Body]] = {
     4: {
         "tensor_sequence_pipeline": partial(_trains_alike, SP | PP | WEIGHTS),
         "sequence_data": partial(_trains_alike, SP | DROPOUT | WEIGHTS),
+        "spans_over_sequence_and_pipeline": partial(_trains_alike, SP | PP | DROPOUT, model="squad"),
+        "spans_validation_over_tensor_and_pipeline": partial(_evaluates_alike, SP | PP, model="squad"),
         "validation_over_tensor_and_data": partial(_evaluates_alike, SP),
     },
 }
 SHORT = {
     "sequence_with_dropout",
     "choices_over_pipeline",
+    "spans_over_sequence_with_dropout",
     "data_with_class_weights",
     "validation_over_pipeline",
 }

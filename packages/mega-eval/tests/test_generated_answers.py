@@ -6,14 +6,9 @@ from mega_eval.presets.answer_prompts import NQ_PROMPT, SQUAD_PROMPT, read_answe
 from mega_eval.records import TaskRecord, list_record_files, read_records
 from mega_eval.tasks.answer_items import build_answer_items
 from mega_eval.tasks.fewshot import FewShot
-from mega_eval.tasks.generated_answers import (
-    evaluate,
-    normalize_answer,
-    normalize_like_harness,
-    score_answer,
-    word_f1,
-)
+from mega_eval.tasks.generated_answers import evaluate, normalize_like_harness, score_answer
 from mega_schema.errors import ConfigError, FormatError
+from mega_schema.tasks.answer_text import normalize_answer, word_f1
 from tests.evaluation.hash_model import HashModel
 
 TEXTS = [

@@ -6,6 +6,7 @@ in ModernBERT most layers see a window on both sides (arXiv:2412.13663)
 logits = norm(gelu(W₁ x + b₁)) · Eᵀ + b          the masked tokens (arXiv:1810.04805)
 binary = W₃ · tanh(W₂ x[first] + b₂) + b₃        of a row's first token: next sentence, or sentence order
 task   = W₄ · drop(tanh(W₂ x[first] + b₂)) + b₄  in place of these, in a model with the head of a task
+span   = W₄ · x + b₄                             of every token, in a model with the head of spans
 """
 
 from __future__ import annotations
@@ -123,9 +124,9 @@ class Encoder(Decoder):
 
         Args:
             x_TD: `hidden_states` of the last stage.
-            token_N: index of each token on the whole token axis: the first of each row, for the pooler.
+            token_N: index of each token on the whole token axis: with a pooler the first of each row.
             drop: dropout of these tokens before the head.
         """
         row_ND, is_local_N = select_tokens(x_TD, token_N, self.tp)
-        pooled_ND = self.pooler(row_ND).tanh()
-        return sum_selected(self.task_head(drop(HEAD, pooled_ND)), is_local_N, self.tp)
+        features_ND = self.pooler(row_ND).tanh() if self.spec.pooler else row_ND
+        return sum_selected(self.task_head(drop(HEAD, features_ND)), is_local_N, self.tp)

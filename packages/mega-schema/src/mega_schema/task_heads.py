@@ -12,8 +12,9 @@ from mega_schema.errors import ConfigError
 if TYPE_CHECKING:
     from mega_schema.spec import ModelSpec
 
-TaskHead = Literal["none", "classification", "multiple_choice"]
+TaskHead = Literal["none", "classification", "multiple_choice", "span"]
 HEAD = "task_head"  # its name in the parameter table
+SPAN_LABELS = ("start", "end")  # outputs of the head of spans, for every token
 
 _LANGUAGE_MODEL_FIELDS: Mapping[str, object] = MappingProxyType(
     {"binary_head": False, "head_transform": "none", "head_bias": False}
@@ -21,14 +22,27 @@ _LANGUAGE_MODEL_FIELDS: Mapping[str, object] = MappingProxyType(
 
 
 def add_task_head(spec: ModelSpec, head: TaskHead, labels: Sequence[str]) -> ModelSpec:
-    """Return the encoder with the head of a task and a pooler, and without the heads of its pretraining."""
-    fields = dict(_LANGUAGE_MODEL_FIELDS)
-    return dataclasses.replace(spec, task_head=head, labels=tuple(labels), pooler=True, **fields)  # type: ignore[arg-type]  # fields of these types
+    """Return the encoder with the head of a task instead of the heads of its pretraining.
+
+    A head that reads only the first token of a row has a pooler.
+    """
+    fields = dict(_LANGUAGE_MODEL_FIELDS) | {"pooler": not reads_every_token(head)}
+    return dataclasses.replace(spec, task_head=head, labels=tuple(labels), **fields)  # type: ignore[arg-type]  # fields of these types
+
+
+def reads_every_token(head: TaskHead) -> bool:
+    """Whether the head computes outputs for every token of a row, without a pooler."""
+    return head == "span"
 
 
 def head_outputs(spec: ModelSpec) -> int:
-    """Return the outputs of the task's head: one for each class, or one for a choice."""
+    """Return the outputs of the task's head: for each class, for a choice, or for begin and end."""
     return 1 if spec.task_head == "multiple_choice" else len(spec.labels)
+
+
+def outputs_per_sample(spec: ModelSpec, length: int) -> int:
+    """Return the logits of a sample of `length` tokens."""
+    return len(spec.labels) * (length if reads_every_token(spec.task_head) else 1)
 
 
 def rows_per_sample(spec: ModelSpec) -> int:
@@ -53,7 +67,12 @@ def check_task_head(spec: ModelSpec) -> None:
         raise ConfigError(
             "model.labels", "are too few to choose from", found=list(labels), wanted="2 or more"
         )
-    for name, value in {**_LANGUAGE_MODEL_FIELDS, "pooler": True}.items():
+    if spec.task_head == "span" and labels != SPAN_LABELS:
+        raise ConfigError(
+            "model.labels", "do not fit a head of spans", found=list(labels), wanted=list(SPAN_LABELS)
+        )
+    wanted_fields = {**_LANGUAGE_MODEL_FIELDS, "pooler": not reads_every_token(spec.task_head)}
+    for name, value in wanted_fields.items():
         if getattr(spec, name) != value:
             found = getattr(spec, name)
             raise ConfigError(f"model.{name}", "does not fit model.task_head", found=found, wanted=value)

@@ -14,9 +14,9 @@ from mega_eval.commands.classification_commands import ClassificationOptions, ru
 from mega_eval.commands.task_options import TaskOptions
 from mega_schema.errors import ConfigError
 from mega_schema.spec_checks import find_task_head
-from mega_schema.tasks.pair_tasks import PairFiles, TaskName
+from mega_schema.tasks.pair_tasks import ClassTaskName, PairFiles
 
-ENCODER_TASKS: Mapping[str, TaskName] = MappingProxyType({"mnli": "MNLI", "qqp": "QQP", "race": "RACE"})
+ENCODER_TASKS: Mapping[str, ClassTaskName] = MappingProxyType({"mnli": "MNLI", "qqp": "QQP", "race": "RACE"})
 # options of the evaluation of decoders, with their defaults
 _DECODER_DEFAULTS: Mapping[str, object] = MappingProxyType(
     {

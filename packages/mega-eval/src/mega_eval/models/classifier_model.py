@@ -93,7 +93,7 @@ def open_classifier(load: Path, *, dtype: str, device: str) -> ClassifierModel:
         return _open_hugging_face(load, dtype=dtype, device=device)
     checkpoint = Checkpoint.open(find_best_folder(load))
     spec = checkpoint.spec
-    if spec.task_head == "none":
+    if spec.task_head not in ("classification", "multiple_choice"):
         raise ConfigError(
             f"{checkpoint.folder}: model.task_head",
             "is not a classifier's",

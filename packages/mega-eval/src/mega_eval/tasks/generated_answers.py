@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import string
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,6 +16,7 @@ from mega_eval.metrics import Metric
 from mega_eval.models.interface import GenerationRequest, LanguageModel
 from mega_eval.task_result import Example, TaskResult
 from mega_schema.errors import ConfigError
+from mega_schema.tasks.answer_text import normalize_answer, word_f1
 from mega_schema.tokenizer.special_tokens import added_tokens
 
 PROMPT_CHARACTERS = 2000  # of a prompt in the samples; its end
@@ -40,24 +40,9 @@ class AnswerItem:
     answers: tuple[str, ...]
 
 
-def normalize_answer(text: str) -> str:
-    """Normalize a text as SQuAD's evaluation script does."""
-    words = re.sub(r"\b(a|an|the)\b", " ", text.lower().translate(_PUNCTUATION))
-    return " ".join(words.split())
-
-
 def normalize_like_harness(text: str) -> str:
     """Normalize a text as lm-evaluation-harness' nq_open does."""
     return _HARNESS_ARTICLES.sub("", text).lower().translate(_PUNCTUATION)
-
-
-def word_f1(prediction: str, answer: str) -> float:
-    """Return F1 of the words of two normalized texts; of an empty one, whether both are."""
-    words, expected = prediction.split(), answer.split()
-    if not words or not expected:
-        return float(words == expected)
-    common = sum((Counter(words) & Counter(expected)).values())
-    return 2 * common / (len(words) + len(expected))
 
 
 def score_answer(prediction: str, answers: Sequence[str]) -> dict[str, float]:

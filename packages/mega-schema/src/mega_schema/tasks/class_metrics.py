@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from mega_schema.tasks.pair_tasks import f1_name
+
 Ints = NDArray[np.int64]
 
 
@@ -34,8 +36,3 @@ def class_metrics(label_N: Ints, prediction_N: Ints, classes: int, *, binary: bo
     """
     f1 = f1_of_class(label_N, prediction_N, 1) if binary else macro_f1(label_N, prediction_N, classes)
     return {"accuracy": accuracy(label_N, prediction_N), f1_name(binary=binary): f1}
-
-
-def f1_name(*, binary: bool) -> str:
-    """Return the name of the F1 of `class_metrics`."""
-    return "f1" if binary else "macro_f1"

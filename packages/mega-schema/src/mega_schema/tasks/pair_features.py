@@ -56,6 +56,7 @@ class EncodedExamples:
     Ids are kept without padding: a sample is built when it is read.
 
     Attributes:
+        examples: what the samples are made of.
         rows: of a sample.
         length: tokens of a row.
         token_counts: (N,) tokens of each sample's longest row, without padding.
@@ -75,6 +76,7 @@ class EncodedExamples:
             ConfigError: `length` has no place for a token between the special ones.
         """
         check_length(length)
+        self.examples = examples
         self.length = length
         self.rows = 1 if isinstance(examples[0], PairExample) else len(examples[0].choices)
         self._pad = special.pad

@@ -14,7 +14,8 @@ from mega_schema.tasks.labelled_files import read_labelled
 from mega_schema.tasks.pair_examples import MNLI_LABELS, QQP_LABELS, read_mnli, read_qqp
 from mega_schema.tasks.race_examples import RACE_LABELS, LabelledExample, read_race
 
-TaskName = Literal["MNLI", "QQP", "RACE", "CLASSIFY", "TEXT2TEXT"]
+ClassTaskName = Literal["MNLI", "QQP", "RACE", "CLASSIFY"]
+TaskName = Literal["MNLI", "QQP", "RACE", "CLASSIFY", "SQUAD", "TEXT2TEXT"]
 TEXT2TEXT: TaskName = "TEXT2TEXT"  # of T5: it has no head, and reads `text_pairs`
 
 
@@ -22,12 +23,26 @@ def head_of_task(task: TaskName) -> TaskHead:
     """Return the head of the task."""
     if task == TEXT2TEXT:
         return "none"
+    if task == "SQUAD":
+        return "span"
     return "multiple_choice" if task == "RACE" else "classification"
 
 
 def family_of_task(task: TaskName) -> Family:
     """Return the family of the models that are fine-tuned on the task."""
     return "t5" if task == TEXT2TEXT else "bert"
+
+
+def f1_name(*, binary: bool) -> str:
+    """Return the name of the F1 of a classification: of class 1, or the mean over the classes."""
+    return "f1" if binary else "macro_f1"
+
+
+def metrics_of_task(task: TaskName) -> tuple[str, ...]:
+    """Return the metrics that can choose the best epoch, the default first."""
+    if task == TEXT2TEXT:
+        return "exact_match", "token_f1"
+    return ("f1", "exact_match") if task == "SQUAD" else ("accuracy", f1_name(binary=task == "QQP"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +53,7 @@ class PairFiles:
         text_keys, label_key: keys of the records of CLASSIFY.
     """
 
-    task: TaskName
+    task: ClassTaskName
     text_keys: Sequence[str] = ("text",)
     label_key: str = "label"
 
@@ -58,7 +73,7 @@ class PairFiles:
 
 
 def choose_labels(
-    task: TaskName, names: Sequence[str], examples: Sequence[LabelledExample]
+    task: ClassTaskName, names: Sequence[str], examples: Sequence[LabelledExample]
 ) -> tuple[str, ...]:
     """Return the classes in the order of the head's outputs: the task's, those given, or those of the data.
 

@@ -113,6 +113,12 @@ class FastTokenizer:
             _check_utf8(text)
         return [e.ids for e in self._library.encode_batch_fast(list(texts), add_special_tokens=False)]
 
+    def encode_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
+        """Return the ids of each text, and [begin, end) of the characters of each id."""
+        for text in texts:
+            _check_utf8(text)
+        return [(e.ids, e.offsets) for e in self._library.encode_batch(list(texts), add_special_tokens=False)]
+
     def special_tokens_around(self, text: str) -> tuple[list[int], list[int]]:
         """Return the ids that the post-processor adds before and after those of `text`.
 

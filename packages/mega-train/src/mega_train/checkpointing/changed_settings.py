@@ -34,7 +34,7 @@ _DATA_KEYS = frozenset(
         *("encoder_data.mask_prob", "encoder_data.short_seq_prob", "encoder_data.mask_type"),
         *("encoder_data.bert_no_binary_head", "encoder_data.sample_rule"),
         *("task.task", "task.train_data", "task.keep_last_batch", "task.text_keys", "task.label_key"),
-        *("task.input_key", "task.target_key"),
+        *("task.input_key", "task.target_key", "task.doc_stride", "task.max_query_length"),
     }
 )
 # those of them that name groups of datasets, and all that name datasets

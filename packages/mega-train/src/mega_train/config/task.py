@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from mega_schema.app.config import WordList, multi_option, option
 from mega_schema.tasks.pair_tasks import TaskName
+from mega_schema.tasks.span_options import SpanOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,5 +39,22 @@ class TaskConfig:
     best_metric: str | None = option(
         "--best-metric",
         None,
-        "metric of the first --valid-data file for the best epoch; by default accuracy or exact_match",
+        "metric of the first --valid-data file for the best epoch; by default accuracy, f1 or exact_match",
     )
+    doc_stride: int = option("--doc-stride", 128, "SQUAD: tokens between the begins of a passage's windows")
+    max_query_length: int = option("--max-query-length", 64, "SQUAD: tokens of a question; others are cut")
+    max_answer_length: int = option("--max-answer-length", 30, "SQUAD: tokens of a predicted answer")
+    n_best_size: int = option(
+        "--n-best-size", 20, "SQUAD: best answers of a question in predictions, and begins and ends compared"
+    )
+    null_score_diff_threshold: float = option(
+        "--null-score-diff-threshold",
+        0.0,
+        "SQUAD 2.0: predict no answer if its score exceeds the best answer's by more",
+    )
+
+    @property
+    def spans(self) -> SpanOptions:
+        """Options of SQUAD."""
+        values = {field.name: getattr(self, field.name) for field in fields(SpanOptions)}
+        return SpanOptions(**values)

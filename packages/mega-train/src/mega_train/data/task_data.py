@@ -15,9 +15,12 @@ from typing import Any, Protocol, Self
 import numpy as np
 
 from mega_schema.errors import ConfigError, FormatError
+from mega_schema.task_heads import SPAN_LABELS
 from mega_schema.tasks.pair_features import EncodedExamples, SpecialIds
 from mega_schema.tasks.pair_tasks import TEXT2TEXT, PairFiles, check_labels, choose_labels
 from mega_schema.tasks.race_examples import LabelledExample
+from mega_schema.tasks.span_features import SpanWindows
+from mega_schema.tasks.squad_examples import SpanExample, read_squad
 from mega_schema.tasks.text_pairs import TextPair, read_text_pairs
 from mega_schema.tokenizer.tokenizer import Tokenizer, open_tokenizer_folder
 from mega_train.config.task import TaskConfig
@@ -26,7 +29,7 @@ from mega_train.data.text2text import EncodedPairs, SequenceIds
 
 log = logging.getLogger("mega.train")
 
-TaskExample = LabelledExample | TextPair
+TaskExample = LabelledExample | SpanExample | TextPair
 T5_HINT = "--tokenizer-type HuggingFaceTokenizer --tokenizer-model FOLDER"
 
 
@@ -38,11 +41,13 @@ class TaskData:
         config: the options, with the classes of the task.
         training: examples of all --train-data files.
         validation: examples of each --valid-data file, by its name without the suffix.
+        windows: the training samples of SQUAD, which are more than examples.
     """
 
     config: TaskConfig
     training: Sequence[TaskExample]
     validation: Mapping[str, Sequence[TaskExample]]
+    windows: SpanWindows | None = None
     identity: None = None
     tokenizer: None = None
 
@@ -70,6 +75,8 @@ class TaskData:
             valid_files[name] = path
         if config.name == TEXT2TEXT:
             return cls(config, *_read_text_pairs(config, train_files, valid_files))
+        if config.name == "SQUAD":
+            return cls(replace(config, labels=SPAN_LABELS), *_read_questions(train_files, valid_files))
         files = PairFiles(config.name, config.text_keys or ("text",), config.label_key)
         training = [example for path in train_files for example in _read(files, path)]
         validation = {name: _read(files, path) for name, path in valid_files.items()}
@@ -80,6 +87,30 @@ class TaskData:
             check_labels(examples, labels, required=False)
         return cls(replace(config, labels=labels), training, validation)
 
+    def encode_windows(self, tokenizer: Path | Tokenizer | None, length: int | None) -> Self:
+        """Return the data with the training samples of SQUAD: their number determines that of the steps.
+
+        Args:
+            length: tokens of a sample; None if it is not known.
+
+        Raises:
+            ConfigError: there is no tokenizer of BERT, or options do not fit the length.
+        """
+        questions = [example for example in self.training if isinstance(example, SpanExample)]
+        if not questions:
+            return self
+        if length is None:
+            wanted = "tokens of a question with a window of its passage"
+            raise ConfigError("--seq-length", "missing", wanted=wanted, hint="--seq-length 384")
+        opened = _open_tokenizer(self.config, tokenizer)
+        special = SpecialIds.from_tokenizer(opened)
+        return replace(self, windows=SpanWindows(questions, opened, special, length, self.config.spans))
+
+    @property
+    def training_samples(self) -> int:
+        """Number of training samples."""
+        return len(self.training) if self.windows is None else len(self.windows)
+
     @property
     def balanced_weights(self) -> tuple[float, ...]:
         """Weights of the classes that give each the same share of the loss; their mean over examples is 1.
@@ -89,7 +120,7 @@ class TaskData:
         """
         counts = dict.fromkeys(self.config.labels, 0)
         for example in self.training:
-            assert not isinstance(example, TextPair), "resolve refuses --class-weights"
+            assert not isinstance(example, TextPair | SpanExample), "resolve refuses --class-weights"
             assert example.label is not None
             counts[example.label] += 1
         if absent := [label for label, count in counts.items() if not count]:
@@ -142,7 +173,7 @@ class TaskReader:
 
     def _example_number(self, i: int) -> int | None:
         """Return the example of sample `i`; None for a sample that completes a batch."""
-        return i if i < len(self.examples) else None
+        return i if i < len(self.samples) else None
 
     def prefetch(self, numbers: Iterable[int]) -> None:
         """Do nothing: the samples are in memory."""
@@ -166,9 +197,9 @@ class EpochReader(TaskReader):
         seed: int,
         keeps_last: bool,
     ) -> None:
-        self.epoch_samples = len(examples) // batch * batch
+        self.epoch_samples = len(samples) // batch * batch
         if keeps_last:
-            self.epoch_samples = -(-len(examples) // batch) * batch
+            self.epoch_samples = -(-len(samples) // batch) * batch
         super().__init__(samples, examples, path, batch, self.epoch_samples * epochs)
         self._seed = seed
         self._order: tuple[int, np.ndarray] | None = None
@@ -176,9 +207,9 @@ class EpochReader(TaskReader):
     def _example_number(self, i: int) -> int | None:
         epoch, position = divmod(i, self.epoch_samples)
         if self._order is None or self._order[0] != epoch:
-            order = np.random.default_rng((self._seed, epoch)).permutation(len(self.examples))
+            order = np.random.default_rng((self._seed, epoch)).permutation(len(self.samples))
             self._order = epoch, order
-        return int(self._order[1][position]) if position < len(self.examples) else None
+        return int(self._order[1][position]) if position < len(self.samples) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,23 +245,16 @@ class TaskSamples:
             ConfigError: there is no tokenizer, or it is not one of the model.
         """
         config = data.config
-        if tokenizer is None:
-            hint = T5_HINT if config.name == TEXT2TEXT else BERT_HINT
-            what = "missing, and the checkpoint records no tokenizer"
-            raise ConfigError("--tokenizer-type", what, wanted="the model's tokenizer", hint=hint)
-        if isinstance(tokenizer, Path):
-            tokenizer = open_tokenizer_folder(tokenizer)
-        encode = _encoder(config, tokenizer, length, decoder_length)
-        validation = {
-            name: TaskReader(
-                encode(examples), examples, Path(path), batch, -(-len(examples) // batch) * batch
-            )
-            for (name, examples), path in zip(data.validation.items(), config.valid, strict=True)
-        }
+        encode = _encoder(config, _open_tokenizer(config, tokenizer), length, decoder_length)
+        validation = dict[str, TaskReader]()
+        for (name, examples), path in zip(data.validation.items(), config.valid, strict=True):
+            samples = encode(examples)
+            whole_batches = -(-len(samples) // batch) * batch
+            validation[name] = TaskReader(samples, examples, Path(path), batch, whole_batches)
         if not data.training:  # only evaluated
             return cls(data, next(iter(validation.values())), validation)
         training = EpochReader(
-            encode(data.training),
+            data.windows or encode(data.training),
             data.training,
             Path(config.train[0]),
             batch,
@@ -241,6 +265,14 @@ class TaskSamples:
         return cls(data, training, validation)
 
 
+def _open_tokenizer(config: TaskConfig, tokenizer: Path | Tokenizer | None) -> Tokenizer:
+    if tokenizer is None:
+        hint = T5_HINT if config.name == TEXT2TEXT else BERT_HINT
+        what = "missing, and the checkpoint records no tokenizer"
+        raise ConfigError("--tokenizer-type", what, wanted="the model's tokenizer", hint=hint)
+    return open_tokenizer_folder(tokenizer) if isinstance(tokenizer, Path) else tokenizer
+
+
 def _encoder(
     config: TaskConfig, tokenizer: Tokenizer, length: int, decoder_length: int
 ) -> Callable[[Sequence[Any]], EncodedSamples]:  # Any: examples of the task
@@ -249,6 +281,8 @@ def _encoder(
         ids = SequenceIds.from_tokenizer(tokenizer)
         return lambda pairs: EncodedPairs(pairs, tokenizer, ids, length, decoder_length)
     special = SpecialIds.from_tokenizer(tokenizer)
+    if config.name == "SQUAD":
+        return lambda questions: SpanWindows(questions, tokenizer, special, length, config.spans)
     return lambda examples: EncodedExamples(examples, tokenizer, special, length, config.labels)
 
 
@@ -267,6 +301,21 @@ def _read_text_pairs(
             hint = "--target-key KEY"
             raise FormatError(pair.where, f"no text under {config.target_key!r}", hint=hint)
     return training, {name: read_text_pairs(path, *keys) for name, path in valid_files.items()}
+
+
+def _read_questions(
+    train_files: Sequence[Path], valid_files: Mapping[str, Path]
+) -> tuple[list[SpanExample], dict[str, list[SpanExample]]]:
+    """Read the questions of training, all of which need answers, and those of each file to evaluate.
+
+    Raises:
+        FormatError: a file is not in the layout of SQuAD.
+    """
+    training = [example for path in train_files for example in read_squad(path)]
+    for example in training:
+        if example.answers is None:
+            raise FormatError(example.where, "has no answers", wanted="answers to learn")
+    return training, {name: read_squad(path) for name, path in valid_files.items()}
 
 
 def _read(files: PairFiles, path: Path) -> Sequence[LabelledExample]:

@@ -13,11 +13,13 @@ from torch import Tensor
 from mega_model.decoder import Decoder
 from mega_model.distributed.mesh import Mesh
 from mega_model.runtime import Runtime
+from mega_schema.task_heads import outputs_per_sample
 from mega_train.data.dataloaders import SampleReader
 from mega_train.data.micro_batches import MicroBatchLoader
 from mega_train.engine.bert_forward_step import BertForwardStep
 from mega_train.engine.forward_step import ForwardStep
 from mega_train.engine.prefix_forward_step import PrefixForwardStep
+from mega_train.engine.span_forward_step import SpanForwardStep
 from mega_train.engine.t5_forward_step import T5ForwardStep
 from mega_train.engine.task_forward_step import TaskForwardStep
 from mega_train.engine.text2text_forward_step import Text2TextForwardStep, put_decoder_input
@@ -98,13 +100,16 @@ class ForwardBackward:
     def task_logits(self, reader: SampleReader, first_sample: int, count: int, seq_length: int) -> Tensor:
         """Compute the logits of the task's head for `count` samples, (count, K) float32 on every rank.
 
+        K is the number of classes; of a head that reads every token, of classes times tokens.
+
         Args:
             first_sample: number of the first sample.
             seq_length: tokens of a sample.
         """
         work, _ = self._run(reader, first_sample, count, seq_length, train=False, timer=no_timer)
         assert isinstance(work, TaskForwardStep)
-        logits = torch.zeros(count, len(self._config.spec.labels), device=self._mesh.device)
+        outputs = outputs_per_sample(self._config.spec, seq_length)
+        logits = torch.zeros(count, outputs, device=self._mesh.device)
         for numbers, output in work.outputs:  # of the rank of the last stage
             logits[torch.tensor(numbers, device=logits.device) - first_sample] = output
         return self._mesh.replicas.reduce(self._mesh.pp.reduce(logits))
@@ -191,7 +196,7 @@ def forward_step_class(config: ResolvedConfig) -> type[ForwardStep]:
     if not config.run.objective.is_causal:
         return PrefixForwardStep
     if spec.task_head != "none":
-        return TaskForwardStep
+        return SpanForwardStep if spec.task_head == "span" else TaskForwardStep
     if spec.encoder_layers is not None:
         return Text2TextForwardStep if config.run.task.name else T5ForwardStep
     return ForwardStep if spec.causal else BertForwardStep

@@ -71,19 +71,31 @@ class TaskForwardStep(ForwardStep):
         if not model.stage.is_last:
             output: Tensor = model(*inputs, token_type_T=types_T)
             return output
-        first_B = torch.arange(len(batch), device=self.mesh.device) * self.seq_length
+        head_token_N = self._head_tokens(len(batch))
         head_drop = self._head_dropout(micro, rows)
         logits_BK: Tensor = model(
-            *inputs, token_type_T=types_T, head_token_N=first_B, head_drop=head_drop
+            *inputs, token_type_T=types_T, head_token_N=head_token_N, head_drop=head_drop
         ).float()
         logits_BK = logits_BK.reshape(len(samples), -1)
         if self.sample_numbers is None:
             self.outputs.append((self.evaluated_numbers[micro], logits_BK.detach()))
-        label_B = values[::rows, LABEL, 0]
-        loss = F.cross_entropy(
+        loss = self._sum_losses(logits_BK, values[::rows])
+        return scale_loss(loss / self.total_weight, self.loss_scale)
+
+    def _head_tokens(self, rows: int) -> Tensor:
+        """Return the index of each token that the head reads on the whole token axis: of rows the first."""
+        return torch.arange(rows, device=self.mesh.device) * self.seq_length
+
+    def _sum_losses(self, logits_BK: Tensor, values: Tensor) -> Tensor:
+        """Return the sum of the samples' losses, weighted by their classes.
+
+        Args:
+            values: (B, 4, length) the first row of each sample.
+        """
+        label_B = values[:, LABEL, 0]
+        return F.cross_entropy(
             logits_BK, label_B, weight=self.weight_K, ignore_index=IGNORED, reduction="sum"
         )
-        return scale_loss(loss / self.total_weight, self.loss_scale)
 
     def _head_dropout(self, micro: int, rows: int) -> DropoutFn:
         """Return the dropout of the pooled first tokens, whole on every rank of tp."""

@@ -6,13 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
+import numpy as np
 import orjson
 import torch
+from numpy.typing import NDArray
 
 from mega_schema.atomic_io import atomic_write
 from mega_schema.tasks.best_checkpoint import BestCheckpoint, read_best, write_best
 from mega_schema.tasks.class_predictions import ClassPredictions
-from mega_schema.tasks.pair_tasks import TEXT2TEXT
+from mega_schema.tasks.pair_tasks import metrics_of_task
 from mega_schema.tasks.race_examples import LabelledExample
 from mega_train.config import TaskConfig
 from mega_train.data.dataloaders import SampleReader
@@ -42,14 +44,9 @@ class TaskValidator(Validator):
     def _evaluate(self, name: str, reader: SampleReader) -> dict[str, float]:
         """Evaluate a file; return its metrics, none without labels."""
         assert isinstance(reader, TaskReader)
-        trainer = self._trainer
-        config = trainer.config
+        config = self._trainer.config
         start_time = self._clock()
-        logits = [
-            trainer.forward_backward.task_logits(reader, first, reader.batch, config.seq_length)
-            for first in range(0, len(reader), reader.batch)
-        ]
-        logits_NK = torch.cat(logits)[: len(reader.examples)].cpu().numpy()
+        logits_NK = self._compute_logits(reader)
         examples = cast(Sequence[LabelledExample], reader.examples)
         predictions = ClassPredictions(examples, config.spec.labels, logits_NK)
         self._write_predictions(name, predictions.rows())
@@ -59,6 +56,16 @@ class TaskValidator(Validator):
         metrics = predictions.metrics(binary=is_binary(config.run.task))
         self._report(name, predictions.loss, metrics, start_time)
         return metrics
+
+    def _compute_logits(self, reader: TaskReader) -> NDArray[np.float32]:
+        """Return the logits of all samples, on every rank."""
+        trainer = self._trainer
+        logits = [
+            trainer.forward_backward.task_logits(reader, first, reader.batch, trainer.config.seq_length)
+            for first in range(0, len(reader), reader.batch)
+        ]
+        logits_NK: NDArray[np.float32] = torch.cat(logits)[: len(reader.samples)].cpu().numpy()
+        return logits_NK
 
     def _write_predictions(self, name: str, rows: Iterable[Mapping[str, object]]) -> None:
         """Write a line of JSON for every example of a file, whole or not at all, if the run saves."""
@@ -92,7 +99,8 @@ class TaskValidator(Validator):
         """Record the epoch if no earlier one of the run is better."""
         state = self._trainer.state
         task = self._trainer.config.run.task
-        metric = task.best_metric or ("exact_match" if task.name == TEXT2TEXT else "accuracy")
+        assert task.name is not None
+        metric = task.best_metric or metrics_of_task(task.name)[0]
         best = read_best(save)
         epoch = state.iteration // self._trainer.config.run.evaluation.interval
         is_stale = best is not None and (epoch == 1 or best.iteration >= state.iteration)  # of an earlier run

@@ -126,9 +126,11 @@ def prepare(
         refusals.unknown |= {"--data-path"} | ({"--vocab-size"} if flag_tokenizer is None else set())
         if run.task.name is not None:
             refusals.raise_any()  # classes and duration depend on the task's files
-    if isinstance(datasets, TaskData):
-        run, loaded_spec = apply_task(run, datasets, world.size, loaded_spec)
     identity, tokenizer = _choose_tokenizer(datasets, flag_tokenizer, checkpoint)
+    if isinstance(datasets, TaskData):
+        length = run.batch.length or (loaded_spec.max_seq_len if loaded_spec else None)
+        datasets = datasets.encode_windows(tokenizer, length)
+        run, loaded_spec = apply_task(run, datasets, world.size, loaded_spec)
     config = resolve(
         run,
         family,

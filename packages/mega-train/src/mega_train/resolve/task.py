@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, replace
+from types import MappingProxyType
 
 from mega_schema.app.config import config_keys
 from mega_schema.errors import ConfigError, MegaError
 from mega_schema.spec import ModelSpec
-from mega_schema.tasks.class_metrics import f1_name
-from mega_schema.tasks.pair_tasks import TEXT2TEXT
+from mega_schema.tasks.pair_tasks import TEXT2TEXT, metrics_of_task
+from mega_schema.tasks.span_options import SpanOptions
 from mega_train.config import RunConfig, TaskConfig
 from mega_train.config.refusals import Refusals
 from mega_train.data.task_data import TaskData
 from mega_train.resolve.batch import batch_sizes
 from mega_train.resolve.model import add_run_head
 
-_CLASS_OPTIONS = frozenset({"labels", "text_keys", "label_key", "class_weights"})
-_TEXT_OPTIONS = frozenset({"input_key", "target_key"})
+# fields of TaskConfig that only some tasks have
+_OWNERS: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(("labels", "text_keys", "label_key", "class_weights"), "classification"),
+        **dict.fromkeys(("input_key", "target_key"), TEXT2TEXT),
+        **{field.name: "SQUAD" for field in fields(SpanOptions)},
+    }
+)
 
 
 def apply_task(
@@ -85,9 +92,8 @@ def _check_options(run: RunConfig) -> Iterator[MegaError]:
         if is_given:
             yield ConfigError(flag, "does not apply to a task", found="given", hint=hint)
     yield from _check_task_options(run.task)
-    metrics = ("accuracy", f1_name(binary=run.task.name == "QQP"))
-    if run.task.name == TEXT2TEXT:
-        metrics = ("exact_match", "token_f1")
+    assert run.task.name is not None
+    metrics = metrics_of_task(run.task.name)
     if run.task.best_metric not in (None, *metrics):
         found, wanted = run.task.best_metric, " | ".join(metrics)
         yield ConfigError("--best-metric", "is not a metric of the task", found=found, wanted=wanted)
@@ -102,14 +108,14 @@ def _check_options(run: RunConfig) -> Iterator[MegaError]:
 def _check_task_options(task: TaskConfig) -> Iterator[MegaError]:
     """Refuse options of other tasks, which would change nothing."""
     default = TaskConfig()
-    is_text = task.name == TEXT2TEXT
+    group = task.name if task.name in (TEXT2TEXT, "SQUAD") else "classification"
     for key in config_keys(RunConfig):
         option = key.field.name
-        if key.section == "task" and option in (_CLASS_OPTIONS if is_text else _TEXT_OPTIONS):
+        owner = _OWNERS.get(option, group) if key.section == "task" else group
+        if owner != group:
             value = getattr(task, option)
             if value != getattr(default, option):
-                owner = "classification" if is_text else TEXT2TEXT
-                found = value if isinstance(value, str) else " ".join(value)
+                found = " ".join(value) if isinstance(value, tuple) else value
                 yield ConfigError(key.flag, f"is an option of {owner}", found=found, hint="leave it out")
 
 
@@ -120,7 +126,7 @@ def _class_weights(data: TaskData) -> tuple[float, ...]:
         ConfigError: they are not as many numbers above 0 as there are classes.
     """
     words = data.config.class_weights
-    if not words or not data.training or data.config.name == TEXT2TEXT:
+    if not words or not data.training or data.config.name in (TEXT2TEXT, "SQUAD"):
         return ()
     if words == ("balanced",):
         return data.balanced_weights
@@ -151,13 +157,13 @@ def _apply_duration(run: RunConfig, data: TaskData, world: int) -> RunConfig:
         return replace(run, train=replace(run.train, skip=True), optimizer=optimizer)
     parallel = run.parallel
     _, batch = batch_sizes(run, max(1, world // (parallel.tp * parallel.pp * parallel.cp)))
-    count = len(data.training)
+    count = data.training_samples
     steps = -(-count // batch) if run.task.keep_last_batch else count // batch
     if not steps:
         raise ConfigError(
             "--train-data",
             "has fewer examples than a batch",
-            found=f"{count} examples",
+            found=f"{count} examples" if data.windows is None else f"{count} windows",
             wanted=f"{batch} or more",
             hint="--keep-last-batch, or a smaller --global-batch-size",
         )

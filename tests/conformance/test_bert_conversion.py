@@ -36,10 +36,12 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "bert without a binary head": ("Bert", "ForMaskedLM", {"type_vocab_size": 3}),
     "bert without heads": ("Bert", "Model", {}),
     "bert with classes": ("Bert", "ForSequenceClassification", {"num_labels": 3}),
+    "bert with spans": ("Bert", "ForQuestionAnswering", {}),
     "megatron": ("MegatronBert", "ForPreTraining", {"layer_norm_eps": 1e-5}),
     "megatron tanh": ("MegatronBert", "ForPreTraining", {"hidden_act": "gelu_new"}),
     "megatron without a binary head": ("MegatronBert", "ForMaskedLM", {}),
     "megatron without heads": ("MegatronBert", "Model", {}),
+    "megatron with spans": ("MegatronBert", "ForQuestionAnswering", {}),
     "megatron with classes": ("MegatronBert", "ForSequenceClassification", {"id2label": {0: "no", 1: "yes"}}),
 }
 
@@ -90,7 +92,14 @@ def test_outputs_are_those_of_transformers_and_every_tensor_comes_back(case: str
         PackedAttention(3, 24, mask_BS, causal=False),
         token_type_T=type_BS.flatten(),
     )
-    if "last_hidden_state" in wanted:
+    if checkpoint.spec.task_head == "span":
+        logits_BS2 = model.row_logits(x_TD, 3)
+        pairs = [
+            (logits_BS2[..., column].flatten(), wanted[name][..., None])
+            for column, name in enumerate(("start_logits", "end_logits"))
+        ]
+        pairs = [(ours, logits.flatten(1)) for ours, logits in pairs]
+    elif "last_hidden_state" in wanted:
         pairs = [(x_TD, wanted.last_hidden_state)]
     elif checkpoint.spec.labels:
         task_BK = model.task_logits(x_TD, torch.arange(3) * 24)

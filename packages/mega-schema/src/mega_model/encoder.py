@@ -119,6 +119,20 @@ class Encoder(Decoder):
         row_BD, is_local_B = select_tokens(x_TD, first_B, self.tp)
         return sum_selected(self.binary_head(self.pooler(row_BD).tanh()), is_local_B, self.tp)
 
+    def row_logits(self, x_TD: Tensor, rows: int) -> Tensor:
+        """Compute the logits of the task's head in one process.
+
+        Args:
+            x_TD: `hidden_states` of rows of equal lengths.
+
+        Returns:
+            (rows, K); of a head that reads every token (rows, length, K).
+        """
+        token_T = torch.arange(len(x_TD), device=x_TD.device).view(rows, -1)
+        if self.spec.pooler:
+            return self.task_logits(x_TD, token_T[:, 0])
+        return self.task_logits(x_TD, token_T.flatten()).unflatten(0, (rows, -1))
+
     def task_logits(self, x_TD: Tensor, token_N: Tensor, drop: DropoutFn = no_dropout) -> Tensor:
         """Compute the logits of the task's head, (N, K), the same on every rank of tp.
 

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from mega_schema.checkpoint.foreign_files import MAX_JSON_BYTES, read_foreign
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.spec import ModelSpec
-from mega_schema.task_heads import TaskHead
+from mega_schema.task_heads import FOREIGN_HEADS, TaskHead
 
 _NO_NEXT_TOKEN = "is of an encoder, which predicts no next token"
 _NOT_RUN_YET = "is of an encoder with a decoder, which cannot be run yet"
@@ -20,9 +20,6 @@ _FOREIGN_ENCODERS: Mapping[str, str] = MappingProxyType(
     | dict.fromkeys(("t5", "umt5"), _NOT_RUN_YET)
 )
 # of the classes of a config.json
-_FOREIGN_HEADS: Mapping[object, TaskHead] = MappingProxyType(
-    {f"{prefix}ForSequenceClassification": "classification" for prefix in ("Bert", "MegatronBert")}
-)
 
 
 def require_decoder(spec: ModelSpec, where: Path) -> None:
@@ -92,7 +89,7 @@ def find_task_head(load: Path) -> TaskHead:
 
     architectures = _read_config(load / "config.json").get("architectures")
     if isinstance(architectures, list):
-        return next((_FOREIGN_HEADS[name] for name in architectures if name in _FOREIGN_HEADS), "none")
+        return next((FOREIGN_HEADS[name] for name in architectures if name in FOREIGN_HEADS), "none")
     try:
         return Checkpoint.open(find_best_folder(load)).spec.task_head
     except FormatError:

@@ -14,6 +14,15 @@ if TYPE_CHECKING:
 
 TaskHead = Literal["none", "classification", "multiple_choice", "span"]
 HEAD = "task_head"  # its name in the parameter table
+# of Hugging Face's classes
+FOREIGN_HEADS: Mapping[str, TaskHead] = MappingProxyType(
+    {
+        "BertForSequenceClassification": "classification",
+        "MegatronBertForSequenceClassification": "classification",
+        "BertForQuestionAnswering": "span",
+        "MegatronBertForQuestionAnswering": "span",
+    }
+)
 SPAN_LABELS = ("start", "end")  # outputs of the head of spans, for every token
 
 _LANGUAGE_MODEL_FIELDS: Mapping[str, object] = MappingProxyType(

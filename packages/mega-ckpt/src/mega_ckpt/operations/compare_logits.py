@@ -191,8 +191,10 @@ def _run_reference(side: LoadedSide, stored: Mapping[str, str], token_BS: np.nda
         else:
             x_TD = model.hidden_states(token_T, position_T, attend)
         if isinstance(model, Encoder) and source.spec.task_head != "none":
-            task_BK = model.task_logits(x_TD, torch.arange(rows) * length)
-            task: np.ndarray = task_BK.repeat_interleave(length, 0).numpy()
+            task_logits = model.row_logits(x_TD, rows)
+            if task_logits.ndim == 2:
+                task_logits = task_logits[:, None].expand(-1, length, -1)
+            task: np.ndarray = task_logits.flatten(0, 1).numpy()
             return task
         logits = model.logits(x_TD)[:, : source.spec.vocab]
         if isinstance(model, Encoder) and source.spec.binary_head:
@@ -254,13 +256,15 @@ def _run_transformers(side: LoadedSide, stored: Mapping[str, str], token_BS: np.
 def _encoder_logits(model: Any, token_BS: torch.Tensor) -> torch.Tensor:
     """Return the logits of every token, (B, S, V), with those of a binary head as two more columns.
 
-    A task's head has the same logits for every token of a row.
+    A task's head has the same logits for every token of a row; that of spans its own for each token.
 
     For a model without a head they are the products of hidden states and embeddings, as in Mega.
     """
     import torch
 
     output = model(token_BS)
+    if "start_logits" in output:
+        return torch.stack((output.start_logits, output.end_logits), -1)
     if "last_hidden_state" in output:
         logits: torch.Tensor = output.last_hidden_state @ model.get_input_embeddings().weight.T
     else:

@@ -51,12 +51,26 @@ def run_encoder(task: str, files: PairFiles, paths: Sequence[Path], keywords: di
                 hint = "leave it out, or --load a run of mega-train finetune"
                 raise ConfigError(flag, "applies to a fine-tuned encoder only", found=value, hint=hint)
         return False
-    for name, default in _DECODER_DEFAULTS.items():
-        if keywords[name] != default:
-            flag = f"--{name.replace('_', '-')}"
-            what = "does not apply to a fine-tuned encoder"
-            raise ConfigError(flag, what, found=keywords[name], hint="leave it out")
+    refuse_decoder_options(keywords)
     common = ClassificationOptions.__dataclass_fields__.keys() & TaskOptions.__dataclass_fields__.keys()
     options = ClassificationOptions(**{name: keywords[name] for name in common}, **own)
     run_classification(task, files, paths, options)
     return True
+
+
+def refuse_decoder_options(
+    keywords: Mapping[str, Any], more: Mapping[str, object] = MappingProxyType({})
+) -> None:
+    """Check that the options of the evaluation of decoders have their defaults.
+
+    Args:
+        more: such options of the command, with their defaults.
+
+    Raises:
+        ConfigError: one has another value.
+    """
+    for name, default in {**_DECODER_DEFAULTS, **more}.items():
+        if keywords[name] != default:
+            flag = f"--{name.replace('_', '-')}"
+            what = "does not apply to a fine-tuned encoder"
+            raise ConfigError(flag, what, found=keywords[name], hint="leave it out")

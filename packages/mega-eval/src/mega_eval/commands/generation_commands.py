@@ -11,6 +11,7 @@ import click
 from mega_eval.commands.choice_commands import check_name, describe_fewshot
 from mega_eval.commands.data_files import choose_path, data_files
 from mega_eval.commands.fewshot_options import fewshot_options
+from mega_eval.commands.span_commands import run_spans, span_options
 from mega_eval.commands.task_options import TaskOptions, task_options
 from mega_eval.presets.answer_prompts import NQ_PROMPT, SQUAD_PROMPT, AnswerPrompt
 
@@ -52,25 +53,30 @@ def nq(paths: tuple[Path, ...], data: tuple[Path, ...], fewshot_data: Path | Non
 @data_files("JSON in the layout of SQuAD or XQuAD; also .gz and .zst.")
 @click.option(
     "--prompt",
-    default=SQUAD_PROMPT.template.replace("\n", "\\n"),
-    show_default=True,
-    help="Text before an answer; {KEY} is title, context or question. \\n is a line break.",
+    help="Text before an answer; {KEY} is title, context or question. \\n is a line break.  [default: "
+    + SQUAD_PROMPT.template.replace("\n", "\\n")
+    + "]",
 )
 @fewshot_options()
 @_MAX_TOKENS
 @_NAME
+@span_options
 def squad(
     paths: tuple[Path, ...],
     data: tuple[Path, ...],
-    prompt: str,
+    prompt: str | None,
     fewshot_data: Path | None,
     **keywords: Any,
 ) -> None:
     """SQuAD and XQuAD: generate answers from a passage; exact match and F1.
 
     The prompt is that of lm-evaluation-harness 0.4.13 xquad_en. Questions without an answer (SQuAD 2.0) are
-    skipped and counted.
+    skipped and counted. A fine-tuned encoder (mega-train finetune --task SQUAD, or a Hugging Face folder of a
+    BERT for question answering) finds the answers in the passage, also of SQuAD 2.0.
     """
+    others = {"prompt": prompt, "fewshot_data": fewshot_data}
+    if run_spans(choose_path(paths, data), others, keywords):
+        return
     from mega_eval.presets.answer_prompts import read_squad
     from mega_eval.records import list_record_files
 
@@ -78,7 +84,8 @@ def squad(
     records, unanswerable = read_squad(path)
     examples = read_squad(list_record_files(fewshot_data)[0])[0] if fewshot_data else None
     counts = {"questions_without_answer": unanswerable}
-    template = replace(SQUAD_PROMPT, template=prompt.replace("\\n", "\n"))
+    text = SQUAD_PROMPT.template if prompt is None else prompt.replace("\\n", "\n")
+    template = replace(SQUAD_PROMPT, template=text)
     _run_answers("squad", template, path, records, fewshot_data, examples, counts, **keywords)
 
 

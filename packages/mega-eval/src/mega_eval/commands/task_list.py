@@ -79,7 +79,7 @@ def list_tasks() -> list[TaskDescription]:
             "squad",
             _ANSWER_METRICS,
             "JSON in the layout of SQuAD or XQuAD",
-            "lm-evaluation-harness 0.4.13 xquad_en",
+            "lm-evaluation-harness 0.4.13 xquad_en; of a fine-tuned encoder SQuAD's scripts (spans)",
         ),
         (
             "core",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.spec import Family
@@ -16,7 +16,7 @@ from mega_schema.tasks.race_examples import RACE_LABELS, LabelledExample, read_r
 
 ClassTaskName = Literal["MNLI", "QQP", "RACE", "CLASSIFY"]
 TaskName = Literal["MNLI", "QQP", "RACE", "CLASSIFY", "SQUAD", "TEXT2TEXT"]
-TEXT2TEXT: TaskName = "TEXT2TEXT"  # of T5: it has no head, and reads `text_pairs`
+TEXT2TEXT: Final = "TEXT2TEXT"  # of T5: it has no head, and reads `text_pairs`
 
 
 def head_of_task(task: TaskName) -> TaskHead:

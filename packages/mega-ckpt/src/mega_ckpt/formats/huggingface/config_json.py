@@ -143,7 +143,7 @@ def _fields(hf_class: HfModelClass, config: Mapping[str, Any], where: object) ->
     if hf_class.window is not None:
         fields["sliding_window"] = _window(hf_class, config, fields, where)
     if fields.get("task_head", "none") != "none":
-        fields["labels"] = read_labels(config, where)
+        fields["labels"] = read_labels(config, fields["task_head"], where)
     return fields
 
 

@@ -141,9 +141,9 @@ _BERT_HEADS: Mapping[str, str] = MappingProxyType(
         "head.norm": "cls.predictions.transform.LayerNorm",
         "head.bias": "cls.predictions",
         "binary_head": "cls.seq_relationship",
-        HEAD: "classifier",
     }
 )
+_TASK_HEADS: Mapping[str, str] = MappingProxyType({"span": "qa_outputs"})  # others: classifier
 _BERT = HfNames(
     "bert.",
     "encoder.layer",
@@ -214,6 +214,8 @@ def _aliases(spec: ModelSpec, names: HfNames) -> Iterator[TensorAlias]:
         module, _, kind = row.name.rpartition(".")
         part = module.rpartition(".")[2]
         outer = names.outer.get(row.name, names.outer.get(module))
+        if module == HEAD:
+            outer = _TASK_HEADS.get(spec.task_head, "classifier")
         if outer is not None:
             before, foreign = "", outer
         elif names.norms_after is not None and part in ("attn_norm", "final_norm"):

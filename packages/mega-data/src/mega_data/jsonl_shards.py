@@ -207,14 +207,21 @@ def parse_document(line: bytes, source: Source, number: int, key: str, id_key: s
         FormatError: the line has no such object; the message begins with file and line.
     """
     hint = "correct or delete the line, or skip such lines: --on-error skip"
-    where = _place(source, number)
     try:
         values = parse_json(line)
     except orjson.JSONDecodeError as error:
         position = f"{error.msg} at column {error.colno}"
+        where = _place(source, number)
         raise FormatError(
             where, "not JSON", found=position, wanted="one object per line, in UTF-8", hint=hint
         ) from None
+    if (
+        isinstance(values, dict)
+        and _is_text(value_or_none(values, key))
+        and (not id_key or isinstance(value_or_none(values, id_key), str | int))
+    ):
+        return values
+    where = _place(source, number)
     if not isinstance(values, dict):
         found, wanted = type(values).__name__, f"an object with {key!r}"
         if isinstance(values, list) and _has_wrong_rows(source):
@@ -226,10 +233,8 @@ def parse_document(line: bytes, source: Source, number: int, key: str, id_key: s
     if not _is_text(value_or_none(values, key)):
         wanted = "a string there (see --json-key)"
         raise FormatError(where, f"no text under {key!r}", found=keys, wanted=wanted, hint=hint)
-    if id_key and not isinstance(value_or_none(values, id_key), str | int):
-        wanted = "a string or a number there (see --id-key)"
-        raise FormatError(where, f"no id under {id_key!r}", found=keys, wanted=wanted, hint=hint)
-    return values
+    wanted = "a string or a number there (see --id-key)"
+    raise FormatError(where, f"no id under {id_key!r}", found=keys, wanted=wanted, hint=hint)
 
 
 class LineCount:

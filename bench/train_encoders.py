@@ -11,7 +11,7 @@ Both programs start from the same weights, which `mega-ckpt convert` reads from 
 the same samples: `mega-data preprocess --split-sentences` encodes the first documents of CORPUS, and
 mega-train's reader makes padded samples with masks of them. A step is reading, forward, backward, clipping
 and AdamW in float32, without dropout. Hugging Face's model and loss are one compiled function, its optimizer
-is torch's fused AdamW. Ours is a run of `mega-train`, of BERT with --unpad-samples.
+is torch's fused AdamW. Ours is a run of `mega-train` with --unpad-samples.
 
 One process has both models and alternates their steps. The losses of each step must agree to 1e-4, or
 nothing is compared. The ratio is the median over steps of theirs divided by ours, from CPU time (user and
@@ -125,11 +125,9 @@ def open_run(name: str, folder: Path) -> Trainer:
         "optimizer.weight_decay": WEIGHT_DECAY,
     }  # fmt: skip
     is_t5 = name == "t5"
-    settings |= (
-        {"encoder_data.decoder_seq_length": DECODER_LENGTH}
-        if is_t5
-        else {"encoder_data.unpad_samples": "true"}
-    )
+    settings["encoder_data.unpad_samples"] = "true"
+    if is_t5:
+        settings["encoder_data.decoder_seq_length"] = DECODER_LENGTH
     run = load_config(RunConfig, None, {}, [f"{key}={value}" for key, value in settings.items()])
     ready = prepare(run, "t5" if is_t5 else "bert", World())
     mesh = Mesh.join(ready.config.layout, World())

@@ -27,6 +27,7 @@ SELECTIVE = {"recompute__recompute_granularity": "selective"}
 MODULES = SELECTIVE | {"recompute__recompute_modules": ["core_attn", "layernorm", "mlp_act"]}
 DROPOUT = {"train__hidden_dropout": 0.1, "train__attention_dropout": 0.1}
 UNTIED = {"model__untie_embeddings_and_output_weights": True}
+UNPAD = {"encoder_data__unpad_samples": True}
 GROUPED = {"model__num_query_groups": 2}
 
 
@@ -78,11 +79,18 @@ CASES: dict[int, dict[str, Body]] = {
             _trains_alike, T5 | FULL | {"parallel__zero_stage": 3}, model="t5 1.0"
         ),
         "relative_positions_resume_from_pipeline_on_tensor": partial(resumes, "t5 1.0", SPLIT, TP, False),
+        "unpadded_sequence_with_recomputation_and_dropout": partial(
+            _trains_alike, SP | FULL | DROPOUT | UNPAD, model="t5 1.0"
+        ),
+        "unpadded_interleaved_pipeline": partial(_trains_alike, INTERLEAVED | UNPAD | DROPOUT),
         "resumes_from_sequence_on_zero_2": partial(_resumes, SP, T5 | {"parallel__zero_stage": 2}),
         "resumes_from_pipeline_on_tensor": partial(_resumes, SPLIT, TP),
         "resumes_from_zero_1_on_tensor": partial(_resumes, T5 | {"parallel__zero_stage": 1}, TP),
     },
     4: {
+        "unpadded_tensor_sequence_pipeline": partial(
+            _trains_alike, SP | SPLIT | FULL | UNPAD, model="t5 1.0"
+        ),
         "tensor_sequence_pipeline": partial(_trains_alike, SP | SPLIT | DROPOUT),
         "deep_pipeline": partial(_trains_alike, T5 | {"parallel__pipeline_model_parallel_size": 4}),
         "pipeline_zero_2": partial(_trains_alike, INTERLEAVED | {"parallel__zero_stage": 2}),
@@ -115,6 +123,7 @@ SHORT = {
     "sequence_with_recomputation_and_dropout",
     "pipeline_split_at_the_decoder",
     "zero_1_with_dropout",
+    "unpadded_sequence_with_recomputation_and_dropout",
 }
 
 

@@ -236,7 +236,7 @@ def test_a_gpt_refuses_the_options_of_bert(corpus: Path, words: str) -> None:
     _, err = run_mega_train("gpt", "--data-path", str(corpus), *MODEL, *TRAINING, *words.split(), code=2)
     flag, *value = words.split()
     value_text = value[0] if value else "given"
-    families = "BERT and T5" if flag == "--mask-prob" else "BERT"
+    families = "BERT" if flag == "--mask-type" else "BERT and T5"
     assert err.splitlines()[-1] == (
         f"error: {flag}: applies to {families} only: found {value_text}; "
         "hint: mega-train bert, or leave it out"

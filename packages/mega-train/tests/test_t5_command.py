@@ -97,12 +97,12 @@ def _steps(trainer: Trainer, count: int = 3) -> list[tuple[float, ...]]:
         ["recompute.recompute_granularity=selective"],
         ["train.gradient_accumulation_fusion=false"],
         ["encoder_data.sample_rule=legacy"],
+        ["encoder_data.unpad_samples=true"],
+        ["encoder_data.unpad_samples=true", "recompute.recompute_granularity=selective"],
     ],
-    ids=["full", "selective", "unfused", "masks of matrices"],
+    ids=["full", "selective", "unfused", "masks of matrices", "unpadded", "unpadded, selective"],
 )
-def test_recomputation_fusion_and_the_form_of_masks_change_no_step(
-    corpus: Path, change: Sequence[str]
-) -> None:
+def test_recomputation_fusion_masks_and_padding_change_no_step(corpus: Path, change: Sequence[str]) -> None:
     drops = ["train.hidden_dropout=0.1", "train.attention_dropout=0.1"]
     expected = _steps(_trainer(corpus, *drops))
     np.testing.assert_allclose(_steps(_trainer(corpus, *drops, *change)), expected, rtol=1e-5)

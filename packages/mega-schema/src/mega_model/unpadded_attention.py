@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from mega_model.attention_backends import AttentionBackend, PackedAttention
+from mega_model.attention_backends import AttentionBackend, PackedAttention, PaddedCrossAttention
 from mega_model.attention_mask import PLAIN, AttentionMask
 from mega_model.dropout import Dropout
 from mega_model.kernels import Visible
@@ -76,6 +76,55 @@ class UnpaddedAttention:
         parts = zip(*(x.split(list(self.lengths)) for x in (q_TNH, k_TKH, v_TKH)), strict=True)
         groups = zip(self.backends, parts, strict=True)
         return torch.cat([attend(layer, q, k, v, mask) for attend, (q, k, v) in groups])
+
+
+@dataclass(frozen=True, slots=True)
+class UnpaddedCrossAttention:
+    """Attention of a decoder's rows to the encoder's rows of the same samples, both without padding.
+
+    Attributes:
+        lengths, source_lengths: tokens of each row of the decoder and of the encoder.
+        backends: the attention of each row of the decoder.
+        sources: number of the encoder's row that each row of the decoder sees.
+    """
+
+    lengths: Sequence[int]
+    source_lengths: Sequence[int]
+    backends: Sequence[AttentionBackend]
+    sources: Sequence[int]
+
+    @classmethod
+    def from_lengths(
+        cls,
+        lengths: Sequence[int],
+        source_lengths: Sequence[int],
+        *,
+        samples: int,
+        dropout: Dropout | None = None,
+        attention: Callable[[Tensor, Tensor, Tensor, Visible], Tensor] = attention,
+        softmax: Callable[[Tensor, Tensor | None, float], Tensor] = masked_softmax,
+    ) -> UnpaddedCrossAttention:
+        """Build the attention of rows of these lengths.
+
+        Args:
+            samples: rows of samples; both sides may have another row after them, whose output is not used.
+            dropout: of all tokens of the decoder, in the order of the rows.
+        """
+        drops: Sequence[Dropout | None] = [None] * len(lengths)
+        if dropout is not None:
+            drops = [replace(dropout, token_T=part) for part in dropout.token_T.split(list(lengths))]
+        backends = [PaddedCrossAttention(1, None, drop, attention, softmax) for drop in drops]
+        sources = [row if row < samples else 0 for row in range(len(lengths))]
+        return cls(lengths, source_lengths, backends, sources)
+
+    def __call__(
+        self, layer: int, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, mask: AttentionMask = PLAIN
+    ) -> Tensor:
+        """Compute attention; k and v are of the encoder's tokens."""
+        queries = q_TNH.split(list(self.lengths))
+        keys, values = (x.split(list(self.source_lengths)) for x in (k_TKH, v_TKH))
+        rows = zip(self.backends, queries, self.sources, strict=True)
+        return torch.cat([attend(layer, q, keys[i], values[i], mask) for attend, q, i in rows])
 
 
 def _group_rows(lengths: Sequence[int], most: int) -> list[list[int]]:

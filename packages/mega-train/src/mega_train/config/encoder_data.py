@@ -31,7 +31,7 @@ class EncoderDataConfig:
         "one segment without token types, and no head that predicts the order of two segments",
     )
     unpad: bool = option(
-        "--unpad-samples", False, "compute no padding of BERT's samples; with --sample-rule legacy's mask"
+        "--unpad-samples", False, "compute no padding of the samples; with --sample-rule legacy's mask"
     )
     sample_rule: SampleRule = option(
         "--sample-rule", "mcore", "padding masks of Megatron core 0.16, or those of Megatron and core 0.9"

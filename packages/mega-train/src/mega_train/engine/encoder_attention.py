@@ -50,11 +50,13 @@ def unpadded_attention(
     lengths: Sequence[int],
     dropout: Dropout | None,
     device: torch.device,
+    *,
+    causal: bool = False,
 ) -> AttentionBackend:
     """Return attention among the tokens of each row, for rows of these lengths without padding."""
     attend = UnpaddedAttention.from_lengths(
         lengths,
-        causal=False,
+        causal=causal,
         device=device,
         dropout=dropout,
         attention=kernels.attention,

@@ -23,6 +23,7 @@ from mega_train.engine.span_forward_step import SpanForwardStep
 from mega_train.engine.t5_forward_step import T5ForwardStep
 from mega_train.engine.task_forward_step import TaskForwardStep
 from mega_train.engine.text2text_forward_step import Text2TextForwardStep, put_decoder_input
+from mega_train.engine.unpadded_t5_forward_step import UnpaddedT5ForwardStep
 from mega_train.optim.loss_scaler import DynamicLossScaler
 from mega_train.pipeline.executor import execute
 from mega_train.pipeline.schedules import SCHEDULES, PipelineShape, Table, forward_only
@@ -198,5 +199,7 @@ def forward_step_class(config: ResolvedConfig) -> type[ForwardStep]:
     if spec.task_head != "none":
         return SpanForwardStep if spec.task_head == "span" else TaskForwardStep
     if spec.encoder_layers is not None:
-        return Text2TextForwardStep if config.run.task.name else T5ForwardStep
+        if config.run.task.name:
+            return Text2TextForwardStep
+        return UnpaddedT5ForwardStep if config.run.encoder_data.unpad else T5ForwardStep
     return ForwardStep if spec.causal else BertForwardStep

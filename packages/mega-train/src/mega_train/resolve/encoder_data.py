@@ -13,7 +13,7 @@ from mega_train.config import CurriculumConfig, EncoderDataConfig, ParallelConfi
 from mega_train.data.encoder.probabilities import check_probabilities
 
 # options of the section that one family has; both have the others
-_BERT_ONLY = frozenset({"mask_type", "no_binary_head", "unpad"})
+_BERT_ONLY = frozenset({"mask_type", "no_binary_head"})
 _T5_ONLY = frozenset({"decoder_length"})
 _OTHER_OPTIONS: Mapping[str, Collection[str]] = MappingProxyType({"bert": _T5_ONLY, "t5": _BERT_ONLY})
 
@@ -36,6 +36,12 @@ def check_encoder_data(run: RunConfig, spec: ModelSpec, layout: Layout) -> Itera
         yield from _check_binary_head(run, spec)
     else:
         yield from _check_decoder_length(run, spec, layout)
+        if run.encoder_data.unpad and run.task.name is not None:
+            yield ConfigError(
+                "--unpad-samples",
+                "does not apply to tasks of T5, whose rows have padding",
+                hint="leave it out",
+            )
 
 
 def check_encoder_degrees(parallel: ParallelConfig, spec: ModelSpec) -> Iterator[MegaError]:

@@ -110,6 +110,7 @@ REFUSED = {
     "--best-metric accuracy": "--best-metric: is not a metric of the task: found accuracy, wanted exact",
     "--decoder-seq-length 9": "--decoder-seq-length: does not fit the model: found 9 tokens, wanted 1 to 8",
     "--context-parallel-size 2": "--context-parallel-size: is not supported for T5",
+    "--unpad-samples": "--unpad-samples: does not apply to tasks of T5, whose rows have padding",
     "--global-batch-size 80": "--train-data: has fewer examples than a batch: found 64",
     "--tokenizer-type NullTokenizer --vocab-size 9": "--tokenizer-type: has no token for the padding of a",
 }

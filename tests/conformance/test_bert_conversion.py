@@ -36,11 +36,13 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "bert without a binary head": ("Bert", "ForMaskedLM", {"type_vocab_size": 3}),
     "bert without heads": ("Bert", "Model", {}),
     "bert with classes": ("Bert", "ForSequenceClassification", {"num_labels": 3}),
+    "bert with tags": ("Bert", "ForTokenClassification", {"id2label": {0: "O", 1: "B-X", 2: "I-X"}}),
     "bert with spans": ("Bert", "ForQuestionAnswering", {}),
     "megatron": ("MegatronBert", "ForPreTraining", {"layer_norm_eps": 1e-5}),
     "megatron tanh": ("MegatronBert", "ForPreTraining", {"hidden_act": "gelu_new"}),
     "megatron without a binary head": ("MegatronBert", "ForMaskedLM", {}),
     "megatron without heads": ("MegatronBert", "Model", {}),
+    "megatron with tags": ("MegatronBert", "ForTokenClassification", {"num_labels": 5}),
     "megatron with spans": ("MegatronBert", "ForQuestionAnswering", {}),
     "megatron with classes": ("MegatronBert", "ForSequenceClassification", {"id2label": {0: "no", 1: "yes"}}),
 }
@@ -99,6 +101,9 @@ def test_outputs_are_those_of_transformers_and_every_tensor_comes_back(case: str
             for column, name in enumerate(("start_logits", "end_logits"))
         ]
         pairs = [(ours, logits.flatten(1)) for ours, logits in pairs]
+    elif checkpoint.spec.task_head == "token_classification":
+        assert list(checkpoint.spec.labels) == list(theirs.config.id2label.values())
+        pairs = [(model.row_logits(x_TD, 3).flatten(0, 1), wanted.logits)]
     elif "last_hidden_state" in wanted:
         pairs = [(x_TD, wanted.last_hidden_state)]
     elif checkpoint.spec.labels:
@@ -185,8 +190,8 @@ def test_names_of_old_files_are_read(tmp_path: Path) -> None:
     ("change", "message"),
     [
         (
-            {"architectures": ["BertForTokenClassification"]},
-            "architectures: is not supported: found BertForTokenClassification, wanted BertForPreTraining | ",
+            {"architectures": ["BertForMultipleChoice"]},
+            "architectures: is not supported: found BertForMultipleChoice, wanted BertForPreTraining | ",
         ),
         ({"architectures": None}, "architectures: is not supported: found None, wanted BertForPreTraining"),
         ({"hidden_act": "relu"}, "hidden_act: is not supported: found relu, wanted gelu_fast | "),

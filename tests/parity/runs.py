@@ -102,7 +102,7 @@ MODELS: dict[str, tuple[Family, dict[str, Any]]] = {
         },
     ),
     **dict.fromkeys(
-        ("classify", "race", "squad"),
+        ("classify", "race", "squad", "tag"),
         (
             "bert",
             {
@@ -185,6 +185,7 @@ TASKS: dict[str, tuple[TaskName, str]] = {
     "classify": ("CLASSIFY", ".csv"),
     "race": ("RACE", ""),
     "squad": ("SQUAD", ".json"),
+    "tag": ("TAG", ".conll"),
     "text2text": ("TEXT2TEXT", "-pairs.csv"),
 }
 
@@ -225,7 +226,7 @@ def sentences(folder: Path, sentinels: int = 0) -> Path:
 def open_task(
     run: RunConfig, folder: Path, tokenizer: Path | None, world: int, model: str
 ) -> tuple[RunConfig, TaskData]:
-    """Write and open examples of three classes, of four choices, of SQuAD 2.0 or of texts: 13 epochs."""
+    """Write and open examples of three classes, of four choices, of SQuAD 2.0, tags or texts: 13 epochs."""
     rng = np.random.default_rng(3)
 
     def words() -> str:
@@ -242,6 +243,9 @@ def open_task(
         (folder / name).mkdir()
         (folder / name / "passage.txt").write_text(json.dumps(passage) + "\n", "utf-8")
         write_squad(folder / f"{name}.json", count, count, unanswerable=True)
+        lines = [f"w{rng.integers(10, 200)} {'abc'[rng.integers(3)]}" for _ in range(9 * count)]
+        sentences = ["\n".join(lines[9 * i : 9 * i + 3 + i % 7]) for i in range(count)]
+        (folder / f"{name}.conll").write_text("\n\n".join(sentences) + "\n", "utf-8")
     task_name, suffix = TASKS[model]
     paths = {"train": (str(folder / f"train{suffix}"),), "valid": (str(folder / f"dev{suffix}"),)}
     task = replace(run.task, name=task_name, epochs=13, **paths)

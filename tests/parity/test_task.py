@@ -72,6 +72,10 @@ CASES: dict[int, dict[str, Body]] = {
         "spans_with_zero_3_and_full_recomputation": partial(
             _trains_alike, FULL | {"parallel__zero_stage": 3}, model="squad"
         ),
+        "tags_over_sequence_with_dropout": partial(_trains_alike, SP | DROPOUT, model="tag"),
+        "tags_over_pipeline_with_dropout": partial(_trains_alike, PP | DROPOUT, model="tag"),
+        "tags_over_data_with_zero_2": partial(_trains_alike, {"parallel__zero_stage": 2}, model="tag"),
+        "tags_validation_over_data": partial(_evaluates_alike, {}, model="tag"),
         "spans_validation_over_data": partial(_evaluates_alike, {}, model="squad"),
         "zero_1": partial(_trains_alike, {"parallel__zero_stage": 1}),
         "zero_3_with_full_recomputation": partial(_trains_alike, FULL | {"parallel__zero_stage": 3}),
@@ -81,6 +85,7 @@ CASES: dict[int, dict[str, Body]] = {
     4: {
         "tensor_sequence_pipeline": partial(_trains_alike, SP | PP | WEIGHTS),
         "sequence_data": partial(_trains_alike, SP | DROPOUT | WEIGHTS),
+        "tags_over_sequence_and_pipeline": partial(_trains_alike, SP | PP | DROPOUT, model="tag"),
         "spans_over_sequence_and_pipeline": partial(_trains_alike, SP | PP | DROPOUT, model="squad"),
         "spans_validation_over_tensor_and_pipeline": partial(_evaluates_alike, SP | PP, model="squad"),
         "validation_over_tensor_and_data": partial(_evaluates_alike, SP),

@@ -221,7 +221,8 @@ def test_the_head_of_a_task_excludes_those_of_pretraining() -> None:
         ({"head_bias": True}, "model.head_bias: does not fit model.task_head: found True, wanted False"),
         (
             {"task_head": "rank"},
-            "model.task_head: unknown: found rank, wanted none | classification | multiple_choice | span",
+            "model.task_head: unknown: found rank, wanted none | classification | multiple_choice | span | "
+            "token_classification",
         ),
     ):
         with pytest.raises(ConfigError) as caught:

@@ -199,7 +199,8 @@ def test_options_that_do_not_fit_a_task_are_one_line(folder: Path, tmp_path: Pat
 def test_what_a_task_needs_is_one_line(folder: Path) -> None:
     _, err = run_mega_train("finetune", *TRAINING, code=2)
     assert err.splitlines()[-1] == (
-        "error: --task: missing: wanted MNLI | QQP | RACE | CLASSIFY | SQUAD | TEXT2TEXT; hint: --task MNLI"
+        "error: --task: missing: wanted MNLI | QQP | RACE | CLASSIFY | SQUAD | TAG | TEXT2TEXT; hint: "
+        "--task MNLI"
     )
     _, err = run_mega_train("bert", "--task", "MNLI", *TRAINING, code=2)
     assert err.splitlines()[-1].startswith("error: --task: does not apply to mega-train bert: found given")

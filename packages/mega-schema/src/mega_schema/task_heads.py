@@ -12,7 +12,7 @@ from mega_schema.errors import ConfigError
 if TYPE_CHECKING:
     from mega_schema.spec import ModelSpec
 
-TaskHead = Literal["none", "classification", "multiple_choice", "span"]
+TaskHead = Literal["none", "classification", "multiple_choice", "span", "token_classification"]
 HEAD = "task_head"  # its name in the parameter table
 # of Hugging Face's classes
 FOREIGN_HEADS: Mapping[str, TaskHead] = MappingProxyType(
@@ -21,6 +21,8 @@ FOREIGN_HEADS: Mapping[str, TaskHead] = MappingProxyType(
         "MegatronBertForSequenceClassification": "classification",
         "BertForQuestionAnswering": "span",
         "MegatronBertForQuestionAnswering": "span",
+        "BertForTokenClassification": "token_classification",
+        "MegatronBertForTokenClassification": "token_classification",
     }
 )
 SPAN_LABELS = ("start", "end")  # outputs of the head of spans, for every token
@@ -41,7 +43,7 @@ def add_task_head(spec: ModelSpec, head: TaskHead, labels: Sequence[str]) -> Mod
 
 def reads_every_token(head: TaskHead) -> bool:
     """Whether the head computes outputs for every token of a row, without a pooler."""
-    return head == "span"
+    return head in ("span", "token_classification")
 
 
 def head_outputs(spec: ModelSpec) -> int:

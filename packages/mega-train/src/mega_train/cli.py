@@ -81,7 +81,7 @@ _add_training_command("prefix", "Train a prefix language model: each token of th
 @app.command(cls=FinetuneCommand)
 @add_flags(RunConfig)
 def finetune(config: Path | None, sets: Sequence[str], **options: Any) -> int:
-    """Fine-tune BERT on classification, RACE or SQUAD, or T5 on pairs of texts.
+    """Fine-tune BERT on classification, RACE, SQUAD or TAG, or T5 on texts.
 
     Takes the flags of Megatron's tasks/main.py and those of training. Every epoch ends with a validation and
     a checkpoint.

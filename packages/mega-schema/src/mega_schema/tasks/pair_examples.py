@@ -89,7 +89,7 @@ def read_mnli(path: Path) -> list[PairExample]:
             "has too few columns for MNLI",
             found=f"{len(header)} columns",
             wanted=f"{_MNLI_TEST_COLUMNS} of a test set, or more with the label in the last",
-            hint="--task CLASSIFY reads files with other columns",
+            hint="mega-train finetune --task CLASSIFY and mega-eval classify read other columns",
         )
     has_labels = len(header) > _MNLI_TEST_COLUMNS
     examples = []
@@ -121,7 +121,7 @@ def read_qqp(path: Path) -> tuple[list[PairExample], int]:
             "does not have the columns of QQP",
             found=f"{len(header)} columns",
             wanted=f"{_QQP_COLUMNS}, or {_QQP_TEST_COLUMNS} of a test set",
-            hint="--task CLASSIFY reads files with other columns",
+            hint="mega-train finetune --task CLASSIFY and mega-eval classify read other columns",
         )
     has_labels = len(header) == _QQP_COLUMNS
     examples = []

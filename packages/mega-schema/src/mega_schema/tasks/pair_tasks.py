@@ -15,7 +15,7 @@ from mega_schema.tasks.pair_examples import MNLI_LABELS, QQP_LABELS, read_mnli, 
 from mega_schema.tasks.race_examples import RACE_LABELS, LabelledExample, read_race
 
 ClassTaskName = Literal["MNLI", "QQP", "RACE", "CLASSIFY"]
-TaskName = Literal["MNLI", "QQP", "RACE", "CLASSIFY", "SQUAD", "TEXT2TEXT"]
+TaskName = Literal["MNLI", "QQP", "RACE", "CLASSIFY", "SQUAD", "TAG", "TEXT2TEXT"]
 TEXT2TEXT: Final = "TEXT2TEXT"  # of T5: it has no head, and reads `text_pairs`
 
 
@@ -25,6 +25,8 @@ def head_of_task(task: TaskName) -> TaskHead:
         return "none"
     if task == "SQUAD":
         return "span"
+    if task == "TAG":
+        return "token_classification"
     return "multiple_choice" if task == "RACE" else "classification"
 
 
@@ -42,6 +44,8 @@ def metrics_of_task(task: TaskName) -> tuple[str, ...]:
     """Return the metrics that can choose the best epoch, the default first."""
     if task == TEXT2TEXT:
         return "exact_match", "token_f1"
+    if task == "TAG":
+        return "f1", "accuracy", "precision", "recall"
     return ("f1", "exact_match") if task == "SQUAD" else ("accuracy", f1_name(binary=task == "QQP"))
 
 
@@ -90,6 +94,9 @@ def choose_labels(
     labels = fixed or tuple(names)
     if not labels:
         labels = tuple(sorted({example.label for example in examples if example.label is not None}))
+        if len(labels) < 2:
+            found = " ".join(labels) or "none"
+            raise ConfigError("--train-data", "has fewer than two classes", found=found, hint="--labels A B")
     if len(labels) < 2 or len(set(labels)) < len(labels):
         raise ConfigError(
             "--labels", "are not two or more classes", found=" ".join(labels) or "none", wanted="their names"

@@ -21,6 +21,8 @@ from mega_schema.tasks.pair_tasks import TEXT2TEXT, PairFiles, check_labels, cho
 from mega_schema.tasks.race_examples import LabelledExample
 from mega_schema.tasks.span_features import SpanWindows
 from mega_schema.tasks.squad_examples import SpanExample, read_squad
+from mega_schema.tasks.tag_examples import TagExample, check_tags, choose_tags, read_tags
+from mega_schema.tasks.tag_features import EncodedTags
 from mega_schema.tasks.text_pairs import TextPair, read_text_pairs
 from mega_schema.tokenizer.tokenizer import Tokenizer, open_tokenizer_folder
 from mega_train.config.task import TaskConfig
@@ -29,7 +31,7 @@ from mega_train.data.text2text import EncodedPairs, SequenceIds
 
 log = logging.getLogger("mega.train")
 
-TaskExample = LabelledExample | SpanExample | TextPair
+TaskExample = LabelledExample | SpanExample | TagExample | TextPair
 T5_HINT = "--tokenizer-type HuggingFaceTokenizer --tokenizer-model FOLDER"
 
 
@@ -77,6 +79,8 @@ class TaskData:
             return cls(config, *_read_text_pairs(config, train_files, valid_files))
         if config.name == "SQUAD":
             return cls(replace(config, labels=SPAN_LABELS), *_read_questions(train_files, valid_files))
+        if config.name == "TAG":
+            return cls(*_read_sentences(config, train_files, valid_files))
         files = PairFiles(config.name, config.text_keys or ("text",), config.label_key)
         training = [example for path in train_files for example in _read(files, path)]
         validation = {name: _read(files, path) for name, path in valid_files.items()}
@@ -120,7 +124,9 @@ class TaskData:
         """
         counts = dict.fromkeys(self.config.labels, 0)
         for example in self.training:
-            assert not isinstance(example, TextPair | SpanExample), "resolve refuses --class-weights"
+            assert not isinstance(example, TextPair | SpanExample | TagExample), (
+                "resolve refuses --class-weights"
+            )
             assert example.label is not None
             counts[example.label] += 1
         if absent := [label for label, count in counts.items() if not count]:
@@ -283,6 +289,8 @@ def _encoder(
     special = SpecialIds.from_tokenizer(tokenizer)
     if config.name == "SQUAD":
         return lambda questions: SpanWindows(questions, tokenizer, special, length, config.spans)
+    if config.name == "TAG":
+        return lambda sentences: _encode_sentences(sentences, tokenizer, special, length, config.labels)
     return lambda examples: EncodedExamples(examples, tokenizer, special, length, config.labels)
 
 
@@ -316,6 +324,37 @@ def _read_questions(
         if example.answers is None:
             raise FormatError(example.where, "has no answers", wanted="answers to learn")
     return training, {name: read_squad(path) for name, path in valid_files.items()}
+
+
+def _read_sentences(
+    config: TaskConfig, train_files: Sequence[Path], valid_files: Mapping[str, Path]
+) -> tuple[TaskConfig, list[TagExample], dict[str, list[TagExample]]]:
+    """Read the sentences; return the options with the tags, the sentences of training and of each other file.
+
+    Raises:
+        ConfigError: there are fewer than two tags.
+        FormatError: a file has no sentences with tags, or a tag is unknown.
+    """
+    training = [example for path in train_files for example in read_tags(path)]
+    validation = {name: read_tags(path) for name, path in valid_files.items()}
+    tags = choose_tags(config.labels, training or [e for examples in validation.values() for e in examples])
+    check_tags(training, tags, required=True)
+    for examples in validation.values():
+        check_tags(examples, tags, required=False)
+    return replace(config, labels=tags), training, validation
+
+
+def _encode_sentences(
+    sentences: Sequence[TagExample],
+    tokenizer: Tokenizer,
+    special: SpecialIds,
+    length: int,
+    tags: Sequence[str],
+) -> EncodedTags:
+    samples = EncodedTags(sentences, tokenizer, special, length, tags)
+    if samples.words_cut:
+        log.warning("%d words are beyond --seq-length %d and left out", samples.words_cut, length)
+    return samples
 
 
 def _read(files: PairFiles, path: Path) -> Sequence[LabelledExample]:

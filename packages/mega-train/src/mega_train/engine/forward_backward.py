@@ -21,6 +21,7 @@ from mega_train.engine.forward_step import ForwardStep
 from mega_train.engine.prefix_forward_step import PrefixForwardStep
 from mega_train.engine.span_forward_step import SpanForwardStep
 from mega_train.engine.t5_forward_step import T5ForwardStep
+from mega_train.engine.tag_forward_step import TagForwardStep
 from mega_train.engine.task_forward_step import TaskForwardStep
 from mega_train.engine.text2text_forward_step import Text2TextForwardStep, put_decoder_input
 from mega_train.engine.unpadded_t5_forward_step import UnpaddedT5ForwardStep
@@ -197,7 +198,8 @@ def forward_step_class(config: ResolvedConfig) -> type[ForwardStep]:
     if not config.run.objective.is_causal:
         return PrefixForwardStep
     if spec.task_head != "none":
-        return SpanForwardStep if spec.task_head == "span" else TaskForwardStep
+        steps = {"span": SpanForwardStep, "token_classification": TagForwardStep}
+        return steps.get(spec.task_head, TaskForwardStep)
     if spec.encoder_layers is not None:
         if config.run.task.name:
             return Text2TextForwardStep

@@ -100,7 +100,7 @@ class TaskValidator(Validator):
         state = self._trainer.state
         task = self._trainer.config.run.task
         assert task.name is not None
-        metric = task.best_metric or metrics_of_task(task.name)[0]
+        metric = task.best_metric or next(name for name in metrics_of_task(task.name) if name in metrics)
         best = read_best(save)
         epoch = state.iteration // self._trainer.config.run.evaluation.interval
         is_stale = best is not None and (epoch == 1 or best.iteration >= state.iteration)  # of an earlier run

@@ -108,11 +108,12 @@ def _check_options(run: RunConfig) -> Iterator[MegaError]:
 def _check_task_options(task: TaskConfig) -> Iterator[MegaError]:
     """Refuse options of other tasks, which would change nothing."""
     default = TaskConfig()
-    group = task.name if task.name in (TEXT2TEXT, "SQUAD") else "classification"
+    group = task.name if task.name in (TEXT2TEXT, "SQUAD", "TAG") else "classification"
     for key in config_keys(RunConfig):
         option = key.field.name
         owner = _OWNERS.get(option, group) if key.section == "task" else group
-        if owner != group:
+        is_shared = group == "TAG" and option == "labels"
+        if owner != group and not is_shared:
             value = getattr(task, option)
             if value != getattr(default, option):
                 found = " ".join(value) if isinstance(value, tuple) else value
@@ -126,7 +127,7 @@ def _class_weights(data: TaskData) -> tuple[float, ...]:
         ConfigError: they are not as many numbers above 0 as there are classes.
     """
     words = data.config.class_weights
-    if not words or not data.training or data.config.name in (TEXT2TEXT, "SQUAD"):
+    if not words or not data.training or data.config.name in (TEXT2TEXT, "SQUAD", "TAG"):
         return ()
     if words == ("balanced",):
         return data.balanced_weights

@@ -299,6 +299,7 @@ def _all_berts(model_type: str, prefix: str, *, post_norm: bool) -> tuple[HfMode
         build(f"{prefix}Model", pooler=True),
         build(f"{prefix}ForSequenceClassification", pooler=True, task_head="classification"),
         build(f"{prefix}ForQuestionAnswering", pooler=False, task_head="span"),
+        build(f"{prefix}ForTokenClassification", pooler=False, task_head="token_classification"),
     )
 
 

@@ -62,6 +62,8 @@ def test_a_run_learns_and_resumes(corpus: Path, tmp_path: Path) -> None:
     assert "decoder_seq_length = 24" in recorded
     shutil.rmtree(run / "iter_0000080")
     (run / "latest_checkpointed_iteration.txt").write_text("40")
+    _, err = _t5(corpus, "--load", str(run), "--decoder-seq-length", "20", code=2)
+    assert "--override-data reads these from here on" in err
     resumed = [*TRAINING, "--seq-length", "32", "--decoder-seq-length", "24", "--load", str(run)]
     out, _ = run_mega_train("t5", "--data-path", str(corpus), *resumed, "--save", str(run))
     assert out.splitlines()[-1] == lines[-1]

@@ -32,7 +32,7 @@ _DATA_KEYS = frozenset(
         *("objective.prefix_lm", "objective.loss_on_targets_only"),
         *("objective.noise_density", "objective.mean_noise_span_length"),
         *("encoder_data.mask_prob", "encoder_data.short_seq_prob", "encoder_data.mask_type"),
-        *("encoder_data.bert_no_binary_head", "encoder_data.sample_rule"),
+        *("encoder_data.bert_no_binary_head", "encoder_data.sample_rule", "encoder_data.decoder_seq_length"),
         *("task.task", "task.train_data", "task.keep_last_batch", "task.text_keys", "task.label_key"),
         *("task.input_key", "task.target_key", "task.doc_stride", "task.max_query_length"),
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from typing import Any
 
 import pytest
@@ -28,6 +28,11 @@ def one_of_each_kind(kind: Callable[[Any], Hashable], cases: Iterable[Any]) -> l
         groups.setdefault(kind(case), []).append(i)
     short = {members[turn % len(members)] for turn, members in enumerate(groups.values())}
     return [_parameter(case, is_long=i not in short) for i, case in enumerate(cases)]
+
+
+def named_cases(names: Collection[str], cases: Mapping[int, Iterable[str]]) -> list[Any]:
+    """Return (ranks, name) of each case as parameters: `names` are for `make test`, the others long."""
+    return [_parameter((ranks, name), is_long=name not in names) for ranks in cases for name in cases[ranks]]
 
 
 def without_digits(case: tuple[int, str]) -> tuple[int, str]:

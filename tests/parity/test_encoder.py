@@ -8,18 +8,12 @@ import pytest
 
 from tests.parity.encoder import SPECS, like_one_process
 from tests.parity.ranks import Body, Outcomes
-from tests.selection import requested_values
 
 LAYOUTS = {"tp2": (2, 1, False), "tp2 sp": (2, 1, True), "pp2": (1, 2, False), "tp2 pp2 sp": (2, 2, True)}
 CASES: dict[int, dict[str, Body]] = {2: {}, 4: {}}
 for _layout, (_tp, _pp, _sequence) in LAYOUTS.items():
     for _spec in SPECS:
         CASES[_tp * _pp][f"{_spec}, {_layout}"] = partial(like_one_process, _spec, _tp, _pp, _sequence)
-
-
-@pytest.fixture(scope="module")
-def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
-    return Outcomes(CASES, tmp_path_factory, requested_values(request, "case"))
 
 
 @pytest.mark.parametrize(("ranks", "case"), [(ranks, case) for ranks in CASES for case in CASES[ranks]])

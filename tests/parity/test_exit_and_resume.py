@@ -16,7 +16,7 @@ from mega_train.fault_tolerance.exit_conditions import SIGTERM, ExitConditions
 from mega_train.telemetry.observers import Observers
 from tests.parity.ranks import Body, Outcomes
 from tests.parity.runs import resumes, same_as_one_process, trainer
-from tests.selection import every_nth, requested_values
+from tests.selection import every_nth
 
 
 def _leaves_together(world: World, meet: str, folder: Path) -> None:
@@ -100,11 +100,6 @@ CASES: dict[int, dict[str, Body]] = {
 
 
 ALL = [(ranks, case) for ranks in CASES for case in CASES[ranks]]
-
-
-@pytest.fixture(scope="module")
-def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
-    return Outcomes(CASES, tmp_path_factory, requested_values(request, "case"))
 
 
 @pytest.mark.parametrize(("ranks", "case"), every_nth(2, ALL))

@@ -12,7 +12,7 @@ from mega_model.distributed.mesh import World
 from mega_train.engine.validation import evaluate
 from tests.parity.ranks import Body, Outcomes
 from tests.parity.runs import resumes, same_as_one_process, trainer
-from tests.selection import long, requested_values
+from tests.selection import named_cases
 
 PREFIX = {"objective__prefix_lm": True}
 TARGETS = PREFIX | {
@@ -93,19 +93,7 @@ CASES: dict[int, dict[str, Body]] = {
 SHORT = {"sequence_with_recomputation", "interleaved_pipeline_with_dropout"}
 
 
-@pytest.fixture(scope="module")
-def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
-    return Outcomes(CASES, tmp_path_factory, requested_values(request, "case"))
-
-
-@pytest.mark.parametrize(
-    ("ranks", "case"),
-    [
-        pytest.param(ranks, case, marks=() if case in SHORT else long)
-        for ranks in CASES
-        for case in CASES[ranks]
-    ],
-)
+@pytest.mark.parametrize(("ranks", "case"), named_cases(SHORT, CASES))
 def test_prefixes_over_several_ranks_train_as_in_one_process(
     outcomes: Outcomes, ranks: int, case: str
 ) -> None:

@@ -14,7 +14,7 @@ from mega_train.data.task_data import TaskReader
 from mega_train.engine.trainer import Trainer
 from tests.parity.ranks import Body, Outcomes
 from tests.parity.runs import TOLERANCE, same_as_one_process, trainer
-from tests.selection import long, requested_values
+from tests.selection import named_cases
 
 TP = {"parallel__tensor_model_parallel_size": 2}
 SP = TP | {"parallel__sequence_parallel": True}
@@ -100,19 +100,7 @@ SHORT = {
 }
 
 
-@pytest.fixture(scope="module")
-def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
-    return Outcomes(CASES, tmp_path_factory, requested_values(request, "case"))
-
-
-@pytest.mark.parametrize(
-    ("ranks", "case"),
-    [
-        pytest.param(ranks, case, marks=() if case in SHORT else long)
-        for ranks in CASES
-        for case in CASES[ranks]
-    ],
-)
+@pytest.mark.parametrize(("ranks", "case"), named_cases(SHORT, CASES))
 def test_a_task_over_several_ranks_is_learnt_as_in_one_process(
     outcomes: Outcomes, ranks: int, case: str
 ) -> None:

@@ -12,7 +12,6 @@ from mega_model.distributed.mesh import World
 from mega_train.telemetry.timers import LEVELS, reduce_timers
 from tests.parity.ranks import Body, Outcomes
 from tests.parity.runs import trainer
-from tests.selection import requested_values
 
 COUNTED = {"log__log_params_norm": True, "log__log_num_zeros_in_grad": True}
 WAITS = {"forward-recv", "backward-recv"}
@@ -71,11 +70,6 @@ CASES: dict[int, dict[str, Body]] = {
         **{name: partial(_counts_as_one_process, "llama", values) for name, values in LAYOUTS.items()},
     }
 }
-
-
-@pytest.fixture(scope="module")
-def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
-    return Outcomes(CASES, tmp_path_factory, requested_values(request, "case"))
 
 
 @pytest.mark.parametrize(("ranks", "case"), [(ranks, case) for ranks in CASES for case in CASES[ranks]])

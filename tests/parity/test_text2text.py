@@ -15,7 +15,7 @@ from mega_train.data.text2text import EncodedPairs
 from mega_train.engine.greedy_decoding import decode_greedily
 from tests.parity.ranks import Body, Outcomes
 from tests.parity.runs import same_as_one_process, trainer
-from tests.selection import long, requested_values
+from tests.selection import named_cases
 
 # samples are cut at 16 tokens; most are shorter
 LENGTHS = {
@@ -80,18 +80,6 @@ CASES: dict[int, dict[str, Body]] = {
 SHORT = {"sequence_pipeline", "decoding_over_tensor_and_pipeline", "data_with_dropout"}
 
 
-@pytest.fixture(scope="module")
-def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
-    return Outcomes(CASES, tmp_path_factory, requested_values(request, "case"))
-
-
-@pytest.mark.parametrize(
-    ("ranks", "case"),
-    [
-        pytest.param(ranks, case, marks=() if case in SHORT else long)
-        for ranks in CASES
-        for case in CASES[ranks]
-    ],
-)
+@pytest.mark.parametrize(("ranks", "case"), named_cases(SHORT, CASES))
 def test_text2text_over_several_ranks_is_as_in_one_process(outcomes: Outcomes, ranks: int, case: str) -> None:
     assert outcomes.outcome(ranks, case) == ""

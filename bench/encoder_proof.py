@@ -3,7 +3,8 @@
     python bench/encoder_proof.py CORPUS.jsonl.zst NLI.jsonl.gz --folder FOLDER [--json RESULT.json]
 
 CORPUS has records of `text` and `src`, NLI records of `sentence1`, `sentence2` and `gold_label`. Every
-document is cut to its first 500 characters; each twentieth document is held out. `mega-data train-tokenizer`
+document is cut to its first 500 characters, back to the end of a sentence if one ends there; each twentieth
+document is held out. `mega-data train-tokenizer`
 and `mega-data preprocess --split-sentences` prepare the text; `mega-train bert` trains on the rest with two
 data-parallel processes. What FOLDER already has is not made again.
 
@@ -11,13 +12,14 @@ Printed is the mean loss, in nats, of the masked tokens of the held-out samples 
 baselines with Witten-Bell smoothing that see the same masked text: the unigram; the bigram of the left
 neighbour; and the bigrams of both neighbours, P(t | left) P(right | t), normalized over the vocabulary. A
 neighbour that is masked or a special token tells a baseline nothing. A chosen token that is not replaced by
-[MASK] has for all baselines a probability of 1/2 to be itself. A sentence that is cut, at the end of a
-document, reveals the order of its segments, so the accuracy of sentence order is also that of the samples
-without such a sentence, in all and for each source.
+[MASK] has for all baselines a probability of 1/2 to be itself. No sentence is cut, because that would reveal
+the order of the segments; the accuracy of sentence order is printed for all samples and for each source. CPU
+seconds are those of all training processes: they count where the machine had other work.
 
 `mega-train finetune` then trains the pretrained model and one with new weights on as many pairs of entailment
-as of contradiction, and predicts the other half, which shares no first sentence with it. The interval of the
-difference is of a paired bootstrap over these examples, for the mean of the seeds.
+as of contradiction, on all and on the first few of them (`--examples`) in more epochs, and predicts the
+other half, which shares no first sentence with it. The interval of the difference is of a paired bootstrap
+over these examples, for the mean of the seeds.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ import json
 import os
 import platform
 import random
+import re
+import resource
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -63,26 +67,27 @@ HELD_OUT = 20  # each such document
 LENGTH = 128  # tokens of a sample
 VOCABULARY = 6000
 SEED = 1234
+LOG_INTERVAL = 50  # iterations; those of a proof are a multiple
 RESAMPLES = 10_000
 BATCH = 64  # samples of a forward pass, and masked tokens of a baseline's
 MODEL = "--num-layers 3 --hidden-size 256 --num-attention-heads 4 --position-embedding-type rope"
 PRETRAINING = (
     f"{MODEL} --train-data-path train_text_sentence --valid-data-path valid_text_sentence "
     f"--seq-length {LENGTH} --micro-batch-size 8 --global-batch-size 16 --optimizer muon --lr 2e-3 "
-    "--min-lr 1e-5 --lr-decay-style linear --lr-warmup-iters 30 --weight-decay 0.01 --log-interval 50 "
-    "--eval-interval 200 --eval-iters 16 --unpad-samples --save bert --load bert --save-interval 200"
+    "--min-lr 1e-5 --lr-decay-style linear --lr-warmup-iters 30 --weight-decay 0.01 "
+    "--eval-interval 200 --eval-iters 16 --unpad-samples --save-interval 200"
 )
 TOKENIZER = "--tokenizer-type BertWordPieceLowerCase --vocab-file tok/vocab.txt"
 FINETUNING = (
-    "--task CLASSIFY --text-keys sentence1 sentence2 --label-key gold_label --train-data nli_train.jsonl "
-    "--valid-data nli_valid.jsonl --seq-length 64 --micro-batch-size 16 --global-batch-size 16 "
+    "--task CLASSIFY --text-keys sentence1 sentence2 --label-key gold_label --valid-data nli_valid.jsonl "
+    "--seq-length 64 --micro-batch-size 16 --global-batch-size 16 "
     "--lr-warmup-fraction 0.1 --lr-decay-style linear --weight-decay 0.01"
 )
 
 
-def run(folder: Path, words: str, threads: int = 1) -> None:
+def run(folder: Path, words: str) -> None:
     """Run a Python module in a folder."""
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run([sys.executable, "-m", *words.split()], check=True, cwd=folder, env=environment)
 
 
@@ -97,43 +102,67 @@ def write_records(path: Path, records: Sequence[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(record) + "\n" for record in records), "utf-8")
 
 
-def write_corpus(corpus: Path, folder: Path) -> tuple[list[str], list[bool]]:
-    """Write the documents; return the source of every held-out one, as OWNER/REPOSITORY, and if it is cut."""
+def cut_text(text: str) -> str:
+    """Cut a text to some characters, at the last end of a sentence; the empty text if none ends there."""
+    if len(text) <= CHARACTERS:
+        return text
+    ends = [match.end() for match in re.finditer(r"""[.!?]["')\]]*(?=\s)|\n(?=\n)""", text[: CHARACTERS + 1])]
+    return text[: max(ends, default=0)]
+
+
+def write_corpus(corpus: Path, folder: Path) -> list[str]:
+    """Write the documents; return the source of every held-out one, as OWNER/REPOSITORY."""
     parts: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ([], [])
-    sources, is_cut = [], []
+    sources = []
     for number, record in enumerate(read_records(corpus)):
         is_held_out = number % HELD_OUT == HELD_OUT - 1
-        parts[is_held_out].append({"text": record["text"][:CHARACTERS]})
-        if is_held_out:
+        text = cut_text(record["text"])
+        if text:
+            parts[is_held_out].append({"text": text})
+        if text and is_held_out:
             sources.append("/".join(record["src"].split("/")[:2]))
-            is_cut.append(len(record["text"]) > CHARACTERS)
     for name, records in zip(("train", "valid"), parts, strict=True):
         write_records(folder / f"{name}.jsonl", records)
-    return sources, is_cut
+    return sources
 
 
-def prepare_text(folder: Path) -> None:
-    """Train the tokenizer, and encode both parts."""
+def prepare_text(folder: Path, prefix: str = "", flags: str = "") -> None:
+    """Train the tokenizer, and encode both parts.
+
+    Args:
+        prefix: of the datasets' names.
+        flags: of `mega-data preprocess`.
+    """
     if not (folder / "tok").exists():
         words = f"train-tokenizer --input train.jsonl --type wordpiece --vocab-size {VOCABULARY} --lowercase"
         run(folder, f"mega_data {words} --output tok")
     for name in ("train", "valid"):
-        if not (folder / f"{name}_text_sentence.idx").exists():
-            words = f"preprocess --input {name}.jsonl --output-prefix {name} --split-sentences {TOKENIZER}"
-            run(folder, f"mega_data {words}")
+        output = f"{prefix}{name}"
+        if not (folder / f"{output}_text_sentence.idx").exists():
+            words = f"preprocess --input {name}.jsonl --output-prefix {output} --split-sentences {TOKENIZER}"
+            run(folder, f"mega_data {words} {flags}")
 
 
-def pretrain(folder: Path, iterations: int) -> dict[str, Any]:
-    """Pretrain, and return how long it took."""
-    torchrun = "torch.distributed.run --nproc-per-node 2 --master-port 29713 -m mega_train bert"
-    run(folder, f"{torchrun} {PRETRAINING} --train-iters {iterations}")
-    steps = [event for event in read_events(folder / "bert") if event["event"] == "train_log"]
-    return {
+def pretrain(folder: Path, family: str, flags: str, iterations: int) -> dict[str, Any]:
+    """Pretrain a model to the folder of its family's name, and return how long it took."""
+    times = folder / f"{family}-times.json"
+    if times.exists():
+        report: dict[str, Any] = json.loads(times.read_text())
+        return report
+    torchrun = "torch.distributed.run --nproc-per-node 2 --master-port 29713"
+    words = f"{torchrun} -m mega_train {family} {flags} --log-interval {LOG_INTERVAL}"
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    run(folder, f"{words} --save {family} --load {family} --train-iters {iterations}")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    steps = [event for event in read_events(folder / family) if event["event"] == "train_log"]
+    report = {
         "iterations": iterations,
-        "seconds_of_steps": round(sum(step["iteration_seconds"] * 50 for step in steps), 1),
-        "training_tokens": IndexedDataset(folder / "train_text_sentence").lengths.sum().item(),
-        "last_losses": steps[-1]["loss_terms"],
+        "cpu_seconds": round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 1),
+        "seconds_of_steps": round(sum(step["iteration_seconds"] * LOG_INTERVAL for step in steps), 1),
+        "last_losses": steps[-1]["loss_terms"] or {"loss": steps[-1]["loss"]},
     }
+    times.write_text(json.dumps(report))
+    return report
 
 
 def open_samples(dataset: IndexedDataset, vocabulary: MaskingVocabulary) -> BertDataset:
@@ -188,7 +217,7 @@ def estimate(correct_S: Floats) -> dict[str, Any]:
     return {"accuracy": round(float(correct_S.mean()), 4), "interval_95": interval, "samples": len(weights)}
 
 
-def evaluate(folder: Path, sources: Sequence[str], is_cut: Sequence[bool]) -> dict[str, Any]:
+def evaluate(folder: Path, sources: Sequence[str]) -> dict[str, Any]:
     """Measure the model and the baselines on the held-out samples."""
     checkpoint = Checkpoint.open(folder / "bert")
     model = load_model(checkpoint.spec, weight_reader(checkpoint), dtype=torch.float32)
@@ -215,7 +244,6 @@ def evaluate(folder: Path, sources: Sequence[str], is_cut: Sequence[bool]) -> di
     document_S = np.searchsorted(dataset.documents, samples.mapping[:, 0], side="right") - 1
     source_S = np.array(sources)[document_S]
     unigram, left, both = np.concatenate(neighbour_losses).mean(0)
-    has_cut_S = np.array(is_cut)[document_S] & (samples.mapping[:, 1] == dataset.documents[document_S + 1])
     return {
         "parameters": sum(weight.numel() for weight in model.parameters()),
         "samples": len(samples),
@@ -226,11 +254,9 @@ def evaluate(folder: Path, sources: Sequence[str], is_cut: Sequence[bool]) -> di
             "bigram_left": round(float(left), 4),
             "bigram_both": round(float(both), 4),
         },
-        "sop_all_samples": estimate(correct_S),
-        "sop_without_cut_sentences": estimate(correct_S[~has_cut_S]),
-        "sop_without_cut_sentences_by_source": {
-            str(source): estimate(correct_S[~has_cut_S & (source_S == source)])
-            for source in np.unique(source_S[~has_cut_S])
+        "sop": estimate(correct_S),
+        "sop_by_source": {
+            str(source): estimate(correct_S[source_S == source]) for source in np.unique(source_S)
         },
     }
 
@@ -268,29 +294,33 @@ def write_pairs(nli: Path, folder: Path) -> None:
         write_records(folder / f"{name}.jsonl", pairs)
 
 
-def finetune(folder: Path, name: str, start: str, options: argparse.Namespace) -> Floats:
+def finetune(folder: Path, size: int, name: str, start: str, options: argparse.Namespace) -> Floats:
     """Fine-tune with every seed; return (examples, seeds) whether the last predictions are right."""
+    records = list(read_records(folder / "nli_train.jsonl"))
+    write_records(folder / f"nli_train-{size}.jsonl", records[:size])
+    epochs = round(options.epochs * (len(records) / size) ** 0.5)
     columns = []
     for seed in range(options.seeds):
-        save = f"{name}-{seed}"
+        save = f"nli-{size}-{name}-{seed}"
         if not (folder / save).exists():
-            words = f"{FINETUNING} --epochs {options.epochs} --lr {options.finetune_lr}"
-            run(folder, f"mega_train finetune {start} {words} --seed {seed} --save {save}", threads=2)
+            words = f"{FINETUNING} --train-data nli_train-{size}.jsonl"
+            words += f" --epochs {epochs} --lr {options.finetune_lr} --seed {seed} --save {save}"
+            run(folder, f"mega_train finetune {start} {words}")
         last = max((folder / save / "predictions").glob("nli_valid-*.jsonl"))
         columns.append([record["prediction"] == record["label"] for record in read_records(last)])
     return np.array(columns, np.float64).T
 
 
-def compare_starts(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+def compare_starts(folder: Path, size: int, options: argparse.Namespace) -> dict[str, Any]:
     """Fine-tune from the pretrained model and from new weights, and compare the accuracies."""
     correct = {
-        "pretrained": finetune(folder, "nli-pretrained", "--pretrained-checkpoint bert", options),
-        "random": finetune(folder, "nli-random", f"{MODEL} {TOKENIZER}", options),
+        "pretrained": finetune(folder, size, "pretrained", "--pretrained-checkpoint bert", options),
+        "random": finetune(folder, size, "random", f"{MODEL} {TOKENIZER}", options),
     }
     means = np.stack([correct_NS.mean(1) for correct_NS in correct.values()], axis=1)
     draws = bootstrap_ratios(means, np.ones_like(means), resamples=RESAMPLES, seed=SEED)
     return {
-        "epochs": options.epochs,
+        "training_examples": size,
         "lr": options.finetune_lr,
         "examples": len(means),
         "accuracy_by_seed": {name: values.mean(0).round(4).tolist() for name, values in correct.items()},
@@ -304,15 +334,17 @@ def compare_starts(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 def find_misses(report: dict[str, Any]) -> list[str]:
     """Name the goals that the figures do not reach."""
-    text, task = report["held_out"], report["finetuning"]
+    text = report["held_out"]
     losses = text["lm_loss"]
     goals = {
         f"lm loss below the {name} baseline's": losses["model"] < loss
         for name, loss in losses.items()
         if name != "model"
     }
-    goals["sentence-order accuracy above 0.7"] = text["sop_without_cut_sentences"]["accuracy"] > 0.7
-    goals["interval of the fine-tuned difference above 0"] = task["difference_interval_95"][0] > 0
+    goals["sentence-order accuracy above 0.7"] = text["sop"]["accuracy"] > 0.7
+    for task in report["finetuning"]:
+        goal = f"interval of the difference above 0 with {task['training_examples']} examples"
+        goals[goal] = task["difference_interval_95"][0] > 0
     return [goal for goal, is_reached in goals.items() if not is_reached]
 
 
@@ -323,27 +355,29 @@ def main() -> None:
     parser.add_argument("corpus", type=Path)
     parser.add_argument("nli", type=Path)
     parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--iterations", type=int, default=600)
-    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--iterations", type=int, default=1500)
+    parser.add_argument("--examples", type=int, nargs="+", default=[100, 300], help="And all.")
+    parser.add_argument("--epochs", type=int, default=4, help="Over all examples.")
     parser.add_argument("--finetune-lr", type=float, default=3e-4)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     folder = options.folder
     folder.mkdir(parents=True, exist_ok=True)
-    sources, is_cut = write_corpus(options.corpus, folder)
+    sources = write_corpus(options.corpus, folder)
     prepare_text(folder)
     report: dict[str, Any] = {
         "date": datetime.now(UTC).date().isoformat(),
         "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
         "load_before": os.getloadavg()[0],
         "torch": version("torch"),
-        "pretraining": pretrain(folder, options.iterations),
-        "held_out": evaluate(folder, sources, is_cut),
+        "pretraining": pretrain(folder, "bert", PRETRAINING, options.iterations),
+        "held_out": evaluate(folder, sources),
     }
     print(json.dumps(report, indent=1), flush=True)
     write_pairs(options.nli, folder)
-    report["finetuning"] = compare_starts(folder, options)
+    sizes = [*options.examples, sum(1 for _ in read_records(folder / "nli_train.jsonl"))]
+    report["finetuning"] = [compare_starts(folder, size, options) for size in sizes]
     report["missed"] = find_misses(report)
     print(json.dumps(report, indent=1))
     if options.json:

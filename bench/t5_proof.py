@@ -32,11 +32,10 @@ from bench.encoder_proof import (
     BATCH,
     LENGTH,
     SEED,
-    TOKENIZER,
-    VOCABULARY,
     Floats,
     Ints,
-    run,
+    prepare_text,
+    pretrain,
     write_corpus,
 )
 from mega_eval.models.stored_weights import weight_reader
@@ -52,43 +51,16 @@ from mega_train.data.encoder.ngram_masker import T5_NGRAMS, NgramMasker
 from mega_train.data.encoder.sentence_mapping import MappingRule, build_mapping
 from mega_train.data.encoder.t5_dataset import SPECIAL_TOKENS, T5Dataset, T5Rule
 from mega_train.data.encoder.vocabulary import MaskingVocabulary
-from mega_train.telemetry.event_log import read_events
 
 DECODER_LENGTH = 48
-LOG_INTERVAL = 50
 PRETRAINING = (
     "--num-layers 2 --decoder-num-layers 1 --hidden-size 256 --num-attention-heads 4 "
     "--position-embedding-type relative "
     "--train-data-path t5_train_text_sentence --valid-data-path t5_valid_text_sentence "
     f"--seq-length {LENGTH} --decoder-seq-length {DECODER_LENGTH} --micro-batch-size 8 "
     "--global-batch-size 16 --optimizer muon --lr 2e-3 --min-lr 1e-5 --lr-decay-style linear "
-    f"--lr-warmup-iters 30 --weight-decay 0.01 --log-interval {LOG_INTERVAL} --eval-interval 200 "
-    "--eval-iters 16 --save t5 --load t5 --save-interval 200"
+    "--lr-warmup-iters 30 --weight-decay 0.01 --eval-interval 200 --eval-iters 16 --save-interval 200"
 )
-
-
-def prepare_text(folder: Path) -> None:
-    """Train the tokenizer, and encode both parts with it and its sentinels."""
-    if not (folder / "tok").exists():
-        words = f"train-tokenizer --input train.jsonl --type wordpiece --vocab-size {VOCABULARY} --lowercase"
-        run(folder, f"mega_data {words} --output tok")
-    for name in ("train", "valid"):
-        if not (folder / f"t5_{name}_text_sentence.idx").exists():
-            words = f"preprocess --input {name}.jsonl --output-prefix t5_{name} --split-sentences {TOKENIZER}"
-            run(folder, f"mega_data {words} --vocab-extra-ids 100")
-
-
-def pretrain(folder: Path, iterations: int) -> dict[str, Any]:
-    """Pretrain, and return how long it took."""
-    torchrun = "torch.distributed.run --nproc-per-node 2 --master-port 29719 -m mega_train t5"
-    run(folder, f"{torchrun} {PRETRAINING} --train-iters {iterations}")
-    steps = [event for event in read_events(folder / "t5") if event["event"] == "train_log"]
-    return {
-        "iterations": iterations,
-        "seconds_of_steps": round(sum(step["iteration_seconds"] * LOG_INTERVAL for step in steps), 1),
-        "training_tokens": IndexedDataset(folder / "t5_train_text_sentence").lengths.sum().item(),
-        "last_loss": round(steps[-1]["loss"], 4),
-    }
 
 
 def open_samples(dataset: IndexedDataset, vocabulary: MaskingVocabulary) -> T5Dataset:
@@ -187,18 +159,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("corpus", type=Path)
     parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--iterations", type=int, default=500)
+    parser.add_argument("--iterations", type=int, default=1500)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(argv)
     options.folder.mkdir(parents=True, exist_ok=True)
     write_corpus(options.corpus, options.folder)
-    prepare_text(options.folder)
+    prepare_text(options.folder, "t5_", "--vocab-extra-ids 100")
     report: dict[str, Any] = {
         "date": datetime.now(UTC).date().isoformat(),
         "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
         "load_before": round(os.getloadavg()[0], 1),
         "torch": version("torch"),
-        "pretraining": pretrain(options.folder, options.iterations),
+        "pretraining": pretrain(options.folder, "t5", PRETRAINING, options.iterations),
         "held_out": evaluate(options.folder),
     }
     print(json.dumps(report, indent=1))

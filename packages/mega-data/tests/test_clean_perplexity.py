@@ -136,6 +136,10 @@ def test_text_is_normalized_as_by_ccnet(model: Path) -> None:
         ("", "step perplexity: model: missing"),
         ("model=no.arpa,max=5", "step perplexity: model: no such file: found no.arpa"),
         ("model={model}", "step perplexity: keeps every document: wanted min | max | keep | store | bucket"),
+        (
+            "model={model},store=p,head=5,tail=6",
+            "step perplexity: head, tail: no effect: found head 5, tail 6, wanted keep | bucket",
+        ),
         ("model={model},max=5,min=6", "step perplexity: max: too small: found 5, wanted 6 or more"),
         ("model={model},max=5,normalize=nfc", "step perplexity: normalize: unknown: found nfc, wanted ccnet"),
         (

@@ -190,7 +190,7 @@ def test_the_command_trains_what_the_step_perplexity_scores(
     tmp_path: Path, zipf_lines: list[list[str]]
 ) -> None:
     corpus = tmp_path / "text.jsonl"
-    write_documents(corpus, ["\n".join(map(" ".join, zipf_lines[start::3])) for start in range(3)])
+    write_documents(corpus, ["\n".join(map(" ".join, zipf_lines[start::3])) + "\n" for start in range(3)])
     model = tmp_path / "m.arpa.gz"
     result = invoke("--input", corpus, "--output", model, "--order", 3, "--prune", 0, 0, 1)
     counts = re.findall(r"[\d,]+ [123]-grams", result.output)
@@ -222,6 +222,22 @@ def test_special_words_of_the_text_are_skipped(tmp_path: Path) -> None:
         result = invoke(*paths, "--discount-fallback")
         assert ("note: 3 words <s>, </s> or <unk> of the text were skipped" in result.output) == (name == "a")
     assert (tmp_path / "a.arpa").read_bytes() == (tmp_path / "b.arpa").read_bytes()
+
+
+def test_a_final_line_break_begins_no_sentence(tmp_path: Path) -> None:
+    for name, text in (("a", "a b\n\nc\n"), ("b", "a b\n\nc")):
+        write_documents(tmp_path / f"{name}.jsonl", [text])
+        paths = ("--input", tmp_path / f"{name}.jsonl", "--output", tmp_path / f"{name}.arpa")
+        assert "3 words in 3 lines" in invoke(*paths, "--discount-fallback").output
+    assert (tmp_path / "a.arpa").read_bytes() == (tmp_path / "b.arpa").read_bytes()
+
+
+def test_a_model_is_plain_or_gz(tmp_path: Path) -> None:
+    write_documents(tmp_path / "a.jsonl", ["a b"])
+    with pytest.raises(ConfigError) as caught:
+        invoke("--input", tmp_path / "a.jsonl", "--output", "m.arpa.zst", "--discount-fallback")
+    message = "--output: not plain or .gz: found m.arpa.zst; hint: --output m.arpa.gz"
+    assert str(caught.value) == message
 
 
 def test_ccnet_normalization_makes_one_line(tmp_path: Path) -> None:

@@ -86,6 +86,9 @@ class PerplexityStep:
         for name in self.keep:
             if name not in BUCKETS:
                 raise ConfigError("step perplexity: keep", "unknown", found=name, wanted=" | ".join(BUCKETS))
+        if (self.head or self.tail) and not (self.keep or self.bucket):
+            found = f"head {self.head:g}, tail {self.tail:g}"
+            raise ConfigError("step perplexity: head, tail", "no effect", found=found, wanted="keep | bucket")
         if (self.keep or self.bucket) and not 0 < self.head <= self.tail:
             found = f"head {self.head:g}, tail {self.tail:g}"
             hint = "--step perplexity:model=en.arpa.gz,head=300,tail=900,keep=head+middle"

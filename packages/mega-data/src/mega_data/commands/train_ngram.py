@@ -11,6 +11,7 @@ from mega_data.clean.ngram_sentences import NORMALIZATIONS
 from mega_data.commands.common import RepeatableOptionCommand, adapter_option, open_adapter
 from mega_data.commands.preprocess import INPUT_HELP
 from mega_schema.app.output_option import OUTPUT_FILE
+from mega_schema.errors import ConfigError
 
 
 @click.command("train-ngram", cls=RepeatableOptionCommand)
@@ -48,7 +49,7 @@ def train_ngram(
 ) -> None:
     """Train an n-gram model with modified Kneser-Ney smoothing, as KenLM's lmplz, in ARPA format.
 
-    A line is a sentence. The step perplexity of `clean` scores texts by the model; give it the same
+    A line of a text is a sentence. The step perplexity of `clean` scores texts by the model; give it the same
     tokenizer and normalize.
     """
     from mega_data.clean.ngram_model import is_arpa
@@ -59,6 +60,9 @@ def train_ngram(
     from mega_data.texts import read_texts
     from mega_schema.outputs import check_output
 
+    if output.suffix in (".zst", ".parquet"):
+        name = output.with_suffix(".gz")
+        raise ConfigError("--output", "not plain or .gz", found=output, hint=f"--output {name}")
     options = NgramOptions(order, prune, discount_fallback, memory << 20)
     options.check()
     splitter = LineSplitter(tokenizer, normalize or "")
@@ -66,8 +70,11 @@ def train_ngram(
     inputs = expand_inputs(words, adapter=open_adapter(adapter))
     files = [item.path for item in inputs if not item.is_stdin]
     check_output("--output", output, "file", inputs=files, is_ours=is_arpa)
+    # a final line break ends a line and begins none
     sentences = (
-        sentence for text in read_texts(inputs, json_key, max_documents) for sentence in splitter.split(text)
+        sentence
+        for text in read_texts(inputs, json_key, max_documents)
+        for sentence in splitter.split(text.removesuffix("\n"))
     )
     report = run_interruptible(lambda: train(sentences, options, output))
     counts = ", ".join(f"{count:,} {size}-grams" for size, count in enumerate(report.ngrams, 1))

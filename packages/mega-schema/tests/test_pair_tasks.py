@@ -32,6 +32,7 @@ from mega_schema.tasks.pair_features import (
 )
 from mega_schema.tasks.pair_tasks import choose_labels
 from mega_schema.tasks.race_examples import ChoiceExample, read_race
+from mega_schema.tasks.squad_examples import read_squad
 from tests.shared_data import SHARED
 
 SPECIAL = SpecialIds(1, 2, 0)
@@ -119,10 +120,32 @@ def test_tables_and_compressed_lines_are_read(tmp_path: Path) -> None:
     assert (example.id, example.first, example.second, example.label) == ("4", "a", "b", "true")
     with pytest.raises(FormatError, match="another number of columns than the first line"):
         read_labelled(_write(tmp_path / "b.csv", "text,label", "one"), ["text"], "label")
+    with pytest.raises(FormatError, match=":1: names a column twice: found text"):
+        read_labelled(_write(tmp_path / "c.csv", "text,text,label", "a,b,c"), ["text"], "label")
     with pytest.raises(FormatError, match="format not known: found .txt"):
         read_labelled(_write(tmp_path / "a.txt", "one"), ["text"], "label")
     with pytest.raises(FormatError, match="cannot be read"):
         read_labelled(tmp_path / "absent.jsonl", ["text"], "label")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"no", "is damaged: found Not a gzipped file"),
+        (gzip.compress(b"x" * 99)[:-9], "is damaged: found Compressed file ended before"),
+        (gzip.compress(b"x" * 99)[:10] + b"\xff" * 40, "is damaged: found Error -3"),
+        (gzip.compress(b"\xff\xfe"), "is not text in UTF-8: found 'utf-8' codec can't decode"),
+    ],
+)
+@pytest.mark.parametrize("name", ["a.csv.gz", "a.jsonl.gz", "a.json.gz"])
+def test_a_file_that_cannot_be_unpacked_is_one_line(
+    tmp_path: Path, content: bytes, message: str, name: str
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(FormatError) as caught:
+        read_squad(path) if name == "a.json.gz" else read_labelled(path, ["text"], "label")
+    assert str(caught.value).startswith(f"{path}: {message}")
 
 
 def test_passages_of_race_are_read_as_in_megatron(tmp_path: Path) -> None:

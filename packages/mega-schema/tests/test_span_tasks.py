@@ -267,6 +267,7 @@ REFUSED: Sequence[tuple[Any, str]] = (
     (QUESTION | {"answers": []}, "{q} (q).answers: disagree with is_impossible: found none"),
     (QUESTION | {"is_impossible": True}, "{q} (q).answers: disagree with is_impossible: found is_imp"),
     (QUESTION | {"is_impossible": 1}, "{q} (q).is_impossible: is not true or false: found 1"),
+    (QUESTION | {"is_impossible": "false"}, '{q} (q).is_impossible: is not true or false: found "false"'),
     (ANSWER | {"text": "c"}, '{a}.answer_start: is not where the answer begins: found "b", wanted "c"'),
     (
         ANSWER | {"answer_start": 0},

@@ -177,6 +177,10 @@ REFUSED = {
     "--epochs 1 --class-weights 1 2 3": "--class-weights: are not a weight above 0 for each class",
     "--epochs 1 --class-weights 1 -2": "--class-weights: are not a weight above 0 for each class",
     "--epochs 1 --keep-last 2": "--keep-last: does not apply to a task",
+    "--epochs 1 --preset t5-small": "--preset: is not a model for --task CLASSIFY: found t5, wanted bert; "
+    "hint: --task TEXT2TEXT",
+    "--epochs 1 --save-interval 5": "--save-interval: leaves out epochs, of which one may be the best: "
+    "found 5, wanted a divisor of 12, the steps of an epoch; hint: leave it out: every epoch is saved",
     "--epochs 1 --data-path toy": "--data-path: does not apply to a task: found given; hint: --train-data",
     "--epochs 1 --train-samples 9": "--train-samples: does not apply to a task",
     "--epochs 1 --text-keys a": "{}/train.jsonl:1: no text under 'a': found id, left, right, same",

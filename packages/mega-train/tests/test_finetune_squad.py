@@ -108,6 +108,7 @@ REFUSED = {
     "--best-metric accuracy": "--best-metric: is not a metric of the task: found accuracy, wanted f1 | exact",
     "--doc-stride 17": "--doc-stride: is not less than the window of the passage: found 17, wanted less",
     "--doc-stride 0": "--doc-stride: not a count: found 0, wanted 1 or more",
+    "--null-score-diff-threshold nan": "--null-score-diff-threshold: not a finite number: found nan",
     "--max-query-length 20": "--seq-length: has no place for a passage: found 24, wanted 25 or more",
     "--global-batch-size 512": "--train-data: has fewer examples than a batch: found 1",
     "--context-parallel-size 2": "--context-parallel-size: is not supported for BERT",

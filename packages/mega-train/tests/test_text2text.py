@@ -58,7 +58,7 @@ def _finetune(folder: Path, *argv: str, code: int = 0) -> tuple[str, str]:
 
 @pytest.fixture(scope="module")
 def run(folder: Path) -> Path:
-    _finetune(folder, *MODEL, "--epochs", "25", "--save", str(folder / "run"), "--save-interval", "52")
+    _finetune(folder, *MODEL, "--epochs", "25", "--save", str(folder / "run"))
     return folder / "run"
 
 
@@ -87,9 +87,10 @@ def test_predictions_are_lines_with_inputs_and_targets(run: Path) -> None:
 
 def test_a_resumed_run_repeats_the_epochs_that_follow(folder: Path, run: Path, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "run")
-    shutil.rmtree(tmp_path / "run/iter_0000100")
     (tmp_path / "run/latest_checkpointed_iteration.txt").write_text("52")
-    words = [*MODEL, "--epochs", "25", "--save", str(tmp_path / "run"), "--save-interval", "52"]
+    for later in range(56, 101, 4):
+        shutil.rmtree(tmp_path / f"run/iter_{later:07}")
+    words = [*MODEL, "--epochs", "25", "--save", str(tmp_path / "run")]
     resumed, _ = _finetune(folder, *words, "--load", str(tmp_path / "run"))
     last = [event for event in read_events(run) if event["event"] == "validation"][-1]
     assert f"dev at iteration 100 | loss {last['loss']:.4f} | exact_match 1.0000" in resumed, resumed

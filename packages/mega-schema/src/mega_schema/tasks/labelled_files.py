@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
 from mega_schema.errors import FormatError
-from mega_schema.tasks.pair_examples import PairExample, open_text, read_lines
+from mega_schema.tasks.pair_examples import UNREADABLE, PairExample, open_text, read_lines, unreadable_error
 
 _DELIMITERS: Mapping[str, str] = MappingProxyType({".csv": ",", ".tsv": "\t"})
 _JSON_SUFFIXES = (".jsonl", ".json", ".ndjson")
@@ -72,14 +73,20 @@ def _read_table(path: Path, delimiter: str) -> Iterator[tuple[str, Mapping[str, 
     with open_text(path) as file:
         reader = csv.DictReader(file, delimiter=delimiter, strict=True)
         try:
+            names = reader.fieldnames or ()
+            if len(set(names)) < len(names):
+                columns = ", ".join(name for name, count in Counter(names).items() if count > 1)
+                raise FormatError(f"{path}:1", "names a column twice", found=columns)
             for row in reader:
                 where = f"{path}:{reader.line_num}"
                 if None in row or None in row.values():
                     wanted = f"{len(reader.fieldnames or ())} columns"
                     raise FormatError(where, "another number of columns than the first line", wanted=wanted)
                 yield where, row
-        except (csv.Error, UnicodeDecodeError, EOFError, OSError) as error:
-            raise FormatError(path, "is not a table in UTF-8", found=error) from None
+        except UNREADABLE as error:
+            raise unreadable_error(path, error) from None
+        except csv.Error as error:
+            raise FormatError(path, "is not a table", found=error) from None
 
 
 def find_text(where: str, record: Mapping[str, object], key: str, *, hint: str) -> str:

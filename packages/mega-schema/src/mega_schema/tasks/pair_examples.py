@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import re
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +48,9 @@ def clean_text(text: str) -> str:
     return single_spaced
 
 
+UNREADABLE = (UnicodeDecodeError, EOFError, OSError, zlib.error)  # of a text that may be compressed
+
+
 def open_text(path: Path) -> TextIO:
     """Open a text file, which may be compressed by gzip.
 
@@ -71,8 +75,14 @@ def read_lines(path: Path) -> Iterator[tuple[str, str]]:
         try:
             for number, line in enumerate(file, 1):
                 yield f"{path}:{number}", line.rstrip("\r\n").removeprefix("\ufeff" if number == 1 else "")
-        except (UnicodeDecodeError, EOFError, OSError) as error:
-            raise FormatError(path, "is not a text file in UTF-8", found=error) from None
+        except UNREADABLE as error:
+            raise unreadable_error(path, error) from None
+
+
+def unreadable_error(path: Path, error: Exception) -> FormatError:
+    """Return what is said of a file whose reading failed with one of UNREADABLE."""
+    what = "is not text in UTF-8" if isinstance(error, UnicodeDecodeError) else "is damaged"
+    return FormatError(path, what, found=error)
 
 
 def read_mnli(path: Path) -> list[PairExample]:

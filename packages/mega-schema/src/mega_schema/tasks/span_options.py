@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from mega_schema.errors import ConfigError
@@ -32,12 +33,15 @@ class SpanOptions:
         """Check that the options fit windows of `length` tokens.
 
         Raises:
-            ConfigError: a count is below 1, or windows do not overlap.
+            ConfigError: a count is below 1, the threshold is not finite, or windows do not overlap.
         """
         for name in ("doc_stride", "max_query_length", "max_answer_length", "n_best_size"):
             if (count := getattr(self, name)) < 1:
                 flag = f"--{name.replace('_', '-')}"
                 raise ConfigError(flag, "not a count", found=count, wanted="1 or more")
+        if not math.isfinite(self.null_score_diff_threshold):
+            flag, value = "--null-score-diff-threshold", self.null_score_diff_threshold
+            raise ConfigError(flag, "not a finite number", found=value)
         window = length - self.max_query_length - SPECIAL_TOKENS
         if window < 2:
             raise ConfigError(

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mega_schema.errors import FormatError
-from mega_schema.tasks.pair_examples import open_text
+from mega_schema.tasks.pair_examples import UNREADABLE, open_text, unreadable_error
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,8 @@ def read_squad(path: Path) -> list[SpanExample]:
     with open_text(path) as file:
         try:
             content = json.loads(file.read().removeprefix("\ufeff"))
-        except (UnicodeDecodeError, EOFError, OSError) as error:
-            raise FormatError(path, "is not a text file in UTF-8", found=error) from None
+        except UNREADABLE as error:
+            raise unreadable_error(path, error) from None
         except (ValueError, RecursionError) as error:
             raise FormatError(path, "is not JSON", found=error) from None
     examples = list(_read_articles(str(path), content))
@@ -97,7 +97,7 @@ def _build_example(where: str, question: Mapping[str, object], context: str) -> 
     text = _text(where, question, "question")
     is_impossible = question.get("is_impossible", False)
     if not isinstance(is_impossible, bool):
-        raise FormatError(f"{where}.is_impossible", "is not true or false", found=is_impossible)
+        raise FormatError(f"{where}.is_impossible", "is not true or false", found=json.dumps(is_impossible))
     if "answers" not in question and not is_impossible:
         return SpanExample(str(id), text, context, None, where)
     answers = _list(where, question, "answers") if "answers" in question else []

@@ -48,9 +48,9 @@ def model_spec(
         layers = run.model.decoder_layers
         raise ConfigError("--decoder-num-layers", "not a count", found=layers, wanted="1 or more")
     if loaded_spec is not None and not {family, loaded_spec.family} <= {"gpt", "llama"}:
-        _check_family(family, loaded_spec)
+        _check_family(run, family, loaded_spec)
     if replace(run.model, family=None) == ModelConfig() and loaded_spec is not None:
-        _check_family(family, loaded_spec)
+        _check_family(run, family, loaded_spec)
         return loaded_spec
     spec = _spec_from_flags(
         run, family, loaded_spec.vocab if loaded_spec and run.model.vocab is None else vocab, loaded_spec
@@ -122,11 +122,11 @@ def _spec_from_flags(
     given_values = _given_values(run, family)
     if m.preset is not None:
         base = preset(m.preset)
-        _check_family(family, base)
+        _check_family(run, family, base)
         sizes = {**_scale_preset(base, given_values), **given_values}
         return ModelSpec.from_dict({**base.to_dict(), **_number_layers(sizes, base)})
     if loaded_spec is not None and not given_values.keys() & {"layers", "hidden", "heads"}:
-        _check_family(family, loaded_spec)
+        _check_family(run, family, loaded_spec)
         return ModelSpec.from_dict({**loaded_spec.to_dict(), **_number_layers(given_values, loaded_spec)})
     given_values.setdefault("max_seq_len", run.batch.length)
     given_values.setdefault("vocab", vocab)
@@ -348,7 +348,17 @@ def _window(text: str | None, family: Family) -> int | None:
     return int(match[1]) + 1
 
 
-def _check_family(family: Family, spec: ModelSpec) -> None:
+def _check_family(run: RunConfig, family: Family, spec: ModelSpec) -> None:
+    if spec.family != family and run.task.name is not None:
+        key = "--preset" if run.model.preset is not None else "--pretrained-checkpoint"
+        hints = {"t5": "--task TEXT2TEXT", "bert": "a task of BERT, such as --task CLASSIFY"}
+        raise ConfigError(
+            key,
+            f"is not a model for --task {run.task.name}",
+            found=spec.family,
+            wanted=family,
+            hint=hints.get(spec.family, "a checkpoint or preset of BERT or T5"),
+        )
     if spec.family != family:
         raise ConfigError(
             "command",

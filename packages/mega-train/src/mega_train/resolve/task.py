@@ -177,6 +177,14 @@ def _apply_duration(run: RunConfig, data: TaskData, world: int) -> RunConfig:
             hint="leave it out",
         )
     interval = run.checkpoint.interval or (None if run.checkpoint.save is None else steps)
+    if interval is not None and interval > 0 and steps % interval:
+        raise ConfigError(
+            "--save-interval",
+            "leaves out epochs, of which one may be the best",
+            found=interval,
+            wanted=f"a divisor of {steps}, the steps of an epoch",
+            hint="leave it out: every epoch is saved",
+        )
     return replace(
         run,
         train=replace(run.train, iterations=epochs * steps),

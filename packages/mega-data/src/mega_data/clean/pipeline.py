@@ -21,6 +21,7 @@ from mega_data.clean.python_step import DocumentError, PythonStep
 from mega_data.clean.registry import DuplicateFilter, NamedStep
 from mega_data.clean.sentence_dedup import SentenceDedup, SentenceDedupStep
 from mega_data.clean.stats import StepStats, merge_stats
+from mega_data.clean.stored_keys import check_stored_keys
 from mega_data.clean.step import Row, RowFunction
 from mega_data.dedup.pipeline import DEFAULT_MEMORY, Deduplication
 from mega_data.dedup.presets import PRESETS
@@ -212,7 +213,7 @@ class Cleaning:
         Raises:
             ConfigError: the folder holds another run, or a step's options are invalid.
         """
-        check_steps(self.steps)
+        check_steps(self.steps, self.key, self.id_key)
         steps = [_recorded_step(named_step) for named_step in self.steps]
         wanted = {**planned_ranges(self.inputs), "output": str(self.output.resolve()), "key": self.key}
         options = {
@@ -304,10 +305,14 @@ class Cleaning:
         return report
 
 
-def check_steps(steps: Sequence[NamedStep], *, starts: bool = True) -> None:
+def check_steps(
+    steps: Sequence[NamedStep], key: str = "text", id_key: str = "", *, starts: bool = True
+) -> None:
     """Refuse steps that cannot run.
 
     Args:
+        key: key of the text; no step may store another value there.
+        id_key: key of the id; as `key`.
         starts: start those that need no other document: a library or a file may be missing.
 
     Raises:
@@ -315,6 +320,8 @@ def check_steps(steps: Sequence[NamedStep], *, starts: bool = True) -> None:
     """
     if not steps:
         raise ConfigError("--step", "no step", hint="--step fix-text --step duplicates")
+    for named_step in steps:
+        check_stored_keys(named_step.name, named_step.step, key, id_key)
     for named_step in steps:
         if isinstance(named_step.step, SentenceDedupStep) and not named_step.step.sentences:
             raise ConfigError(

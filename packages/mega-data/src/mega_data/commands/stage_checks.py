@@ -52,7 +52,8 @@ def _check_clean(options: Mapping[str, Any]) -> None:
         steps = [*steps_from_toml(Path(config)), *steps]
     if not is_written_by_stage:
         # a step with the path of another stage's file cannot be started yet
-        check_steps(steps, starts=not any("{" in word for word in words))
+        key, id_key = str(options.get("json-key", "text")), str(options.get("id-key", ""))
+        check_steps(steps, key, id_key, starts=not any("{" in word for word in words))
 
 
 def _check_dedup(options: Mapping[str, Any]) -> None:

@@ -40,7 +40,11 @@ def clean(step: str, *options: str) -> Result:
 @pytest.mark.parametrize(
     ("step", "options", "message"),
     [
-        (f"{PERPLEXITY},store=text", (), "perplexity: store: is the key of the text (--json-key): found text"),
+        (
+            f"{PERPLEXITY},store=text",
+            (),
+            "perplexity: store: is the key of the text (--json-key): found text",
+        ),
         (f"{PERPLEXITY},bucket=text", (), "perplexity: bucket: is the key of the text (--json-key): found"),
         ("language:store=text", (), "language: store: is the key of the text (--json-key): found text"),
         ("classifier:store=text", (), "classifier: store: is the key of the text (--json-key): found text"),
@@ -49,10 +53,18 @@ def clean(step: str, *options: str) -> Result:
             ("--json-key", "meta.text"),
             "language: store: is the key of the object around the text (--json-key): found meta; hint: name",
         ),
-        ("language:store=meta.text", ("--json-key", "meta.text"), "store: is the key of the text (--json-key"),
+        (
+            "language:store=meta.text",
+            ("--json-key", "meta.text"),
+            "store: is the key of the text (--json-key",
+        ),
         ("language:store=id", ("--id-key", "id"), "store: is the key of the id (--id-key): found id"),
         ("language:store=meta", ("--id-key", "meta.id"), "store: is the key of the object around the id ("),
-        (f"{PERPLEXITY},store=p,bucket=p", (), "store: overwrites bucket: found p, wanted a key beside p, wh"),
+        (
+            f"{PERPLEXITY},store=p,bucket=p",
+            (),
+            "store: overwrites bucket: found p, wanted a key beside p, wh",
+        ),
         (f"{PERPLEXITY},store=meta.p,bucket=meta", (), "bucket: overwrites store: found meta, wanted a key"),
         (f"{PERPLEXITY},store=text.score", (), ""),
         (f"{PERPLEXITY},store=meta.score,bucket=meta.bucket", ("--json-key", "meta.text"), ""),

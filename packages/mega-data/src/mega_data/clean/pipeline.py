@@ -21,8 +21,8 @@ from mega_data.clean.python_step import DocumentError, PythonStep
 from mega_data.clean.registry import DuplicateFilter, NamedStep
 from mega_data.clean.sentence_dedup import SentenceDedup, SentenceDedupStep
 from mega_data.clean.stats import StepStats, merge_stats
-from mega_data.clean.stored_keys import check_stored_keys
 from mega_data.clean.step import Row, RowFunction
+from mega_data.clean.stored_keys import check_stored_keys
 from mega_data.dedup.pipeline import DEFAULT_MEMORY, Deduplication
 from mega_data.dedup.presets import PRESETS
 from mega_data.jsonl_shards import (

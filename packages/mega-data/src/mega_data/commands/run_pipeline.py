@@ -70,6 +70,9 @@ def _run_stages(runs: StageRuns, states: dict[str, str]) -> int:
         code = runs.run(stage, click.echo)
         if code:
             states[stage.name] = f"failed, exit code {code}"
+            if (record := runs.record(stage)) is not None and record.is_finished:
+                states[stage.name] += "; the earlier output is there"
+                click.echo(f"note: {stage.folder}: the earlier output is there", err=True)
             return code
         states[stage.name] = "finished"
     return 0

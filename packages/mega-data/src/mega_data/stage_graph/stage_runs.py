@@ -3,6 +3,7 @@
 OUTPUT/.pipeline/NAME.json     fingerprint of the stage's command line and input files, and its result
 OUTPUT/.pipeline/NAME/         counts of the stage's command, and the logs of its Slurm jobs
 OUTPUT/NAME/...                what the stage writes
+OUTPUT/.NAME.earlier/          its earlier output, until the new one is complete; .pipeline/.NAME.earlier.json
 OUTPUT/report.json, .html      the report of all stages
 """
 
@@ -28,6 +29,7 @@ from mega_data.task_stages import remove_folder, write_file
 from mega_schema.outputs import check_output
 
 RECORDS: Final = ".pipeline"
+_REFUSED: Final = 2  # exit code of a command whose options or inputs are refused
 
 
 @dataclass(slots=True)
@@ -101,7 +103,9 @@ class StageRuns:
     def run(self, stage: PipelineStage, echo: Callable[[str], object]) -> int:
         """Run the command of a stage; return its exit code.
 
-        A run that was stopped resumes, unless its command line or inputs have changed.
+        A run that was stopped resumes, unless its command line or inputs have changed. Then the earlier
+        output is kept aside until the new one is complete. It is restored if the command is refused and wrote
+        no file.
 
         Args:
             echo: called with the lines that the command prints.
@@ -109,8 +113,7 @@ class StageRuns:
         fingerprint = self.fingerprint(stage)
         earlier = self.record(stage)
         if earlier is not None and earlier.fingerprint != fingerprint:
-            remove_folder(stage.folder)
-            self._record_file(stage).unlink()
+            self._put_aside(stage, earlier)
         record = StageRecord(fingerprint, self.command_line(stage))
         record.bytes_in = sum(map(file_bytes, input_files(stage, self.pipeline.results)))
         self._write_record(stage, record)
@@ -132,8 +135,44 @@ class StageRuns:
             for name, value in _read_result(result).items():
                 setattr(record, name, value)
             record.is_finished = True
+            self._remove_earlier(stage)
             self._write_record(stage, record)
+        elif code == _REFUSED:
+            self._restore_earlier(stage)
         return code
+
+    def _put_aside(self, stage: PipelineStage, record: StageRecord) -> None:
+        """Clear the folder of a stage, and keep a finished output aside; a killed process may repeat it."""
+        earlier_folder, earlier_record = self._earlier(stage)
+        if record.is_finished and not earlier_folder.is_dir() and stage.folder.is_dir():
+            stage.folder.rename(earlier_folder)
+        remove_folder(stage.folder)
+        if record.is_finished:
+            self._record_file(stage).replace(earlier_record)
+        else:
+            self._record_file(stage).unlink()
+
+    def _restore_earlier(self, stage: PipelineStage) -> None:
+        """Replace a folder without files by the earlier output."""
+        earlier_folder, earlier_record = self._earlier(stage)
+        if not (earlier_folder.is_dir() and earlier_record.is_file()):
+            return
+        if any(path.is_file() for path in stage.folder.rglob("*")):
+            return
+        # in this order, a process killed between two of these leaves no record of an output that is not there
+        remove_folder(stage.folder)
+        earlier_record.replace(self._record_file(stage))
+        earlier_folder.rename(stage.folder)
+
+    def _remove_earlier(self, stage: PipelineStage) -> None:
+        earlier_folder, earlier_record = self._earlier(stage)
+        earlier_record.unlink(missing_ok=True)
+        remove_folder(earlier_folder)
+
+    def _earlier(self, stage: PipelineStage) -> tuple[Path, Path]:
+        """Return the paths of a stage's earlier output and its record; no stage has such a name."""
+        name = f".{stage.name}.earlier"
+        return stage.folder.with_name(name), self.pipeline.output / RECORDS / f"{name}.json"
 
     def _run_on_slurm(
         self, stage: PipelineStage, arguments: list[str], result: Path, echo: Callable[[str], object]

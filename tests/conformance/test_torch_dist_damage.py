@@ -68,7 +68,7 @@ DAMAGE: dict[str, tuple[Damage, str]] = {
     ),
     "no name of a GPT": (
         edit_metadata(lambda d: d.state_dict_metadata.pop("decoder.layers.self_attention.linear_qkv.weight")),
-        "has no tensor names of a Megatron core GPT: found embedding.word_embeddings.weight",
+        "has no tensor names of a Megatron core GPT or BERT: found embedding.word_embeddings.weight",
     ),
     "another tensor": (
         edit_metadata(lambda d: d.state_dict_metadata.pop("decoder.final_layernorm.bias")),

@@ -31,7 +31,7 @@ def load_and_save(folder: Path, wanted: Sequence[tuple[Sequence[int], Mapping[st
             _keep(folder / f"{case}-dist-{layout}.npy", _load_dist(folder / f"{case}-dist", token_BS))
             chunks, scores = _load_core(folder / f"{case}-core-{layout}", token_BS)
             _keep(folder / f"{case}-core-{layout}.npy", scores)
-            _save_dist(folder / f"{case}-theirs-dist-{layout}", chunks, _args(flags, sizes))
+            save_dist(folder / f"{case}-theirs-dist-{layout}", chunks, _args(flags, sizes))
             _save_core(folder / f"{case}-theirs-core-{layout}", chunks, _args(flags, sizes))
 
 
@@ -103,7 +103,7 @@ def _unfuse_names(chunk: Any, state: Mapping[str, Any]) -> dict[str, Any]:
     return tensors
 
 
-def _save_dist(run: Path, chunks: Sequence[Any], args: Namespace) -> None:
+def save_dist(run: Path, chunks: Sequence[Any], args: Namespace) -> None:
     from megatron.core import dist_checkpointing
     from megatron.core import parallel_state as ranks
     from megatron.core.dist_checkpointing import ShardedObject
@@ -120,7 +120,7 @@ def _save_dist(run: Path, chunks: Sequence[Any], args: Namespace) -> None:
         "args": args,
         "checkpoint_version": 3.0,
         "iteration": 5,
-        "rng_state": ShardedObject("rng_state", random, sizes, (pp, tp)),
+        "rng_state": ShardedObject("rng_state", random, sizes, (pp, tp), ranks.get_data_parallel_rank()),
         **{name: chunk.sharded_state_dict() for name, chunk in zip(_names(chunks), chunks, strict=True)},
     }
     dist_checkpointing.save(state, str(path), content_metadata={"singleton_local_shards": False})

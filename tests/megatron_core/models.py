@@ -1,4 +1,4 @@
-"""Megatron Core's GPT, built from a checkpoint's arguments as in its training, and its logits."""
+"""Megatron Core's GPT and BERT, built from a checkpoint's arguments as in its training, and GPT's logits."""
 
 from __future__ import annotations
 
@@ -30,12 +30,9 @@ def begin(tp: int = 1, pp: int = 1, vp: int = 1) -> None:
     parallel_state.initialize_model_parallel(tp, pp, vp if vp > 1 else None)
 
 
-def build_chunks(args: Namespace) -> list[Any]:
-    """This rank's chunks of the model."""
+def _config(args: Namespace) -> Any:
     from megatron.core import parallel_state as ranks
     from megatron.core.activations import squared_relu
-    from megatron.core.models.gpt import GPTModel
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.transformer.transformer_config import TransformerConfig
 
     names = {
@@ -55,7 +52,39 @@ def build_chunks(args: Namespace) -> list[Any]:
         arguments |= {"activation_func": F.silu, "gated_linear_unit": True}
     if args.squared_relu:
         arguments |= {"activation_func": squared_relu}
-    config = TransformerConfig(**arguments)
+    return TransformerConfig(**arguments)
+
+
+def build_bert(args: Namespace) -> Any:
+    """This rank's part of a BERT, as `pretrain_bert.py` builds it; the logits are those of all ranks."""
+    from megatron.core import parallel_state as ranks
+    from megatron.core.models.bert.bert_layer_specs import bert_layer_local_spec
+    from megatron.core.models.bert.bert_model import BertModel
+
+    return BertModel(
+        _config(args),
+        2 if args.bert_binary_head else 0,
+        bert_layer_local_spec,
+        vocab_size=args.padded_vocab_size,
+        max_sequence_length=args.max_position_embeddings,
+        pre_process=ranks.is_pipeline_first_stage(),
+        post_process=ranks.is_pipeline_last_stage(),
+        parallel_output=False,
+        share_embeddings_and_output_weights=not args.untie_embeddings_and_output_weights,
+        position_embedding_type=args.position_embedding_type,
+        add_binary_head=args.bert_binary_head,
+    ).eval()
+
+
+def build_chunks(args: Namespace) -> list[Any]:
+    """This rank's chunks of a GPT, or of a BERT if the arguments have our mark `is_bert`."""
+    from megatron.core import parallel_state as ranks
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+
+    if getattr(args, "is_bert", False):
+        return [build_bert(args)]
+    config = _config(args)
     layer = get_gpt_layer_local_spec(qk_layernorm=args.qk_layernorm, normalization=args.normalization)
     chunks = ranks.get_virtual_pipeline_model_parallel_world_size() or 1
     return [

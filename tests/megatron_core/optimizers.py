@@ -60,6 +60,7 @@ def _case(
     path = str(folder / f"{case}-dist" / "iter_0000005")
     common = dist_checkpointing.load_common_state_dict(path)
     assert common["args"].no_save_rng
+    common["args"].is_bert = flags.get("is_bert", False)
     chunks, taught = _build_with_optimizer(common["args"], optimizer)
     state = dist_checkpointing.load(
         _state(chunks, taught, common["content_metadata"], is_loading=True), path, strict="raise_unexpected"

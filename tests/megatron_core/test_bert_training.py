@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from mega_ckpt.formats.megatron.names import CORE, chunk_tensors
+from mega_ckpt.formats.megatron.names import CORE_BERT, chunk_tensors
 from mega_schema.parallel_layout import Layout
 from mega_schema.spec import ModelSpec
 from mega_train.data.encoder.bert_reader import LABEL, ORDER, REAL, TOKEN, TYPE
@@ -36,18 +35,6 @@ CASES: dict[str, Case] = {
     "tp": Case(SAMPLES, "bert", tp=2),
     "pp": Case(f"{SAMPLES} --global-batch-size 12", "bert", pp=2),
 }
-# Megatron Core's BERT has the names of its GPT but for the block and the heads
-NAMES: Mapping[str, str] = MappingProxyType(
-    {part: name.replace("decoder.", "encoder.") for part, name in CORE.items()}
-    | {
-        "token_type": "embedding.tokentype_embeddings.{kind}",
-        "head.dense": "lm_head.dense.{kind}",
-        "head.norm": "lm_head.layer_norm.{kind}",
-        "head.bias": "output_layer.{kind}",
-        "binary_head": "binary_head.{kind}",
-        "pooler": "pooler.dense.{kind}",
-    }
-)
 
 
 def _rank_tensors(spec: ModelSpec, ours: Mapping[str, Tensor], case: Case) -> list[dict[str, Tensor]]:
@@ -57,7 +44,7 @@ def _rank_tensors(spec: ModelSpec, ours: Mapping[str, Tensor], case: Case) -> li
     for pp in range(case.pp):
         for tp in range(case.tp):
             tensors = {}
-            for foreign in chunk_tensors(spec, NAMES, layout, tp=tp, pp=pp):
+            for foreign in chunk_tensors(spec, CORE_BERT, layout, tp=tp, pp=pp):
                 read = ours[foreign.ours].numpy()
                 values = foreign.assemble(read.dtype, lambda slab, read=read: read[slab.in_global])
                 tensors[foreign.name] = torch.from_numpy(values)

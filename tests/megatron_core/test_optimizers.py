@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from mega_ckpt.formats.interface import ReadOptions
-from mega_ckpt.formats.megatron.names import CORE, chunk_tensors
+from mega_ckpt.formats.megatron.names import chunk_tensors, core_names
 from mega_ckpt.operations.convert import convert
 from mega_schema.checkpoint.reader import MODEL, OPTIMIZER, Checkpoint
 from mega_schema.parallel_layout import Layout
 from mega_schema.sharding import Slab
-from mega_schema.spec import ModelSpec, gpt, llama
+from mega_schema.spec import ModelSpec, bert, gpt, llama
 from tests.megatron_core import reference_process
 from tests.megatron_core.small_model import LLAMA, OURS, THEIRS, WORDS, save_random
 from tests.selection import every_nth, requested_values
@@ -29,6 +29,7 @@ SPECS: dict[str, tuple[ModelSpec, dict[str, Any]]] = {
     "gpt": (gpt(**OURS | WHOLE_BUCKETS), SAID),
     "shifted": (gpt(**OURS), THEIRS),
     "llama": (llama(**OURS | WHOLE_BUCKETS, ffn=40, kv_heads=2), SAID | LLAMA),
+    "bert": (bert(**OURS | WHOLE_BUCKETS), SAID | {"is_bert": True, "bert_binary_head": True}),
 }
 SHARDED = {"use_distributed_optimizer": True}
 # what holds the state, in which type weights are, and how a distributed optimizer saves it
@@ -42,7 +43,13 @@ OPTIMIZERS: dict[str, tuple[str, dict[str, Any], str | None]] = {
 }
 CASES = [*(f"gpt-{optimizer}" for optimizer in OPTIMIZERS if "bucketed-" not in optimizer)]
 CASES += ["llama-bucketed-float32"]
-SHIFTED = "shifted-distributed-float32"
+BERT_CASES = ["bert-bucketed", "bert-bfloat16"]
+# the heads of a BERT's pairs of sentences are in a bucket of their own over a pipeline
+SHIFTED = ["shifted-distributed-float32", "bert-distributed"]
+SHORT_AND_LONG = [
+    *every_nth(3, CASES),
+    *(pytest.param(case, marks=pytest.mark.long) for case in BERT_CASES),
+]
 RANKS = 2
 LAYOUTS = [(1, 1, 1), (2, 1, 1), (1, 2, 1)]  # sizes of tp, pp and vp; what they leave of the ranks is dp
 
@@ -58,7 +65,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     folder = tmp_path_factory.mktemp("optimizers")
     wanted = {}
     asked = requested_values(request, "case")
-    for seed, case in enumerate([*(case for case in CASES if case in asked), SHIFTED]):
+    for seed, case in enumerate(case for case in [*CASES, *BERT_CASES, *SHIFTED] if case in asked):
         spec, flags, dtype, optimizer, sharding = _parts(case)
         save_random(folder / case, spec, seed=seed, dtype=dtype, optimizer=True)
         convert(folder / case, folder / f"{case}-dist", "mega", "torch_dist")
@@ -74,10 +81,11 @@ def _read_tensor(checkpoint: Checkpoint, space: str, name: str) -> np.ndarray:
     return checkpoint.read_raw(space, name, Slab(zero, shape, zero))
 
 
-@pytest.mark.parametrize("case", every_nth(3, CASES))
+@pytest.mark.parametrize("case", [*SHORT_AND_LONG, pytest.param("bert-distributed", marks=pytest.mark.long)])
 def test_megatron_core_takes_up_every_number_of_our_optimizers_state(folder: Path, case: str) -> None:
     spec, _, dtype, optimizer, _ = _parts(case)
     ours = Checkpoint.open(folder / case)
+    names, _ = core_names(spec)
     spaces = dict(zip(("param", "exp_avg", "exp_avg_sq"), OPTIMIZER, strict=True))
     spaces |= {"param": MODEL} if dtype == "F32" else {}
     for tp, pp, vp in LAYOUTS:
@@ -87,7 +95,7 @@ def test_megatron_core_takes_up_every_number_of_our_optimizers_state(folder: Pat
             coordinates = rank % tp, rank // (RANKS // pp)
             foreign = {
                 tensor.name: tensor
-                for tensor in chunk_tensors(spec, CORE, layout, tp=coordinates[0], pp=coordinates[1])
+                for tensor in chunk_tensors(spec, names, layout, tp=coordinates[0], pp=coordinates[1])
             }
             if "use_distributed_optimizer" not in optimizer:
                 assert state_of_rank["state"].keys() == {f"0.{name}" for name in foreign}
@@ -110,13 +118,14 @@ def test_megatron_core_takes_up_every_number_of_our_optimizers_state(folder: Pat
             assert [group["wd_mult"] for group in state_of_rank["groups"]] == [1.0, 0.0]
 
 
-@pytest.mark.parametrize("case", every_nth(3, CASES))
+@pytest.mark.parametrize("case", SHORT_AND_LONG)
 def test_what_megatron_cores_optimizer_saves_is_our_state_bit_for_bit(
     folder: Path, tmp_path: Path, case: str
 ) -> None:
-    ours, (*_, sharding) = Checkpoint.open(folder / case), _parts(case)
+    ours, (spec, *_, sharding) = Checkpoint.open(folder / case), _parts(case)
+    formats = [("", "torch_dist"), ("core-", "megatron-core")][: 2 if spec.causal else 1]
     for number, (tp, pp, vp) in enumerate(LAYOUTS):
-        for kind, format_name in (("", "torch_dist"), ("core-", "megatron-core")):
+        for kind, format_name in formats:
             load, back = folder / f"{case}-theirs-{kind}{tp}{pp}{vp}", tmp_path / f"{kind}{number}"
             result = convert(load, back, format_name, "mega", reading=ReadOptions(vocab=WORDS))
             assert not [left for left in result.dropped if "optimizer" in left]
@@ -132,9 +141,10 @@ def test_what_megatron_cores_optimizer_saves_is_our_state_bit_for_bit(
                     assert values == _read_tensor(ours, space, name).tobytes(), f"{load.name}: {space} {name}"
 
 
-def test_a_state_that_megatron_core_shifted_is_left_behind(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", SHIFTED)
+def test_a_state_that_megatron_core_shifted_is_left_behind(folder: Path, tmp_path: Path, case: str) -> None:
     for layout, whole in (("211", True), ("121", False)):  # over a pipeline its embedding has two buckets
-        load, back = folder / f"{SHIFTED}-theirs-{layout}", tmp_path / layout
+        load, back = folder / f"{case}-theirs-{layout}", tmp_path / layout
         left = convert(load, back, "torch_dist", "mega", reading=ReadOptions(vocab=WORDS)).dropped
         assert ("the optimizer's state, whose main weights do not match the model's" not in left) == whole
         assert (Checkpoint.open(back).tensors.keys() == {MODEL}) == (not whole)

@@ -6,12 +6,13 @@ each direction; an unsupported argument that changes the model is refused by nam
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
 from mega_schema.errors import ConfigError, FormatError
+from mega_schema.sharding import Shape
 from mega_schema.spec import GATED, Activation, ModelSpec, Positions
 
 Args = Mapping[str, Any]
@@ -138,10 +139,43 @@ def _spec(args: Args, vocab: int, where: object) -> ModelSpec:
     return ModelSpec(family="llama" if llama else "gpt", **values)
 
 
-def encoder_fields(args: Args) -> dict[str, Any]:
-    """Return the fields of an encoder that the arguments determine; its head has GELU by erf by default."""
-    tanh = bool(args.get("openai_gelu"))
-    return {"family": "bert", "causal": False, "head_transform": "gelu_tanh" if tanh else "gelu_erf"}
+def bert_spec(
+    spec: ModelSpec, args: Args, shape_of: Callable[[str], Shape | None], *, core: bool
+) -> ModelSpec:
+    """Complete the spec of a BERT, whose arguments are those of a GPT, with the parts in the files.
+
+    Args:
+        shape_of: the shape of a parameter in the files; None if they have no such parameter.
+    """
+    tanh = bool(args.get("openai_gelu")) and not core  # otherwise its head has GELU by erf
+    token_types = shape_of("token_type.weight")
+    has_transform = shape_of("head.dense.weight") is not None
+    return replace(
+        spec,
+        family="bert",
+        causal=False,
+        qk_norm=spec.qk_norm and not core,  # core's BERT ignores it
+        token_types=token_types[0] if token_types else None,
+        pooler=shape_of("pooler.weight") is not None,
+        binary_head=shape_of("binary_head.weight") is not None,
+        head_bias=shape_of("head.bias") is not None,
+        head_transform="none" if not has_transform else "gelu_tanh" if tanh else "gelu_erf",
+    )
+
+
+def check_core_bert(spec: ModelSpec, where: object) -> None:
+    """Refuse a BERT of the core class with options of which it is not known what the class computes.
+
+    Raises:
+        FormatError: the model has one.
+    """
+    for name, value in _unsupported_options(spec, core=True):
+        raise FormatError(
+            f"{where}: model.{name}",
+            "is not supported for a BERT of the core class",
+            found=getattr(spec, name),
+            wanted=value,
+        )
 
 
 def from_spec(spec: ModelSpec, where: object, *, core: bool) -> dict[str, Any]:
@@ -246,18 +280,21 @@ def _unsupported_encoder_options(spec: ModelSpec, core: bool) -> Iterator[tuple[
 
     It has all its heads or all but those of two sentences, biases, and layers that are alike.
     """
-    if core:
-        yield "causal", True
-    required: dict[str, object] = {"tied": True, "bias": True, "head_bias": True, "pooler": spec.binary_head}
+    required: dict[str, object] = {
+        "task_head": "none",
+        "tied": True,
+        "bias": True,
+        "head_bias": True,
+        "pooler": spec.binary_head,
+    }
     required |= {"norm_bias": True, "first_attention_norm": True, "global_attention_every": None}
-    required |= {"task_head": "none"}
+    if core:
+        required |= {"positions": "learned", "norm": "layernorm", "qk_norm": False, "sliding_window": None}
     for name, value in required.items():
         if getattr(spec, name) != value:
             yield name, value
-    if spec.head_transform != "gelu_erf" and (spec.head_transform, spec.activation) != (
-        "gelu_tanh",
-        "gelu_tanh",
-    ):
+    tanh = not core and spec.head_transform == spec.activation == "gelu_tanh"
+    if spec.head_transform != "gelu_erf" and not tanh:
         yield "head_transform", "gelu_erf"
 
 

@@ -37,6 +37,7 @@ from mega_schema.checkpoint.reader import MAIN, MODEL, OPTIMIZER
 from mega_schema.errors import ConfigError, FormatError, LayoutError
 from mega_schema.parallel_layout import Layout
 from mega_schema.params import count_params
+from mega_schema.sharding import Shape
 from mega_schema.spec import ModelSpec
 from mega_schema.tokenizer.tokenizer import Tokenizer, open_tokenizer
 
@@ -114,21 +115,13 @@ def _encoder_spec(spec: ModelSpec, shards: list[RankFile], names: Names) -> Mode
     if any(name.startswith(_DECODER) for name in tensors):
         return _t5_spec(spec, shards)
 
-    def tensor_of(row: str) -> MappedTensor | None:
-        return tensors.get(foreign_name(names, row))
+    def shape_of(row: str) -> Shape | None:
+        tensor = tensors.get(foreign_name(names, row))
+        return None if tensor is None else tensor.shape
 
-    token_types, transform = tensor_of("token_type.weight"), tensor_of("head.dense.weight")
-    if token_types is None and transform is None:
+    if shape_of("token_type.weight") is None and shape_of("head.dense.weight") is None:
         return spec
-    values = megatron_args.encoder_fields(shards[0].args) | {
-        "token_types": None if token_types is None else token_types.shape[0],
-        "pooler": tensor_of("pooler.weight") is not None,
-        "binary_head": tensor_of("binary_head.weight") is not None,
-        "head_bias": tensor_of("head.bias") is not None,
-    }
-    if transform is None:
-        values["head_transform"] = "none"
-    return replace(spec, **values)
+    return megatron_args.bert_spec(spec, shards[0].args, shape_of, core=False)
 
 
 def _t5_spec(spec: ModelSpec, shards: list[RankFile]) -> ModelSpec:
@@ -266,6 +259,14 @@ def write_core(source: CheckpointSource, run: Path, target: WriteOptions) -> Wri
 
 def _check_supported(source: CheckpointSource, run: Path, target: WriteOptions, *, core: bool) -> None:
     spec = source.spec
+    if core and not spec.causal:
+        raise ConfigError(
+            f"{source.path}: model.causal",
+            "is not supported in classic files of the core class",
+            found=spec.causal,
+            wanted=True,
+            hint="--to megatron or --to torch_dist may have it",
+        )
     megatron_args.from_spec(spec, source.path, core=core)
     layout = _stage_layout(spec, target.layout)
     if layout.vp > 1 and layout.pp == 1:

@@ -92,9 +92,22 @@ def _insert_before(part: str, names: Names, others: Names) -> dict[str, str]:
     return dict([*items[:begin], *others.items(), *items[begin:]])
 
 
-def _core(attn_norm: str = "input_layernorm.", ffn_norm: str = "pre_mlp_layernorm.") -> Names:
+def _core(
+    attn_norm: str = "input_layernorm.", ffn_norm: str = "pre_mlp_layernorm.", block: str = "decoder"
+) -> Names:
+    heads = {"head": "output_layer", "copy": "output_layer"}
+    if block == "encoder":  # of a BERT, the bias of whose head is that of the output layer
+        heads = {
+            "token_type": "embedding.tokentype_embeddings",
+            "head.dense": "lm_head.dense",
+            "head.norm": "lm_head.layer_norm",
+            "copy": "output_layer",
+            "head": "output_layer",
+            "binary_head": "binary_head",
+            "pooler": "pooler.dense",
+        }
     names = _names(
-        "decoder",
+        block,
         {
             "attn_norm": "input_layernorm",
             "out": "self_attention.linear_proj",
@@ -109,13 +122,13 @@ def _core(attn_norm: str = "input_layernorm.", ffn_norm: str = "pre_mlp_layernor
         {
             "embed": "embedding.word_embeddings",
             "position": "embedding.position_embeddings",
-            "final_norm": "decoder.final_layernorm",
-            "head": "output_layer",
-            "copy": "output_layer",
+            "final_norm": f"{block}.final_layernorm",
+            **heads,
         },
     )
     fused = {"attn_norm": ("input_layernorm.", attn_norm), "ffn_norm": ("pre_mlp_layernorm.", ffn_norm)}
-    first = ["embed", "position", *(["out"] if attn_norm == _QKV_NORM else [])]  # the norm is within "qkv"
+    first = [part for part in ("embed", "position", "token_type") if part in names]
+    first += ["out"] if attn_norm == _QKV_NORM else []  # the norm is within "qkv"
     order = [*first, *(part for part in names if part not in first)]
     return MappingProxyType({part: names[part].replace(*fused.get(part, ("", ""))) for part in order})
 
@@ -123,6 +136,7 @@ def _core(attn_norm: str = "input_layernorm.", ffn_norm: str = "pre_mlp_layernor
 _QKV_NORM, _FC1_NORM = "self_attention.linear_qkv.layer_norm_", "mlp.linear_fc1.layer_norm_"
 LEGACY, LEGACY_NORM = _legacy(), _legacy(norm="norm")
 CORE, CORE_FUSED = _core(), _core(_QKV_NORM, _FC1_NORM)
+CORE_BERT, CORE_BERT_FUSED = _core(block="encoder"), _core(_QKV_NORM, _FC1_NORM, "encoder")
 NAMING_SCHEMES: tuple[Names, ...] = (
     *(
         _legacy(*words)
@@ -134,6 +148,10 @@ NAMING_SCHEMES: tuple[Names, ...] = (
     CORE_FUSED,
     _core(attn_norm=_QKV_NORM),
     _core(ffn_norm=_FC1_NORM),
+    CORE_BERT,
+    CORE_BERT_FUSED,
+    _core(attn_norm=_QKV_NORM, block="encoder"),
+    _core(ffn_norm=_FC1_NORM, block="encoder"),
 )
 
 
@@ -148,7 +166,17 @@ def naming_scheme(foreign: Collection[str]) -> Names | None:
 
 def is_core(names: Names) -> bool:
     """Return whether the names are those of the core class."""
-    return names["final_norm"] == CORE["final_norm"]
+    return names["final_norm"] == CORE["final_norm"] or is_core_bert(names)
+
+
+def is_core_bert(names: Names) -> bool:
+    """Return whether the names are those of the core class's BERT."""
+    return names["final_norm"] == CORE_BERT["final_norm"]
+
+
+def core_names(spec: ModelSpec) -> tuple[Names, Names]:
+    """Return the core class's names of a GPT or BERT: of the local modules, and of TransformerEngine's."""
+    return (CORE, CORE_FUSED) if spec.causal else (CORE_BERT, CORE_BERT_FUSED)
 
 
 def aliases(spec: ModelSpec, names: Names = LEGACY) -> Iterator[TensorAlias]:
@@ -173,7 +201,7 @@ def chunk_tensors(
     version: float = 3.0,
     rows: int | None = None,
 ) -> Iterator[ForeignTensor]:
-    """Yield the tensors of one rank's model chunk; the copy of a tied embedding comes last.
+    """Yield the tensors of one rank's model chunk, a tied embedding's copy with the heads.
 
     Args:
         version: version of the checkpoint, which determines the row order of Q, K and V.
@@ -186,16 +214,22 @@ def chunk_tensors(
     stage = layout.stage(pp, spec.layers, chunk)
     # the first stage of a T5's decoder has copies of the embeddings of tokens and positions
     has_copies = spec.encoder_layers in stage.layers and not stage.is_first
-    for row in _module_order(spec, names):
-        if row.is_on(stage) or (has_copies and row.stage == "first"):
-            local = foreign_name(names, row.name, stage.layers.start, spec.encoder_layers)
-            alias = TensorAlias(local, row.name, order=_row_order(spec, row, layout.tp, version))
-            yield alias.rank_shard(pad_vocab(row, rows), tp, layout.tp)
+    stage_rows = [
+        row for row in _module_order(spec, names) if row.is_on(stage) or (has_copies and row.stage == "first")
+    ]
+    tensors: list[ForeignTensor] = []
+    for row in stage_rows:
+        local = foreign_name(names, row.name, stage.layers.start, spec.encoder_layers)
+        alias = TensorAlias(local, row.name, order=_row_order(spec, row, layout.tp, version))
+        tensors.append(alias.rank_shard(pad_vocab(row, rows), tp, layout.tp))
     if spec.tied and stage.is_last and not stage.is_first and layout.pp > 1 and not has_copies:
         row = table(spec)[0]
-        yield TensorAlias(names[COPY].format(kind="weight"), row.name).rank_shard(
-            pad_vocab(row, rows), tp, layout.tp
-        )
+        copy = TensorAlias(names[COPY].format(kind="weight"), row.name)
+        parts = [*names]
+        after = parts[parts.index(COPY) + 1 :]
+        place = sum(_name_key(names, row.name, spec.encoder_layers)[0] not in after for row in stage_rows)
+        tensors.insert(place, copy.rank_shard(pad_vocab(row, rows), tp, layout.tp))
+    yield from tensors
 
 
 def foreign_name(names: Names, ours: str, first: int = 0, encoder_layers: int | None = None) -> str:

@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Any
 
 from mega_ckpt.checkpoint.checkpoint_source import MatchedTensors, gather_boxes
-from mega_ckpt.formats.megatron.names import COPY, CORE, CORE_FUSED, Names, chunk_tensors
+from mega_ckpt.formats.megatron.names import COPY, Names, chunk_tensors, core_names
 from mega_ckpt.formats.megatron.optimizer import Spaces
 from mega_ckpt.formats.torch_dist.dcp_reader import DcpTensor
 from mega_ckpt.name_maps.alias import ForeignTensor, whole_slab
@@ -67,7 +67,7 @@ def read_optimizer(
     """
     sizes = (args.get(f"{axis}_model_parallel_size") for axis in ("tensor", "pipeline", "virtual_pipeline"))
     tp, pp, vp = (size if type(size) is int and size > 0 else 1 for size in sizes)
-    for names in (CORE, CORE_FUSED):
+    for names in core_names(spec):
         try:
             namespaces = optimizer_namespaces(tensors, spec, names, Layout(tp=tp, pp=pp, vp=vp), padded // tp)
             if weights_match(where, spec, weights, namespaces[MAIN]):
@@ -80,7 +80,9 @@ def read_optimizer(
 
 
 def weights_match(where: Path, spec: ModelSpec, weights: MatchedTensors, main: MatchedTensors) -> bool:
-    """Return whether the main weights round to the model's weights; compares the last rows.
+    """Return whether the main weights round to the model's weights; compares the first and last rows.
+
+    The last row alone does not show that an embedding is shifted, as the padding repeats it.
 
     Raises:
         FormatError: a parameter is not covered, or its tensors have several dtypes.
@@ -90,11 +92,12 @@ def weights_match(where: Path, spec: ModelSpec, weights: MatchedTensors, main: M
     for name, kind in kinds[MODEL].items():
         rows, *row_shape = shapes[name]
         zero = (0,) * len(row_shape)
-        slab = Slab((rows - 1, *zero), (1, *row_shape), (0, *zero)) if row_shape else whole_slab((rows,))
-        values = box(MAIN, name, slab)
-        rounded = values if kind == "F32" else dtypes.round_float32(values, kind)
-        if rounded.tobytes() != box(MODEL, name, slab).tobytes():
-            return False
+        ends = [Slab((row, *zero), (1, *row_shape), (0, *zero)) for row in (0, rows - 1)]
+        for slab in ends if row_shape else [whole_slab((rows,))]:
+            values = box(MAIN, name, slab)
+            rounded = values if kind == "F32" else dtypes.round_float32(values, kind)
+            if rounded.tobytes() != box(MODEL, name, slab).tobytes():
+                return False
     return True
 
 

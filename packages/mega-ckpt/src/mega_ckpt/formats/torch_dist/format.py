@@ -6,7 +6,8 @@
     RUN/latest_checkpointed_iteration.txt
 
 Tensors are unsharded. Layer tensors are stacked, with the layer as the first dimension; the feed-forward's
-gate precedes its up projection; queries, keys and values are ordered by group.
+gate precedes its up projection; queries, keys and values are ordered by group. The parts of a BERT are
+those in the folder: its arguments are those of a GPT.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from mega_ckpt.checkpoint.checkpoint_source import CheckpointSource, MatchedTens
 from mega_ckpt.formats import user_overrides
 from mega_ckpt.formats.interface import Format, ReadOptions
 from mega_ckpt.formats.megatron import args as megatron_args
-from mega_ckpt.formats.megatron.names import naming_scheme
+from mega_ckpt.formats.megatron.names import Names, foreign_name, is_core_bert, naming_scheme
 from mega_ckpt.formats.megatron.optimizer import trainer_state
 from mega_ckpt.formats.megatron.rank_files import RankFile
 from mega_ckpt.formats.megatron.run_dir import (
@@ -51,6 +52,7 @@ from mega_ckpt.torch_files.pickle_reader import Unpickler
 from mega_schema.checkpoint.foreign_files import MAX_JSON_BYTES, read_foreign
 from mega_schema.checkpoint.reader import MODEL
 from mega_schema.errors import FormatError
+from mega_schema.sharding import Shape
 from mega_schema.spec import ModelSpec
 from mega_schema.tokenizer.tokenizer import Tokenizer, open_tokenizer
 
@@ -73,11 +75,11 @@ def read(load: Path, reading: ReadOptions) -> CheckpointSource:
     names = naming_scheme(model)
     if names is None:
         first = next(iter(model), "no tensor")
-        raise FormatError(folder, "has no tensor names of a Megatron core GPT", found=first)
+        raise FormatError(folder, "has no tensor names of a Megatron core GPT or BERT", found=first)
     embedding = model.get(names["embed"].format(kind="weight"))
     padded = embedding.shape[0] if embedding is not None and embedding.shape else 0
     shard = RankFile(folder / COMMON, 0, 0, common, ())
-    spec = _spec(folder, shard.args, reading, padded)
+    spec = _add_bert_parts(folder, _spec(folder, shard.args, reading, padded), shard.args, model, names)
     if spec.vocab > padded:
         raise FormatError(
             f"{folder}: vocabulary", "has fewer rows", found=padded, wanted=f"{spec.vocab} or more"
@@ -166,6 +168,29 @@ def _spec(folder: Path, args: Mapping[str, Any], reading: ReadOptions, padded: i
         wanted = f"args in {COMMON}"
         raise FormatError(folder, "does not describe its model", wanted=wanted, hint="--model llama2-7b")
     return replace(reading.model, vocab=reading.vocab or reading.model.vocab)
+
+
+def _add_bert_parts(
+    folder: Path, spec: ModelSpec, args: Mapping[str, Any], tensors: Tensors, names: Names
+) -> ModelSpec:
+    """Complete the spec of a BERT with the parts in the folder; one of --model has them.
+
+    Raises:
+        FormatError: a BERT has options that are not supported.
+    """
+    if not is_core_bert(names):
+        return spec
+
+    def shape_of(row: str) -> Shape | None:
+        tensor = tensors.get(foreign_name(names, row))
+        return None if tensor is None else tensor.shape
+
+    if args:
+        spec = megatron_args.bert_spec(spec, args, shape_of, core=True)
+    elif spec.causal:
+        raise FormatError(folder, "is of a BERT", found="model.causal = true", wanted="--model of a BERT")
+    megatron_args.check_core_bert(spec, folder)
+    return spec
 
 
 def _tokenizer(args: Mapping[str, Any], spec: ModelSpec, reading: ReadOptions) -> Tokenizer | None:

@@ -15,7 +15,7 @@ from mega_ckpt.checkpoint.checkpoint_source import CheckpointSource
 from mega_ckpt.checkpoint.writer import NamespacePlan, namespaces_to_write, rank_shares
 from mega_ckpt.formats.interface import KEEP, WriteOptions, WriteResult
 from mega_ckpt.formats.megatron import args as megatron_args
-from mega_ckpt.formats.megatron.names import CORE_FUSED
+from mega_ckpt.formats.megatron.names import core_names
 from mega_ckpt.formats.megatron.optimizer import FIRST
 from mega_ckpt.formats.megatron.run_dir import (
     atomic_checkpoint_dir,
@@ -98,14 +98,18 @@ def write(source: CheckpointSource, run: Path, target: WriteOptions) -> WriteRes
     iteration = source.iteration or None
     dtype = None if target.dtype == KEEP else target.dtype
     spaces = namespaces_to_write(source.spaces, optimizer=target.optimizer, dtype=dtype)
-    writing = MegatronWriter(source, target.layout, CORE_FUSED, spaces, core=True)
+    _, names = core_names(spec)
+    writing = MegatronWriter(source, target.layout, names, spaces, core=True)
     chunks = list(chunks_to_write(source, spaces, writing.args(0, 0)["padded_vocab_size"]))
     size = sum(chunk.bytes for chunk in chunks)
+    block = "decoder" if spec.causal else "encoder"
     empty_names = [
-        f"decoder.layers.{module}{EXTRA_STATE}/shard_{layer}_{spec.layers}"
+        f"{block}.layers.{module}{EXTRA_STATE}/shard_{layer}_{spec.layers}"
         for layer in range(spec.layers)
         for module in _FLOAT8
     ]
+    if not spec.causal:  # a GPT leaves that of its output layer out
+        empty_names.append(f"output_layer{EXTRA_STATE}/shard_0_1")
     with atomic_checkpoint_dir(run, iteration, force=target.force) as folder:
         with target.progress(size) as update:
             dcp_writer.write_dcp(
@@ -149,7 +153,8 @@ def chunks_to_write(
         padded: vocabulary rows, padding included.
     """
     spec = source.spec
-    foreign = list(expected_tensors(source.spec, CORE_FUSED, padded))
+    _, names = core_names(spec)
+    foreign = list(expected_tensors(spec, names, padded))
     keys = {space: f"optimizer.state.{kind}." for kind, space in STATE_KINDS.items()} | {MODEL: ""}
     for space, plan in spaces.items():
         for tensor in foreign:

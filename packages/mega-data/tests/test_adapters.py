@@ -126,7 +126,7 @@ def test_texts_under_several_keys_and_sentences_come_from_the_adapter(folder: Pa
             "broken",
             r"in/a.jsonl:9: the adapter \w+:broken raised an error: found ZeroDiv.*\(adapters_\d+\.py:",
         ),
-        ("no_text", r"in/a.jsonl:1: no key 'text': found words, wanted 'text' \(see --json-keys\)"),
+        ("no_text", r"in/a.jsonl:1: no key 'text': found words, wanted 'text' \(see --json-key\)"),
     ],
 )
 def test_an_error_of_an_adapter_is_named_with_file_and_line(

@@ -139,7 +139,7 @@ def test_errors_of_a_dataset_by_name_are_one_line(word: str, message: str) -> No
 @pytest.mark.usefixtures("library")
 def test_a_missing_column_is_named_and_clean_wants_files() -> None:
     with pytest.raises(
-        ConfigError, match=r"hf:org/rows: no column 'body': found id, text; hint: see --json-keys"
+        ConfigError, match=r"hf:org/rows: no column 'body': found id, text; hint: see --json-key"
     ):
         list(HubDataset.parse("hf:org/rows").batches(["body"], 0))
     with pytest.raises(

@@ -111,7 +111,7 @@ FAULTS = [
     (b'{"text": "1"', "not JSON: found"),
     (b"\xff", "not JSON: found"),
     (b"[1]", "not a JSON object: found list, wanted an object with 'text'"),
-    (b'{"txt": "1", "id": 2}', r"no key 'text': found txt, id, wanted 'text' \(see --json-keys\)"),
+    (b'{"txt": "1", "id": 2}', r"no key 'text': found txt, id, wanted 'text' \(see --json-key\)"),
     (b"{}", "no key 'text': found no keys"),
     (b'{"text": 1}', "the value of 'text': found int, wanted a string"),
     (b'{"text": null}', "the value of 'text': found NoneType, wanted a string"),

@@ -157,7 +157,7 @@ def test_a_table_gives_its_rows_from_the_end_of_any_block(form, tmp_path):
     all_blocks = list(read_blocks(item, keys=["text"], size=1000))
     assert len(all_blocks) > 5
     assert texts(item, all_blocks[3].end, size=1000) == list(enumerate(rows[all_blocks[3].end :]))
-    with pytest.raises(ConfigError, match=r"no column 'txt': found id, text; hint: see --json-keys"):
+    with pytest.raises(ConfigError, match=r"no column 'txt': found id, text; hint: see --json-key"):
         list(read_blocks(item, keys=["txt"]))
     path.write_bytes(path.read_bytes()[:-200])
     with pytest.raises(FormatError, match="damaged"):

@@ -191,7 +191,7 @@ def test_lines_passed_over_are_kept_with_file_number_and_reason(tmp_path):
     assert [(Path(row["file"]).name, row["line"]) for row in rows] == [("a", 3), ("a", 4), ("b", 1)]
     assert rows[0]["row"] == "{oops"
     assert rows[0]["reason"].startswith("not JSON: found ")
-    assert rows[2]["reason"] == "no key 'text': found txt, wanted 'text' (see --json-keys)"
+    assert rows[2]["reason"] == "no key 'text': found txt, wanted 'text' (see --json-key)"
 
 
 def test_stdin_is_a_corpus_and_is_never_resumed(tmp_path, monkeypatch):

@@ -65,8 +65,11 @@ _JOIN_BYTES: Final = 1 << 26  # of inputs per task of `join`
 _ROW_HINT: Final = "correct or delete the line, or skip such lines: --on-error skip"
 
 
-def check_task_inputs(inputs: Sequence[InputFile]) -> None:
+def check_task_inputs(inputs: Sequence[InputFile], hint: str = "leave --executor out") -> None:
     """Refuse inputs that a task cannot read.
+
+    Args:
+        hint: how to run without tasks.
 
     Raises:
         ConfigError: an input is not a file.
@@ -76,7 +79,6 @@ def check_task_inputs(inputs: Sequence[InputFile]) -> None:
             name = (
                 "stdin" if item.is_stdin else "a dataset by name" if item.format == HUB_FORMAT else "a pipe"
             )
-            hint = "leave --executor out"
             raise ConfigError("--input", f"{name} cannot be divided into tasks", found=item.path, hint=hint)
 
 
@@ -351,13 +353,14 @@ def _new_folder(folder: Path) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def row_error(part: InputRange, error: RowError, rows: int) -> FormatError:
+def row_error(part: InputRange, error: RowError, rows: int, hint: str = _ROW_HINT) -> FormatError:
     """Return the error of a row of a range with the number of the row in its file.
 
     Args:
         rows: rows of the range before the block of the row.
+        hint: what to do about the row.
     """
     before = count_rows_before(part)
     if before is not None:
-        return error.error(part.item.path, before + rows + 1, _ROW_HINT)
-    return FormatError(part.place(rows + error.row + 1), error.what, **error.values(), hint=_ROW_HINT)
+        return error.error(part.item.path, before + rows + 1, hint)
+    return FormatError(part.place(rows + error.row + 1), error.what, **error.values(), hint=hint)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from mega_schema.app.counts import format_count
 from mega_schema.atomic_io import atomic_write, full_disk_errors, own_partial_file
 from mega_schema.errors import ConfigError
 
@@ -79,7 +80,7 @@ def open_run_folder(folder: Path, wanted: TaskResult, reuse: ReusableTasks | Non
         reuse: the tasks to keep if inputs differ from those of a run that ended early; None: none.
 
     Raises:
-        ConfigError: the folder holds another run.
+        ConfigError: the folder holds another run, or its plan is damaged.
     """
     file = folder / PLAN
     text = json.dumps(wanted, indent=1, sort_keys=True)
@@ -93,7 +94,7 @@ def open_run_folder(folder: Path, wanted: TaskResult, reuse: ReusableTasks | Non
             )
         write_file(temporary, text)
         temporary.replace(file)
-    recorded, current = json.loads(file.read_bytes()), json.loads(text)
+    recorded, current = _read_plan(folder), json.loads(text)
     differing = sorted(
         key for key in recorded.keys() | current.keys() if recorded.get(key) != current.get(key)
     )
@@ -113,8 +114,40 @@ def open_run_folder(folder: Path, wanted: TaskResult, reuse: ReusableTasks | Non
 
 def planned_inputs(folder: Path) -> list[list[Any]]:
     """Return the inputs of the run in a work folder, as they were when it began."""
-    inputs: list[list[Any]] = json.loads((folder / PLAN).read_bytes())["inputs"]
+    inputs: list[list[Any]] = _read_plan(folder)["inputs"]
     return inputs
+
+
+def _read_plan(folder: Path) -> TaskResult:
+    """Read the plan of the run in a work folder.
+
+    Raises:
+        ConfigError: the file is damaged.
+    """
+    plan = _read_object(folder / PLAN, f"rm -r {folder}, then run the command again")
+    if "inputs" not in plan:
+        raise _damaged_error(folder / PLAN, f"rm -r {folder}, then run the command again")
+    return plan
+
+
+def _read_object(file: Path, hint: str) -> TaskResult:
+    """Read a JSON object that a run wrote.
+
+    Raises:
+        ConfigError: the file is damaged.
+    """
+    try:
+        values = json.loads(file.read_bytes())
+    except ValueError:
+        values = None
+    if not isinstance(values, dict):
+        raise _damaged_error(file, hint)
+    return values
+
+
+def _damaged_error(file: Path, hint: str) -> ConfigError:
+    size = format_count(file.stat().st_size, "byte")
+    return ConfigError(file, "is damaged", found=size, wanted="a JSON object that a run wrote", hint=hint)
 
 
 def _keep_finished_tasks(
@@ -193,13 +226,12 @@ def read_result(stage: TaskStage, task: int, folder: Path) -> TaskResult:
     """Read the result of a finished task.
 
     Raises:
-        ConfigError: the task is not finished.
+        ConfigError: the task is not finished, or its marker is damaged.
     """
     marker = _marker(stage, task, folder)
     if not marker.exists():
         raise ConfigError(f"{stage.name} {task}", "is not done yet", wanted=f"{marker}")
-    result: TaskResult = json.loads(marker.read_bytes())
-    return result
+    return _read_object(marker, f"rm {marker}: the task runs again")
 
 
 def read_results(stage: TaskStage, folder: Path) -> list[TaskResult]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,7 +34,9 @@ from mega_schema.app.counts import format_count
 from mega_schema.app.output_option import OUTPUT_FOLDER, OUTPUT_FOLDER_OR_URL
 
 if TYPE_CHECKING:
-    from mega_data.clean.pipeline import Cleaning
+    from mega_data.clean.pipeline import Cleaning, CleaningPass
+    from mega_data.clean.sentence_dedup import SentenceDedup
+    from mega_data.dedup.pipeline import Deduplication
 
 
 @click.command(cls=RepeatableOptionCommand)
@@ -119,9 +121,9 @@ def clean(
         passes = {cleaning_pass.work.name: cleaning_pass for cleaning_pass in job.passes()}
         stages = ((name, stage) for name, cleaning_pass in passes.items() for stage in cleaning_pass.stages())
         check_has_stage(executor, only, (f"{name}/{stage.name}" for name, stage in stages))
+        only_pass, only_stage = _split_stage(only, passes)
         job.begin()
         mark_output(output, "clean", only)
-        only_pass, only_stage = _split_stage(only, passes)
         with check_inputs_unchanged(folder):
             for name, cleaning_pass in passes.items():
                 if only_pass in (None, name):
@@ -138,17 +140,22 @@ def clean(
             _finish(job, output, errors.damaged, keep_work=work is not None)
 
 
-def _split_stage(only: str | None, passes: Collection[str]) -> tuple[str | None, str | None]:
+def _split_stage(
+    only: str | None, passes: Mapping[str, CleaningPass | Deduplication | SentenceDedup]
+) -> tuple[str | None, str | None]:
     """Split --stage into the pass and the stage of it, None for all.
 
     Raises:
-        ConfigError: there is no such pass.
+        ConfigError: there is no such pass or stage.
     """
+    from mega_data.task_stages import select_stages
     from mega_schema.errors import ConfigError
 
     pass_name, _, stage = (only or "").partition("/")
     if only and pass_name not in {"plan", *passes}:
         raise ConfigError("--stage", "no such pass", found=pass_name, wanted=" | ".join(["plan", *passes]))
+    if pass_name in passes:
+        select_stages(passes[pass_name].stages(), stage or None)
     return pass_name or None, stage or None
 
 

@@ -275,8 +275,11 @@ def run_job(
         ConfigError: the folder holds another run, or this is an element of a job array without a stage.
         FormatError: an input has changed since the run began.
     """
+    from mega_data.task_stages import select_stages
+
     stages = job.stages()
     check_has_stage(executor, only, (stage.name for stage in stages))
+    select_stages(stages, only)  # refuses an unknown stage before the folder of the run is there
     job.begin()
     if marked is not None:
         mark_output(*marked, only)

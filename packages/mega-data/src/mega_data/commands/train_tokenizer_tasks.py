@@ -13,7 +13,7 @@ from mega_data.interruptible import run_interruptible
 from mega_data.output_folder import WORK, check_work_folder
 from mega_data.readers.inputs import InputFile
 from mega_data.readers.ranges import plan_tasks
-from mega_data.task_stages import PLAN
+from mega_data.task_stages import PLAN, remove_folder
 from mega_data.tokenizer_counts.count_tasks import WordCountTasks
 from mega_data.train_tokenizer import train_on_counts
 from mega_schema.errors import ConfigError
@@ -86,12 +86,12 @@ def train_in_tasks(
         ConfigError: options do not fit each other, or an input cannot be divided into tasks.
         FormatError: a row is wrong.
     """
+    names = options.list_named()
     if max_documents is not None:
-        names = options.list_named()
         what = f"does not fit {names[0]}" if names else f"does not fit the tasks in {output / WORK}"
         hint = "leave it out: each task would have to know the documents of those before it"
         raise ConfigError("--max-documents", what, hint=hint)
-    check_task_inputs(inputs)
+    check_task_inputs(inputs, f"leave {', '.join(names)} out" if names else f"rm -r {output / WORK}")
     check_work_folder(output, options.work, [item.path for item in inputs])
     executor = options.executor or "local"
     whole_run = is_whole_run(executor, options.only)
@@ -105,10 +105,14 @@ def train_in_tasks(
         )
         if results is None:
             return None
-        job.check_has_text()
+        try:
+            job.check_has_text()
+        except ConfigError:  # counts of no text serve for no other run, and would refuse corrected inputs
+            remove_folder(folder)
+            raise
         return run_interruptible(
             lambda: train_on_counts(
-                job.counts,
+                job.counts(),
                 job.letters(),
                 vocab_size,
                 kind=kind,

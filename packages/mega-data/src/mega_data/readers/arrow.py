@@ -169,7 +169,7 @@ def _check_columns(path: Path, schema: Any, keys: Sequence[str] | None) -> list[
     for key in keys:
         if not has_column(schema, key):
             found = ", ".join(schema.names)
-            raise ConfigError(path, f"no column {key!r}", found=found, hint="see --json-keys")
+            raise ConfigError(path, f"no column {key!r}", found=found, hint="see --json-key")
     return list(keys)
 
 

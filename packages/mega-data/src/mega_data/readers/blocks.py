@@ -369,9 +369,7 @@ def find_texts(
             texts.append(value_at(values, key))
         except KeyError:
             names = ", ".join(list(values)[:8]) or "no keys"
-            return _line_error(
-                number, f"no key {key!r}", names, f"{_quote_keys(keys)} (see --json-keys)", row
-            )
+            return _line_error(number, f"no key {key!r}", names, f"{_quote_keys(keys)} (see --json-key)", row)
     row_error = _value_error(number, keys, texts)
     return (
         tuple(texts)

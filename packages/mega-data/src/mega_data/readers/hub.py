@@ -88,7 +88,7 @@ class HubDataset:
         columns = dict.fromkeys(names if keys is None else heads)
         if missing := [key for key in columns if key not in names]:
             found = ", ".join(names)
-            raise ConfigError(self.word, f"no column {missing[0]!r}", found=found, hint="see --json-keys")
+            raise ConfigError(self.word, f"no column {missing[0]!r}", found=found, hint="see --json-key")
         try:
             rows = rows.select_columns(list(columns)) if columns else rows
             for table in rows.with_format("arrow").iter(1000):

@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from itertools import groupby
 from pathlib import Path
 from typing import IO, Any, Final
+from zlib import crc32
 
 from mega_data.output_formats import open_output
 
@@ -137,6 +138,16 @@ def merge_counts(paths: Sequence[Path], target: Path) -> int:
             out.write(b"%s\t%d\n" % (word, sum(int(count) for _, count in same)))
             total += 1
     return total
+
+
+def checksum(path: Path) -> list[int]:
+    """Return the bytes of a file, and their CRC-32."""
+    size = crc = 0
+    with path.open("rb") as file:
+        while block := file.read(_READ_BYTES):
+            size += len(block)
+            crc = crc32(block, crc)
+    return [size, crc]
 
 
 def read_counts(path: Path, min_frequency: int = 1) -> Iterator[tuple[list[str], list[int]]]:

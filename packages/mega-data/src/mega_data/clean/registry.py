@@ -91,9 +91,7 @@ _SHARES: Mapping[str, frozenset[str]] = MappingProxyType(
     {
         "classifier": frozenset({"score"}),
         "duplicates": frozenset({"jaccard"}),
-        "fineweb-quality": frozenset(
-            {"line_punct_thr", "short_line_thr", "char_duplicates_ratio", "new_line_ratio"}
-        ),
+        "fineweb-quality": frozenset({"line_punct_thr", "short_line_thr", "char_duplicates_ratio"}),
         "language": frozenset({"score"}),
     }
 )

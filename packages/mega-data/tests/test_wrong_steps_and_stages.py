@@ -27,7 +27,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("", "--step: has no name: found '', wanted NAME or NAME:KEY=VALUE"),
         (":minimum=1", "--step: has no name: found ':minimum=1'"),
         ("language:score=8", "--step language: score: wrong value: found 8.0, wanted a share from 0 to 1"),
-        ("fineweb-quality:new_line_ratio=1.5", "new_line_ratio: wrong value: found 1.5, wanted a share"),
+        ("fineweb-quality:short_line_thr=1.5", "short_line_thr: wrong value: found 1.5, wanted a share"),
         ("duplicates:preset=megatron,jaccard=7", "--step duplicates: jaccard: wrong value: found 7.0"),
         (
             "length:minimum=10,maximum=2",

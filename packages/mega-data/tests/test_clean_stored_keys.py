@@ -66,7 +66,7 @@ def clean(step: str, *options: str) -> Result:
             "store: overwrites bucket: found p, wanted a key beside p, wh",
         ),
         (f"{PERPLEXITY},store=meta.p,bucket=meta", (), "bucket: overwrites store: found meta, wanted a key"),
-        (f"{PERPLEXITY},store=text.score", (), ""),
+        (f"{PERPLEXITY},store=text.score,bucket=b", (), ""),
         (f"{PERPLEXITY},store=meta.score,bucket=meta.bucket", ("--json-key", "meta.text"), ""),
     ],
 )

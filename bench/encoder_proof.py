@@ -18,8 +18,9 @@ seconds are those of all training processes: they count where the machine had ot
 
 `mega-train finetune` then trains the pretrained model and one with new weights on as many pairs of entailment
 as of contradiction, on all and on the first few of them (`--examples`) in more epochs, and predicts the
-other half, which shares no first sentence with it. The interval of the difference is of a paired bootstrap
-over these examples, for the mean of the seeds.
+other half, which shares no first sentence with it. The learning rate with the highest accuracy counts,
+for each start its own. The interval of the difference is of a paired bootstrap over these examples, for the
+mean of the seeds.
 """
 
 from __future__ import annotations
@@ -294,17 +295,19 @@ def write_pairs(nli: Path, folder: Path) -> None:
         write_records(folder / f"{name}.jsonl", pairs)
 
 
-def finetune(folder: Path, size: int, name: str, start: str, options: argparse.Namespace) -> Floats:
+def finetune(
+    folder: Path, size: int, lr: float, name: str, start: str, options: argparse.Namespace
+) -> Floats:
     """Fine-tune with every seed; return (examples, seeds) whether the last predictions are right."""
     records = list(read_records(folder / "nli_train.jsonl"))
     write_records(folder / f"nli_train-{size}.jsonl", records[:size])
     epochs = round(options.epochs * (len(records) / size) ** 0.5)
     columns = []
     for seed in range(options.seeds):
-        save = f"nli-{size}-{name}-{seed}"
+        save = f"nli-{size}-{lr:g}-{name}-{seed}"
         if not (folder / save).exists():
             words = f"{FINETUNING} --train-data nli_train-{size}.jsonl"
-            words += f" --epochs {epochs} --lr {options.finetune_lr} --seed {seed} --save {save}"
+            words += f" --epochs {epochs} --lr {lr} --seed {seed} --save {save}"
             run(folder, f"mega_train finetune {start} {words}")
         last = max((folder / save / "predictions").glob("nli_valid-*.jsonl"))
         columns.append([record["prediction"] == record["label"] for record in read_records(last)])
@@ -313,18 +316,21 @@ def finetune(folder: Path, size: int, name: str, start: str, options: argparse.N
 
 def compare_starts(folder: Path, size: int, options: argparse.Namespace) -> dict[str, Any]:
     """Fine-tune from the pretrained model and from new weights, and compare the accuracies."""
-    correct = {
-        "pretrained": finetune(folder, size, "pretrained", "--pretrained-checkpoint bert", options),
-        "random": finetune(folder, size, "random", f"{MODEL} {TOKENIZER}", options),
-    }
-    means = np.stack([correct_NS.mean(1) for correct_NS in correct.values()], axis=1)
+    starts = {"pretrained": "--pretrained-checkpoint bert", "random": f"{MODEL} {TOKENIZER}"}
+    accuracy_by_lr = dict[str, dict[str, float]]()
+    best = dict[str, Floats]()
+    for name, start in starts.items():
+        correct = {lr: finetune(folder, size, lr, name, start, options) for lr in options.finetune_lrs}
+        best[name] = max(correct.values(), key=np.mean)
+        accuracy_by_lr[name] = {f"{lr:g}": round(float(values.mean()), 4) for lr, values in correct.items()}
+    means = np.stack([correct_NS.mean(1) for correct_NS in best.values()], axis=1)
     draws = bootstrap_ratios(means, np.ones_like(means), resamples=RESAMPLES, seed=SEED)
     return {
         "training_examples": size,
-        "lr": options.finetune_lr,
         "examples": len(means),
-        "accuracy_by_seed": {name: values.mean(0).round(4).tolist() for name, values in correct.items()},
-        "accuracy": dict(zip(correct, means.mean(0).round(4).tolist(), strict=True)),
+        "accuracy_by_lr": accuracy_by_lr,
+        "accuracy_by_seed": {name: values.mean(0).round(4).tolist() for name, values in best.items()},
+        "accuracy": dict(zip(best, means.mean(0).round(4).tolist(), strict=True)),
         "difference": round(float(means[:, 0].mean() - means[:, 1].mean()), 4),
         "difference_interval_95": [
             round(bound, 4) for bound in percentile_interval(draws[:, 0] - draws[:, 1])
@@ -356,9 +362,9 @@ def main() -> None:
     parser.add_argument("nli", type=Path)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--iterations", type=int, default=1500)
-    parser.add_argument("--examples", type=int, nargs="+", default=[100, 300], help="And all.")
+    parser.add_argument("--examples", type=int, nargs="+", default=[300], help="And all.")
     parser.add_argument("--epochs", type=int, default=4, help="Over all examples.")
-    parser.add_argument("--finetune-lr", type=float, default=3e-4)
+    parser.add_argument("--finetune-lrs", type=float, nargs="+", default=[3e-4, 1e-3])
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()

@@ -29,13 +29,8 @@ class SpanValidator(TaskValidator):
         options = self._trainer.config.run.task.spans
         allows_null = has_unanswerable(windows.examples)
         predictions = SpanPredictions(windows, logits_WL2, options, allows_null=allows_null)
-        self._write_predictions(name, predictions.rows())
+        metrics = self._report_predictions(name, predictions, predictions.metrics, start_time)
         self._write_official(name, predictions)
-        if not predictions.has_labels:
-            self._report_no_labels(name)
-            return {}
-        metrics = predictions.metrics()
-        self._report(name, predictions.loss, metrics, start_time)
         return metrics
 
     def _write_official(self, name: str, predictions: SpanPredictions) -> None:

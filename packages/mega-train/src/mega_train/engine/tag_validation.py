@@ -22,10 +22,4 @@ class TagValidator(TaskValidator):
         samples, tags = reader.samples, self._trainer.config.spec.labels
         logits_NLK = self._compute_logits(reader).reshape(len(samples), samples.length, len(tags))
         predictions = TagPredictions(samples, logits_NLK, tags)
-        self._write_predictions(name, predictions.rows())
-        if not predictions.has_labels:
-            self._report_no_labels(name)
-            return {}
-        metrics = predictions.metrics()
-        self._report(name, predictions.loss, metrics, start_time)
-        return metrics
+        return self._report_predictions(name, predictions, predictions.metrics, start_time)

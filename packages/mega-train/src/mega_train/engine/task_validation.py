@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Protocol, cast
 
 import numpy as np
 import orjson
@@ -23,6 +24,18 @@ from mega_train.engine.validation import Validator
 from mega_train.telemetry.events import Message, ValidationEnd
 
 PREDICTIONS = "predictions"  # folder in --save
+
+
+class Predictions(Protocol):
+    """What a task predicts for the examples of a file."""
+
+    @property
+    def has_labels(self) -> bool: ...
+
+    @property
+    def loss(self) -> float: ...
+
+    def rows(self) -> Iterator[dict[str, object]]: ...
 
 
 class TaskValidator(Validator):
@@ -49,13 +62,27 @@ class TaskValidator(Validator):
         logits_NK = self._compute_logits(reader)
         examples = cast(Sequence[LabelledExample], reader.examples)
         predictions = ClassPredictions(examples, config.spec.labels, logits_NK)
+        metrics = partial(predictions.metrics, binary=is_binary(config.run.task))
+        return self._report_predictions(name, predictions, metrics, start_time)
+
+    def _report_predictions(
+        self, name: str, predictions: Predictions, metrics: Callable[[], dict[str, float]], start_time: float
+    ) -> dict[str, float]:
+        """Write the predictions of a file, and report its loss and metrics if it has labels.
+
+        Args:
+            metrics: called for a file with labels.
+
+        Returns:
+            The metrics, none without labels.
+        """
         self._write_predictions(name, predictions.rows())
         if not predictions.has_labels:
             self._report_no_labels(name)
             return {}
-        metrics = predictions.metrics(binary=is_binary(config.run.task))
-        self._report(name, predictions.loss, metrics, start_time)
-        return metrics
+        values = metrics()
+        self._report(name, predictions.loss, values, start_time)
+        return values
 
     def _compute_logits(self, reader: TaskReader) -> NDArray[np.float32]:
         """Return the logits of all samples, on every rank."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -12,55 +11,45 @@ from mega_data.readers.versions import FileVersion, file_version
 from mega_schema.errors import ConfigError
 
 NORMALIZATIONS = ("ccnet",)
+Split = Callable[[str], Iterator[list[bytes]]]
 
 
-@dataclass(frozen=True, slots=True)
-class LineSplitter:
-    """Splits a text into lines, and lines into words.
+def open_splitter(tokenizer: str, normalize: str, prefix: str) -> Split:
+    """Return the function that splits a text into lines, and lines into words.
 
-    Attributes:
+    Args:
         tokenizer: a SentencePiece model that splits lines into words; empty splits at ASCII white space.
         normalize: "ccnet" first converts the text as CCNet does, to one line; empty changes nothing.
+        prefix: of the names of options in messages.
+
+    Raises:
+        ConfigError: the normalization is unknown, or the tokenizer is no SentencePiece model.
     """
+    if normalize and normalize not in NORMALIZATIONS:
+        raise ConfigError(f"{prefix}normalize", "unknown", found=normalize, wanted=" | ".join(NORMALIZATIONS))
+    words_of = _open_tokenizer(tokenizer, prefix) if tokenizer else _split_at_spaces
 
-    tokenizer: str = ""
-    normalize: str = ""
+    def split(text: str) -> Iterator[list[bytes]]:
+        return map(words_of, [normalize_text(text)] if normalize else text.split("\n"))
 
-    def check(self, prefix: str) -> None:
-        """Check both, and load the tokenizer.
+    return split
 
-        Args:
-            prefix: of the names of options in messages.
 
-        Raises:
-            ConfigError: the normalization is unknown, or the tokenizer is no SentencePiece model.
-        """
-        if self.normalize and self.normalize not in NORMALIZATIONS:
-            wanted = " | ".join(NORMALIZATIONS)
-            raise ConfigError(f"{prefix}normalize", "unknown", found=self.normalize, wanted=wanted)
-        if not self.tokenizer:
-            return
-        if not Path(self.tokenizer).is_file():
-            raise ConfigError(f"{prefix}tokenizer", "no such file", found=self.tokenizer)
-        try:
-            self._load()
-        except (OSError, RuntimeError) as error:
-            found = str(error).splitlines()[0]
-            raise ConfigError(f"{prefix}tokenizer", "not a SentencePiece model", found=found) from None
+def _split_at_spaces(line: str) -> list[bytes]:
+    return line.encode("utf-8", "replace").split()
 
-    def split(self, text: str) -> Iterator[list[bytes]]:
-        """Yield the words of each line."""
-        lines = [normalize_text(text)] if self.normalize else text.split("\n")
-        if not self.tokenizer:
-            for line in lines:
-                yield line.encode("utf-8", "replace").split()
-            return
-        encode = self._load()
-        for line in lines:  # the library refuses characters without UTF-8
-            yield [piece.encode() for piece in encode(line.encode("utf-8", "replace").decode("utf-8"))]
 
-    def _load(self) -> Callable[[str], list[str]]:
-        return _load_sentencepiece(self.tokenizer, file_version(Path(self.tokenizer)))
+def _open_tokenizer(tokenizer: str, prefix: str) -> Callable[[str], list[bytes]]:
+    path = Path(tokenizer)
+    if not path.is_file():
+        raise ConfigError(f"{prefix}tokenizer", "no such file", found=tokenizer)
+    try:
+        encode = _load_sentencepiece(tokenizer, file_version(path))
+    except (OSError, RuntimeError) as error:
+        found = str(error).splitlines()[0]
+        raise ConfigError(f"{prefix}tokenizer", "not a SentencePiece model", found=found) from None
+    # the library refuses characters without UTF-8
+    return lambda line: [piece.encode() for piece in encode(line.encode("utf-8", "replace").decode("utf-8"))]
 
 
 @lru_cache(maxsize=2)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mega_data.clean.ngram_model import NgramModel, load_arpa
-from mega_data.clean.ngram_sentences import LineSplitter
+from mega_data.clean.ngram_sentences import Split, open_splitter
 from mega_data.clean.step import Row, RowFunction, Verdict
 from mega_data.readers.versions import file_version
 from mega_schema.errors import ConfigError
@@ -49,11 +49,10 @@ class PerplexityStep:
         self._check_options()
         path = Path(self.model)
         model = load_arpa(path, file_version(path))
-        splitter = LineSplitter(self.tokenizer, self.normalize)
-        splitter.check("step perplexity: ")
+        split = open_splitter(self.tokenizer, self.normalize, "step perplexity: ")
 
         def work(row: Row) -> Verdict:
-            perplexity = self._perplexity(model, splitter, row.text)
+            perplexity = self._perplexity(model, split, row.text)
             if perplexity < self.min:
                 return f"perplexity below {self.min:g}"
             if self.max and perplexity > self.max:
@@ -67,8 +66,8 @@ class PerplexityStep:
 
         return work
 
-    def _perplexity(self, model: NgramModel, splitter: LineSplitter, text: str) -> float:
-        log10, words = model.score(splitter.split(text))
+    def _perplexity(self, model: NgramModel, split: Split, text: str) -> float:
+        log10, words = model.score(split(text))
         exponent = -log10 / words
         return 10.0**exponent if exponent < 300 else math.inf
 

@@ -53,7 +53,7 @@ def train_ngram(
     tokenizer and normalize.
     """
     from mega_data.clean.ngram_model import is_arpa
-    from mega_data.clean.ngram_sentences import LineSplitter
+    from mega_data.clean.ngram_sentences import open_splitter
     from mega_data.clean.ngram_training import train_ngram as train
     from mega_data.interruptible import run_interruptible
     from mega_data.readers.inputs import expand_inputs
@@ -65,8 +65,7 @@ def train_ngram(
         raise ConfigError("--output", "not plain or .gz", found=output, hint=f"--output {name}")
     options = NgramOptions(order, prune, discount_fallback, memory << 20)
     options.check()
-    splitter = LineSplitter(tokenizer, normalize or "")
-    splitter.check("--")
+    split = open_splitter(tokenizer, normalize or "", "--")
     inputs = expand_inputs(words, adapter=open_adapter(adapter))
     files = [item.path for item in inputs if not item.is_stdin]
     check_output("--output", output, "file", inputs=files, is_ours=is_arpa)
@@ -74,7 +73,7 @@ def train_ngram(
     sentences = (
         sentence
         for text in read_texts(inputs, json_key, max_documents)
-        for sentence in splitter.split(text.removesuffix("\n"))
+        for sentence in split(text.removesuffix("\n"))
     )
     report = run_interruptible(lambda: train(sentences, options, output))
     counts = ", ".join(f"{count:,} {size}-grams" for size, count in enumerate(report.ngrams, 1))

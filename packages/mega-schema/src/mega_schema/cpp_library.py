@@ -17,6 +17,8 @@ from typing import Final
 
 log = logging.getLogger("mega.schema")
 
+# without instructions of one CPU: other machines read the same cache
+PORTABLE_FLAGS: Final = ("-std=c++17", "-O3", "-fPIC")
 _TIMEOUT_SECONDS: Final = 120
 
 

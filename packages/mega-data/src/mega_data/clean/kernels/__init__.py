@@ -10,13 +10,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mega_schema.cpp_library import CompileError, load_library
+from mega_schema.cpp_library import PORTABLE_FLAGS, CompileError, load_library
 
 log = logging.getLogger("mega.data")
 
 Numbers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
-_FLAGS = ("-std=c++17", "-O3", "-fPIC")  # without instructions of one CPU: other machines read the same cache
 _SIZES = 9  # of n-grams, from 2 to 10 words
 
 
@@ -28,7 +27,7 @@ class WordKernels:
     """
 
     def __init__(self) -> None:
-        library = load_library(str(Path(__file__).parent), _FLAGS)
+        library = load_library(str(Path(__file__).parent), PORTABLE_FLAGS)
         self._split_ascii = library.mega_split_words_u8
         self._split_wide = library.mega_split_words_u32
         self._repeated_characters = library.mega_repeated_characters

@@ -10,9 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mega_data.dedup.kernels.reference import HASH_BITS, Keys, Numbers
-from mega_schema.cpp_library import load_library
-
-_FLAGS = ("-std=c++17", "-O3", "-fPIC")  # without instructions of one CPU: other machines read the same cache
+from mega_schema.cpp_library import PORTABLE_FLAGS, load_library
 
 
 class CppKernels:
@@ -23,7 +21,7 @@ class CppKernels:
     """
 
     def __init__(self) -> None:
-        library = load_library(str(Path(__file__).parent), _FLAGS)
+        library = load_library(str(Path(__file__).parent), PORTABLE_FLAGS)
         array, number = c_void_p, c_long
         self._hash_words = {
             np.dtype(np.uint8): library.mega_hash_words_u8,

@@ -9,9 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mega_schema.cpp_library import load_library
-
-_FLAGS = ("-std=c++17", "-O3", "-fPIC")  # without instructions of one CPU: other machines read the same cache
+from mega_schema.cpp_library import PORTABLE_FLAGS, load_library
 
 
 class BytePairKernel:
@@ -22,7 +20,7 @@ class BytePairKernel:
     """
 
     def __init__(self) -> None:
-        library = load_library(str(Path(__file__).parent), _FLAGS)
+        library = load_library(str(Path(__file__).parent), PORTABLE_FLAGS)
         self._train = library.mega_train_byte_pairs
         self._train.argtypes = [c_char_p, c_void_p, c_long, c_void_p, c_void_p, c_void_p, c_long, c_long]
         self._train.argtypes.append(POINTER(POINTER(c_int32)))

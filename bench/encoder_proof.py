@@ -174,6 +174,15 @@ def open_samples(dataset: IndexedDataset, vocabulary: MaskingVocabulary) -> Bert
     return BertDataset(dataset, mapping, BertRule(LENGTH, SEED), masker)
 
 
+def smooth_bigrams(counts: NDArray[np.float32], unigram: Floats) -> NDArray[np.float32]:
+    """Turn counts of bigrams (V, V) in place into P(second | first), by Witten-Bell smoothing."""
+    kinds = np.maximum((counts > 0).sum(1), 1)
+    total = counts.sum(1) + kinds
+    counts += np.outer(kinds, unigram).astype(np.float32)
+    counts /= total[:, None]
+    return counts
+
+
 class NeighbourBaselines:
     """A unigram and bigrams of the training text, and what they predict for masked tokens."""
 
@@ -190,11 +199,7 @@ class NeighbourBaselines:
         self.mask = vocabulary.mask
         self.special = np.array([vocabulary.cls, vocabulary.sep, vocabulary.mask, vocabulary.pad])
         self.unigram = unigram / unigram.sum()
-        kinds = np.maximum((counts > 0).sum(1), 1)
-        total = counts.sum(1) + kinds
-        counts += np.outer(kinds, self.unigram).astype(np.float32)
-        counts /= total[:, None]
-        self.next = counts  # (V, V): P(second | first)
+        self.next = smooth_bigrams(counts, self.unigram)
 
     def losses(self, text_L: Ints, positions_M: Ints, labels_M: Ints) -> Floats:
         """Return the losses (M, 3) of the unigram, of the left neighbour and of both, in nats."""

@@ -36,6 +36,7 @@ from bench.encoder_proof import (
     Ints,
     prepare_text,
     pretrain,
+    smooth_bigrams,
     write_corpus,
 )
 from mega_eval.models.stored_weights import weight_reader
@@ -82,11 +83,7 @@ class DecoderBaselines:
             np.add.at(counts, (tokens[:-1], tokens[1:]), 1)
             np.add.at(unigram, tokens[1:], 1)
         self.unigram = unigram / unigram.sum()
-        kinds = np.maximum((counts > 0).sum(1), 1)
-        total = counts.sum(1) + kinds
-        counts += np.outer(kinds, self.unigram).astype(np.float32)
-        counts /= total[:, None]
-        self.next = counts  # (V, V): P(second | first)
+        self.next = smooth_bigrams(counts, self.unigram)
 
     def _sequences(self, dataset: IndexedDataset, vocabulary: MaskingVocabulary) -> Iterator[Ints]:
         for begin, end in zip(dataset.documents[:-1], dataset.documents[1:], strict=True):

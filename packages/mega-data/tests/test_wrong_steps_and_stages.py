@@ -45,8 +45,13 @@ def test_a_wrong_step_is_refused_with_its_option(flag: str, message: str) -> Non
 
 
 def test_limits_that_fit_are_accepted() -> None:
-    for flag in ("length:minimum=10", "length:minimum=10,maximum=10", "language:score=1", "gopher-quality"):
-        step_from_flag(flag)
+    open_end, one_length = (
+        step_from_flag(f"length:{limits}").step for limits in ("minimum=10", "minimum=10,maximum=10")
+    )
+    assert (open_end.minimum, open_end.maximum) == (10, 0)
+    assert (one_length.minimum, one_length.maximum) == (10, 10)
+    assert step_from_flag("language:score=1").step.score == 1
+    assert step_from_flag("gopher-quality").name == "gopher-quality"
 
 
 @pytest.mark.parametrize(

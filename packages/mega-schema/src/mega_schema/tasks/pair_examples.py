@@ -80,7 +80,7 @@ def read_lines(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def unreadable_error(path: Path, error: Exception) -> FormatError:
-    """Return what is said of a file whose reading failed with one of UNREADABLE."""
+    """Return the error of a file whose reading failed with one of UNREADABLE."""
     what = "is not text in UTF-8" if isinstance(error, UnicodeDecodeError) else "is damaged"
     return FormatError(path, what, found=error)
 
